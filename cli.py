@@ -1,0 +1,9 @@
+"""Train and evaluate: ``python cli.py fit -c configs/quickstart.yaml``; ``python cli.py fit --help`` tells the options.
+
+The imports are inside, because every environment worker imports this file again.
+"""
+
+if __name__ == "__main__":
+    from mtrl_lightning.cli import main
+
+    main()

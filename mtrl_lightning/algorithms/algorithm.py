@@ -1,0 +1,113 @@
+"""What every algorithm is: a LightningModule that acts, counts and checks the checkpoints it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from mtrl_lightning.algorithms.state import Generators, MeanMetrics
+from mtrl_lightning.counters import Counters, Stopwatch
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec, Mode
+
+FORMAT = 1
+"""Version of what a checkpoint holds."""
+
+
+class Algorithm(LightningModule):
+    """Base of all algorithms; also a ``Policy``.
+
+    Args:
+        spec: the tasks.
+        seed: of the generators.
+    """
+
+    def __init__(self, spec: EnvSpec, seed: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.spec = spec
+        self.counters = Counters()
+        self.stopwatch = Stopwatch()
+        self.mean_metrics = MeanMetrics()
+        self.generators = Generators(seed)
+
+    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
+        """Choose actions ``[E, A]``."""
+        raise NotImplementedError
+
+    def drain_metrics(self) -> dict[str, float]:
+        """Return ``train/...`` metrics, averaged since the last call."""
+        return {f"train/{name}": value for name, value in self.mean_metrics.drain().items()}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Do nothing: evaluation runs episodes, see ``callbacks/evaluation.py``."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add counters, generators, metrics and the tasks; keep only hyper-parameters of plain values."""
+        checkpoint["mtrl_lightning"] = {
+            "format": FORMAT,
+            "task_names": list(self.spec.task_names),
+            "protocol": dict(self.spec.protocol),
+            "counters": self.counters.state_dict(),
+            "generators": self.generators.state_dict(),
+            "metrics": self.mean_metrics.state_dict(),
+        }
+        given = checkpoint.get("hyper_parameters", {})
+        checkpoint["hyper_parameters"] = {name: value for name, value in given.items() if _is_plain(value)}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore what ``on_save_checkpoint`` added.
+
+        Raises:
+            ConfigurationError: if the checkpoint is of other tasks or of another network.
+        """
+        check_tasks(checkpoint, self.spec)
+        self._check_weights(checkpoint["state_dict"])
+        state = checkpoint["mtrl_lightning"]
+        self.counters.load_state_dict(state["counters"])
+        self.generators.load_state_dict(state["generators"])
+        self.mean_metrics.load_state_dict(state["metrics"])
+
+    def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
+        own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+        given = {name: tuple(value.shape) for name, value in weights.items()}
+        wrong = [name for name in [*own, *(n for n in given if n not in own)] if own.get(name) != given.get(name)]
+        if wrong:
+            name = wrong[0]
+            raise ConfigurationError(
+                f"the checkpoint is of another network: {name} has shape {given.get(name, 'none')} there and"
+                f" {own.get(name, 'none')} here ({len(wrong)} such weights); use the config.yaml in its run's folder"
+            )
+
+
+def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
+    """Check that a loaded checkpoint is ours and of these tasks.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    state = checkpoint.get("mtrl_lightning")
+    if state is None:
+        raise ConfigurationError("the checkpoint was not written by mtrl_lightning")
+    if state["format"] != FORMAT:
+        raise ConfigurationError(
+            f"the checkpoint has format {state['format']}, this version reads {FORMAT}: use the version that wrote it"
+        )
+    if state["task_names"] != list(spec.task_names):
+        raise ConfigurationError(
+            f"the checkpoint is of other tasks: {', '.join(state['task_names'])} there,"
+            f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (str, int, float, bool))

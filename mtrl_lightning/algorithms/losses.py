@@ -1,0 +1,41 @@
+"""The losses of multi-task soft actor-critic, as pure functions.
+
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with a task in every function
+as in Yu et al. 2019 (MetaWorld). Shapes: ``T`` tasks, ``B = T * n`` batch (task-major), ``Q`` critics.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def per_task(loss_B: Tensor, num_tasks: int) -> Tensor:
+    """Return each task's mean ``[T]`` of a task-major batch ``[B]``."""
+    return loss_B.view(num_tasks, -1).mean(1)
+
+
+def critic_target(
+    reward_B: Tensor, terminated_B: Tensor, next_q_QB: Tensor, next_log_prob_B: Tensor, alpha_B: Tensor, discount: float
+) -> Tensor:
+    """Return the targets ``[B]`` of equation 3: ``y = r + discount (1 - terminated) [min_i Q_i' - alpha log pi']``.
+
+    A truncated transition is not terminated: it bootstraps from its true successor.
+    """
+    value_B = next_q_QB.amin(0) - alpha_B * next_log_prob_B
+    return reward_B + discount * torch.where(terminated_B, 0.0, value_B)
+
+
+def critic_loss(q_QB: Tensor, target_B: Tensor, num_tasks: int) -> Tensor:
+    """Return ``L_Q = sum_i mean (Q_i - y)^2`` (equation 5, without the half) for each task, ``[T]``."""
+    return per_task((q_QB - target_B).square().sum(0), num_tasks)
+
+
+def actor_loss(log_prob_B: Tensor, q_QB: Tensor, alpha_B: Tensor, num_tasks: int) -> Tensor:
+    """Return ``L_pi = mean (alpha log pi - min_i Q_i)`` (equation 7) for each task, ``[T]``."""
+    return per_task(alpha_B * log_prob_B - q_QB.amin(0), num_tasks)
+
+
+def temperature_loss(log_alpha_B: Tensor, log_prob_B: Tensor, target_entropy: float, num_tasks: int) -> Tensor:
+    """Return ``L_alpha = mean -log alpha (log pi + H)`` (equation 18, in ``log alpha``) for each task, ``[T]``."""
+    return per_task(-log_alpha_B * (log_prob_B + target_entropy), num_tasks)

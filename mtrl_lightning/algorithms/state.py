@@ -1,0 +1,73 @@
+"""What an algorithm remembers beside its weights: generators, and metrics since the last log."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Generators:
+    """Named random generators on the device that asks for them.
+
+    Args:
+        seed: of all of them; each name gets a stream of its own.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[str, torch.Generator] = {}
+        self._saved: dict[str, Any] = {}
+
+    def get(self, name: str, device: torch.device) -> torch.Generator:
+        """Return the generator of this name."""
+        if name not in self._generators:
+            generator = torch.Generator(device)
+            saved = self._saved.get(name)
+            if saved is not None and saved["device"] == device.type:
+                generator.set_state(saved["state"].cpu())
+            else:
+                generator.manual_seed(zlib.crc32(f"{name}-{self._seed}".encode()) + (self._seed << 32) % 2**62)
+            self._generators[name] = generator
+        return self._generators[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return every generator's device and state."""
+        used = {n: {"device": g.device.type, "state": g.get_state()} for n, g in self._generators.items()}
+        return {**self._saved, **used}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the states; a generator saved on another kind of device begins with the seed instead."""
+        self._saved = state
+        self._generators = {}
+
+
+class MeanMetrics:
+    """Running means of scalar tensors, read without stopping the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: dict[str, Tensor]) -> None:
+        """Add one value of each."""
+        for name, value in values.items():
+            value = value.detach().float()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def drain(self) -> dict[str, float]:
+        """Return the means and begin anew."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return sums and counts."""
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore sums and counts."""
+        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])

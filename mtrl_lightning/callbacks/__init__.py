@@ -1,0 +1,21 @@
+"""When things happen: rollout, evaluation, logging, checkpoints."""
+
+from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
+from mtrl_lightning.callbacks.csv_logger import MetricsCSV
+from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_metrics
+from mtrl_lightning.callbacks.evaluation import EvaluationCallback
+from mtrl_lightning.callbacks.metrics import MetricsCallback
+from mtrl_lightning.callbacks.progress import EnvStepProgressBar
+from mtrl_lightning.callbacks.rollout import RolloutCallback
+
+__all__ = [
+    "CheckpointCallback",
+    "CurvesCallback",
+    "EnvStepProgressBar",
+    "EvaluationCallback",
+    "MetricsCSV",
+    "MetricsCallback",
+    "RolloutCallback",
+    "plot_curves",
+    "read_metrics",
+]

@@ -1,0 +1,183 @@
+"""Save what a run needs to go on, and keep what is wanted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.callbacks.common import data_of, find
+from mtrl_lightning.callbacks.evaluation import EvaluationCallback
+from mtrl_lightning.callbacks.rollout import RolloutCallback
+from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
+from mtrl_lightning.replay.snapshot import ReplaySnapshots
+from mtrl_lightning.schedules import Every
+
+
+class CheckpointCallback(Checkpoint):
+    """Write ``checkpoints/step_<env steps>.ckpt`` on a schedule, at the end, and when the run is interrupted.
+
+    ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the one with the highest evaluation
+    success. The replay lies beside them in ``replay/``; its files go with the last checkpoint that needs them.
+
+    Args:
+        every: environment steps between two checkpoints.
+        keep_last: checkpoints kept, newest first; -1 keeps all, 0 saves none on the schedule, only the end's.
+        keep_best: whether the best by evaluation success is saved and kept besides.
+
+    Raises:
+        ConfigurationError: if a number is out of range.
+    """
+
+    def __init__(self, every: int = 100_000, keep_last: int = 2, keep_best: bool = True) -> None:
+        if keep_last < -1:
+            raise ConfigurationError(f"checkpoint.keep_last is {keep_last}: give -1 (all), 0 (none) or a number")
+        self._every = Every(every, "checkpoint.every")
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self._saved: list[str] = []
+        self._best: tuple[float, str] | None = None
+        self._snapshots: ReplaySnapshots | None = None
+        self._saved_at = -1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Make the folder.
+
+        Raises:
+            ConfigurationError: if it cannot be written.
+        """
+        if stage != TrainerFn.FITTING:
+            return
+        self.folder = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
+        self._snapshots = ReplaySnapshots(replay_folder(self.folder.parent))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / ".writable").touch()
+            (self.folder / ".writable").unlink()
+        except OSError as error:
+            raise ConfigurationError(f"the run's folder {self.folder.parent} cannot be written ({error})") from error
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read the replay of the checkpoint that the run goes on from."""
+        if trainer.ckpt_path:
+            source = Path(trainer.ckpt_path).resolve().parent.parent
+            snapshots = ReplaySnapshots(replay_folder(source))
+            data_of(trainer).load_replay(snapshots)
+            if source == self.folder.parent.resolve():
+                self._snapshots = snapshots
+            else:
+                self._saved, self._best = [], None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save when it is time, at a new best, and at the end."""
+        assert isinstance(pl_module, Algorithm)
+        due = self._every(pl_module.counters.env_steps) and self.keep_last != 0
+        best = self._new_best(trainer, pl_module)
+        if due or best is not None or trainer.should_stop:
+            self.save(trainer, pl_module, best)
+        find(trainer, RolloutCallback).signals.check()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save at the end if something else stopped the training."""
+        assert isinstance(pl_module, Algorithm)
+        if self._saved_at != pl_module.counters.env_steps:
+            self.save(trainer, pl_module, self._new_best(trainer, pl_module))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save when the run was interrupted, which happens where the state is whole."""
+        assert isinstance(pl_module, Algorithm)
+        if not isinstance(exception, Interrupted):
+            return
+        if pl_module.counters.updates == 0:
+            rank_zero_info("\nInterrupted before the first update: nothing was saved")
+            return
+        if self._saved_at != pl_module.counters.env_steps:
+            self.save(trainer, pl_module, None)
+        rank_zero_info(f"\nInterrupted and saved; continue with --ckpt_path {self.folder / 'last.ckpt'}")
+
+    def _new_best(self, trainer: Trainer, algorithm: Algorithm) -> float | None:
+        evaluation = find(trainer, EvaluationCallback)
+        success = evaluation.results.get("eval/success")
+        if not self.keep_best or success is None or evaluation.env_steps != algorithm.counters.env_steps:
+            return None
+        return success if self._best is None or success > self._best[0] else None
+
+    def save(self, trainer: Trainer, algorithm: Algorithm, best: float | None) -> None:
+        """Write a checkpoint; ``best`` is its evaluation success if that is the highest so far."""
+        with algorithm.stopwatch.measure("checkpoint"):
+            name = f"step_{algorithm.counters.env_steps:012d}.ckpt"
+            self._saved = [*(n for n in self._saved if n != name), name]
+            self._saved_at = algorithm.counters.env_steps
+            if best is not None:
+                self._best = (best, name)
+            assert self._snapshots is not None
+            if trainer.is_global_zero:
+                data_of(trainer).save_replay(self._snapshots)
+            unfinished = self.folder / f"{name}.unfinished"
+            trainer.save_checkpoint(unfinished, weights_only=False)
+            if trainer.is_global_zero:
+                unfinished.replace(self.folder / name)
+                self._name("last.ckpt", name)
+                if best is not None:
+                    self._name("best.ckpt", name)
+                self._delete_old()
+
+    def _name(self, alias: str, name: str) -> None:
+        unfinished = self.folder / f"{alias}.unfinished"
+        unfinished.unlink(missing_ok=True)
+        try:
+            os.link(self.folder / name, unfinished)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(self.folder / name, unfinished)
+        unfinished.replace(self.folder / alias)
+
+    def _delete_old(self) -> None:
+        newest = self._saved if self.keep_last == -1 else self._saved[-max(self.keep_last, 1) :]
+        kept = {*newest, *([self._best[1]] if self._best else [])}
+        for name in [n for n in self._saved if n not in kept]:
+            (self.folder / name).unlink(missing_ok=True)
+        self._saved = [name for name in self._saved if name in kept]
+        assert self._snapshots is not None
+        try:
+            manifests = [manifest_of(load_checkpoint(path)) for path in self.folder.glob("step_*.ckpt")]
+        except ConfigurationError as error:
+            rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
+        else:
+            self._snapshots.prune(manifests)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedule and the names of what is kept."""
+        return {"every": self._every.state_dict(), "saved": self._saved, "best": list(self._best or [])}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the schedule and the names of what is kept."""
+        self._every.load_state_dict(state_dict["every"])
+        self._saved = list(state_dict["saved"])
+        self._best = tuple(state_dict["best"]) if state_dict["best"] else None  # type: ignore[assignment]
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint's plain values; tensors stay on disk until they are used.
+
+    Raises:
+        ConfigurationError: if the file is missing, damaged, or holds anything but tensors and plain values.
+    """
+    if not Path(path).is_file():
+        raise ConfigurationError(f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the checkpoint {path} cannot be read ({type(error).__name__}): use another one"
+        ) from error

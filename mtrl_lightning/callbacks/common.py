@@ -1,0 +1,42 @@
+"""What several callbacks need."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from lightning.pytorch import Callback, Trainer
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay.datamodule import MultiTaskData
+
+C = TypeVar("C", bound=Callback)
+
+
+def find(trainer: Trainer, kind: type[C]) -> C:
+    """Return the trainer's callback of a kind.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, kind):
+            return callback
+    raise ConfigurationError(f"the trainer has no {kind.__name__}: add one to its callbacks")
+
+
+def data_of(trainer: Trainer) -> MultiTaskData:
+    """Return the trainer's data.
+
+    Raises:
+        ConfigurationError: if it is not a ``MultiTaskData``.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(data, MultiTaskData):
+        raise ConfigurationError("pass trainer.fit(model, datamodule=MultiTaskData(...))")
+    return data
+
+
+def log(trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
+    """Hand a row to every logger, with ``env_steps`` in it and as its step."""
+    for logger in trainer.loggers:
+        logger.log_metrics({"env_steps": env_steps, **metrics}, step=env_steps)

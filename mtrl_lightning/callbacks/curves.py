@@ -1,0 +1,78 @@
+"""curves.png: success and return over environment steps."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from mtrl_lightning.callbacks.common import find
+from mtrl_lightning.callbacks.evaluation import EvaluationCallback
+
+Curve = tuple[list[int], list[float]]
+
+
+def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
+    """Return every metric of a run as ``{name: (env_steps, values)}``, leaving out empty cells."""
+    curves: dict[str, Curve] = {}
+    with (Path(run_folder) / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            for name, value in row.items():
+                if value and name not in ("env_steps", "step"):
+                    steps, values = curves.setdefault(name, ([], []))
+                    steps.append(int(row["env_steps"]))
+                    values.append(float(value))
+    return curves
+
+
+def plot_curves(run_folder: str | Path) -> Path:
+    """Plot evaluation success and return of every task and on average into ``curves.png``; return its path."""
+    from matplotlib.figure import Figure  # takes a second to import
+
+    curves, path = read_metrics(run_folder), Path(run_folder) / "curves.png"
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    handles: list[Any] = []
+    for axes, quantity in zip(figure.subplots(1, 2), ("success", "return"), strict=True):
+        prefix = f"eval/{quantity}/"
+        for name in sorted(n for n in curves if n.startswith(prefix)):
+            axes.plot(*curves[name], marker=".", linewidth=1, label=name.removeprefix(prefix))
+        if f"eval/{quantity}" in curves:
+            axes.plot(*curves[f"eval/{quantity}"], color="black", linewidth=2.5, label="average")
+        axes.set(xlabel="environment steps, all tasks", ylabel=f"evaluation {quantity}")
+        axes.grid(alpha=0.3)
+        handles = axes.get_legend_handles_labels()
+    figure.axes[0].set_ylim(-0.03, 1.03)
+    if handles and len(handles[0]) <= 30:
+        figure.legend(*handles, loc="outside right upper", fontsize="small")
+    unfinished = path.with_suffix(".unfinished.png")
+    figure.savefig(unfinished, dpi=120)
+    unfinished.replace(path)
+    return path
+
+
+class CurvesCallback(Callback):
+    """Rewrite ``curves.png`` in the run's folder after each evaluation."""
+
+    def __init__(self) -> None:
+        self._plotted = -1
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Plot if there was an evaluation."""
+        self._plot(trainer)
+
+    @rank_zero_only
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Plot if there was an evaluation at the end."""
+        self._plot(trainer)
+
+    def _plot(self, trainer: Trainer) -> None:
+        now = find(trainer, EvaluationCallback).env_steps
+        if now > self._plotted and trainer.log_dir and (Path(trainer.log_dir) / "metrics.csv").exists():
+            self._plotted = now
+            plot_curves(trainer.log_dir)

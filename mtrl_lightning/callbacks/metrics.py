@@ -1,0 +1,84 @@
+"""Log what is learned, what is collected, and where the time goes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.callbacks.common import data_of, find, log
+from mtrl_lightning.callbacks.csv_logger import MetricsCSV
+from mtrl_lightning.callbacks.rollout import RolloutCallback
+from mtrl_lightning.schedules import Every
+
+ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
+
+
+class MetricsCallback(Callback):
+    """Write a row of ``train/``, ``rollout/`` and ``time/`` metrics on a schedule.
+
+    Args:
+        every: environment steps between two rows.
+
+    Raises:
+        ConfigurationError: if ``every`` is below 1.
+    """
+
+    def __init__(self, every: int = 1_000) -> None:
+        self._every = Every(every, "metrics.every")
+        self._since = (0.0, 0, 0)
+        self._wandb_id: str | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell the loggers the protocol and the x-axis; drop rows later than the checkpoint gone on from."""
+        assert isinstance(pl_module, Algorithm)
+        for logger in trainer.loggers:
+            logger.log_hyperparams({f"protocol/{k}": v for k, v in pl_module.spec.protocol.items()})
+            if isinstance(logger, MetricsCSV):
+                logger.rewind(pl_module.counters.env_steps)
+            if isinstance(logger, WandbLogger):
+                self._wandb_id = logger.version
+                logger.experiment.define_metric("env_steps")
+                logger.experiment.define_metric("*", step_metric="env_steps")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to measure."""
+        assert isinstance(pl_module, Algorithm)
+        pl_module.stopwatch.drain()
+        self._since = (time.perf_counter(), pl_module.counters.env_steps, pl_module.counters.updates)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write a row when it is time, and at the end."""
+        assert isinstance(pl_module, Algorithm)
+        env_steps = pl_module.counters.env_steps
+        if self._every(env_steps) or trainer.should_stop:
+            rollout = find(trainer, RolloutCallback).metrics(pl_module.spec.task_names)
+            log(trainer, pl_module.drain_metrics() | rollout | self._time(trainer, pl_module), env_steps)
+
+    def _time(self, trainer: Trainer, algorithm: Algorithm) -> dict[str, float]:
+        now, counters = time.perf_counter(), algorithm.counters
+        then, env_steps, updates = self._since
+        self._since = (now, counters.env_steps, counters.updates)
+        seconds = algorithm.stopwatch.drain()
+        buffer = data_of(trainer).buffer
+        assert buffer is not None
+        seconds["sample"] = buffer.stopwatch.drain().get("sample", 0.0)
+        elapsed = max(now - then, 1e-9)
+        rates = {
+            "time/env_steps_per_second": (counters.env_steps - env_steps) / elapsed,
+            "time/updates_per_second": (counters.updates - updates) / elapsed,
+        }
+        return rates | {f"time/{name}_fraction": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedule and the W&B run, which a continued run goes on with."""
+        return {"every": self._every.state_dict(), "wandb_id": self._wandb_id}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the schedule; the command line passes the W&B run on."""
+        self._every.load_state_dict(state_dict["every"])

@@ -1,0 +1,178 @@
+"""Act while learning: fill the replay, and decide when to update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.callbacks.common import data_of
+from mtrl_lightning.callbacks.signals import Interrupted, SignalWatch
+from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout import Collector
+from mtrl_lightning.schedules import Until, UpdateRatio
+from mtrl_lightning.types import Mode
+
+
+class RolloutCallback(Callback):
+    """Step the training environments: at random until the warm-up is over, then with the policy.
+
+    Actions are sent when a training batch starts and the transitions are taken when it ends, so that the workers
+    step while the learner updates. A batch is one update.
+
+    Args:
+        total_steps: environment steps after which training ends.
+        warmup_steps: environment steps with uniformly random actions before the first update.
+        warmup_updates: updates made at once when the warm-up ends (mtrl makes as many as vector steps of warm-up).
+        updates_per_step: updates a vector step (all environments once), also fractional.
+        envs_per_task: copies of each task's environment.
+        num_workers: worker processes that step environments; null for the cores but one, 0 for this process.
+        window: finished episodes a task over which ``rollout/...`` metrics are averaged.
+        timeout: seconds to wait for a worker before it counts as hung.
+        seed: of the environments.
+
+    Raises:
+        ConfigurationError: if a number is out of range.
+    """
+
+    def __init__(
+        self,
+        total_steps: int = 1_000_000,
+        warmup_steps: int = 10_000,
+        warmup_updates: int = 0,
+        updates_per_step: float = 1.0,
+        envs_per_task: int = 1,
+        num_workers: int | None = None,
+        window: int = 50,
+        timeout: float = 300.0,
+        seed: int = 0,
+    ) -> None:
+        if envs_per_task < 1 or warmup_steps < 1:
+            raise ConfigurationError(
+                f"rollout.envs_per_task is {envs_per_task}, rollout.warmup_steps {warmup_steps}: give at least 1"
+            )
+        if total_steps <= warmup_steps:
+            raise ConfigurationError(
+                f"rollout.total_steps {total_steps} must be above rollout.warmup_steps {warmup_steps}"
+            )
+        if window < 1 or timeout <= 0:
+            raise ConfigurationError(f"rollout.window is {window}, rollout.timeout {timeout}: both must be above 0")
+        self.total_steps = total_steps
+        self._envs_per_task, self._num_workers = envs_per_task, num_workers
+        self._window, self._timeout, self._seed = window, timeout, seed
+        self._warmup, self._ratio = Until(warmup_steps), UpdateRatio(updates_per_step, warmup_updates)
+        self.signals = SignalWatch()
+        self.collector: Collector | None = None
+        self._under_way = False
+        self._last_state: dict[str, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start the training environments."""
+        if stage != TrainerFn.FITTING or self.collector is not None:
+            return
+        assert isinstance(pl_module, Algorithm)
+        data = data_of(trainer)
+        rank_zero_info(", ".join(f"{key} {value}" for key, value in data.spec.protocol.items()))
+        tasks = np.repeat(data.spec.train_tasks, self._envs_per_task).tolist()
+        envs = VectorEnv(data.benchmark, tasks, seed=self._seed, num_workers=self._num_workers, timeout=self._timeout)
+        rank_zero_info(
+            f"Stepping {envs.num_envs} environments of {len(data.spec.train_tasks)} tasks in {envs.num_workers} workers"
+        )
+        self.collector = Collector(envs, pl_module, counters=pl_module.counters, window=self._window)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Listen to Ctrl-C and SIGTERM."""
+        self.signals.install()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warm up, unless a checkpoint says that it is done."""
+        assert isinstance(pl_module, Algorithm)
+        counters = pl_module.counters
+        while self._warmup(counters.env_steps):
+            self._send(pl_module, "random")
+            self._receive(trainer, pl_module)
+            self.signals.check()
+        self._ratio.start(counters.vector_steps, counters.updates)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Step until an update is due, and send the actions of the last step without waiting for it."""
+        assert isinstance(pl_module, Algorithm)
+        self._under_way = False
+        while not self._ratio.due(pl_module.counters.vector_steps + self._under_way, pl_module.counters.updates):
+            if self._under_way:
+                self._receive(trainer, pl_module)
+            self._send(pl_module, "explore")
+            self._under_way = True
+        pl_module.stopwatch.start("update")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Take the transitions; stop if that was all."""
+        assert isinstance(pl_module, Algorithm)
+        pl_module.stopwatch.stop("update")
+        if self._under_way:
+            self._receive(trainer, pl_module)
+        counters = pl_module.counters
+        if counters.env_steps >= self.total_steps and not self._ratio.due(counters.vector_steps, counters.updates):
+            trainer.should_stop = True
+
+    def _send(self, algorithm: Algorithm, mode: Mode) -> None:
+        assert self.collector is not None
+        with algorithm.stopwatch.measure("act"):
+            self.collector.send(mode)
+
+    def _receive(self, trainer: Trainer, algorithm: Algorithm) -> None:
+        assert self.collector is not None
+        with algorithm.stopwatch.measure("step"):
+            transitions, _ = self.collector.receive()
+        buffer = data_of(trainer).buffer
+        assert buffer is not None
+        buffer.add(transitions)
+
+    def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
+        """Return ``rollout/return``, ``rollout/success`` and ``rollout/length``: window means, and each task's."""
+        assert self.collector is not None
+        summary = self.collector.windows.summary()
+        result: dict[str, float] = {}
+        for name in ("return", "success", "length") if summary else ():
+            means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
+            result[f"rollout/{name}"] = float(np.mean(list(means.values())))
+            result |= {f"rollout/{name}/{task_names[task]}": mean for task, mean in means.items()}
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return schedules, windows and the environments' states."""
+        return {
+            "warmup": self._warmup.state_dict(),
+            "ratio": self._ratio.state_dict(),
+            "collector": self._last_state if self.collector is None else self.collector.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore them; without environments (evaluation) nothing is to be restored."""
+        if self.collector is not None and state_dict["collector"]:
+            self._warmup.load_state_dict(state_dict["warmup"])
+            self._ratio.load_state_dict(state_dict["ratio"])
+            self.collector.load_state_dict(state_dict["collector"])
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """End the workers; the checkpoint of an interrupted run is written after this and needs their last state."""
+        if isinstance(exception, Interrupted) and self.collector is not None:
+            self._last_state = self.collector.state_dict()
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End the workers."""
+        self._close()
+
+    def _close(self) -> None:
+        self.signals.restore()
+        if self.collector is not None:
+            self.collector.envs.close()
+            self.collector = None

@@ -1,0 +1,159 @@
+"""The command line: builds benchmark, algorithm, networks and callbacks from YAML, and runs them."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+import warnings
+from typing import Any
+
+from jsonargparse import ArgumentError, Namespace
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.algorithms.algorithm import check_tasks
+from mtrl_lightning.callbacks import (
+    CheckpointCallback,
+    CurvesCallback,
+    EnvStepProgressBar,
+    EvaluationCallback,
+    MetricsCallback,
+    MetricsCSV,
+    RolloutCallback,
+)
+from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
+from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.runs import find_checkpoint, new_run_folder, run_folder_of
+
+
+class _SaveConfig(SaveConfigCallback):
+    """Write ``config.yaml`` into the run's folder when training, and never when evaluating."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == TrainerFn.FITTING:
+            super().setup(trainer, pl_module, stage)
+
+
+class MultiTaskCLI(LightningCLI):
+    """``fit`` trains and continues, ``validate`` evaluates a checkpoint."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(
+            Algorithm,
+            MultiTaskData,
+            subclass_mode_model=True,
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+            save_config_callback=_SaveConfig,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"max_epochs": -1, "max_steps": -1, "num_sanity_val_steps": 0},
+            parser_kwargs={"exit_on_error": False} | {name: {"exit_on_error": False} for name in self.subcommands()},
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Offer what makes sense for reinforcement learning."""
+        both = {"model", "datamodule"}
+        return {
+            "fit": {*both, "train_dataloaders", "val_dataloaders", "weights_only"},
+            "validate": {*both, "dataloaders", "verbose", "weights_only"},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's name, the essential callbacks, and what follows from what."""
+        parser.add_argument(
+            "--name", type=str, default="run", help="name of the run: its folder is ROOT/NAME/version_N"
+        )
+        parser.add_argument("--root", type=str, default="runs", help="folder of all runs")
+        for callback, section in (
+            (RolloutCallback, "rollout"),
+            (EvaluationCallback, "evaluation"),
+            (MetricsCallback, "metrics"),
+            (CheckpointCallback, "checkpoint"),
+        ):
+            parser.add_lightning_class_args(callback, section)
+        parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
+        for target in ("model.init_args.seed", "data.seed", "rollout.seed"):
+            parser.link_arguments("seed_everything", target)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the configuration as it was given: Lightning would replace the model by the checkpoint's."""
+
+    def before_instantiate_classes(self) -> None:
+        """Find the checkpoint and the run's folder before anything is built."""
+        config = self.config[self.subcommand]
+        self._loaded: dict[str, Any] = {}
+        if config.ckpt_path:
+            checkpoint = find_checkpoint(str(config.ckpt_path), config.root, config.name)
+            config.ckpt_path = str(checkpoint)
+            self._loaded = load_checkpoint(checkpoint)
+            self.run_folder = run_folder_of(checkpoint)
+        elif self.subcommand == "validate":
+            raise ConfigurationError("validate needs --ckpt_path: a checkpoint's path, last, or best")
+        else:
+            self.run_folder = new_run_folder(config.root, config.name)
+        config.trainer.default_root_dir = str(self.run_folder)
+        if self.subcommand == "validate":
+            config.trainer.logger = False
+        for logger in _as_list(config.trainer.logger):
+            self._place_logger(logger, config.name)
+
+    def _place_logger(self, logger: Namespace, name: str) -> None:
+        """Let a logger write into the run's folder, and W&B go on with the checkpoint's run."""
+        logger.init_args.save_dir = str(self.run_folder)
+        if logger.class_path.endswith("TensorBoardLogger"):
+            import_optional("tensorboard", "tensorboard")
+        if logger.class_path.endswith("WandbLogger"):
+            import_optional("wandb", "wandb")
+            saved = self._loaded.get("callbacks", {}).get(MetricsCallback.__qualname__, {}).get("wandb_id")
+            logger.init_args.id = saved or logger.init_args.id or uuid.uuid4().hex[:8]
+            logger.init_args.name = logger.init_args.name or f"{name}/{self.run_folder.name}"
+
+    def instantiate_classes(self) -> None:
+        """Build everything; refuse a checkpoint of other tasks before environments are started."""
+        super().instantiate_classes()
+        if self._loaded:
+            check_tasks(self._loaded, self.model.spec)
+        self._loaded = {}
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add what every run has: ``metrics.csv``, curves and a progress bar."""
+        config = self._get(self.config_init, "trainer")
+        callbacks: list[Callback] = []
+        if self.subcommand == "fit":
+            callbacks.append(CurvesCallback())
+            kwargs["logger"] = [MetricsCSV(str(self.run_folder)), *_as_list(config.get("logger"))]
+        if config.get("enable_progress_bar") is not False:
+            callbacks.append(EnvStepProgressBar())
+        self.trainer_defaults["callbacks"] = callbacks
+        return super().instantiate_trainer(**kwargs)
+
+    def fit(self, **kwargs: Any) -> None:
+        """Train; a checkpoint is read without executing anything in it."""
+        self.trainer.fit(**kwargs, weights_only=True)
+        rank_zero_info(f"The run's folder is {self.run_folder}")
+
+    def validate(self, **kwargs: Any) -> None:
+        """Evaluate; our callback prints the table in place of Lightning's."""
+        self.trainer.validate(**kwargs, verbose=False, weights_only=True)
+
+
+def _as_list(loggers: Any) -> list[Any]:
+    if loggers is None or isinstance(loggers, bool):
+        return []
+    return list(loggers) if isinstance(loggers, (list, tuple)) else [loggers]
+
+
+def main(args: ArgsType = None) -> None:
+    """Run the command line; a user's mistake ends with its message and the exit code 2."""
+    warnings.filterwarnings("ignore", ".*LeafSpec")  # Lightning's own use of torch
+    try:
+        MultiTaskCLI(args)
+    except (ConfigurationError, EnvironmentFaultError, ArgumentError) as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        sys.exit(2 if not isinstance(error, EnvironmentFaultError) else 1)

@@ -1,0 +1,8 @@
+"""Gymnasium environments and how many are stepped at once. Nothing here imports torch."""
+
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.metaworld import MetaWorld
+from mtrl_lightning.envs.toy import ToyReach
+from mtrl_lightning.envs.vector import VectorEnv
+
+__all__ = ["Benchmark", "MetaWorld", "ToyReach", "VectorEnv"]

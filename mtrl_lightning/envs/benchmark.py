@@ -1,0 +1,79 @@
+"""A benchmark: named tasks, and an environment for each."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import gymnasium as gym
+import numpy as np
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec
+
+
+class Benchmark(ABC):
+    """Tasks that share an observation and an action space.
+
+    A benchmark is pickled into worker processes: it holds plain values and imports its suite when it needs it.
+
+    An environment made for a task is a ``gymnasium.Env`` whose observation carries no task encoding. It has, also
+    behind wrappers, ``get_state() -> dict`` and ``set_state(dict)`` for all that its future depends on.
+    ``reset(seed=s)`` decides what follows entirely: in the split ``train`` it seeds the generator that draws
+    initial states and goals; in every other split ``s`` is the number of the test episode, the same ``s`` always
+    begins the same episode, and each further ``reset()`` begins the next one.
+    """
+
+    splits: tuple[str, ...] = ("train", "eval")
+    """Names of the sets of environments; the first is trained on, the others are evaluated."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> EnvSpec:
+        """What an algorithm needs to know."""
+
+    @abstractmethod
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one environment.
+
+        Args:
+            task: the task's place in ``spec.task_names``.
+            split: one of ``splits``.
+            seed: of all that the environment draws until it is reset with another seed.
+        """
+
+
+def check_spec(spec: EnvSpec) -> EnvSpec:
+    """Return the spec if the package can work with it.
+
+    Raises:
+        ConfigurationError: if a task appears twice, or actions are not bounded by -1 and 1.
+    """
+    duplicates = sorted({name for name in spec.task_names if spec.task_names.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
+    if not (np.all(spec.action_space.low == -1) and np.all(spec.action_space.high == 1)):
+        raise ConfigurationError(
+            "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
+        )
+    return spec
+
+
+def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names if all are known and none appears twice.
+
+    Raises:
+        ConfigurationError: naming the nearest known tasks, or the duplicates.
+    """
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+            raise ConfigurationError(f"unknown task {name!r}: {hint}")
+    duplicates = sorted({name for name in names if list(names).count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
+    if not names:
+        raise ConfigurationError("no task is named: give at least one")
+    return tuple(names)

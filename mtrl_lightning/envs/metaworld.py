@@ -1,0 +1,136 @@
+"""MetaWorld (Yu et al. 2019; McLean et al. 2025, "Meta-World+"): tasks of a simulated Sawyer arm."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from functools import cache
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs.benchmark import Benchmark, known_tasks
+from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.types import EnvSpec
+
+MAX_GOALS = 50
+"""Goals that MetaWorld draws for a task."""
+
+
+class MetaWorld(Benchmark):
+    """Tasks of MetaWorld, with the goal visible and no end on success.
+
+    A task's goals are those of ``metaworld.MT1(task, seed=goal_seed)``, so a task has the same goals in every list
+    of tasks. Training draws one of them for each episode; the evaluation split visits them in order, so that test
+    episode ``k`` has goal ``k mod num_goals``.
+
+    Args:
+        tasks: ``MT10``, ``MT25``, ``MT50``, or task names such as ``reach-v3``; ``-v3`` may be left out.
+        reward_version: ``v2`` (dense, at most 10 a step; today's protocol) or ``v1`` (that of the first papers).
+        horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
+        num_goals: goals a task, 1 to 50.
+        goal_seed: decides which goals; the same for training and evaluation.
+
+    Raises:
+        ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        tasks: str | list[str] = "MT10",
+        reward_version: Literal["v1", "v2"] = "v2",
+        horizon: int = 500,
+        num_goals: int = MAX_GOALS,
+        goal_seed: int = 0,
+    ) -> None:
+        suite = import_optional("metaworld", "metaworld")
+        if not 1 <= num_goals <= MAX_GOALS:
+            raise ConfigurationError(f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals a task")
+        if horizon < 1:
+            raise ConfigurationError(f"horizon is {horizon}: give a number of steps of at least 1")
+        if reward_version not in ("v1", "v2"):
+            raise ConfigurationError(f"reward_version is {reward_version!r}: MetaWorld has v1 and v2")
+        if goal_seed < 0:
+            raise ConfigurationError(f"goal_seed is {goal_seed}: give 0 or more")
+        if isinstance(tasks, str):
+            names = list(_named_set(suite, tasks))
+        else:
+            names = [name if name.endswith("-v3") else f"{name}-v3" for name in tasks]
+        self.task_names = known_tasks(names, list(suite.ALL_V3_ENVIRONMENTS))
+        self.reward_version, self.horizon = reward_version, horizon
+        self.num_goals, self.goal_seed = num_goals, goal_seed
+
+    @property
+    def spec(self) -> EnvSpec:
+        """39 numbers in (two frames and the goal), four out (the hand's motion and the gripper)."""
+        return EnvSpec(
+            task_names=self.task_names,
+            observation_space=Box(-np.inf, np.inf, (39,), np.float64),
+            action_space=Box(-1.0, 1.0, (4,), np.float32),
+            horizon=self.horizon,
+            has_success=True,
+            train_tasks=tuple(range(len(self.task_names))),
+            protocol={
+                "benchmark": "metaworld",
+                "metaworld": importlib.metadata.version("metaworld"),
+                "mujoco": importlib.metadata.version("mujoco"),
+                "reward_version": self.reward_version,
+                "horizon": self.horizon,
+                "num_goals": self.num_goals,
+                "goal_seed": self.goal_seed,
+            },
+        )
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        suite = import_optional("metaworld", "metaworld")
+        name = self.task_names[task]
+        env = suite.ALL_V3_ENVIRONMENTS[name](reward_function_version=self.reward_version)
+        env.max_path_length = self.horizon
+        env.seed(seed)
+        env = suite.AutoTerminateOnSuccessWrapper(env)
+        env.toggle_terminate_on_success(False)
+        return _GoalSelection(env, _goals(name, self.goal_seed)[: self.num_goals], split != "train", seed)
+
+
+class _GoalSelection(gym.Wrapper):
+    """Choose the next episode's goal: at random in training, in order in evaluation."""
+
+    def __init__(self, env: gym.Env, goals: list[Any], numbered: bool, seed: int) -> None:
+        super().__init__(env)
+        self._goals, self._numbered = goals, numbered
+        self._next_episode = 0
+        self._generator = np.random.default_rng(seed)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[npt.NDArray, dict[str, Any]]:
+        if self._numbered:
+            episode = self._next_episode if seed is None else seed
+            self._next_episode = episode + 1
+            goal = episode % len(self._goals)
+        else:
+            if seed is not None:
+                self._generator = np.random.default_rng(seed)
+            goal = int(self._generator.integers(len(self._goals)))
+        self.unwrapped.set_task(self._goals[goal])  # type: ignore[attr-defined]
+        return self.env.reset(options=options)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"next_episode": self._next_episode, "generator": self._generator.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next_episode = state["next_episode"]
+        self._generator.bit_generator.state = state["generator"]
+
+
+def _named_set(suite: Any, name: str) -> list[str]:
+    if name in ("MT10", "MT25", "MT50"):
+        return list(getattr(suite.env_dict, f"{name}_V3"))
+    return [name if name.endswith("-v3") else f"{name}-v3"]
+
+
+@cache
+def _goals(name: str, seed: int) -> list[Any]:
+    """Return MetaWorld's own 50 goals of a task; drawing them takes about 0.15 s, hence the cache."""
+    return import_optional("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

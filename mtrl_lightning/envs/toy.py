@@ -1,0 +1,96 @@
+"""A benchmark without a simulator: points that have to be moved to a place only the task tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec
+
+STEP = 0.2
+"""Distance that an action of 1 moves the point along an axis."""
+RADIUS = 0.15
+"""Distance to the goal within which a step is a success."""
+
+
+class ToyReach(Benchmark):
+    """Move a point in the square [-1, 1]² to the task's goal; the goals lie on a circle of radius 0.7.
+
+    The observation is the position alone, so only an agent that is told its task can solve more than one. The
+    reward is 1 minus the distance to the goal.
+
+    Args:
+        num_tasks: number of tasks, at least 1; task ``i`` has its goal at the angle ``2 pi i / num_tasks``.
+        horizon: steps in an episode.
+    """
+
+    def __init__(self, num_tasks: int = 3, horizon: int = 20) -> None:
+        if num_tasks < 1 or horizon < 1:
+            raise ConfigurationError(f"num_tasks {num_tasks} and horizon {horizon} must both be at least 1")
+        self.num_tasks, self.horizon = num_tasks, horizon
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Two numbers in, two numbers out."""
+        square = Box(-1.0, 1.0, (2,), np.float32)
+        return EnvSpec(
+            task_names=tuple(f"goal-{i}" for i in range(self.num_tasks)),
+            observation_space=square,
+            action_space=square,
+            horizon=self.horizon,
+            has_success=True,
+            train_tasks=tuple(range(self.num_tasks)),
+            protocol={"benchmark": "toy", "horizon": self.horizon},
+        )
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        return _ToyEnv(task, 2 * np.pi * task / self.num_tasks, self.horizon, split != "train", seed)
+
+
+class _ToyEnv(gym.Env):
+    def __init__(self, task: int, angle: float, horizon: int, numbered: bool, seed: int) -> None:
+        self.observation_space = self.action_space = Box(-1.0, 1.0, (2,), np.float32)
+        self._goal = 0.7 * np.array([np.cos(angle), np.sin(angle)])
+        self._task, self._horizon, self._numbered = task, horizon, numbered
+        self._position = np.zeros(2)
+        self._steps = 0
+        self._next_episode = 0
+        self._generator = np.random.default_rng(seed)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[npt.NDArray, dict[str, Any]]:
+        if self._numbered:
+            episode = self._next_episode if seed is None else seed
+            self._next_episode = episode + 1
+            self._generator = np.random.default_rng([episode, self._task])
+        elif seed is not None:
+            self._generator = np.random.default_rng(seed)
+        self._position = self._generator.uniform(-1, 1, 2)
+        self._steps = 0
+        return self._position.astype(np.float32), {}
+
+    def step(self, action: npt.NDArray) -> tuple[npt.NDArray, float, bool, bool, dict[str, Any]]:
+        self._position = np.clip(self._position + STEP * np.clip(action, -1, 1), -1, 1)
+        self._steps += 1
+        distance = float(np.linalg.norm(self._position - self._goal))
+        truncated = self._steps >= self._horizon
+        return self._position.astype(np.float32), 1 - distance, False, truncated, {"success": distance < RADIUS}
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "position": self._position.tolist(),
+            "steps": self._steps,
+            "next_episode": self._next_episode,
+            "generator": self._generator.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._position = np.array(state["position"])
+        self._steps, self._next_episode = state["steps"], state["next_episode"]
+        self._generator.bit_generator.state = state["generator"]

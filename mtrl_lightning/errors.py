@@ -1,0 +1,28 @@
+"""The two kinds of failure a user meets; the command line prints their message without a traceback."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class ConfigurationError(ValueError):
+    """What the user asked for cannot work; the message names the remedy."""
+
+
+class EnvironmentFaultError(RuntimeError):
+    """An environment or its worker process broke; the message names the task, the step and the cause."""
+
+
+def import_optional(module: str, package: str) -> ModuleType:
+    """Import an optional package when it is first needed.
+
+    Raises:
+        ConfigurationError: naming the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise ConfigurationError(f"{module} is not installed: pip install {package}") from error

@@ -1,0 +1,33 @@
+"""Several networks of one architecture, such as twin critics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from mtrl_lightning.networks.network import Network
+
+
+class Ensemble(nn.Module):
+    """``Q`` networks with one output each, on the same input.
+
+    Args:
+        make: builds one network.
+        size: number of networks, ``Q``.
+    """
+
+    def __init__(self, make: Callable[[], Network], size: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(make() for _ in range(size))
+
+    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, D]`` and ``[B]`` to ``[Q, B]``."""
+        return torch.stack([member(x_BD, task_B).squeeze(-1) for member in self.members])
+
+    def shared_parameters(self) -> Iterator[Parameter]:
+        """Yield the parameters that several tasks use."""
+        for member in self.members:
+            yield from member.shared_parameters()  # type: ignore[operator]

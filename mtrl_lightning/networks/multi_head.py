@@ -1,0 +1,52 @@
+"""Shared hidden layers, one output layer a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.networks.network import Network, hidden_layers, uniform_
+
+
+class MultiHead(Network):
+    """Hidden layers that all tasks share, and an output layer for each task.
+
+    The task stays in the input too (MetaWorld+, McLean et al. 2025). With one task it equals an ``MLP``.
+
+    Args:
+        in_dim: features that come in.
+        out_dim: numbers that come out.
+        num_tasks: number of tasks, ``T``.
+        width: features of a hidden layer; 400 in MetaWorld's protocols.
+        depth: number of hidden layers; 3 in MetaWorld's protocols.
+        layer_norm: whether LayerNorm follows each hidden layer's linear map.
+        output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
+        conditioning: how the shared layers are told the task.
+    """
+
+    def __init__(
+        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, layer_norm: bool = False,
+        output_bound: float = 3e-3, conditioning: Callable[[int], TaskConditioning] = OneHot,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_tasks, self.out_dim = num_tasks, out_dim
+        self.conditioning = conditioning(num_tasks)
+        self.trunk = hidden_layers(in_dim + self.conditioning.extra_dim, width, depth, layer_norm)
+        self.heads = nn.Linear(width, num_tasks * out_dim)
+        uniform_(self.heads.weight, output_bound, width)
+        uniform_(self.heads.bias, output_bound, width)
+
+    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
+        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each row
+        y_BTO = self.heads(self.trunk(self.conditioning(x_BD, task_B))).unflatten(-1, (self.num_tasks, self.out_dim))
+        return y_BTO[torch.arange(len(task_B), device=task_B.device), task_B]
+
+    def shared_parameters(self) -> Iterator[Parameter]:
+        """Yield the parameters of all but the heads."""
+        yield from self.conditioning.parameters()
+        yield from self.trunk.parameters()

@@ -1,0 +1,8 @@
+"""Remembering: what was seen, in memory and on disk, and the stream of batches."""
+
+from mtrl_lightning.replay.buffer import ReplayBuffer
+from mtrl_lightning.replay.datamodule import MultiTaskData
+from mtrl_lightning.replay.dataset import ReplayDataset
+from mtrl_lightning.replay.snapshot import ReplaySnapshots
+
+__all__ = ["MultiTaskData", "ReplayBuffer", "ReplayDataset", "ReplaySnapshots"]

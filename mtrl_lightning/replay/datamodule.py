@@ -1,0 +1,120 @@
+"""The data: a benchmark, what was seen of it, and the stream of batches."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import DataLoader
+
+from mtrl_lightning.envs.benchmark import Benchmark, check_spec, known_tasks
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay.buffer import ReplayBuffer
+from mtrl_lightning.replay.dataset import ReplayDataset
+from mtrl_lightning.replay.snapshot import ReplaySnapshots
+from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.types import EnvSpec
+
+
+class MultiTaskData(LightningDataModule):
+    """A benchmark and the replay of what was seen of it.
+
+    Args:
+        benchmark: the tasks, chosen by ``class_path``.
+        batch_size: transitions of a batch over all trained tasks; each gets the same number.
+        capacity: transitions remembered, over all trained tasks.
+        exclude_from_training: names of tasks that are evaluated but never trained on.
+        seed: of the draws from the replay.
+
+    Raises:
+        ConfigurationError: if a task is unknown, all are excluded, the batch cannot be shared out equally, or the
+            capacity is smaller than a batch.
+    """
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        batch_size: int = 1280,
+        capacity: int = 1_000_000,
+        exclude_from_training: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.benchmark = benchmark
+        self.batch_size, self.capacity, self._seed = batch_size, capacity, seed
+        spec = check_spec(benchmark.spec)
+        excluded = known_tasks(exclude_from_training, spec.task_names) if exclude_from_training else ()
+        trained = tuple(i for i, name in enumerate(spec.task_names) if name not in excluded)
+        if not trained:
+            raise ConfigurationError("exclude_from_training names every task: leave at least one")
+        self.spec: EnvSpec = spec._replace(train_tasks=trained)
+        n, rest = divmod(batch_size, len(trained))
+        if rest or n < 1:
+            near = sorted({max(n, 1) * len(trained), (n + 1) * len(trained)})
+            raise ConfigurationError(
+                f"batch_size {batch_size} cannot be shared out equally among {len(trained)} tasks:"
+                f" give {' or '.join(map(str, near))}"
+            )
+        if capacity // len(trained) < n:
+            raise ConfigurationError(
+                f"capacity {capacity} is smaller than what a batch of {batch_size} needs: give at least {batch_size}"
+            )
+        self.buffer: ReplayBuffer | None = None
+        self._manifest: dict[str, Any] = {}
+
+    def setup(self, stage: str) -> None:
+        """Say what memory the replay needs and take it; evaluation needs none."""
+        if stage == TrainerFn.FITTING and self.buffer is None:
+            rows = self.capacity // len(self.spec.train_tasks) * len(self.spec.train_tasks)
+            needed = bytes_needed(self.spec, rows) / 2**20
+            rank_zero_info(f"Replay of {rows:,} transitions: {needed:,.0f} MiB of memory when full")
+            self.buffer = ReplayBuffer(self.spec, self.capacity, self._seed)
+
+    def train_dataloader(self) -> DataLoader:
+        """Return the endless stream of batches."""
+        assert self.buffer is not None
+        warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
+        # a generator of its own, because DataLoader draws a worker seed even without workers
+        return DataLoader(ReplayDataset(self.buffer, self.batch_size), batch_size=None, generator=torch.Generator())
+
+    def val_dataloader(self) -> DataLoader | list:
+        """Return one empty batch, around which the evaluation callback runs; nothing while fitting."""
+        assert self.trainer is not None
+        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
+        return [] if self.trainer.state.fn == TrainerFn.FITTING else DataLoader([0], batch_size=None)  # type: ignore[arg-type]
+
+    def save_replay(self, snapshots: ReplaySnapshots) -> dict[str, Any]:
+        """Write the replay to disk for the next checkpoint; return its manifest."""
+        assert self.buffer is not None
+        self._manifest = snapshots.save(self.buffer.storage)
+        return self._manifest
+
+    def load_replay(self, snapshots: ReplaySnapshots) -> None:
+        """Read the replay that the loaded checkpoint lists; without effect if none was loaded."""
+        if self._manifest and self.buffer is not None:
+            snapshots.load(self._manifest, self.buffer.storage)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the manifest of the replay's files and the sampling generator."""
+        return {} if self.buffer is None else {"replay": self._manifest, "buffer": self.buffer.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the manifest and the generator; ``load_replay`` reads the rows."""
+        if self.buffer is not None:
+            self._manifest = state_dict["replay"]
+            self.buffer.load_state_dict(state_dict["buffer"])
+
+
+def manifest_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of the replay that a checkpoint needs."""
+    return checkpoint.get(MultiTaskData.__qualname__, {}).get("replay") or {"chunks": []}
+
+
+def replay_folder(run_folder: Path) -> Path:
+    """Return where a run's replay lies."""
+    return run_folder / "replay"

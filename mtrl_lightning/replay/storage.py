@@ -1,0 +1,101 @@
+"""Rings of transitions, one a task, in memory.
+
+Shapes: ``R`` rings, ``C`` rows a ring, ``N`` rows of an addition.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import Tensor
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec
+
+
+class Rows(NamedTuple):
+    """Transitions without their task: tensors in memory, arrays on disk."""
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    next_observation: Tensor
+    terminated: Tensor
+
+
+def _layout(spec: EnvSpec) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    kind = spec.observation_space.dtype
+    dtype = (
+        torch.float32 if kind is None or np.issubdtype(kind, np.floating) else torch.from_numpy(np.empty(0, kind)).dtype
+    )
+    observation = (tuple(spec.observation_space.shape), dtype)
+    action = (tuple(spec.action_space.shape), torch.float32)
+    return [observation, action, ((), torch.float32), observation, ((), torch.bool)]
+
+
+def bytes_needed(spec: EnvSpec, num_rows: int) -> int:
+    """Return the bytes that ``num_rows`` transitions take."""
+    return num_rows * sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in _layout(spec))
+
+
+class RingStorage:
+    """Equal rings of transitions.
+
+    Args:
+        spec: shapes and types of what is stored; floating-point observations are stored as float32.
+        num_rings: number of rings, ``R``.
+        capacity: rows a ring, ``C``.
+
+    Raises:
+        ConfigurationError: if there is not enough free memory; nothing is taken then.
+    """
+
+    def __init__(self, spec: EnvSpec, num_rings: int, capacity: int) -> None:
+        needed, free = bytes_needed(spec, num_rings * capacity), psutil.virtual_memory().available
+        if needed > free:
+            most = int(num_rings * capacity * free / needed)
+            raise ConfigurationError(
+                f"a replay of {num_rings * capacity:,} transitions needs {needed / 2**30:.1f} GiB of memory and"
+                f" {free / 2**30:.1f} GiB are free: lower data.capacity to at most {most:,}"
+            )
+        self.capacity = capacity
+        self.added_R = np.zeros(num_rings, np.int64)
+        """Rows ever added to each ring; the next one goes to this number modulo the capacity."""
+        shapes = _layout(spec)
+        self._flat = Rows(*(torch.empty((num_rings * capacity, *shape), dtype=dtype) for shape, dtype in shapes))
+
+    @property
+    def num_rings(self) -> int:
+        """Number of rings."""
+        return len(self.added_R)
+
+    @property
+    def size_R(self) -> npt.NDArray[np.int64]:
+        """Rows that each ring holds."""
+        return np.minimum(self.added_R, self.capacity)
+
+    def add(self, ring_N: npt.NDArray[np.int64], rows: Rows | tuple[npt.NDArray, ...]) -> None:
+        """Append rows to rings, over the oldest once a ring is full; a ring's rows keep their order."""
+        counts_R = np.bincount(ring_N, minlength=self.num_rings)
+        assert counts_R.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
+        order_N = np.argsort(ring_N, kind="stable")
+        place_N = np.empty(len(ring_N), np.int64)
+        place_N[order_N] = np.arange(len(ring_N)) - np.repeat(np.cumsum(counts_R) - counts_R, counts_R)
+        index_N = torch.from_numpy(ring_N * self.capacity + (self.added_R[ring_N] + place_N) % self.capacity)
+        for target, source in zip(self._flat, rows, strict=True):
+            target[index_N] = torch.as_tensor(source).to(target.dtype)
+        self.added_R += counts_R
+
+    def read(self, ring: int, first: int, end: int) -> Rows:
+        """Return copies of a ring's rows ``first`` to ``end``, counted since the beginning and still there."""
+        assert self.added_R[ring] - self.capacity <= first <= end <= self.added_R[ring]
+        index = ring * self.capacity + torch.arange(first, end) % self.capacity
+        return self.take(index)
+
+    def take(self, index: Tensor) -> Rows:
+        """Return copies of the rows at flat places ``ring * capacity + row``."""
+        return Rows(*(field.index_select(0, index) for field in self._flat))

@@ -1,0 +1,7 @@
+"""Acting: a policy and a vector environment give transitions and episodes. Knows no learner."""
+
+from mtrl_lightning.rollout.collector import Collector, EpisodeListener, Sample
+from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
+from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
+
+__all__ = ["Collector", "EpisodeListener", "EpisodeWindows", "Evaluation", "Evaluator", "RunningEpisodes", "Sample"]

@@ -1,0 +1,230 @@
+"""The collector: steps a vector environment with a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
+from mtrl_lightning.types import Episode, Mode, Policy, Transitions
+
+
+class Sample(NamedTuple):
+    """What ``Collector.sample`` collected."""
+
+    transitions: Transitions
+    """All transitions, in the order of their steps."""
+    episodes: list[Episode]
+    """The episodes that ended meanwhile."""
+
+
+class EpisodeListener:
+    """Override what you want to hear of. ``env`` is an environment's place in the vector."""
+
+    def on_episode_created(self, env: int, task: int) -> None:
+        """Hear that a new episode's slot was made, before its first observation is there."""
+
+    def on_episode_started(self, env: int, task: int, observation_D: npt.NDArray) -> None:
+        """Hear of an episode's first observation."""
+
+    def on_episode_stepped(self, env: int, task: int, return_: float, length: int) -> None:
+        """Hear of every step, with the return and the length so far."""
+
+    def on_episode_ended(self, env: int, episode: Episode) -> None:
+        """Hear of a finished episode."""
+
+    def on_sample_end(self, sample: Sample) -> None:
+        """Hear that ``Collector.sample`` is about to return."""
+
+
+class Collector:
+    """Act in a vector environment, close episodes, count.
+
+    Args:
+        envs: the environments.
+        policy: what acts.
+        counters: counts that this collector advances; its own if None.
+        window: finished episodes a task over which statistics are kept.
+        listeners: told of every episode; only they make stepping slower.
+    """
+
+    def __init__(
+        self, envs: VectorEnv, policy: Policy, *, counters: Counters | None = None, window: int = 50,
+        listeners: Sequence[EpisodeListener] = (),
+    ) -> None:  # fmt: skip
+        if window < 1:
+            raise ConfigurationError(f"window is {window}: give a number of episodes of at least 1")
+        self.envs, self.policy = envs, policy
+        self.counters = Counters() if counters is None else counters
+        self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
+        self.listeners = list(listeners)
+        self._running = RunningEpisodes(envs.task_E)
+        self._observation_ED: npt.NDArray | None = None
+        self._action_EA: npt.NDArray[np.float32] | None = None
+
+    def reset(self, seed: int | Sequence[int] | None = None) -> None:
+        """Begin a new episode everywhere; unfinished ones are dropped and count nowhere.
+
+        Args:
+            seed: of all that follows (see ``Benchmark``); None goes on with the environments' generators.
+        """
+        assert self._action_EA is None, "a step is under way"
+        self._tell(lambda hear, e, task: hear.on_episode_created(e, task), range(self.envs.num_envs))
+        self._running.reset()
+        self._observation_ED, _ = self.envs.reset(seed=seed)
+        self._tell_started(self._observation_ED, range(self.envs.num_envs))
+
+    def send(self, mode: Mode) -> None:
+        """Choose actions and let the environments step; the first call resets them."""
+        assert self._action_EA is None, "a step is under way"
+        if self._observation_ED is None:
+            self.reset()
+        assert self._observation_ED is not None
+        self._action_EA = self.policy.act(self._observation_ED, self.envs.task_E, mode)
+        self.envs.send(self._action_EA)
+
+    def receive(self) -> tuple[Transitions, dict[int, Episode]]:
+        """Wait for the step that ``send`` began.
+
+        Returns:
+            The valid transitions, and the episodes that ended, by environment.
+        """
+        assert self._action_EA is not None and self._observation_ED is not None, "send() comes first"
+        observation_ED, action_EA = self._observation_ED, self._action_EA
+        self._action_EA = None
+        result = self.envs.receive()
+        self._observation_ED = result.observation_ED
+        ended = self._running.add(result)
+        self.windows.add(ended.values())
+        valid = slice(None) if result.valid_E.all() else result.valid_E
+        transitions = Transitions(
+            observation_ED[valid], action_EA[valid], result.reward_E[valid], result.next_observation_ED[valid],
+            result.terminated_E[valid], result.truncated_E[valid], self.envs.task_E[valid],
+        )  # fmt: skip
+        self.counters.vector_steps += 1
+        self.counters.env_steps += len(transitions.task_E)
+        self.counters.episodes += len(ended)
+        if self.listeners:
+            self._tell_step(ended, result.observation_ED, result.terminated_E | result.truncated_E | ~result.valid_E)
+        return transitions, ended
+
+    def step(self, mode: Mode) -> tuple[Transitions, dict[int, Episode]]:
+        """Send and receive."""
+        self.send(mode)
+        return self.receive()
+
+    def sample(
+        self, *, num_steps: int | None = None, num_episodes: int | None = None, mode: Mode = "explore",
+        force_reset: bool = False, seed: int | Sequence[int] | None = None,
+    ) -> Sample:  # fmt: skip
+        """Collect a number of steps or of episodes.
+
+        Args:
+            num_steps: environment steps, rounded up to whole vector steps; episodes go on from call to call.
+            num_episodes: episodes, shared out evenly among the environments, so that short ones are not preferred;
+                each begins fresh, and steps beyond an environment's share are dropped.
+            mode: how the policy acts.
+            force_reset: begin new episodes also when collecting steps.
+            seed: reset with this seed: the same seed gives the same episodes.
+
+        Raises:
+            ConfigurationError: unless exactly one of the two numbers is given, and is positive.
+        """
+        if (num_steps is None) == (num_episodes is None):
+            raise ConfigurationError("give either num_steps or num_episodes")
+        if (num_steps or num_episodes or 0) < 1:
+            raise ConfigurationError("num_steps or num_episodes must be at least 1")
+        if force_reset or seed is not None or num_episodes is not None or self._observation_ED is None:
+            self.reset(seed)
+        if num_episodes is None:
+            assert num_steps is not None
+            sample = self._steps(-(-num_steps // self.envs.num_envs), mode)
+        else:
+            sample = self._episodes(num_episodes, mode)
+        for listener in self.listeners:
+            listener.on_sample_end(sample)
+        return sample
+
+    def _steps(self, num_vector_steps: int, mode: Mode) -> Sample:
+        parts: list[Transitions] = []
+        episodes: list[Episode] = []
+        for _ in range(num_vector_steps):
+            transitions, ended = self.step(mode)
+            parts.append(transitions)
+            episodes += ended.values()
+        return Sample(_concatenate(parts), episodes)
+
+    def _episodes(self, num_episodes: int, mode: Mode) -> Sample:
+        parts: list[Transitions] = []
+        episodes: list[Episode] = []
+        for transitions, ended in self.run_episodes(quotas(num_episodes, self.envs.num_envs), mode):
+            parts.append(transitions)
+            episodes += ended
+        return Sample(_concatenate(parts), episodes)
+
+    def run_episodes(self, quota_E: npt.NDArray[np.int64], mode: Mode) -> Iterator[tuple[Transitions, list[Episode]]]:
+        """Step until environment ``e`` has finished ``quota_E[e]`` episodes; yield each step's.
+
+        Call ``reset`` before. What an environment does beyond its quota is left out.
+        """
+        left_E = quota_E.copy()
+        while left_E.any():
+            wanted_E = left_E > 0
+            transitions, ended = self.step(mode)
+            if len(transitions.task_E) == len(wanted_E):
+                transitions = Transitions(*(field[wanted_E] for field in transitions))
+            counted = {e: episode for e, episode in ended.items() if left_E[e]}
+            left_E[list(counted)] -= 1
+            yield transitions, list(counted.values())
+
+    def _tell(self, call: Callable[[EpisodeListener, int, int], None], which: Sequence[int] | range) -> None:
+        for listener in self.listeners:
+            for e in which:
+                call(listener, int(e), int(self.envs.task_E[e]))
+
+    def _tell_started(self, observation_ED: npt.NDArray, which: Sequence[int] | range) -> None:
+        self._tell(lambda hear, e, task: hear.on_episode_started(e, task, observation_ED[e]), which)
+
+    def _tell_step(self, ended: dict[int, Episode], observation_ED: npt.NDArray, done_E: npt.NDArray[np.bool_]) -> None:
+        def stepped(hear: EpisodeListener, e: int, task: int) -> None:
+            episode = ended.get(e)
+            now = (
+                (episode.return_, episode.length) if episode else (self._running.return_E[e], self._running.length_E[e])
+            )
+            hear.on_episode_stepped(e, task, float(now[0]), int(now[1]))
+
+        self._tell(stepped, range(self.envs.num_envs))
+        self._tell(lambda hear, e, _: hear.on_episode_ended(e, ended[e]), list(ended))
+        begun = np.flatnonzero(done_E).tolist()
+        self._tell(lambda hear, e, task: hear.on_episode_created(e, task), begun)
+        self._tell_started(observation_ED, begun)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return windows, running sums and the environments' states, as plain values."""
+        assert self._action_EA is None, "a step is under way"
+        return {
+            "windows": self.windows.state_dict(),
+            "running": self._running.state_dict(),
+            "envs": self.envs.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore windows and the environments' generators; episodes begin anew."""
+        self.windows.load_state_dict(state["windows"])
+        self.envs.set_state(state["envs"])
+        self._observation_ED = None
+
+
+def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:
+    """Share ``total`` episodes out among environments as evenly as can be."""
+    return np.array([total // num_envs + (e < total % num_envs) for e in range(num_envs)], np.int64)
+
+
+def _concatenate(parts: list[Transitions]) -> Transitions:
+    return Transitions(*(np.concatenate(field) for field in zip(*parts, strict=True)))

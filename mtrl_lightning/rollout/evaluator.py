@@ -1,0 +1,98 @@
+"""Test episodes: the same ones each time, for every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout.collector import Collector, quotas
+from mtrl_lightning.types import Episode, Policy
+
+
+class Evaluation(NamedTuple):
+    """Results of one evaluation, one entry a task, averaged over its episodes."""
+
+    split: str
+    success_T: npt.NDArray[np.float64]
+    """Share of episodes with success in any step."""
+    success_last_T: npt.NDArray[np.float64]
+    """Share of episodes with success in the last step."""
+    return_T: npt.NDArray[np.float64]
+
+    def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
+        """Return ``eval/success``, ``eval/success_last`` and ``eval/return``, on average and for every task."""
+        prefix = "eval" if self.split == "eval" else f"eval_{self.split.removeprefix('eval_')}"
+        values = {"success": self.success_T, "success_last": self.success_last_T, "return": self.return_T}
+        result = {f"{prefix}/{name}": float(value_T.mean()) for name, value_T in values.items()}
+        for name, value_T in values.items():
+            result |= {f"{prefix}/{name}/{task}": float(v) for task, v in zip(task_names, value_T, strict=True)}
+        return result
+
+
+class Evaluator:
+    """Run test episodes ``0, 1, ..., N - 1`` of every task, with the policy's best actions.
+
+    Its environments are made at the first evaluation and kept. An evaluation draws nothing from any generator that
+    training uses.
+
+    Args:
+        benchmark: the tasks.
+        num_episodes: test episodes a task, ``N``.
+        split: which environments.
+        envs_per_task: copies of each task's environment; each runs a contiguous share of the episodes.
+        num_workers: worker processes; see ``VectorEnv``.
+
+    Raises:
+        ConfigurationError: if a number is below 1.
+    """
+
+    def __init__(
+        self, benchmark: Benchmark, *, num_episodes: int, split: str = "eval", envs_per_task: int = 1,
+        num_workers: int | None = None,
+    ) -> None:  # fmt: skip
+        if num_episodes < 1 or envs_per_task < 1:
+            raise ConfigurationError(
+                f"evaluation num_episodes is {num_episodes}, envs_per_task {envs_per_task}: give 1 or more"
+            )
+        self._benchmark, self._num_episodes, self._split = benchmark, num_episodes, split
+        self._copies = min(envs_per_task, num_episodes)
+        self._num_workers = num_workers
+        self._envs: VectorEnv | None = None
+
+    def evaluate(self, policy: Policy, on_step: Callable[[], None] = lambda: None) -> Evaluation:
+        """Run the test episodes.
+
+        Args:
+            policy: acts in the mode ``exploit``.
+            on_step: called between two steps; may raise to end the evaluation.
+        """
+        num_tasks = self._benchmark.spec.num_tasks
+        if self._envs is None:
+            tasks = np.repeat(np.arange(num_tasks), self._copies)
+            self._envs = VectorEnv(self._benchmark, tasks.tolist(), self._split, num_workers=self._num_workers)
+        shares = quotas(self._num_episodes, self._copies)
+        collector = Collector(self._envs, policy)
+        collector.reset(seed=np.tile(np.cumsum(shares) - shares, num_tasks).tolist())
+        per_task: list[list[Episode]] = [[] for _ in range(num_tasks)]
+        for _, ended in collector.run_episodes(np.tile(shares, num_tasks), "exploit"):
+            on_step()
+            for episode in ended:
+                per_task[episode.task].append(episode)
+        assert all(len(episodes) == self._num_episodes for episodes in per_task)
+        success, success_last, returns = (
+            np.array([np.mean([getattr(episode, field) for episode in episodes]) for episodes in per_task])
+            for field in ("success", "success_last", "return_")
+        )
+        return Evaluation(self._split, success, success_last, returns)
+
+    def close(self) -> None:
+        """End the environments."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None

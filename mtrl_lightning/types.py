@@ -1,0 +1,103 @@
+"""What passes between the rooms.
+
+Shapes: ``T`` tasks, ``E`` environments, ``B`` batch (``B = T * n``, task-major), ``D`` observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Mode = Literal["explore", "exploit", "random"]
+"""How a policy acts: draw from its distribution, take the distribution's mode, or draw uniformly."""
+
+
+class EnvSpec(NamedTuple):
+    """What an algorithm needs to know of a benchmark."""
+
+    task_names: tuple[str, ...]
+    """Names of all tasks; a task's integer is its place here."""
+    observation_space: Box
+    """Space of one environment's observation, without any task encoding."""
+    action_space: Box
+    """Space of one environment's action, bounded by -1 and 1."""
+    horizon: int
+    """Steps after which an episode is truncated."""
+    has_success: bool
+    """Whether ``info["success"]`` means anything."""
+    train_tasks: tuple[int, ...]
+    """Tasks that are trained on; the others are evaluated only."""
+    protocol: Mapping[str, str | int | float]
+    """What has to be said beside every number: versions, reward, horizon, goals."""
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of all tasks, ``T``."""
+        return len(self.task_names)
+
+
+class StepResult(NamedTuple):
+    """One step of all environments."""
+
+    observation_ED: npt.NDArray
+    """What to act on next: after an episode's end, the first observation of the next episode."""
+    next_observation_ED: npt.NDArray
+    """The true successor, which the replay stores: at an episode's end, its last observation."""
+    reward_E: npt.NDArray
+    terminated_E: npt.NDArray
+    """The task ended: nothing is bootstrapped."""
+    truncated_E: npt.NDArray
+    """The time was over: the successor is bootstrapped."""
+    success_E: npt.NDArray
+    valid_E: npt.NDArray
+    """False where a worker was restarted: the transition never happened."""
+
+
+class Transitions(NamedTuple):
+    """Transitions as they happened, one a row; what a collector hands to a replay buffer."""
+
+    observation_ED: npt.NDArray
+    action_EA: npt.NDArray
+    reward_E: npt.NDArray
+    next_observation_ED: npt.NDArray
+    terminated_E: npt.NDArray
+    truncated_E: npt.NDArray
+    task_E: npt.NDArray
+
+
+class TransitionBatch(NamedTuple):
+    """A batch to learn from: task-major, the same number of rows for every trained task."""
+
+    observation_BD: Tensor
+    action_BA: Tensor
+    reward_B: Tensor
+    next_observation_BD: Tensor
+    terminated_B: Tensor
+    task_B: Tensor
+
+
+class Episode(NamedTuple):
+    """A finished episode."""
+
+    task: int
+    return_: float
+    length: int
+    success: bool
+    """Success in any step."""
+    success_last: bool
+    """Success in the last step."""
+
+
+class Policy(Protocol):
+    """What acts."""
+
+    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
+        """Choose actions ``[E, A]`` between -1 and 1."""
+        ...
