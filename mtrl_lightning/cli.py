@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import uuid
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -116,7 +117,12 @@ class MultiTaskCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except Exception:
+            with contextlib.suppress(OSError):
+                self.run_folder.rmdir()  # only if it is new, hence empty
+            raise
         if self._loaded:
             check_tasks(self._loaded, self.model.spec)
         self._loaded = {}
@@ -150,10 +156,26 @@ def _as_list(loggers: Any) -> list[Any]:
 
 
 def main(args: ArgsType = None) -> None:
-    """Run the command line; a user's mistake ends with its message and the exit code 2."""
+    """Run the command line; a user's mistake ends with its message and the exit code 2, a broken environment with 1."""
     warnings.filterwarnings("ignore", ".*LeafSpec")  # Lightning's own use of torch
     try:
         MultiTaskCLI(args)
-    except (ConfigurationError, EnvironmentFaultError, ArgumentError) as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(2 if not isinstance(error, EnvironmentFaultError) else 1)
+    except ArgumentError as error:
+        _exit(2, f"{error}\ntip: configs/quickstart.yaml is complete; fit --help lists every option")
+    except (ValueError, EnvironmentFaultError) as error:
+        cause = _own_error(error)
+        if cause is None:
+            raise
+        _exit(1 if isinstance(cause, EnvironmentFaultError) else 2, str(cause))
+
+
+def _own_error(error: BaseException | None) -> BaseException | None:
+    """Return the error of ours that jsonargparse may have wrapped into others."""
+    while error is not None and not isinstance(error, (ConfigurationError, EnvironmentFaultError)):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _exit(code: int, message: str) -> NoReturn:
+    print(f"\nerror: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -14,21 +14,27 @@ def versions(root: str, name: str) -> list[Path]:
 
 
 def new_run_folder(root: str, name: str) -> Path:
-    """Make the folder of a new run.
+    """Make the folder of a new run; runs that start at the same time get different ones.
 
     Raises:
         ConfigurationError: if it cannot be made.
     """
-    before = versions(root, name)
-    number = int(before[-1].name.removeprefix("version_")) + 1 if before else 0
-    folder = Path(root) / name / f"version_{number}"
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the run's folder {folder} cannot be made ({error}): choose another --root"
-        ) from error
-    return folder
+    while True:
+        before = versions(root, name)
+        number = int(before[-1].name.removeprefix("version_")) + 1 if before else 0
+        folder = Path(root) / name / f"version_{number}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError as error:
+            if not folder.is_dir():
+                raise ConfigurationError(
+                    f"{folder} is in the way of the run's folder: choose another --root"
+                ) from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"the run's folder {folder} cannot be made ({error}): choose another --root"
+            ) from error
 
 
 def find_checkpoint(which: str, root: str, name: str) -> Path:
