@@ -1,0 +1,84 @@
+import json
+import struct
+
+from mtrl_lightning.callbacks import MetricsCSV, read_metrics
+from tests.conftest import CONFIGS
+
+
+def test_csv_appends_rewinds_and_adds_columns(tmp_path):
+    logger = MetricsCSV(str(tmp_path))
+    for step in (1, 2, 3):
+        logger.log_metrics({"env_steps": step, "a": step / 10}, step=step)
+        logger.save()
+    again = MetricsCSV(str(tmp_path))
+    again.rewind(2)
+    again.log_metrics({"env_steps": 5, "b": 7.0}, step=5)
+    again.save()
+    assert read_metrics(tmp_path) == {"a": ([1, 2], [0.1, 0.2]), "b": ([5], [7.0])}
+
+
+def test_tensorboard_has_the_metrics_over_env_steps(command_line):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    command_line("fit", configs=(*CONFIGS, "logger/tensorboard"))
+    events = EventAccumulator(str(command_line.folder() / "tensorboard"))
+    events.Reload()
+    steps, values = read_metrics(command_line.folder())["eval/return"]
+    logged = events.Scalars("eval/return")
+    assert [event.step for event in logged] == steps
+    assert all(abs(event.value - value) < 1e-4 for event, value in zip(logged, values, strict=True))
+
+
+def wandb_records(path):
+    """Yield the records of an offline file: LevelDB's log format behind a header of 7 bytes."""
+    data, block, position, record = path.read_bytes(), 32768, 7, b""
+    while position + 7 <= len(data):
+        if block - position % block < 7:  # the rest of a block is padding
+            position += block - position % block
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        if kind == 0:
+            position += block - position % block
+            continue
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def wandb_history(folder):
+    from wandb.proto import wandb_internal_pb2
+
+    rows, config, run_ids = [], {}, set()
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in wandb_records(path):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "history":
+                items = record.history.item
+                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+            if kind == "run":
+                run_ids.add(record.run.run_id)
+            updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
+            config |= {u.key or "/".join(u.nested_key): json.loads(u.value_json) for u in updates}
+    return rows, config, run_ids
+
+
+def test_wandb_offline_has_every_point_once_and_goes_on_with_the_same_run(command_line, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    args = ["--trainer.logger.init_args.offline=true"]
+    configs = (*CONFIGS, "logger/wandb")
+    command_line("fit", *args, configs=configs)
+    command_line("fit", *args, "--ckpt_path=last", "--rollout.total_steps=1200", configs=configs)
+    wandb.finish()  # at a process' end this happens by itself
+    rows, config, run_ids = wandb_history(command_line.folder())
+    assert len(run_ids) == 1
+    assert config["protocol/benchmark"] == "toy"
+    steps = [int(row["env_steps"]) for row in rows if "eval/success" in row]
+    assert steps == read_metrics(command_line.folder())["eval/success"][0]
+    trained = [int(row["env_steps"]) for row in rows if "train/q" in row]
+    assert trained == read_metrics(command_line.folder())["train/q"][0]

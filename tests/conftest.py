@@ -1,0 +1,65 @@
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtrl_lightning.cli import main
+
+# small networks gain nothing from threads, and lose much where other processes use the cores
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+ROOT = Path(__file__).parent.parent
+SMALL = [
+    "--rollout.warmup_steps=300",
+    "--rollout.total_steps=900",
+    "--rollout.num_workers=0",
+    "--evaluation.num_workers=0",
+    "--evaluation.every=300",
+    "--evaluation.num_episodes=2",
+    "--metrics.every=150",
+    "--checkpoint.every=300",
+    "--model.init_args.actor.init_args.width=16",
+    "--model.init_args.critic.init_args.width=16",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+]
+CONFIGS = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
+
+
+def config_args(*names):
+    return [arg for name in names for arg in ("-c", str(ROOT / "configs" / f"{name}.yaml"))]
+
+
+class CommandLine:
+    """Run the command line on the toy benchmark, in this process or as a process of its own."""
+
+    def __init__(self, root, monkeypatch):
+        self.root, self._monkeypatch = root, monkeypatch
+
+    def arguments(self, subcommand, *extra, configs=CONFIGS, small=True):
+        return [subcommand, *config_args(*configs), *(SMALL if small else []), f"--root={self.root}", *extra]
+
+    def __call__(self, subcommand, *extra, **kwargs):
+        self._monkeypatch.setattr(sys, "argv", ["cli.py", *self.arguments(subcommand, *extra, **kwargs)])
+        main()
+
+    def process(self, subcommand, *extra, **kwargs):
+        command = [sys.executable, str(ROOT / "cli.py"), *self.arguments(subcommand, *extra, **kwargs)]
+        return subprocess.Popen(command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def folder(self, name="run", version=0):
+        return Path(self.root) / name / f"version_{version}"
+
+    def rows(self, name="run", version=0):
+        with (self.folder(name, version) / "metrics.csv").open(newline="") as file:
+            return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+
+
+@pytest.fixture
+def command_line(tmp_path, monkeypatch):
+    return CommandLine(tmp_path, monkeypatch)

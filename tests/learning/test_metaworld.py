@@ -1,0 +1,37 @@
+import numpy as np
+
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.rollout import Evaluator
+
+OPTIONS = "--data.benchmark.init_args.tasks=[reach]"
+
+
+class RandomPolicy:
+    def __init__(self):
+        self._generator = np.random.default_rng(0)
+
+    def act(self, observation_ED, task_E, mode):
+        return self._generator.uniform(-1, 1, (len(observation_ED), 4)).astype(np.float32)
+
+
+def test_sac_learns_to_reach_what_a_random_policy_does_not(command_line):
+    evaluator = Evaluator(MetaWorld(["reach"], horizon=200), num_episodes=20, envs_per_task=10)
+    assert evaluator.evaluate(RandomPolicy()).success_T[0] <= 0.1
+    evaluator.close()
+    command_line(
+        "fit",
+        OPTIONS,
+        "--data.batch_size=128",
+        "--rollout.total_steps=24000",
+        "--rollout.warmup_steps=4000",
+        "--rollout.envs_per_task=8",
+        "--evaluation.every=24000",
+        "--evaluation.num_episodes=20",
+        "--evaluation.envs_per_task=10",
+        "--trainer.enable_progress_bar=false",
+        configs=["quickstart"],
+        small=False,
+    )
+    curves = read_metrics(command_line.folder("quickstart"))
+    assert curves["eval/success/reach-v3"][1][-1] >= 0.8

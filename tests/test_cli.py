@@ -1,0 +1,249 @@
+import re
+import sys
+
+import pytest
+import torch
+import yaml
+
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from tests.conftest import CONFIGS
+
+PER_TASK = ("return", "success", "success_last")
+TASKS = ("goal-0", "goal-1", "goal-2")
+
+
+def fails(command_line, capsys, *args, **kwargs):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(*args, **kwargs)
+    return exit_info.value.code, capsys.readouterr().err
+
+
+def test_a_run_leaves_config_metrics_curves_checkpoints_and_a_table(command_line, capsys):
+    command_line("fit")
+    folder, printed = command_line.folder(), capsys.readouterr().out
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "hparams.yaml", "metrics.csv", "curves.png", "checkpoints", "replay"} == names
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert printed.count("eval after") == 3 and "eval after 900 env steps" in printed
+    for name in (*TASKS, "average"):
+        assert any(line.startswith(name) for line in printed.splitlines())
+
+
+def test_metric_names_are_those_of_the_contract(command_line):
+    command_line("fit")
+    learned = {"critic_loss", "actor_loss", "temperature_loss", "entropy", "q", "critic_grad_norm", "actor_grad_norm"}
+    expected = {f"train/{name}" for name in learned} | {f"train/temperature/{task}" for task in TASKS}
+    expected |= {f"eval/{name}" for name in PER_TASK} | {f"eval/{name}/{task}" for name in PER_TASK for task in TASKS}
+    rollout = ("return", "success", "length")
+    expected |= {f"rollout/{name}" for name in rollout} | {
+        f"rollout/{name}/{task}" for name in rollout for task in TASKS
+    }
+    expected |= {"time/env_steps_per_second", "time/updates_per_second"}
+    expected |= {f"time/{name}_fraction" for name in ("act", "step", "sample", "update", "evaluate", "checkpoint")}
+    assert set(read_metrics(command_line.folder())) == expected
+
+
+def test_rows_come_on_the_schedule_and_carry_env_steps(command_line):
+    command_line("fit")
+    curves = read_metrics(command_line.folder())
+    assert curves["eval/success"][0] == [303, 600, 900] or curves["eval/success"][0] == [300, 600, 900]
+    assert curves["train/q"][0][1:] == [450, 600, 750, 900]
+    assert all(row["env_steps"] for row in command_line.rows())
+
+
+def test_time_fractions_add_up_to_at_most_one(command_line):
+    command_line("fit")
+    curves = read_metrics(command_line.folder())
+    fractions = [values for name, (_, values) in curves.items() if name.endswith("_fraction")]
+    for row in zip(*fractions, strict=True):
+        assert 0 < sum(row) <= 1.001 and min(row) >= 0
+
+
+def test_same_seed_same_metrics_another_seed_differs(command_line):
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        command_line("fit", f"--name={name}", f"--seed_everything={seed}")
+    a, b, c = (command_line.rows(name) for name in "abc")
+    assert a == b
+    assert a != c
+
+
+def test_the_number_of_workers_changes_nothing(command_line):
+    command_line("fit", "--name=none")
+    command_line("fit", "--name=two", "--rollout.num_workers=2", "--evaluation.num_workers=3")
+    assert command_line.rows("none") == command_line.rows("two")
+
+
+def test_saved_config_alone_repeats_the_run(command_line):
+    command_line("fit")
+    saved = command_line.folder() / "config.yaml"
+    command_line("fit", f"--config={saved}", "--name=again", configs=(), small=False)
+    assert command_line.rows() == command_line.rows("again")
+
+
+def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
+    with caplog.at_level("INFO"):
+        command_line("fit", "--data.benchmark.init_args.horizon=15")
+    assert "benchmark toy, horizon 15" in caplog.text + capsys.readouterr().err
+    assert yaml.safe_load((command_line.folder() / "hparams.yaml").read_text())["protocol/horizon"] == 15
+    assert load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"]["protocol"] == {
+        "benchmark": "toy",
+        "horizon": 15,
+    }
+
+
+def test_validate_prints_the_table_of_the_checkpoint_and_writes_nothing(command_line, capsys):
+    command_line("fit")
+    folder = command_line.folder()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    final = capsys.readouterr().out.split("eval after 900")[1]
+    command_line("validate", "--ckpt_path=last")
+    assert capsys.readouterr().out.split("eval after 900")[1].split() == final.split()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+
+
+def test_validate_best_takes_the_best_and_a_path_works_too(command_line, capsys):
+    command_line("fit")
+    steps, success = read_metrics(command_line.folder())["eval/success"]
+    best = steps[success.index(max(success))]
+    capsys.readouterr()
+    command_line("validate", "--ckpt_path=best")
+    assert f"eval after {best} env steps" in capsys.readouterr().out
+    command_line("validate", f"--ckpt_path={command_line.folder() / 'checkpoints' / 'last.ckpt'}")
+    assert "eval after 900 env steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("network", ["mlp", "multi_head"])
+def test_networks_learn_in_both_precisions(command_line, network, precision):
+    configs = [*CONFIGS[:3], f"network/{network}", CONFIGS[4]]
+    command_line("fit", f"--trainer.precision={precision}", configs=configs)
+    losses = read_metrics(command_line.folder())["train/critic_loss"][1]
+    assert all(torch.isfinite(torch.tensor(losses))) and losses[-1] != losses[0]
+
+
+def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
+    command_line("fit", "--data.exclude_from_training=[goal-1]", "--data.batch_size=64")
+    curves = read_metrics(command_line.folder())
+    assert "eval/success/goal-1" in curves and "rollout/return/goal-1" not in curves
+    assert set(curves["train/temperature/goal-1"][1]) == {1.0}
+    assert len(set(curves["train/temperature/goal-0"][1])) > 1
+
+
+def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
+    command_line("fit", "--rollout.updates_per_step=0.5", "--name=half")
+    command_line("fit", "--rollout.updates_per_step=2", "--rollout.warmup_updates=11", "--name=burst")
+    for name, updates in (("half", 100), ("burst", 411)):
+        counters = load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")["mtrl_lightning"][
+            "counters"
+        ]
+        assert counters == {"env_steps": 900, "vector_steps": 300, "updates": updates, "episodes": 45}
+
+
+BAD = [
+    ("unrecognized arguments: --rollout.total_stesp", ["--rollout.total_stesp=5"]),
+    ("Option 'widht' is not accepted", ["--model.init_args.actor.init_args.widht=5"]),
+    ("cannot be shared out equally among 3 tasks: give 99 or 102", ["--data.batch_size=100"]),
+    ("smaller than what a batch of 96 needs", ["--data.capacity=50"]),
+    ("evaluation.every is 0", ["--evaluation.every=0"]),
+    ("checkpoint.every is -5", ["--checkpoint.every=-5"]),
+    ("metrics.every is 0", ["--metrics.every=0"]),
+    ("checkpoint.keep_last is -2", ["--checkpoint.keep_last=-2"]),
+    ("updates_per_step is 0", ["--rollout.updates_per_step=0"]),
+    ("must be above rollout.warmup_steps", ["--rollout.total_steps=200"]),
+    ("num_episodes is 0", ["--evaluation.num_episodes=0"]),
+    ("discount is 1.5", ["--model.init_args.discount=1.5"]),
+    ("initial temperature is 0", ["--model.init_args.temperature.init_args.initial=0"]),
+    ("unknown task 'goal-9': did you mean", ["--data.exclude_from_training=[goal-9]"]),
+    ("exclude_from_training names every task", ["--data.exclude_from_training=[goal-0,goal-1,goal-2]"]),
+    ("GiB are free: lower data.capacity to at most", ["--data.capacity=100000000000"]),
+    ("there is no checkpoint nowhere.ckpt", ["--ckpt_path=nowhere.ckpt"]),
+    ("has a last.ckpt: give --name", ["--ckpt_path=last"]),
+    ("File does not exist", ["--config=nowhere.yaml"]),
+]
+
+
+@pytest.mark.parametrize(("message", "args"), BAD, ids=[args[0] for _, args in BAD])
+def test_bad_options_end_at_once_with_the_remedy_and_leave_no_folder(command_line, capsys, message, args):
+    code, error = fails(command_line, capsys, "fit", *args)
+    assert code == 2 and message in error and "Traceback" not in error
+    assert not list(command_line.root.glob("run/*/config.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [("[raech,push]", "did you mean reach-v3"), ("[reach,reach-v3]", "duplicate tasks ['reach-v3']")],
+)
+def test_bad_metaworld_tasks(command_line, capsys, tasks, message):
+    configs = ("base", "env/metaworld_custom", *CONFIGS[2:])
+    code, error = fails(command_line, capsys, "fit", f"--data.benchmark.init_args.tasks={tasks}", configs=configs)
+    assert code == 2 and message in error
+    assert not list(command_line.root.glob("run/*"))
+
+
+def test_missing_arguments_point_to_the_quickstart(command_line, capsys):
+    code, error = fails(command_line, capsys, "fit", configs=(), small=False)
+    assert code == 2 and "configs/quickstart.yaml" in error
+
+
+def test_validate_without_a_checkpoint(command_line, capsys):
+    code, error = fails(command_line, capsys, "validate")
+    assert code == 2 and "validate needs --ckpt_path" in error
+
+
+def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    code, error = fails(command_line, capsys, "fit", f"--root={tmp_path / 'file'}")
+    assert code == 2 and "cannot be made" in error and "choose another --root" in error
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--model.init_args.actor.init_args.width=17"], "of another network: actor."),
+        (["--data.benchmark.init_args.num_tasks=4"], "of other tasks: goal-0, goal-1, goal-2 there"),
+        (["--data.capacity=20000"], "rows, this run 3 of 6,666"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit(command_line, capsys, args, message):
+    command_line("fit")
+    code, error = fails(command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1200", *args)
+    assert code == 2 and message in error and "Traceback" not in error
+
+
+def test_a_damaged_checkpoint_names_the_file(command_line, capsys):
+    command_line("fit")
+    path = command_line.folder() / "checkpoints" / "last.ckpt"
+    path.write_bytes(path.read_bytes()[:5000])
+    code, error = fails(command_line, capsys, "fit", "--ckpt_path=last")
+    assert code == 2 and str(path) in error and "cannot be read" in error
+
+
+@pytest.mark.parametrize(("logger", "module"), [("wandb", "wandb"), ("tensorboard", "tensorboard")])
+def test_a_missing_logger_names_what_to_install(command_line, capsys, monkeypatch, logger, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    code, error = fails(command_line, capsys, "fit", configs=(*CONFIGS, f"logger/{logger}"))
+    assert code == 2 and f"pip install {module}" in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("nan", "observation is not finite"), ("inf", "the reward is inf"), ("raise", "RuntimeError: broken")],
+)
+def test_a_broken_environment_ends_the_run_naming_task_and_step(command_line, capsys, fault, message):
+    overrides = ["--data.benchmark=tests.faulty_reach.FaultyReach", f"--data.benchmark.init_args.fault={fault}"]
+    code, error = fails(command_line, capsys, "fit", *overrides)
+    assert code == 1 and message in error and "task 'goal-1', step 7 of its episode" in error
+
+
+def test_help_explains_every_option_of_the_essential_callbacks(command_line, capsys):
+    with pytest.raises(SystemExit):
+        command_line("fit", "--help", configs=(), small=False)
+    text = capsys.readouterr().out
+    for section in ("rollout", "evaluation", "metrics", "checkpoint", "data"):
+        options = re.findall(rf"\n  --{section}\.(\w+) [A-Z_]+\n((?: {{20,}}.*\n)+)", text)
+        assert options
+        for option, explained in options:
+            assert len(explained.split("(type:")[0].split()) >= 3, option
+    assert "environment steps after which training ends" in " ".join(text.split())

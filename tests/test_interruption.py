@@ -1,0 +1,64 @@
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+
+ENDLESS = [
+    "--rollout.total_steps=100000000",
+    "--rollout.num_workers=2",
+    "--evaluation.every=100000000",
+    "--checkpoint.every=100000000",
+]
+
+
+def wait_for(condition, seconds=90.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(command_line, number):
+    process = command_line.process("fit", *ENDLESS)
+    metrics = command_line.folder() / "metrics.csv"
+    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 2) or process.poll() is not None)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, output
+    assert "continue with --ckpt_path" in output and "Traceback" not in output
+    wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
+    path = command_line.folder() / "checkpoints" / "last.ckpt"
+    counters = load_checkpoint(path)["mtrl_lightning"]["counters"]
+    assert counters["updates"] > 0
+    steps = counters["env_steps"]
+    command_line("fit", f"--ckpt_path={path}", f"--rollout.total_steps={steps + 30}")
+    assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30
+
+
+def test_an_interrupted_evaluation_is_made_up_for(command_line):
+    process = command_line.process(
+        "fit", *ENDLESS[:2], "--evaluation.every=600", "--evaluation.num_episodes=1000000", "--metrics.every=50"
+    )
+    metrics = command_line.folder() / "metrics.csv"
+
+    def evaluating():
+        rows = metrics.read_text().splitlines()[1:] if metrics.exists() else []
+        return (rows and int(rows[-1].split(",")[0]) >= 540) or process.poll() is not None
+
+    wait_for(evaluating)
+    time.sleep(2)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    path = command_line.folder() / "checkpoints" / "last.ckpt"
+    steps = load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"]
+    command_line("fit", f"--ckpt_path={path}", f"--rollout.total_steps={steps + 30}", "--evaluation.every=600")
+    evaluated = [int(row["env_steps"]) for row in command_line.rows() if row["eval/success"]]
+    assert evaluated[0] == steps + 3

@@ -1,0 +1,114 @@
+import shutil
+
+import pytest
+import torch
+
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+
+
+def checkpoint(command_line, name="run", which="last"):
+    return load_checkpoint(command_line.folder(name) / "checkpoints" / f"{which}.ckpt")
+
+
+def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_line):
+    command_line("fit")
+    before = checkpoint(command_line)
+    rows = command_line.rows()
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500")
+    after = checkpoint(command_line)
+    assert command_line.rows()[: len(rows)] == rows
+    assert read_metrics(command_line.folder())["eval/success"][0][-2:] == [1200, 1500]
+    old, new = before["mtrl_lightning"]["counters"], after["mtrl_lightning"]["counters"]
+    assert (old["env_steps"], new["env_steps"]) == (900, 1500)
+    assert new["updates"] - old["updates"] == 200  # no second warm-up: an update for every vector step
+    assert new["episodes"] == 75
+    windows = after["callbacks"]["RolloutCallback"]["collector"]["windows"]["windows"]
+    assert [len(window) for window in windows] == [25, 25, 25]
+
+
+def test_continuing_twice_from_one_checkpoint_gives_the_same_run(command_line):
+    command_line("fit")
+    shutil.copytree(command_line.folder(), command_line.folder("copy"))
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500")
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500", "--name=copy", "--rollout.num_workers=2")
+    assert command_line.rows() == command_line.rows("copy")
+    one, other = checkpoint(command_line), checkpoint(command_line, "copy")
+    for key, value in one["state_dict"].items():
+        assert torch.equal(value, other["state_dict"][key]), key
+    for mine, theirs in zip(one["optimizer_states"], other["optimizer_states"], strict=True):
+        for index, state in mine["state"].items():
+            assert all(torch.equal(state[k], theirs["state"][index][k]) for k in state)
+
+
+def test_weights_targets_temperatures_and_replay_come_back_exactly(command_line):
+    command_line("fit")
+    first = checkpoint(command_line)
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=903")
+    second = checkpoint(command_line)
+    names = first["state_dict"]
+    assert any(n.startswith("target_critic") for n in names) and "temperature.log_alpha" in names
+    moved = max(float((second["state_dict"][n] - v).abs().max()) for n, v in names.items() if v.is_floating_point())
+    assert 0 < moved < 0.01  # one update away, not a fresh start
+    chunks = [c["file"] for c in second["MultiTaskData"]["replay"]["chunks"]]
+    assert chunks[:-1] == [c["file"] for c in first["MultiTaskData"]["replay"]["chunks"]]
+
+
+def test_going_on_from_an_older_checkpoint_drops_later_rows_and_keeps_later_files(command_line):
+    command_line("fit", "--checkpoint.keep_last=-1")
+    folder = command_line.folder() / "checkpoints"
+    newer = (folder / "step_000000000900.ckpt").read_bytes()
+    command_line("fit", f"--ckpt_path={folder / 'step_000000000600.ckpt'}", "--rollout.total_steps=750")
+    assert max(int(row["env_steps"]) for row in command_line.rows()) == 750
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 750
+    assert (folder / "step_000000000900.ckpt").read_bytes() == newer
+    command_line("fit", f"--ckpt_path={folder / 'step_000000000900.ckpt'}", "--rollout.total_steps=1200")
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 1200
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_best", "expected"),
+    [(1, False, [900]), (2, False, [600, 900]), (-1, False, [300, 600, 900]), (0, False, [900])],
+)
+def test_retention(command_line, keep_last, keep_best, expected):
+    command_line("fit", f"--checkpoint.keep_last={keep_last}", f"--checkpoint.keep_best={keep_best}")
+    folder = command_line.folder()
+    steps = sorted(int(path.stem.split("_")[1]) for path in (folder / "checkpoints").glob("step_*.ckpt"))
+    assert [round(step, -2) for step in steps] == expected
+    listed = {
+        chunk["file"]
+        for path in (folder / "checkpoints").glob("step_*.ckpt")
+        for chunk in load_checkpoint(path)["MultiTaskData"]["replay"]["chunks"]
+    }
+    assert {path.name for path in (folder / "replay").iterdir()} == listed
+
+
+def test_the_best_is_kept_though_newer_ones_come(command_line):
+    command_line("fit", "--checkpoint.keep_last=1", "--rollout.total_steps=1500")
+    steps, success = read_metrics(command_line.folder())["eval/success"]
+    best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
+    assert best == steps[success.index(max(success))]
+    names = {path.name for path in (command_line.folder() / "checkpoints").iterdir()}
+    assert names == {"last.ckpt", "best.ckpt", f"step_{best:012d}.ckpt", "step_000000001500.ckpt"}
+
+
+def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
+    command_line("fit")
+    chunk = sorted((command_line.folder() / "replay").iterdir())[0]
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-7])
+    for expected in ("damaged", "missing"):
+        with pytest.raises(SystemExit) as exit_info:
+            command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+        error = capsys.readouterr().err
+        assert exit_info.value.code == 2 and str(chunk) in error and expected in error
+        chunk.unlink(missing_ok=True)
+
+
+def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
+    command_line("fit")
+    shutil.copytree(command_line.folder(), tmp_path / "moved" / "there" / "version_4")
+    path = tmp_path / "moved" / "there" / "version_4" / "checkpoints" / "last.ckpt"
+    command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=1200")
+    assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == 1200
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
