@@ -21,6 +21,7 @@ from mtrl_lightning.callbacks import (
     CurvesCallback,
     EnvStepProgressBar,
     EvaluationCallback,
+    InterruptionCallback,
     MetricsCallback,
     MetricsCSV,
     RolloutCallback,
@@ -132,7 +133,7 @@ class MultiTaskCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         callbacks: list[Callback] = []
         if self.subcommand == "fit":
-            callbacks.append(CurvesCallback())
+            callbacks += [CurvesCallback(), InterruptionCallback()]
             kwargs["logger"] = [MetricsCSV(str(self.run_folder)), *_as_list(config.get("logger"))]
         if config.get("enable_progress_bar") is not False:
             callbacks.append(EnvStepProgressBar())

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from mtrl_lightning.cli import main
+from mtrl_lightning.envs import MetaWorld
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)
@@ -40,6 +42,7 @@ class CommandLine:
 
     def __init__(self, root, monkeypatch):
         self.root, self._monkeypatch = root, monkeypatch
+        self.processes = []
 
     def arguments(self, subcommand, *extra, configs=CONFIGS, small=True):
         return [subcommand, *config_args(*configs), *(SMALL if small else []), f"--root={self.root}", *extra]
@@ -50,10 +53,17 @@ class CommandLine:
 
     def process(self, subcommand, *extra, **kwargs):
         command = [sys.executable, str(ROOT / "cli.py"), *self.arguments(subcommand, *extra, **kwargs)]
-        return subprocess.Popen(command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        pipe, together = subprocess.PIPE, subprocess.STDOUT
+        self.processes.append(subprocess.Popen(command, cwd=self.root, stdout=pipe, stderr=together, text=True))
+        return self.processes[-1]
 
     def folder(self, name="run", version=0):
         return Path(self.root) / name / f"version_{version}"
+
+    def spec(self, name="run"):
+        """Return the spec of a MetaWorld run, rebuilt from its saved configuration."""
+        config = yaml.safe_load((self.folder(name) / "config.yaml").read_text())
+        return MetaWorld(**config["data"]["benchmark"]["init_args"]).spec
 
     def rows(self, name="run", version=0):
         with (self.folder(name, version) / "metrics.csv").open(newline="") as file:
@@ -62,4 +72,8 @@ class CommandLine:
 
 @pytest.fixture
 def command_line(tmp_path, monkeypatch):
-    return CommandLine(tmp_path, monkeypatch)
+    made = CommandLine(tmp_path, monkeypatch)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()

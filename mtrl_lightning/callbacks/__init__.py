@@ -7,12 +7,14 @@ from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.rollout import RolloutCallback
+from mtrl_lightning.callbacks.signals import InterruptionCallback
 
 __all__ = [
     "CheckpointCallback",
     "CurvesCallback",
     "EnvStepProgressBar",
     "EvaluationCallback",
+    "InterruptionCallback",
     "MetricsCSV",
     "MetricsCallback",
     "RolloutCallback",

@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.common import data_of, find
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
-from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
@@ -86,7 +85,6 @@ class CheckpointCallback(Checkpoint):
         best = self._new_best(trainer, pl_module)
         if due or best is not None or trainer.should_stop:
             self.save(trainer, pl_module, best)
-        find(trainer, RolloutCallback).signals.check()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save at the end if something else stopped the training."""

@@ -10,9 +10,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import data_of, find, log
-from mtrl_lightning.callbacks.rollout import RolloutCallback
-from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.callbacks.common import data_of, log
+from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.schedules import Every
@@ -79,17 +78,15 @@ class EvaluationCallback(Callback):
             pl_module.log_dict(self.results, logger=False)
 
     def _evaluate(self, trainer: Trainer, algorithm: Algorithm) -> None:
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        signals = find(trainer, RolloutCallback).signals if fitting else None
         env_steps = algorithm.counters.env_steps
         results: dict[str, float] = {}
         for evaluator in self._evaluators:
             with algorithm.stopwatch.measure("evaluate"):
-                evaluation = evaluator.evaluate(algorithm, signals.check if signals else lambda: None)
+                evaluation = evaluator.evaluate(algorithm, on_step=lambda: check_signals(trainer))
             results |= evaluation.metrics(algorithm.spec.task_names)
             _print(table(evaluation, algorithm.spec.task_names, env_steps))
         self.results, self.env_steps = results, env_steps
-        if fitting:
+        if trainer.state.fn == TrainerFn.FITTING:
             log(trainer, results, env_steps)
             for logger in trainer.loggers:
                 logger.save()

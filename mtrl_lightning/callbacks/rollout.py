@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.common import data_of
-from mtrl_lightning.callbacks.signals import Interrupted, SignalWatch
+from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Collector
@@ -32,6 +33,8 @@ class RolloutCallback(Callback):
         updates_per_step: updates a vector step (all environments once), also fractional.
         envs_per_task: copies of each task's environment.
         num_workers: worker processes that step environments; null for the cores but one, 0 for this process.
+        learner_threads: threads of PyTorch on the CPU; null leaves its own choice, one a core, which is slow where
+            small networks share the cores with environments.
         window: finished episodes a task over which ``rollout/...`` metrics are averaged.
         timeout: seconds to wait for a worker before it counts as hung.
         seed: of the environments.
@@ -48,6 +51,7 @@ class RolloutCallback(Callback):
         updates_per_step: float = 1.0,
         envs_per_task: int = 1,
         num_workers: int | None = None,
+        learner_threads: int | None = None,
         window: int = 50,
         timeout: float = 300.0,
         seed: int = 0,
@@ -60,13 +64,15 @@ class RolloutCallback(Callback):
             raise ConfigurationError(
                 f"rollout.total_steps {total_steps} must be above rollout.warmup_steps {warmup_steps}"
             )
+        if learner_threads is not None and learner_threads < 1:
+            raise ConfigurationError(f"rollout.learner_threads is {learner_threads}: give at least 1, or null")
         if window < 1 or timeout <= 0:
             raise ConfigurationError(f"rollout.window is {window}, rollout.timeout {timeout}: both must be above 0")
         self.total_steps = total_steps
         self._envs_per_task, self._num_workers = envs_per_task, num_workers
+        self._learner_threads = learner_threads
         self._window, self._timeout, self._seed = window, timeout, seed
         self._warmup, self._ratio = Until(warmup_steps), UpdateRatio(updates_per_step, warmup_updates)
-        self.signals = SignalWatch()
         self.collector: Collector | None = None
         self._under_way = False
         self._last_state: dict[str, Any] = {}
@@ -76,6 +82,8 @@ class RolloutCallback(Callback):
         if stage != TrainerFn.FITTING or self.collector is not None:
             return
         assert isinstance(pl_module, Algorithm)
+        if self._learner_threads is not None:
+            torch.set_num_threads(self._learner_threads)
         data = data_of(trainer)
         rank_zero_info(", ".join(f"{key} {value}" for key, value in data.spec.protocol.items()))
         tasks = np.repeat(data.spec.train_tasks, self._envs_per_task).tolist()
@@ -85,10 +93,6 @@ class RolloutCallback(Callback):
         )
         self.collector = Collector(envs, pl_module, counters=pl_module.counters, window=self._window)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to Ctrl-C and SIGTERM."""
-        self.signals.install()
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warm up, unless a checkpoint says that it is done."""
         assert isinstance(pl_module, Algorithm)
@@ -96,7 +100,7 @@ class RolloutCallback(Callback):
         while self._warmup(counters.env_steps):
             self._send(pl_module, "random")
             self._receive(trainer, pl_module)
-            self.signals.check()
+            check_signals(trainer)
         self._ratio.start(counters.vector_steps, counters.updates)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -172,7 +176,6 @@ class RolloutCallback(Callback):
         self._close()
 
     def _close(self) -> None:
-        self.signals.restore()
         if self.collector is not None:
             self.collector.envs.close()
             self.collector = None

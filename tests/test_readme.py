@@ -1,0 +1,63 @@
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for line in block.splitlines()
+]
+RUNS = [command for command in COMMANDS if command.startswith("python cli.py")]
+SHORT = {
+    "fit": ["--evaluation.num_episodes=1", "--evaluation.every=1000000", "--checkpoint.every=1000000"],
+    "validate": ["--evaluation.num_episodes=1"],
+}
+STEPS = ["--rollout.warmup_steps=40", "--rollout.total_steps=120"]
+
+
+def run(command, *extra, folder):
+    words = shlex.split(command)
+    assert words[:2] == ["python", "cli.py"]
+    words = [str(ROOT / word) if word.startswith("configs/") else word for word in words[2:]]
+    options = [*SHORT[words[0]], *(["--data.benchmark.init_args.horizon=5"] if words[0] == "fit" else []), *extra]
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "cli.py"), *words, *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_the_first_two_commands_need_nothing_and_train_and_test():
+    first, second = COMMANDS[:2]
+    setup = 'python -m venv .venv && .venv/bin/pip install -c constraints.txt -e ".[{}]" && .venv/bin/python '
+    assert first == setup.format("metaworld") + "cli.py fit -c configs/quickstart.yaml"
+    assert second == setup.format("dev") + "-m pytest"
+    script = (ROOT / ".ci" / "run").read_text()
+    for part in ("python3 -m venv", 'pip install -q -c constraints.txt -e ".[dev]"', "python -m pytest"):
+        assert part in script
+
+
+@pytest.fixture(scope="module")
+def quickstart_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("readme")
+    command = COMMANDS[0].split("&& ")[-1].replace(".venv/bin/python", "python")
+    assert "average" in run(command, *STEPS, folder=folder)
+    return folder
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_every_command_runs(quickstart_folder, command):
+    continuing = "--ckpt_path" in command
+    if continuing:
+        command = command.replace("300000", "240")
+    printed = run(command, *([] if continuing else STEPS), folder=quickstart_folder)
+    assert "average" in printed
