@@ -41,7 +41,11 @@ class _SaveConfig(SaveConfigCallback):
 
 
 class MultiTaskCLI(LightningCLI):
-    """``fit`` trains and continues, ``validate`` evaluates a checkpoint."""
+    """``fit`` trains and continues, ``validate`` evaluates a checkpoint.
+
+    Args:
+        args: in place of the process' command line.
+    """
 
     def __init__(self, args: ArgsType = None) -> None:
         super().__init__(

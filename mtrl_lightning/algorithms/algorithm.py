@@ -110,4 +110,9 @@ def _is_plain(value: Any) -> bool:
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (str, int, float, bool))
+    return value is None or type(value) in (
+        str,
+        int,
+        float,
+        bool,
+    )  # NumPy's numbers are subclasses, and no plain values

@@ -6,6 +6,7 @@ Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``D`` observation
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,8 +89,10 @@ class SAC(Algorithm):
         seed: int = 0,
     ) -> None:
         super().__init__(spec, seed)
+        warnings.filterwarnings("ignore", ".*removed from hparams")  # factories given in Python are not saved
         self.save_hyperparameters(ignore=["spec"])
         _check_ranges(num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max)
+        _check_norms(actor_max_grad_norm, critic_max_grad_norm)
         self.discount, self.tau = discount, tau
         self.action_dim = spec.action_space.shape[0]
         self.target_entropy = -float(self.action_dim) if target_entropy is None else target_entropy
@@ -101,7 +104,7 @@ class SAC(Algorithm):
 
         T, A = spec.num_tasks, self.action_dim
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             self.encoder = encoder(spec.observation_space, T)
             Z = self.encoder.out_dim
             self.actor = actor(Z, 2 * A, T)
@@ -147,6 +150,7 @@ class SAC(Algorithm):
         critic, actor, temperature, *others = optimizers
         update = self.counters.updates
         self.encoder.observe(batch.observation_BD)
+        self.target_encoder.observe(batch.observation_BD)
         self._update_critic(batch, critic)
         if update % self.actor_every == 0:
             self._update_actor(batch, actor, temperature)
@@ -155,9 +159,11 @@ class SAC(Algorithm):
             polyak_update(self.encoder, self.target_encoder, self.tau)
         for auxiliary, optimizer in zip(self.auxiliaries, others, strict=True):
             if update % auxiliary.every == 0:  # type: ignore[operator]
+                loss = auxiliary.loss(batch, self.encoder).mean()  # type: ignore[operator]
                 optimizer.zero_grad()
-                auxiliary.loss(batch, self.encoder).mean().backward()  # type: ignore[operator]
+                loss.backward()
                 optimizer.step()
+                self.mean_metrics.add({f"{type(auxiliary).__name__.lower()}_loss": loss})
         self.counters.updates += 1
 
     def drain_metrics(self) -> dict[str, float]:
@@ -230,11 +236,14 @@ class SAC(Algorithm):
 @contextmanager
 def _without_gradients(module: nn.Module) -> Iterator[None]:
     """Leave a module's parameters out of the graph, so that its input alone gets a gradient."""
-    module.requires_grad_(False)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
-        module.requires_grad_(True)
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 def _check_ranges(
@@ -246,3 +255,10 @@ def _check_ranges(
         raise ConfigurationError(f"discount is {discount}, tau {tau}: give 0 <= discount <= 1 and 0 < tau <= 1")
     if not low < high:
         raise ConfigurationError(f"log_std_min {low} must be below log_std_max {high}")
+
+
+def _check_norms(*norms: float | None) -> None:
+    if any(norm is not None and not norm > 0 for norm in norms):
+        raise ConfigurationError(
+            "actor_max_grad_norm and critic_max_grad_norm must be above 0, or null for no clipping"
+        )

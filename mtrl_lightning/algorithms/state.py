@@ -34,13 +34,13 @@ class Generators:
         return self._generators[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every generator's device and state."""
+        """Return the seed, and every generator's device and state."""
         used = {n: {"device": g.device.type, "state": g.get_state()} for n, g in self._generators.items()}
-        return {**self._saved, **used}
+        return {"seed": self._seed, "used": {**self._saved, **used}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states; a generator saved on another kind of device begins with the seed instead."""
-        self._saved = state
+        self._seed, self._saved = state["seed"], state["used"]
         self._generators = {}
 
 
@@ -55,7 +55,7 @@ class MeanMetrics:
         """Add one value of each."""
         for name, value in values.items():
             value = value.detach().float()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def drain(self) -> dict[str, float]:

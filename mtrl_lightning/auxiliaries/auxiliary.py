@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
@@ -24,6 +25,8 @@ class Auxiliary(nn.Module):
 
     def __init__(self, spec: EnvSpec, feature_dim: int, *, every: int = 1, learning_rate: float = 1e-3) -> None:
         super().__init__()
+        if every < 1:
+            raise ConfigurationError(f"an auxiliary's every is {every}: give a number of updates of at least 1")
         self.every, self.learning_rate = every, learning_rate
 
     def loss(self, batch: TransitionBatch, encoder: Encoder) -> Tensor:

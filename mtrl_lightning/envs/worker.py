@@ -62,7 +62,16 @@ def arrays_in(buffer: Any, num_envs: int, spec: EnvSpec) -> StepArrays:
 
 
 class EnvGroup:
-    """Environments stepped one after another; results go to rows ``first, first + 1, ...`` of the arrays."""
+    """Environments stepped one after another.
+
+    Args:
+        benchmark: makes the environments.
+        tasks: the task of each environment.
+        split: one of ``benchmark.splits``.
+        seeds: of each environment's draws.
+        arrays: where actions lie and results go.
+        first: row of the first environment; the others follow.
+    """
 
     def __init__(
         self,

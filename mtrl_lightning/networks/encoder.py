@@ -82,12 +82,11 @@ class Standardize(Identity):
         self.register_buffer("mean_D", torch.zeros(self.out_dim))
         self.register_buffer("variance_D", torch.ones(self.out_dim))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self._seen: int | None = None
+        self._seen = 0
+        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_seen", int(module.count)))
 
     def observe(self, observation_BD: Tensor) -> None:
         """Take a batch into the statistics: batches are of equal size, so means of batches are means of rows."""
-        if self._seen is None:
-            self._seen = int(self.count)
         if self._seen >= self._num_updates:
             return
         weight = 1 / (self._seen + 1)

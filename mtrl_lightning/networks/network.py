@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.errors import ConfigurationError
+
 
 class Network(nn.Module):
     """Features and a task in, numbers out; built by a factory ``(in_dim, out_dim, num_tasks) -> Network``."""
@@ -25,7 +27,13 @@ class Network(nn.Module):
 
 
 def hidden_layers(in_dim: int, width: int, depth: int, layer_norm: bool) -> nn.Sequential:
-    """Return ``depth`` layers of Linear, LayerNorm if wanted, ReLU; He-uniform weights and zero biases."""
+    """Return ``depth`` layers of Linear, LayerNorm if wanted, ReLU; He-uniform weights and zero biases.
+
+    Raises:
+        ConfigurationError: if there would be no layer or no feature.
+    """
+    if depth < 1 or width < 1:
+        raise ConfigurationError(f"a network's depth is {depth} and its width {width}: both must be at least 1")
     layers: list[nn.Module] = []
     for i in range(depth):
         linear = nn.Linear(in_dim if i == 0 else width, width)

@@ -55,7 +55,7 @@ class MultiTaskData(LightningDataModule):
         self.spec: EnvSpec = spec._replace(train_tasks=trained)
         n, rest = divmod(batch_size, len(trained))
         if rest or n < 1:
-            near = sorted({max(n, 1) * len(trained), (n + 1) * len(trained)})
+            near = sorted({max(n, 1) * len(trained), max(n + 1, 1) * len(trained)})
             raise ConfigurationError(
                 f"batch_size {batch_size} cannot be shared out equally among {len(trained)} tasks:"
                 f" give {' or '.join(map(str, near))}"

@@ -77,21 +77,20 @@ class ReplaySnapshots:
             ring_N = np.repeat(np.arange(storage.num_rings), end_R - first_R)
             storage.added_R[:] = first_R
             storage.add(ring_N, self._read(chunk))
-        storage.added_R[:] = manifest["added"]
         self._chunks = list(manifest["chunks"])
 
     def _read(self, chunk: dict[str, Any]) -> tuple[np.ndarray, ...]:
         path = self.folder / Path(chunk["file"]).name
-        remedy = "continue from another checkpoint"
         try:
-            if _checksum(path) != chunk["crc32"]:
-                raise ConfigurationError(f"the replay file {path} is damaged: {remedy}")
-            with np.load(path, allow_pickle=False) as file:
-                return tuple(file[field] for field in Rows._fields)
-        except FileNotFoundError as error:
-            raise ConfigurationError(f"the replay file {path} is missing: {remedy}") from error
-        except (zipfile.BadZipFile, KeyError, ValueError) as error:
-            raise ConfigurationError(f"the replay file {path} cannot be read ({error}): {remedy}") from error
+            if _checksum(path) == chunk["crc32"]:
+                with np.load(path, allow_pickle=False) as file:
+                    return tuple(file[field] for field in Rows._fields)
+            wrong = "is damaged"
+        except FileNotFoundError:
+            wrong = "is missing"
+        except (OSError, EOFError, zipfile.BadZipFile, KeyError, ValueError) as error:
+            wrong = f"cannot be read ({error})"
+        raise ConfigurationError(f"the replay file {path} {wrong}: continue from another checkpoint")
 
     def prune(self, manifests: Iterable[dict[str, Any]]) -> None:
         """Delete the files that no manifest lists."""

@@ -1,0 +1,76 @@
+"""Small tasks, batches and networks for the algorithms' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch.optim import Optimizer
+
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.networks import MLP, Network
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+
+def make_spec(
+    num_tasks: int = 3, obs_dim: int = 4, action_dim: int = 2, train_tasks: Sequence[int] | None = None
+) -> EnvSpec:
+    return EnvSpec(
+        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
+        observation_space=Box(-np.inf, np.inf, (obs_dim,), np.float32),
+        action_space=Box(-1.0, 1.0, (action_dim,), np.float32),
+        horizon=10,
+        has_success=True,
+        train_tasks=tuple(range(num_tasks)) if train_tasks is None else tuple(train_tasks),
+        protocol={"benchmark": "dummy", "horizon": 10},
+    )
+
+
+def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
+    """Random transitions, task-major, ``rows`` of each trained task."""
+    generator = torch.Generator().manual_seed(seed)
+    B, D, A = rows * len(spec.train_tasks), spec.observation_space.shape[0], spec.action_space.shape[0]
+    return TransitionBatch(
+        observation_BD=torch.randn(B, D, generator=generator),
+        action_BA=2 * torch.rand(B, A, generator=generator) - 1,
+        reward_B=torch.randn(B, generator=generator),
+        next_observation_BD=torch.randn(B, D, generator=generator),
+        terminated_B=torch.rand(B, generator=generator) < 0.2,
+        task_B=torch.tensor(spec.train_tasks).repeat_interleave(rows),
+    )
+
+
+def small_mlp(in_dim: int, out_dim: int, num_tasks: int) -> Network:
+    return MLP(in_dim, out_dim, num_tasks, width=16, depth=2, output_bound=0.3)
+
+
+def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:
+    return SAC(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def attach(sac: SAC) -> list[Optimizer]:
+    """Give an algorithm its optimizers without a trainer."""
+    optimizers = sac.configure_optimizers()
+    sac.optimizers = lambda use_pl_optimizer=True: optimizers
+    return optimizers
+
+
+def train(sac: SAC, num_updates: int, first: int = 0) -> SAC:
+    """Make updates on the batches ``first``, ``first + 1``, ..."""
+    if not callable(sac.__dict__.get("optimizers")):
+        attach(sac)
+    for i in range(first, first + num_updates):
+        sac.training_step(make_batch(sac.spec, seed=i), i)
+    return sac
+
+
+def copy_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def changed(module: torch.nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
+    """Names of the weights that are no longer what they were."""
+    return {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}

@@ -1,0 +1,822 @@
+"""SAC's update by hand with a dummy actor and critic, and what trains, acts and draws what."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+from mtrl_lightning.algorithms import Temperature
+from mtrl_lightning.algorithms.state import Generators
+from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.networks import MLP, Encoder, MultiHead, Network, Standardize, TaskConditioning
+from mtrl_lightning.types import TransitionBatch
+from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec, small_mlp, train
+
+NUM_TASKS, LEARNING_RATE, DISCOUNT, TAU, ALPHA, TARGET_ENTROPY, SEED = 2, 0.1, 0.9, 0.25, 0.5, -0.7, 5
+BATCH = TransitionBatch(
+    observation_BD=torch.tensor([[0.5], [-1.0], [2.0], [0.3]]),
+    action_BA=torch.tensor([[0.1], [-0.4], [0.9], [0.6]]),
+    reward_B=torch.tensor([1.0, -0.5, 2.0, 0.25]),
+    next_observation_BD=torch.tensor([[0.7], [-0.8], [1.5], [-0.2]]),
+    terminated_B=torch.tensor([False, True, False, False]),
+    task_B=torch.tensor([0, 0, 1, 1]),
+)
+
+
+class HandActor(Network):
+    """Mean ``m[task] + c z`` and log standard deviation ``s[task]``."""
+
+    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+        super().__init__()
+        self.m = nn.Parameter(torch.tensor([0.2, -0.6]))
+        self.s = nn.Parameter(torch.tensor([-0.5, 0.1]))
+        self.c = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.m[task_B] + self.c * x_BD[:, 0], self.s[task_B]], dim=-1)
+
+
+class HandCritic(Network):
+    """``w0 z + w1 a + w2``."""
+
+    def __init__(self, weights: list[float]) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(weights))
+
+    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        return (x_BD @ self.w[:2] + self.w[2])[:, None]
+
+
+class HandEncoder(Encoder):
+    """``z = k s``."""
+
+    def __init__(self, observation_space, num_tasks: int) -> None:
+        super().__init__(observation_space, num_tasks)
+        self.out_dim = 1
+        self.k = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, observation_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        return self.k * observation_BD
+
+
+CRITICS = [[0.4, -0.8, 0.1], [0.3, 1.2, -0.2]]
+TARGET_CRITICS = [[0.7, -0.3, 0.5], [-0.2, 0.9, 1.1]]
+TARGET_K = 0.8
+
+
+def hand_sac(**options):
+    weights = iter(CRITICS)
+    sgd = partial(SGD, lr=LEARNING_RATE)
+    given = {
+        "actor": HandActor,
+        "critic": lambda *sizes: HandCritic(next(weights)),
+        "encoder": HandEncoder,
+        "temperature": partial(Temperature, initial=ALPHA),
+        "discount": DISCOUNT,
+        "tau": TAU,
+        "target_entropy": TARGET_ENTROPY,
+        "actor_max_grad_norm": None,
+        "critic_max_grad_norm": None,
+        "actor_optimizer": sgd,
+        "critic_optimizer": sgd,
+        "temperature_optimizer": sgd,
+        "seed": SEED,
+    }
+    sac = make_sac(make_spec(NUM_TASKS, obs_dim=1, action_dim=1), **{**given, **options})
+    with torch.no_grad():
+        sac.target_encoder.k.fill_(TARGET_K)
+        for member, weight in zip(sac.target_critic.members, TARGET_CRITICS, strict=True):
+            member.w.copy_(torch.tensor(weight))
+    attach(sac)
+    return sac
+
+
+def draw_action(mean, log_std, noise):
+    """Action, its log density, and the gradients of both to mean and log standard deviation."""
+    std = math.exp(log_std)
+    a = math.tanh(mean + std * noise)
+    log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - math.log(1 - a**2)
+    da = (1 - a**2, (1 - a**2) * std * noise)
+    dlog_prob = (2 * a, -1 + 2 * a * std * noise)
+    return a, log_prob, da, dlog_prob
+
+
+class ByHand:
+    """One update in plain numbers: first critics and encoder, then the actor on their new weights, then the rest."""
+
+    def __init__(self) -> None:
+        m, s, c, k = [0.2, -0.6], [-0.5, 0.1], 0.3, 1.5
+        stream = Generators(SEED).get("learn", torch.device("cpu"))
+        next_noise, noise = (torch.randn(4, 1, generator=stream)[:, 0].tolist() for _ in range(2))
+        rows = list(zip(*(field.tolist() for field in BATCH), strict=True))
+        n, B = 2, 4
+
+        gradient_w, gradient_k = [[0.0] * 3 for _ in CRITICS], 0.0
+        self.critic_loss_T, self.q = [0.0] * NUM_TASKS, 0.0
+        for ((obs,), (action,), reward, (next_obs,), terminated, task), eps in zip(rows, next_noise, strict=True):
+            next_action, next_log_prob, _, _ = draw_action(m[task] + c * k * next_obs, s[task], eps)
+            next_q = min(w[0] * TARGET_K * next_obs + w[1] * next_action + w[2] for w in TARGET_CRITICS)
+            target = reward + DISCOUNT * (0 if terminated else 1) * (next_q - ALPHA * next_log_prob)
+            for i, w in enumerate(CRITICS):
+                error = w[0] * k * obs + w[1] * action + w[2] - target
+                self.q += (error + target) / (2 * B)
+                self.critic_loss_T[task] += error**2 / n
+                for j, x in enumerate((k * obs, action, 1.0)):
+                    gradient_w[i][j] += 2 * error * x / B
+                gradient_k += 2 * error * w[0] * obs / B
+        self.critic_grad_norm = math.sqrt(sum(g**2 for row in gradient_w for g in row) + gradient_k**2)
+        self.critics = [
+            [v - LEARNING_RATE * g for v, g in zip(w, row, strict=True)]
+            for w, row in zip(CRITICS, gradient_w, strict=True)
+        ]
+        self.k = k - LEARNING_RATE * gradient_k
+
+        gradient_m, gradient_s, gradient_c = [0.0, 0.0], [0.0, 0.0], 0.0
+        self.actor_loss_T, mean_log_prob_T = [0.0] * NUM_TASKS, [0.0] * NUM_TASKS
+        for ((obs,), _, _, _, _, task), eps in zip(rows, noise, strict=True):
+            z = self.k * obs
+            a, log_prob, da, dlog_prob = draw_action(m[task] + c * z, s[task], eps)
+            q, slope = min((w[0] * z + w[1] * a + w[2], w[1]) for w in self.critics)
+            self.actor_loss_T[task] += (ALPHA * log_prob - q) / n
+            mean_log_prob_T[task] += log_prob / n
+            to_mean, to_log_std = ((ALPHA * d - slope * e) / B for d, e in zip(dlog_prob, da, strict=True))
+            gradient_m[task] += to_mean
+            gradient_s[task] += to_log_std
+            gradient_c += to_mean * z
+        self.actor_grad_norm = math.sqrt(sum(g**2 for g in (*gradient_m, *gradient_s, gradient_c)))
+        self.m = [v - LEARNING_RATE * g for v, g in zip(m, gradient_m, strict=True)]
+        self.s = [v - LEARNING_RATE * g for v, g in zip(s, gradient_s, strict=True)]
+        self.c = c - LEARNING_RATE * gradient_c
+
+        miss_T = [log_prob + TARGET_ENTROPY for log_prob in mean_log_prob_T]
+        self.temperature_loss_T = [-math.log(ALPHA) * miss for miss in miss_T]
+        self.log_alpha = [math.log(ALPHA) + LEARNING_RATE * miss / NUM_TASKS for miss in miss_T]
+        self.entropy = -sum(mean_log_prob_T) / NUM_TASKS
+        self.target_critics = [
+            [t + TAU * (w - t) for t, w in zip(old, new, strict=True)]
+            for old, new in zip(TARGET_CRITICS, self.critics, strict=True)
+        ]
+        self.target_k = TARGET_K + TAU * (self.k - TARGET_K)
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return ByHand()
+
+
+@pytest.fixture
+def updated():
+    sac = hand_sac()
+    sac.training_step(BATCH, 0)
+    return sac
+
+
+def close(value, rel=2e-5):
+    return pytest.approx(value, rel=rel, abs=1e-6)
+
+
+def test_the_critics_follow_the_gradient_computed_by_hand(updated, wanted):
+    for member, weights in zip(updated.critic.members, wanted.critics, strict=True):
+        assert member.w.tolist() == close(weights)
+
+
+def test_the_encoder_follows_the_gradient_of_the_critics_loss_computed_by_hand(updated, wanted):
+    assert updated.encoder.k.item() == close(wanted.k)
+
+
+def test_the_actor_follows_the_gradient_computed_by_hand(updated, wanted):
+    assert updated.actor.m.tolist() == close(wanted.m)
+    assert updated.actor.s.tolist() == close(wanted.s)
+    assert updated.actor.c.item() == close(wanted.c)
+
+
+def test_each_temperature_follows_the_gradient_computed_by_hand(updated, wanted):
+    assert updated.temperature.log_alpha.tolist() == close(wanted.log_alpha)
+
+
+def test_the_targets_move_as_computed_by_hand(updated, wanted):
+    for member, weights in zip(updated.target_critic.members, wanted.target_critics, strict=True):
+        assert member.w.tolist() == close(weights)
+    assert updated.target_encoder.k.item() == close(wanted.target_k)
+
+
+def test_the_metrics_are_those_computed_by_hand(updated, wanted):
+    alpha = [math.exp(value) for value in wanted.log_alpha]
+    assert updated.drain_metrics() == close(
+        {
+            "train/critic_loss": sum(wanted.critic_loss_T) / 2,
+            "train/q": wanted.q,
+            "train/critic_grad_norm": wanted.critic_grad_norm,
+            "train/actor_loss": sum(wanted.actor_loss_T) / 2,
+            "train/temperature_loss": sum(wanted.temperature_loss_T) / 2,
+            "train/entropy": wanted.entropy,
+            "train/actor_grad_norm": wanted.actor_grad_norm,
+            "train/temperature/task-0": alpha[0],
+            "train/temperature/task-1": alpha[1],
+        }
+    )
+    assert updated.drain_metrics() == {}
+
+
+class Recorder(GradientMethod):
+    """Note what a gradient method is given, and what it leaves in the gradients of others."""
+
+    def __init__(self, num_tasks: int, name: str, log: list) -> None:
+        super().__init__(num_tasks)
+        self.name, self.log, self.sac = name, log, []
+
+    def backward(self, loss_T: torch.Tensor, shared) -> None:
+        (sac,) = self.sac
+        mine = sac.actor if self.name == "actor" else nn.ModuleList([sac.critic, sac.encoder])
+        others = [p for p in sac.parameters() if id(p) not in {id(q) for q in mine.parameters()}]
+        before = [None if p.grad is None else p.grad.clone() for p in others]
+        clear = all(p.grad is None or not p.grad.any() for p in mine.parameters())
+        loss_T.mean().backward()
+        after = [p.grad for p in others]
+        kept = all(
+            (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+            for a, b in zip(after, before, strict=True)
+        )
+        note = {"name": self.name, "num_tasks": self.num_tasks, "loss_T": loss_T.detach().clone()}
+        self.log.append({**note, "shared": [id(p) for p in shared], "clear": clear, "kept": kept})
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        return {"conflicts": torch.tensor(float(len(self.log)))}
+
+
+def recorded(make, **options):
+    log = []
+    sac = make(
+        actor_gradient=partial(Recorder, name="actor", log=log),
+        critic_gradient=partial(Recorder, name="critic", log=log),
+        **options,
+    )
+    for method in (sac.actor_gradient, sac.critic_gradient):
+        method.sac.append(sac)
+    return sac, log
+
+
+def test_the_gradient_methods_get_one_loss_a_task_computed_by_hand(wanted):
+    sac, log = recorded(hand_sac)
+    sac.training_step(BATCH, 0)
+    assert [call["name"] for call in log] == ["critic", "actor"], "one call each, and none for the temperature"
+    assert log[0]["loss_T"].tolist() == close(wanted.critic_loss_T)
+    assert log[1]["loss_T"].tolist() == close(wanted.actor_loss_T)
+
+
+def linear_encoder(observation_space, num_tasks):
+    return LinearEncoder(observation_space, num_tasks)
+
+
+class LinearEncoder(Encoder):
+    def __init__(self, observation_space, num_tasks: int, out_dim: int = 3) -> None:
+        super().__init__(observation_space, num_tasks)
+        self.out_dim = out_dim
+        self.linear = nn.Linear(observation_space.shape[0], out_dim)
+        self.heard = []
+
+    def observe(self, observation_BD: torch.Tensor) -> None:
+        self.heard.append(observation_BD)
+
+    def forward(self, observation_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        return self.linear(observation_BD).tanh()
+
+
+class Embedding(TaskConditioning):
+    def __init__(self, num_tasks: int) -> None:
+        super().__init__(num_tasks)
+        self.extra_dim = 4
+        self.table = nn.Embedding(num_tasks, 4)
+
+    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x_BD, self.table(task_B)], dim=-1)
+
+
+embedded_heads = partial(MultiHead, width=16, depth=2, output_bound=0.3, conditioning=Embedding, layer_norm=True)
+FULL = {"actor": embedded_heads, "critic": embedded_heads, "encoder": linear_encoder}
+
+
+def test_a_gradient_method_is_told_what_is_shared_and_touches_nothing_else():
+    sac, log = recorded(partial(make_sac, **FULL))
+    train(sac, 3)
+    critic = [id(p) for p in (*sac.encoder.parameters(), *sac.critic.shared_parameters())]
+    actor = [id(p) for p in sac.actor.shared_parameters()]
+    assert [call["name"] for call in log] == ["critic", "actor"] * 3
+    assert [call["shared"] for call in log] == [critic, actor] * 3
+    assert all(call["clear"] for call in log), "gradients are cleared before"
+    assert all(call["kept"] for call in log), "no loss leaves gradients with the parameters of another"
+
+
+def test_gradient_methods_work_on_the_trained_tasks_alone():
+    sac, log = recorded(partial(make_sac, make_spec(4, train_tasks=(0, 2, 3))))
+    train(sac, 1)
+    assert {call["num_tasks"] for call in log} == {3}
+    assert {len(call["loss_T"]) for call in log} == {3}
+    assert len(sac.temperature.values()) == 4
+
+
+def test_the_statistics_of_a_gradient_method_are_logged_under_its_name():
+    sac, _ = recorded(make_sac)
+    train(sac, 2)
+    metrics = sac.drain_metrics()
+    assert (metrics["train/critic_conflicts"], metrics["train/actor_conflicts"]) == (2, 3)  # means of 1, 3 and of 2, 4
+
+
+def test_temperatures_of_tasks_that_are_not_trained_stay():
+    sac = train(make_sac(make_spec(4, train_tasks=(0, 2, 3))), 3)
+    assert [value == 1 for value in sac.temperature.values().tolist()] == [False, True, False, False]
+
+
+def still(parameters):
+    return SGD(parameters, lr=0.0)
+
+
+def fast(parameters):
+    return SGD(parameters, lr=0.5)
+
+
+def test_the_critics_and_the_encoder_are_not_moved_by_the_actor():
+    sac = make_sac(critic_optimizer=still, actor_optimizer=fast, **FULL)
+    critic, encoder, actor = copy_of(sac.critic), copy_of(sac.encoder), copy_of(sac.actor)
+    train(sac, 3)
+    assert changed(sac.critic, critic) == changed(sac.encoder, encoder) == set()
+    assert changed(sac.actor, actor) == set(actor)
+
+
+def test_the_actor_and_the_temperature_are_not_moved_by_the_critics_loss():
+    sac = make_sac(critic_optimizer=fast, actor_optimizer=still, temperature_optimizer=still, **FULL)
+    critic, encoder = copy_of(sac.critic), copy_of(sac.encoder)
+    actor, temperature = copy_of(sac.actor), copy_of(sac.temperature)
+    train(sac, 3)
+    assert changed(sac.actor, actor) == changed(sac.temperature, temperature) == set()
+    assert changed(sac.encoder, encoder) == set(encoder)
+    assert changed(sac.critic, critic) == set(critic)
+
+
+def test_the_actors_loss_leaves_the_critics_as_trainable_as_they_were():
+    sac = train(make_sac(**FULL), 1)
+    assert all(p.requires_grad for p in (*sac.critic.parameters(), *sac.encoder.parameters()))
+
+
+class FrozenEmbedding(Embedding):
+    def __init__(self, num_tasks: int) -> None:
+        super().__init__(num_tasks)
+        self.table.requires_grad_(False)
+
+
+def test_what_a_network_freezes_stays_frozen():
+    frozen = partial(MLP, width=8, depth=1, output_bound=0.3, conditioning=FrozenEmbedding)
+    sac = make_sac(actor=frozen, critic=frozen)
+    tables = [sac.actor.conditioning.table, *(member.conditioning.table for member in sac.critic.members)]
+    before = [copy_of(table) for table in tables]
+    train(sac, 3)
+    assert [changed(table, values) for table, values in zip(tables, before, strict=True)] == [set()] * 3
+
+
+@pytest.mark.parametrize("options", [{}, FULL, {**FULL, "num_critics": 5}])
+def test_every_parameter_is_in_exactly_one_optimizer(options):
+    sac = make_sac(**options)
+    critic, actor, temperature = (
+        [id(p) for group in optimizer.param_groups for p in group["params"]] for optimizer in sac.configure_optimizers()
+    )
+    assert sorted(critic) == sorted(id(p) for p in (*sac.encoder.parameters(), *sac.critic.parameters()))
+    assert sorted(actor) == sorted(id(p) for p in sac.actor.parameters())
+    assert sorted(temperature) == sorted(id(p) for p in sac.temperature.parameters())
+    trained = [id(p) for p in sac.parameters() if p.requires_grad]
+    assert sorted(trained) == sorted([*critic, *actor, *temperature])
+
+
+@pytest.mark.parametrize("options", [{}, FULL])
+def test_every_parameter_learns(options):
+    sac = make_sac(tau=0.5, **options)
+    before = copy_of(sac)
+    train(sac, 5)
+    assert changed(sac, before) == set(before)
+
+
+def updates_that_change(module, sac, count=7):
+    attach(sac)
+    seen = []
+    for i in range(count):
+        before = copy_of(module)
+        train(sac, 1, first=i)
+        seen.append(bool(changed(module, before)))
+    return [i for i, moved in enumerate(seen) if moved]
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (3, [0, 3, 6])])
+def test_actor_and_temperature_are_updated_as_often_as_asked(every, wanted):
+    for part in ("actor", "temperature"):
+        sac = make_sac(actor_every=every)
+        assert updates_that_change(getattr(sac, part), sac) == wanted
+    sac = make_sac(actor_every=every)
+    assert updates_that_change(sac.critic, sac) == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (4, [0, 4])])
+def test_the_targets_are_updated_as_often_as_asked(every, wanted):
+    for part in ("target_critic", "target_encoder"):
+        sac = make_sac(target_every=every, **FULL)
+        assert updates_that_change(getattr(sac, part), sac) == wanted
+
+
+def test_schedules_go_on_with_the_restored_count_of_updates():
+    sac = make_sac(actor_every=3)
+    sac.counters.updates = 2
+    assert updates_that_change(sac.actor, sac, count=5) == [1, 4]
+
+
+def test_updates_are_counted():
+    assert train(make_sac(actor_every=2), 5).counters.updates == 5
+
+
+def step_norm(modules, before):
+    squares = [
+        (value - old[name]).double().square().sum()
+        for module, old in zip(modules, before, strict=True)
+        for name, value in module.state_dict().items()
+    ]
+    return math.sqrt(sum(squares))
+
+
+@pytest.mark.parametrize("max_norm", [None, 1e-3, 1e6])
+@pytest.mark.parametrize("which", ["critic", "actor"])
+def test_a_gradient_is_clipped_to_its_norm_and_the_other_is_not(which, max_norm):
+    def unit(parameters):
+        return SGD(parameters, lr=1.0)
+
+    options = {"actor_max_grad_norm": None, "critic_max_grad_norm": None, f"{which}_max_grad_norm": max_norm}
+    sac = make_sac(actor_optimizer=unit, critic_optimizer=unit, **FULL, **options)
+    # the critics' gradient is that of critics and encoder together
+    parts = {"critic": [sac.critic, sac.encoder], "actor": [sac.actor]}
+    before = {name: [copy_of(module) for module in modules] for name, modules in parts.items()}
+    train(sac, 1)
+    metrics = sac.drain_metrics()
+    for name, modules in parts.items():
+        norm = metrics[f"train/{name}_grad_norm"]
+        assert norm > 0.01, "the metric is the norm before clipping"
+        clipped = min(norm, max_norm) if name == which and max_norm is not None else norm
+        assert step_norm(modules, before[name]) == pytest.approx(clipped, rel=2e-3)
+
+
+class Reconstruction(Auxiliary):
+    """A loss of the encoder's features and a weight of its own."""
+
+    def __init__(self, spec, feature_dim: int, **options) -> None:
+        super().__init__(spec, feature_dim, **options)
+        self.decoder = nn.Linear(feature_dim, spec.observation_space.shape[0])
+        self.num_tasks = len(spec.train_tasks)
+
+    def loss(self, batch: TransitionBatch, encoder: Encoder) -> torch.Tensor:
+        error_BD = self.decoder(encoder(batch.observation_BD, batch.task_B)) - batch.observation_BD
+        return error_BD.square().mean(-1).view(self.num_tasks, -1).mean(1)
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])
+def test_an_auxiliary_is_trained_on_its_schedule_with_the_encoder(every, wanted):
+    for part in (lambda sac: sac.auxiliaries[0], lambda sac: sac.encoder):
+        auxiliaries = [partial(Reconstruction, every=every)]
+        sac = make_sac(critic_optimizer=still, auxiliaries=auxiliaries, **FULL)
+        assert updates_that_change(part(sac), sac) == wanted
+
+
+def test_an_auxiliary_follows_the_gradient_of_its_mean_loss_with_adam():
+    sac = make_sac(critic_optimizer=still, auxiliaries=[partial(Reconstruction, learning_rate=0.02)], **FULL)
+    alone, encoder = copy.deepcopy(sac.auxiliaries[0]), copy.deepcopy(sac.encoder)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *alone.parameters()], lr=0.02)
+    for i in range(3):
+        optimizer.zero_grad()
+        alone.loss(make_batch(sac.spec, seed=i), encoder).mean().backward()
+        optimizer.step()
+    train(sac, 3)
+    assert changed(sac.auxiliaries[0], copy_of(alone)) == changed(sac.encoder, copy_of(encoder)) == set()
+
+
+def test_an_auxiliary_moves_neither_critics_nor_actor():
+    options = {"critic_optimizer": still, "actor_optimizer": still, **FULL}
+    sac = make_sac(auxiliaries=[Reconstruction], **options)
+    critic, actor = copy_of(sac.critic), copy_of(sac.actor)
+    train(sac, 3)
+    assert changed(sac.critic, critic) == changed(sac.actor, actor) == set()
+
+
+def test_each_auxiliary_has_an_optimizer_over_the_encoder_and_its_own_parameters():
+    sac = make_sac(auxiliaries=[Reconstruction, partial(Reconstruction, every=2)], **FULL)
+    optimizers = sac.configure_optimizers()
+    assert len(optimizers) == 5
+    for auxiliary, optimizer in zip(sac.auxiliaries, optimizers[3:], strict=True):
+        given = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        assert sorted(given) == sorted(id(p) for p in (*sac.encoder.parameters(), *auxiliary.parameters()))
+
+
+def test_the_encoder_hears_of_each_batch_once_before_it_is_used():
+    sac = train(make_sac(**FULL), 3)
+    batches = [make_batch(sac.spec, seed=i).observation_BD for i in range(3)]
+    assert len(sac.encoder.heard) == 3
+    assert all(torch.equal(a, b) for a, b in zip(sac.encoder.heard, batches, strict=True))
+
+
+def test_the_targets_standardize_with_the_statistics_of_the_encoder():
+    sac = train(make_sac(encoder=Standardize), 3)
+    rows = torch.cat([make_batch(sac.spec, seed=i).observation_BD for i in range(3)])
+    torch.testing.assert_close(sac.encoder.mean_D, rows.mean(0))
+    assert changed(sac.target_encoder, copy_of(sac.encoder)) == set()
+
+
+@pytest.mark.parametrize("options", [{}, {**FULL, "auxiliaries": [Reconstruction]}, {"encoder": Standardize}])
+def test_the_same_seed_gives_the_same_weights(options):
+    first, second, other = (train(make_sac(seed=seed, **options), 20) for seed in (3, 3, 4))
+    assert changed(first, copy_of(second)) == set()
+    assert changed(first.actor, copy_of(other.actor)) == set(other.actor.state_dict())
+    assert first.drain_metrics() == second.drain_metrics()
+
+
+def test_the_weights_do_not_depend_on_the_global_generator():
+    first = make_sac(seed=3)
+    torch.manual_seed(999)
+    second = make_sac(seed=3)
+    assert changed(first, copy_of(second)) == set()
+    train(first, 3)
+    torch.manual_seed(111)
+    train(second, 3)
+    assert changed(first, copy_of(second)) == set()
+
+
+def global_states():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+def test_building_training_and_acting_leave_the_global_generators_alone():
+    before = global_states()
+    sac = make_sac(auxiliaries=[Reconstruction], **FULL)
+    assert global_states() == before, "building"
+    train(sac, 3)
+    assert global_states() == before, "training"
+    for mode in ("explore", "exploit", "random"):
+        act(sac, mode)
+    assert global_states() == before, "acting"
+
+
+def test_building_does_not_seed_the_accelerators_global_generator(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    make_sac(seed=3)
+    assert seeds == []
+
+
+def test_through_a_trainer_the_weights_are_the_same():
+    through, without = make_sac(**FULL), make_sac(**FULL)
+    fit(through, 6)
+    train(without, 6)
+    assert changed(through, copy_of(without)) == set()
+    assert through.counters.updates == 6
+
+
+def fit(sac, num_updates):
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    batches = [make_batch(sac.spec, seed=i) for i in range(num_updates)]
+    trainer.fit(sac, DataLoader(batches, batch_size=None, generator=torch.Generator()))
+    return trainer
+
+
+OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+TASK_E = np.array([0, 1, 2, 2, 1, 0])
+
+
+def act(sac, mode, times=1):
+    return np.stack([sac.act(OBSERVATION_ED, TASK_E, mode) for _ in range(times)])
+
+
+@pytest.mark.parametrize("mode", ["explore", "exploit", "random"])
+def test_actions_are_arrays_of_float32_between_minus_one_and_one(mode):
+    action_EA = make_sac(**FULL).act(OBSERVATION_ED, TASK_E, mode)
+    assert type(action_EA) is np.ndarray
+    assert (action_EA.shape, action_EA.dtype) == ((6, 2), np.float32)
+    assert np.abs(action_EA).max() <= 1
+
+
+def test_exploiting_takes_tanh_of_the_mean():
+    sac = make_sac(**FULL)
+    observation, task = torch.from_numpy(OBSERVATION_ED), torch.from_numpy(TASK_E)
+    mean = sac.actor(sac.encoder(observation, task), task)[:, :2]
+    assert np.array_equal(act(sac, "exploit")[0], mean.tanh().detach().numpy())
+
+
+def test_exploiting_is_deterministic_and_draws_nothing():
+    sac, reference = make_sac(seed=3), make_sac(seed=3)
+    first, second = act(sac, "exploit", times=2)
+    assert np.array_equal(first, second)
+    assert np.array_equal(act(sac, "explore", times=3), act(reference, "explore", times=3))
+
+
+@pytest.mark.parametrize("mode", ["explore", "random"])
+def test_draws_follow_from_the_seed(mode):
+    first, second, other = (act(make_sac(seed=seed, actor=ByTask, critic=ByTask), mode, times=4) for seed in (3, 3, 4))
+    assert np.array_equal(first, second)
+    assert not np.isclose(first, other).any()
+    assert not np.isclose(first[0], first[1]).any()
+
+
+@pytest.mark.parametrize("mode", ["explore", "random"])
+def test_training_and_acting_draw_from_streams_of_their_own(mode):
+    first, second = make_sac(seed=3, actor_optimizer=still), make_sac(seed=3, actor_optimizer=still)
+    train(first, 2)
+    assert np.array_equal(act(first, mode), act(second, mode))
+    train(second, 2)
+    act(first, mode, times=5)
+    assert changed(train(first, 2, first=2), copy_of(train(second, 2, first=2))) == set()
+
+
+def test_random_actions_are_uniform():
+    sac, count = make_sac(), 20_000
+    drawn = sac.act(np.zeros((count, 4), np.float32), np.zeros(count, np.int64), "random")
+    for axis in range(2):
+        counts, _ = np.histogram(drawn[:, axis], bins=20, range=(-1, 1))
+        assert counts.sum() == count
+        chi_square = ((counts - count / 20) ** 2 / (count / 20)).sum()
+        assert abs(chi_square - 19) < 5 * math.sqrt(2 * 19)
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 5 / math.sqrt(count)
+
+
+class ByTask(Network):
+    """Means and log standard deviations that depend on the task alone."""
+
+    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+        super().__init__()
+        rows = [[-0.5, 0.2, -1.0, -2.0], [0.3, 0.0, -0.5, -1.5], [0.0, 1.0, 0.0, -1.0]]
+        self.table = nn.Parameter(torch.tensor(rows)[:, :out_dim])
+
+    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        return self.table[task_B]
+
+
+@pytest.mark.parametrize("task", [0, 1, 2])
+def test_exploring_draws_from_the_policy_of_the_task(task):
+    sac, count = make_sac(actor=ByTask), 20_000
+    action = sac.act(np.zeros((count, 4), np.float32), np.full(count, task), "explore").astype(np.float64)
+    mean, log_std = np.split(sac.actor.table[task].detach().numpy(), 2)
+    drawn = (np.arctanh(action) - mean) / np.exp(log_std)
+    assert drawn.mean(0) == pytest.approx([0, 0], abs=5 / math.sqrt(count))
+    assert drawn.std(0) == pytest.approx([1, 1], abs=5 / math.sqrt(2 * count))
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 5 / math.sqrt(count)
+
+
+@pytest.mark.parametrize(("low", "high", "deviation"), [(-20.0, -3.0, math.exp(-3)), (1.0, 2.0, math.exp(1))])
+def test_the_deviation_is_clamped(low, high, deviation):
+    sac, count = make_sac(actor=ByTask, log_std_min=low, log_std_max=high), 4_000
+    action = sac.act(np.zeros((count, 4), np.float32), np.full(count, 1), "explore")
+    # its mean is 0, and half of a normal distribution lies within 0.6745 deviations
+    assert np.median(np.abs(action[:, 1])) == pytest.approx(math.tanh(0.6745 * deviation), rel=0.06)
+
+
+@pytest.mark.parametrize("mode", ["explore", "exploit"])
+def test_observations_in_double_precision_are_taken(mode):
+    single, double = make_sac(seed=3), make_sac(seed=3)
+    action = double.act(OBSERVATION_ED.astype(np.float64), TASK_E, mode)
+    assert action.dtype == np.float32
+    assert np.array_equal(action, single.act(OBSERVATION_ED, TASK_E, mode))
+
+
+def test_acting_builds_no_graph_and_does_not_change_what_it_is_given():
+    sac, observation = make_sac(**FULL), OBSERVATION_ED.copy()
+    for mode in ("explore", "exploit", "random"):
+        sac.act(observation, TASK_E, mode)
+    assert np.array_equal(observation, OBSERVATION_ED)
+    assert all(p.grad is None for p in sac.parameters())
+
+
+def test_restored_generators_go_on_bit_for_bit():
+    first, second = make_sac(seed=3), make_sac(seed=99)
+    train(first, 2)
+    act(first, "explore", times=3)
+    second.load_state_dict(first.state_dict())
+    second.generators.load_state_dict(first.generators.state_dict())
+    assert np.array_equal(act(second, "explore", times=2), act(first, "explore", times=2))
+    assert np.array_equal(act(second, "random"), act(first, "random"))
+    batch = make_batch(first.spec, seed=9)
+    for sac in (first, second):
+        sac.drain_metrics()
+        attach(sac)  # fresh optimizers for both
+        sac.training_step(batch, 0)
+    assert changed(second, copy_of(first)) == set()
+    assert second.drain_metrics() == first.drain_metrics()
+
+
+class TypeSpy(MLP):
+    seen: ClassVar[set[torch.dtype]] = set()
+
+    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x_BD, task_B)
+        self.seen.add(out.dtype)
+        return out
+
+
+def test_in_half_precision_the_losses_are_single_and_finite():
+    spy = partial(TypeSpy, width=16, depth=2, output_bound=0.3)
+    TypeSpy.seen.clear()
+    sac, log = recorded(make_sac, actor=spy, critic=spy, encoder=linear_encoder)
+    before = copy_of(sac)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        train(sac, 5)
+    assert TypeSpy.seen == {torch.bfloat16}, "the networks ran in half precision"
+    assert {call["loss_T"].dtype for call in log} == {torch.float32}
+    assert all(math.isfinite(value) for value in sac.drain_metrics().values())
+    assert all(value.isfinite().all() for value in sac.state_dict().values())
+    assert {p.dtype for p in sac.parameters()} == {torch.float32}
+    assert changed(sac, before) == set(before)
+
+
+def test_half_precision_stays_near_single_precision():
+    log = {}
+    for enabled in (False, True):
+        sac, log[enabled] = recorded(make_sac)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            train(sac, 1)
+    for single, half in zip(log[False], log[True], strict=True):
+        torch.testing.assert_close(half["loss_T"], single["loss_T"], rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_there_are_as_many_critics_as_asked_for(size):
+    sac = train(make_sac(num_critics=size), 1)
+    assert len(sac.critic.members) == len(sac.target_critic.members) == size
+
+
+@pytest.mark.parametrize(
+    ("action_dim", "given", "used"), [(2, None, -2.0), (4, None, -4.0), (4, -1.5, -1.5), (2, 0, 0)]
+)
+def test_the_target_entropy_is_minus_the_number_of_action_dimensions_unless_given(action_dim, given, used):
+    assert make_sac(make_spec(action_dim=action_dim), target_entropy=given).target_entropy == used
+
+
+def test_the_targets_begin_as_copies_and_are_not_trained():
+    sac = make_sac(**FULL)
+    assert changed(sac.target_critic, copy_of(sac.critic)) == changed(sac.target_encoder, copy_of(sac.encoder)) == set()
+    train(sac, 2)
+    assert all(p.grad is None for p in (*sac.target_critic.parameters(), *sac.target_encoder.parameters()))
+
+
+def test_a_batch_is_not_changed():
+    sac = make_sac(**FULL)
+    batch, reference = make_batch(sac.spec), make_batch(sac.spec)
+    attach(sac)
+    sac.training_step(batch, 0)
+    assert all(torch.equal(a, b) for a, b in zip(batch, reference, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_critics": 0}, "num_critics"),
+        ({"actor_every": 0}, "actor_every"),
+        ({"target_every": -1}, "target_every"),
+        ({"discount": 1.01}, r"discount is 1\.01"),
+        ({"discount": -0.1}, r"discount is -0\.1"),
+        ({"discount": float("nan")}, "discount is nan"),
+        ({"tau": 0.0}, r"tau 0\.0"),
+        ({"tau": 1.5}, r"tau 1\.5"),
+        ({"log_std_min": 2.0}, r"log_std_min 2\.0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, named):
+    with pytest.raises(ConfigurationError, match=named):
+        make_sac(**options)
+
+
+@pytest.mark.parametrize("name", ["actor_max_grad_norm", "critic_max_grad_norm"])
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_largest_norm_that_would_stop_or_reverse_learning_is_refused(name, value):
+    with pytest.raises(ConfigurationError, match=name):
+        make_sac(**{name: value})
+
+
+@pytest.mark.parametrize("options", [{"discount": 0.0}, {"discount": 1.0}, {"tau": 1.0}])
+def test_numbers_at_the_end_of_their_range_are_taken(options):
+    sac = train(make_sac(**options), 1)
+    assert all(value.isfinite().all() for value in sac.state_dict().values())
+
+
+def test_the_default_gradient_method_is_the_mean():
+    sac = make_sac(actor=small_mlp)
+    assert (type(sac.actor_gradient), type(sac.critic_gradient)) == (Mean, Mean)

@@ -1,0 +1,86 @@
+"""Slowly moving copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning.algorithms.targets import frozen_copy, polyak_update
+
+
+class Toy(nn.Module):
+    def __init__(self, weights, buffer=0.0, count=0):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(weights))
+        self.b = nn.Parameter(torch.tensor([10.0]))
+        self.register_buffer("mean", torch.tensor([buffer]))
+        self.register_buffer("count", torch.tensor(count))
+
+
+def test_parameters_move_by_tau_of_the_difference():
+    source, target = Toy([5.0, -3.0]), Toy([1.0, 1.0])
+    with torch.no_grad():
+        target.b.fill_(0)
+    polyak_update(source, target, 0.25)
+    assert target.a.tolist() == [2, 0]
+    assert target.b.tolist() == [2.5]
+    polyak_update(source, target, 0.25)
+    assert target.a.tolist() == [2.75, -0.75]
+
+
+def test_the_source_stays_where_it_is():
+    source, target = Toy([5.0, -3.0], 2.0), Toy([1.0, 1.0])
+    polyak_update(source, target, 0.25)
+    assert source.a.tolist() == [5, -3]
+    assert source.mean.tolist() == [2]
+
+
+def test_tau_one_copies():
+    source, target = Toy([0.1, 0.7]), Toy([1.0, 1e6])
+    polyak_update(source, target, 1.0)
+    assert torch.equal(source.a, target.a)
+
+
+def test_many_small_steps_are_a_geometric_series():
+    source, target = Toy([1.0, 1.0]), Toy([0.0, 0.0])
+    for _ in range(300):
+        polyak_update(source, target, 0.005)
+    assert target.a.tolist() == pytest.approx([1 - 0.995**300] * 2, rel=1e-4)
+
+
+def test_buffers_are_copied_whole():
+    source, target = Toy([0.0, 0.0], buffer=3.5, count=7), Toy([0.0, 0.0])
+    polyak_update(source, target, 0.01)
+    assert target.mean.tolist() == [3.5]
+    assert target.count.item() == 7
+    source.mean.fill_(9)
+    assert target.mean.tolist() == [3.5], "the target has memory of its own"
+
+
+def test_a_frozen_copy_gets_no_gradient_and_leaves_the_original_trainable():
+    original = nn.Linear(2, 1)
+    frozen = frozen_copy(original)
+    assert [p.requires_grad for p in frozen.parameters()] == [False, False]
+    assert [p.requires_grad for p in original.parameters()] == [True, True]
+    (original(torch.ones(1, 2)) - frozen(torch.ones(1, 2))).sum().backward()
+    assert [p.grad for p in frozen.parameters()] == [None, None]
+    assert torch.equal(frozen.weight, original.weight)
+    with torch.no_grad():
+        original.weight.add_(1)
+    assert not torch.equal(frozen.weight, original.weight)
+
+
+def test_an_update_is_not_part_of_a_graph():
+    source, target = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+    polyak_update(source, target, 0.5)
+    assert all(p.grad_fn is None and not p.requires_grad for p in target.parameters())
+
+
+def test_modules_without_parameters_are_left_alone():
+    polyak_update(nn.Identity(), nn.Identity(), 0.5)
+
+
+def test_modules_of_different_size_are_refused():
+    with pytest.raises(AssertionError):
+        polyak_update(nn.Linear(2, 1), nn.Linear(2, 1, bias=False), 0.5)

@@ -1,0 +1,127 @@
+"""Encoders of state vectors: statistics against NumPy."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from mtrl_lightning.networks import Identity, Standardize
+
+DIM = 3
+SPACE = Box(-np.inf, np.inf, (DIM,), np.float32)
+NO_TASK = torch.zeros(1, dtype=torch.int64)
+
+
+def batches(count, rows=8, seed=0):
+    """Batches whose mean and scale differ from batch to batch and from feature to feature."""
+    generator = np.random.default_rng(seed)
+    scale, shift = np.array([1.0, 5.0, 0.3]), np.array([0.0, -7.0, 2.0])
+    data = generator.normal(size=(count, rows, DIM)) * scale + shift + generator.normal(size=(count, 1, DIM))
+    return data.astype(np.float32)
+
+
+def observe(encoder, data):
+    for batch in data:
+        encoder.observe(torch.from_numpy(batch))
+    return encoder
+
+
+def assert_statistics_are_of(encoder, data):
+    rows = data.reshape(-1, DIM).astype(np.float64)
+    np.testing.assert_allclose(encoder.mean_D.numpy(), rows.mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(encoder.variance_D.numpy(), rows.var(0), rtol=1e-5)
+
+
+def test_identity_gives_what_it_gets():
+    x_BD = torch.tensor([[1.0, -200.0, 3e5]])
+    assert torch.equal(Identity(SPACE, 4)(x_BD, NO_TASK), x_BD)
+    assert Identity(SPACE, 4).out_dim == DIM
+
+
+def test_identity_refuses_images():
+    with pytest.raises(AssertionError, match="images"):
+        Identity(Box(0, 255, (3, 8, 8), np.uint8), 4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_the_statistics_are_those_of_all_rows_seen(count):
+    data = batches(count)
+    encoder = observe(Standardize(SPACE, 2), data)
+    assert_statistics_are_of(encoder, data)
+    assert encoder.count.item() == count
+
+
+def test_the_output_is_standardized():
+    data = batches(20)
+    encoder = observe(Standardize(SPACE, 2), data)
+    rows = data.reshape(-1, DIM)
+    wanted = (rows - rows.mean(0, dtype=np.float64)) / rows.std(0, dtype=np.float64)
+    out = encoder(torch.from_numpy(rows), NO_TASK)
+    np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_before_anything_was_seen_the_output_is_the_input():
+    x_BD = torch.tensor([[1.0, -2.0, 3.0]])
+    assert torch.equal(Standardize(SPACE, 2)(x_BD, NO_TASK), x_BD)
+
+
+def test_the_statistics_freeze_after_the_updates_asked_for():
+    data = batches(10)
+    encoder = observe(Standardize(SPACE, 2, num_updates=4), data)
+    assert_statistics_are_of(encoder, data[:4])
+    assert encoder.count.item() == 4
+
+
+def test_a_forward_pass_does_not_change_the_statistics():
+    encoder = observe(Standardize(SPACE, 2), batches(3))
+    before = copy.deepcopy(encoder.state_dict())
+    encoder(torch.from_numpy(batches(1, seed=9)[0]) + 100, NO_TASK)
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_features_that_hardly_vary_are_divided_by_the_smallest_deviation():
+    encoder = Standardize(SPACE, 2, min_std=0.5)
+    encoder.observe(torch.tensor([[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]))  # deviations 0, 2, 0.1
+    out = encoder(torch.tensor([[5.0, 6.0, 0.6]]), NO_TASK)
+    torch.testing.assert_close(out, torch.tensor([[2.0, 3.0, 1.0]]))
+
+
+def test_outliers_are_clipped_on_both_sides():
+    encoder = Standardize(SPACE, 2, clip=2.5)
+    encoder.observe(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
+    out = encoder(torch.tensor([[2.4, 2.6, -1e6]]), NO_TASK)
+    torch.testing.assert_close(out, torch.tensor([[2.4, 2.5, -2.5]]))
+
+
+def test_it_learns_nothing_and_keeps_its_statistics_in_the_state():
+    encoder = observe(Standardize(SPACE, 2), batches(3))
+    assert list(encoder.parameters()) == []
+    assert set(encoder.state_dict()) == {"mean_D", "variance_D", "count"}
+
+
+@pytest.mark.parametrize("saved_after", [0, 1, 3, 6, 9])
+def test_a_restored_encoder_goes_on_as_the_one_that_was_saved(saved_after):
+    data = batches(10)
+    before, after = Standardize(SPACE, 2, num_updates=6), Standardize(SPACE, 2, num_updates=6)
+    observe(before, data[:saved_after])
+    after.load_state_dict(before.state_dict())
+    observe(before, data[saved_after:])
+    observe(after, data[saved_after:])
+    assert_statistics_are_of(after, data[:6])
+    for name, value in before.state_dict().items():
+        assert torch.equal(value, after.state_dict()[name])
+
+
+@pytest.mark.parametrize("seen", [2, 8])
+def test_restoring_an_encoder_that_has_seen_something_else_starts_from_the_restored_count(seen):
+    data = batches(10)
+    before = observe(Standardize(SPACE, 2, num_updates=6), data[:4])
+    after = observe(Standardize(SPACE, 2, num_updates=6), batches(seen, seed=5))
+    after.load_state_dict(before.state_dict())
+    observe(after, data[4:])
+    assert_statistics_are_of(after, data[:6])

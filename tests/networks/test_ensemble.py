@@ -1,0 +1,50 @@
+"""Several networks of one architecture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtrl_lightning.networks import MLP, Ensemble, MultiHead
+from tests.networks import ARCHITECTURES, uniform
+
+TASK_B = torch.tensor([0, 0, 1, 1, 2, 2])
+
+
+def make(architecture, size=3):
+    torch.manual_seed(0)
+    return Ensemble(lambda: architecture(4, 1, 3, width=8, output_bound=0.5), size)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_output_is_that_of_each_member(architecture, size):
+    ensemble, x_BD = make(architecture, size), uniform(6, 4)
+    q_QB = ensemble(x_BD, TASK_B)
+    assert q_QB.shape == (size, 6)
+    for member, q_B in zip(ensemble.members, q_QB, strict=True):
+        assert torch.equal(q_B, member(x_BD, TASK_B)[:, 0])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_members_begin_with_weights_of_their_own(architecture):
+    ensemble = make(architecture)
+    first, second = ensemble.members[0].state_dict(), ensemble.members[1].state_dict()
+    equal = {name for name in first if torch.equal(first[name], second[name])}
+    assert equal == {name for name in first if name.startswith("trunk") and name.endswith("bias")}
+
+
+def test_the_members_learn_apart():
+    ensemble = make(MLP, 2)
+    ensemble(uniform(6, 4), TASK_B)[0].sum().backward()
+    assert ensemble.members[0].head.weight.grad.any()
+    assert not any(parameter.grad.any() for parameter in ensemble.members[1].parameters())
+
+
+@pytest.mark.parametrize("architecture", [MLP, MultiHead])
+def test_shared_is_what_is_shared_in_each_member(architecture):
+    ensemble = make(architecture, 2)
+    wanted = [id(p) for member in ensemble.members for p in member.shared_parameters()]
+    assert [id(p) for p in ensemble.shared_parameters()] == wanted
+    left_out = len(list(ensemble.parameters())) - len(wanted)
+    assert left_out == (0 if architecture is MLP else 2 * 2)

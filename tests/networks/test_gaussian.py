@@ -1,0 +1,105 @@
+"""The squashed Gaussian against torch.distributions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+
+from mtrl_lightning.networks import SquashedGaussian
+from tests.networks import uniform
+
+
+def test_actions_and_densities_equal_those_of_a_transformed_normal_distribution():
+    mean, log_std = 2 * uniform(500, 3, seed=1).double(), uniform(500, 3, seed=2).double() - 0.5
+    noise = torch.randn(500, 3, generator=torch.Generator().manual_seed(3)).double()
+    action, log_prob = SquashedGaussian(mean, log_std).sample(noise)
+    u = mean + log_std.exp() * noise
+    reference = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform(cache_size=1))
+    torch.testing.assert_close(action, u.tanh(), rtol=1e-12, atol=1e-12)
+    pairs = TanhTransform(cache_size=1)
+    assert torch.equal(pairs(u), action)  # fills the cache, so that the inverse is exact
+    wanted = (Normal(mean, log_std.exp()).log_prob(u) - pairs.log_abs_det_jacobian(u, action)).sum(-1)
+    torch.testing.assert_close(log_prob, wanted, rtol=1e-10, atol=1e-10)
+    moderate = (u.abs() < 4).all(-1)
+    assert moderate.sum() > 400
+    inverted = reference.log_prob(action)[moderate].sum(-1)  # inverts tanh, which costs digits
+    torch.testing.assert_close(log_prob[moderate], inverted, rtol=1e-7, atol=1e-7)
+
+
+def test_a_density_by_hand():
+    # u = 0.5 + 2 * 0.25 = 1
+    action, log_prob = SquashedGaussian(torch.tensor([[0.5]]), torch.tensor([[math.log(2)]])).sample(
+        torch.tensor([[0.25]])
+    )
+    wanted = -0.5 * 0.25**2 - math.log(2) - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(1) ** 2)
+    assert action.item() == pytest.approx(math.tanh(1), rel=1e-6)
+    assert log_prob.item() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_density_of_an_action_integrates_to_one():
+    mean, log_std = torch.tensor(0.4, dtype=torch.float64), torch.tensor(-0.3, dtype=torch.float64)
+    action = torch.linspace(-1 + 1e-6, 1 - 1e-6, 200_001, dtype=torch.float64)
+    noise = (action.atanh() - mean) / log_std.exp()
+    policy = SquashedGaussian(mean.expand(len(action), 1), log_std.expand(len(action), 1))
+    _, log_prob = policy.sample(noise[:, None])
+    assert torch.trapezoid(log_prob.exp(), action).item() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("mean", [-1e4, -50.0, -20.0, 20.0, 50.0, 1e4])
+def test_densities_and_gradients_stay_finite_where_tanh_is_one(mean):
+    mean_BA = torch.full((1, 2), mean, requires_grad=True)
+    log_std_BA = torch.zeros(1, 2, requires_grad=True)
+    action, log_prob = SquashedGaussian(mean_BA, log_std_BA).sample(torch.tensor([[0.5, -0.5]]))
+    assert action.abs().tolist() == [[1.0, 1.0]]
+    # log(1 - tanh(u)^2) is 2 log 2 - 2 |u| there
+    u = mean + 0.5, mean - 0.5
+    wanted = sum(-0.125 - 0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 2 * abs(value) for value in u)
+    assert log_prob.item() == pytest.approx(wanted, rel=1e-5)
+    log_prob.sum().backward()
+    assert mean_BA.grad.isfinite().all()
+    assert log_std_BA.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("log_std", [-20.0, 2.0])
+def test_densities_are_finite_at_both_ends_of_the_clamp(log_std):
+    noise = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
+    action, log_prob = SquashedGaussian(torch.zeros(1000, 4), torch.full((1000, 4), log_std)).sample(noise)
+    assert log_prob.isfinite().all()
+    assert action.abs().max() <= 1
+
+
+def test_the_gradient_goes_through_the_action():
+    mean_BA = torch.tensor([[0.3]], requires_grad=True)
+    log_std_BA = torch.tensor([[-0.7]], requires_grad=True)
+    action, log_prob = SquashedGaussian(mean_BA, log_std_BA).sample(torch.tensor([[1.5]]))
+    std, squeeze = math.exp(-0.7), 1 - action.item() ** 2
+    by_action = torch.autograd.grad(action.sum(), [mean_BA, log_std_BA], retain_graph=True)
+    assert [g.item() for g in by_action] == pytest.approx([squeeze, squeeze * std * 1.5], rel=1e-5)
+    by_density = torch.autograd.grad(log_prob.sum(), [mean_BA, log_std_BA])
+    assert [g.item() for g in by_density] == pytest.approx(
+        [2 * action.item(), -1 + 2 * action.item() * std * 1.5], rel=1e-5
+    )
+
+
+def test_the_mode_is_tanh_of_the_mean():
+    policy = SquashedGaussian(torch.tensor([[0.0, 0.5, -3.0]]), torch.zeros(1, 3))
+    assert policy.mode().tolist()[0] == pytest.approx([0, math.tanh(0.5), math.tanh(-3)], rel=1e-6)
+
+
+def test_a_networks_output_is_split_into_means_and_clamped_deviations():
+    policy = SquashedGaussian.from_network(torch.tensor([[1.0, 2.0, -30.0, 7.0], [3.0, 4.0, -5.0, 1.5]]), -20.0, 2.0)
+    assert policy.mean_BA.tolist() == [[1, 2], [3, 4]]
+    assert policy.log_std_BA.tolist() == [[-20, 2], [-5, 1.5]]
+
+
+def test_half_precision_is_left_behind_at_once():
+    output = torch.tensor([[0.5, 0.25]], dtype=torch.bfloat16)
+    policy = SquashedGaussian.from_network(output, -20.0, 2.0)
+    action, log_prob = policy.sample(torch.tensor([[1.0]]))
+    assert {value.dtype for value in (*policy, action, log_prob, policy.mode())} == {torch.float32}
+    exact, _ = SquashedGaussian(torch.tensor([[0.5]]), torch.tensor([[0.25]])).sample(torch.tensor([[1.0]]))
+    assert torch.equal(action, exact)

@@ -1,0 +1,71 @@
+"""Heads of their own on shared layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtrl_lightning.networks import MLP, MultiHead
+from tests.networks import uniform
+
+NUM_TASKS, OUT_DIM = 3, 2
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return MultiHead(4, OUT_DIM, NUM_TASKS, width=16, depth=2, output_bound=0.5, **options)
+
+
+def head_rows(network, task):
+    """Weights and biases of one task's head, or their gradients."""
+    rows = slice(task * OUT_DIM, (task + 1) * OUT_DIM)
+    return network.heads.weight.grad[rows], network.heads.bias.grad[rows]
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_with_one_task_it_is_an_mlp(layer_norm):
+    torch.manual_seed(0)
+    mlp = MLP(4, 3, 1, width=16, layer_norm=layer_norm, output_bound=0.5)
+    multi = MultiHead(4, 3, 1, width=16, layer_norm=layer_norm, output_bound=0.5)
+    multi.load_state_dict({name.replace("head.", "heads."): value for name, value in mlp.state_dict().items()})
+    x_BD, task_B = uniform(32, 4), torch.zeros(32, dtype=torch.int64)
+    assert torch.equal(multi(x_BD, task_B), mlp(x_BD, task_B))
+
+
+def test_each_task_has_the_output_of_its_own_head():
+    network = make()
+    x_BD, task_B = uniform(9, 4), torch.tensor([0, 2, 1, 1, 2, 0, 0, 1, 2])
+    features = network.trunk(network.conditioning(x_BD, task_B))
+    weight = network.heads.weight.view(NUM_TASKS, OUT_DIM, -1)
+    bias = network.heads.bias.view(NUM_TASKS, OUT_DIM)
+    wanted = torch.stack([weight[t] @ f + bias[t] for f, t in zip(features, task_B.tolist(), strict=True)])
+    torch.testing.assert_close(network(x_BD, task_B), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", range(NUM_TASKS))
+def test_a_tasks_loss_leaves_the_other_heads_alone(task):
+    network = make()
+    network(uniform(8, 4), torch.full((8,), task)).square().sum().backward()
+    for other in range(NUM_TASKS):
+        for gradient in head_rows(network, other):
+            assert gradient.any() == (other == task)
+
+
+def test_in_a_batch_of_all_tasks_each_loss_reaches_its_own_head_alone():
+    network = make()
+    x_BD, task_B = uniform(9, 4), torch.arange(NUM_TASKS).repeat_interleave(3)
+    loss_B = network(x_BD, task_B).square().sum(-1)
+    loss_B.view(NUM_TASKS, 3)[1].mean().backward()
+    assert [bool(head_rows(network, task)[0].any()) for task in range(NUM_TASKS)] == [False, True, False]
+
+
+def test_the_task_stays_in_the_input():
+    assert make().trunk[0].in_features == 4 + NUM_TASKS
+
+
+def test_shared_are_all_parameters_but_the_heads():
+    network = make(layer_norm=True)
+    shared = {id(parameter) for parameter in network.shared_parameters()}
+    names = {name for name, parameter in network.named_parameters() if id(parameter) not in shared}
+    assert names == {"heads.weight", "heads.bias"}
+    assert len(shared) == len(list(network.parameters())) - 2

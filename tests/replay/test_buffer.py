@@ -1,0 +1,195 @@
+"""Sampling: only what was written, the same from every task, independently."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import ReplayBuffer
+from tests.replay import ids_of, make_spec, make_transitions
+
+
+def filled(sizes, capacity=None, seed=0, train_tasks=None):
+    """A buffer of which task ``i`` holds ``sizes[i]`` rows with the numbers ``1000 i, 1000 i + 1, ...``."""
+    spec = make_spec(len(sizes), train_tasks)
+    buffer = ReplayBuffer(spec, capacity or max(sizes) * len(spec.train_tasks), seed)
+    for task, size in enumerate(sizes):
+        for row in range(size):
+            buffer.add(make_transitions([1000 * task + row], [task]))
+    return buffer
+
+
+def test_a_batch_is_task_major_with_the_same_number_of_rows_a_task():
+    batch = filled([5, 9, 2]).sample(12)
+    assert batch.task_B.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert batch.task_B.dtype == torch.int64
+    assert (ids_of(batch) // 1000).tolist() == batch.task_B.tolist()
+    assert {len(field) for field in batch} == {12}
+
+
+@pytest.mark.parametrize("batch_size", [3, 30, 128 * 3])
+def test_a_task_with_few_rows_still_gives_its_full_share(batch_size):
+    batch = filled([1, 50, 7]).sample(batch_size)
+    assert torch.bincount(batch.task_B).tolist() == [batch_size // 3] * 3
+
+
+def test_the_fields_of_a_row_belong_together():
+    buffer = ReplayBuffer(make_spec(3), capacity=60)
+    generator = np.random.default_rng(0)
+    for step in range(100):
+        tasks = generator.permutation(3)
+        buffer.add(make_transitions(range(3 * step, 3 * step + 3), tasks))
+    ids_of(buffer.sample(3 * 200))  # compares every field
+
+
+def test_the_observation_that_follows_is_the_one_that_was_given():
+    buffer = filled([4])
+    batch = buffer.sample(100)
+    assert torch.equal(batch.next_observation_BD, batch.observation_BD + 0.125)
+
+
+def test_capacity_is_shared_out_and_exact():
+    buffer = filled([40, 40, 40], capacity=32)  # 10 rows a task
+    assert len(buffer) == 30
+    for task in range(3):
+        seen = set(ids_of(buffer.sample(3 * 1000))[1000 * task : 1000 * (task + 1)].tolist())
+        assert seen == set(range(1000 * task + 30, 1000 * task + 40))
+
+
+def test_the_length_counts_what_is_held():
+    assert len(filled([3, 1], capacity=20)) == 4
+
+
+@pytest.fixture
+def sentinels(monkeypatch):
+    """Fill memory that was not written yet with what no row can hold."""
+    empty = torch.empty
+
+    def marked(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        return made.fill_(float("nan")) if made.is_floating_point() else made.fill_(1)
+
+    monkeypatch.setattr(torch, "empty", marked)
+
+
+@pytest.mark.usefixtures("sentinels")
+@pytest.mark.parametrize("sizes", [[1, 1, 1], [1, 9, 3], [10, 2, 5], [13, 14, 1]])
+def test_rows_that_were_never_written_are_never_drawn(sizes):
+    buffer = filled(sizes, capacity=30)
+    batch = buffer.sample(3 * 5_000)
+    for field in (batch.observation_BD, batch.action_BA, batch.reward_B, batch.next_observation_BD):
+        assert not field.isnan().any()
+    held = [size if size <= 10 else 10 for size in sizes]
+    seen = ids_of(batch).reshape(3, -1)
+    for task, (size, kept) in enumerate(zip(sizes, held, strict=True)):
+        assert set(seen[task].tolist()) == {1000 * task + row for row in range(size - kept, size)}
+
+
+@pytest.mark.usefixtures("sentinels")
+def test_rows_that_were_never_written_are_not_drawn_while_the_buffer_fills():
+    buffer = ReplayBuffer(make_spec(2), capacity=40)
+    for step in range(25):
+        buffer.add(make_transitions([step, 1000 + step], [0, 1]))
+        ids = ids_of(buffer.sample(400)).reshape(2, -1) % 1000
+        assert ids.max() <= step
+        assert ids.min() >= step - 19
+
+
+def rows_drawn(buffer, num_tasks, rows):
+    return ids_of(buffer.sample(num_tasks * rows)).reshape(num_tasks, rows) % 1000
+
+
+@pytest.mark.parametrize("size", [7, 50])
+def test_draws_are_uniform(size):
+    drawn = rows_drawn(filled([size, 50], seed=1), 2, 100_000)[0]
+    counts, expected = np.bincount(drawn, minlength=size), 100_000 / size
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    # mean size - 1, variance 2 (size - 1): five standard deviations on either side
+    assert abs(chi_square - (size - 1)) < 5 * np.sqrt(2 * (size - 1))
+
+
+def test_draws_are_with_replacement():
+    assert len(set(rows_drawn(filled([200]), 1, 200)[0].tolist())) < 160  # expected are 200 (1 - 1/e) = 126
+
+
+@pytest.mark.parametrize("sizes", [[50, 50, 50], [50, 20, 35]])
+def test_tasks_are_drawn_at_places_of_their_own(sizes):
+    drawn = rows_drawn(filled(sizes, seed=2), 3, 20_000)
+    correlation = np.corrcoef(drawn)
+    assert np.abs(correlation[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(20_000)
+    equal = (drawn[0] == drawn[1]).mean()
+    assert equal == pytest.approx(1 / 50, abs=0.006)
+
+
+def test_draws_of_one_task_do_not_follow_from_each_other():
+    drawn = rows_drawn(filled([50], seed=3), 1, 20_000)[0]
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 5 / np.sqrt(20_000)
+
+
+def test_the_same_seed_gives_the_same_draws_and_another_does_not():
+    first, second, other = (ids_of(filled([30, 30], seed=seed).sample(64)).tolist() for seed in (4, 4, 5))
+    assert first == second
+    assert first != other
+
+
+def test_draws_leave_the_global_generators_alone():
+    buffer = filled([30, 30])
+    before, before_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first = ids_of(buffer.sample(64)).tolist()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], before_numpy)
+    torch.manual_seed(99)
+    assert ids_of(filled([30, 30]).sample(64)).tolist() == first
+
+
+def test_a_restored_generator_draws_what_would_have_been_drawn():
+    before, after = filled([30, 30], seed=6), filled([30, 30], seed=7)
+    before.sample(64)
+    state = before.state_dict()
+    wanted = [ids_of(before.sample(64)).tolist() for _ in range(3)]
+    after.load_state_dict(state)
+    assert [ids_of(after.sample(64)).tolist() for _ in range(3)] == wanted
+
+
+def test_excluded_tasks_are_neither_stored_nor_drawn():
+    buffer = filled([5, 6, 7, 8], capacity=20, train_tasks=(1, 3))
+    assert len(buffer) == 14
+    batch = buffer.sample(200)
+    assert batch.task_B.tolist() == [1] * 100 + [3] * 100
+    ids = ids_of(batch).reshape(2, 100)
+    assert set(ids[0].tolist()) == {1000 + row for row in range(6)}
+    assert set(ids[1].tolist()) == {3000 + row for row in range(8)}
+
+
+def test_an_addition_of_trained_and_excluded_tasks_keeps_the_trained_rows_in_order():
+    buffer = ReplayBuffer(make_spec(3, (0, 2)), capacity=8)
+    buffer.add(make_transitions([10, 11, 12, 13, 14, 15], [2, 1, 0, 1, 2, 0]))
+    rings = [ids_of(buffer.storage.read(ring, 0, 2)).tolist() for ring in range(2)]
+    assert rings == [[12, 15], [10, 14]]
+
+
+def test_an_addition_of_excluded_tasks_alone_is_no_addition():
+    buffer = ReplayBuffer(make_spec(3, (0, 2)), capacity=8)
+    buffer.add(make_transitions([1, 2], [1, 1]))
+    assert len(buffer) == 0
+
+
+def test_an_addition_does_not_change_what_it_is_given():
+    buffer = ReplayBuffer(make_spec(2), capacity=8)
+    transitions = make_transitions([1, 2], [0, 1])
+    buffer.add(transitions)
+    transitions.observation_ED[:] = -1
+    assert sorted(set(ids_of(buffer.sample(20)).tolist())) == [1, 2]
+
+
+@pytest.mark.parametrize("sizes", [[0, 0], [3, 0]])
+def test_sampling_a_task_without_rows_names_the_remedy(sizes):
+    with pytest.raises(ConfigurationError, match=r"rollout\.warmup_steps"):
+        filled(sizes, capacity=10).sample(4)
+
+
+def test_a_capacity_of_less_than_a_row_a_task_is_refused():
+    with pytest.raises(ConfigurationError, match="capacity is 2 for 3 tasks"):
+        ReplayBuffer(make_spec(3), capacity=2)

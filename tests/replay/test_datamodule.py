@@ -1,0 +1,192 @@
+"""The data: what a user can get wrong, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+from itertools import islice
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
+from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
+from mtrl_lightning.types import EnvSpec
+from tests.replay import ids_of, make_spec, make_transitions
+
+
+class Numbers(Benchmark):
+    """A benchmark whose environments nobody makes."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._spec = spec
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        raise NotImplementedError
+
+
+def make_data(num_tasks=3, batch_size=6, capacity=30, **options):
+    return MultiTaskData(Numbers(make_spec(num_tasks)), batch_size, capacity, **options)
+
+
+def fill(data, rows=5):
+    data.setup("fit")
+    for row in range(rows):
+        for task in range(data.spec.num_tasks):
+            data.buffer.add(make_transitions([1000 * task + row], [task]))
+    return data
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_tasks", "valid"),
+    [(7, 3, "6 or 9"), (8, 3, "6 or 9"), (1, 3, "3"), (2, 3, "3"), (0, 3, "3"), (128, 10, "120 or 130")],
+)
+def test_a_batch_that_cannot_be_shared_out_equally_names_sizes_that_can(batch_size, num_tasks, valid):
+    with pytest.raises(ConfigurationError, match=rf"batch_size {batch_size} .*{num_tasks} tasks: give {valid}$"):
+        make_data(num_tasks, batch_size, 10_000)
+
+
+@pytest.mark.parametrize("batch_size", [-1, -4])
+def test_a_negative_batch_size_does_not_lead_to_advice_that_fails(batch_size):
+    with pytest.raises(ConfigurationError, match=f"batch_size {batch_size} ") as caught:
+        make_data(3, batch_size, 10_000)
+    for size in str(caught.value).split("give ")[1].split(" or "):
+        make_data(3, int(size), 10_000)
+
+
+@pytest.mark.parametrize(("batch_size", "num_tasks"), [(6, 3), (3, 3), (1280, 10), (1, 1)])
+def test_a_batch_that_can_be_shared_out_is_taken(batch_size, num_tasks):
+    assert make_data(num_tasks, batch_size, 10_000).batch_size == batch_size
+
+
+def test_the_shares_are_those_of_the_trained_tasks():
+    assert make_data(3, 8, 30, exclude_from_training=["task-1"]).batch_size == 8
+    with pytest.raises(ConfigurationError, match="among 2 tasks: give 8 or 10"):
+        make_data(3, 9, 30, exclude_from_training=["task-1"])
+
+
+def test_a_capacity_below_a_batch_is_refused_with_the_smallest_that_works():
+    with pytest.raises(ConfigurationError, match=r"capacity 5 .*at least 6$"):
+        make_data(capacity=5)
+    assert make_data(capacity=6).capacity == 6
+
+
+@pytest.mark.parametrize(
+    ("excluded", "message"),
+    [
+        (["task-9"], "unknown task 'task-9': did you mean task-"),
+        (["task-0", "task-1", "task-2"], "names every task: leave at least one"),
+        (["task-1", "task-1"], r"duplicate tasks \['task-1'\]"),
+    ],
+)
+def test_exclusions_that_make_no_sense_are_refused(excluded, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_data(exclude_from_training=excluded)
+
+
+def test_a_benchmark_that_names_a_task_twice_is_refused():
+    spec = make_spec(3)._replace(task_names=("push", "reach", "push"))
+    with pytest.raises(ConfigurationError, match=r"duplicate tasks \['push'\]"):
+        MultiTaskData(Numbers(spec), 6, 30)
+
+
+def test_actions_with_other_bounds_are_refused():
+    spec = make_spec(3)._replace(action_space=gym.spaces.Box(-2.0, 2.0, (2,), np.float32))
+    with pytest.raises(ConfigurationError, match="RescaleAction"):
+        MultiTaskData(Numbers(spec), 6, 30)
+
+
+@pytest.mark.parametrize(
+    ("excluded", "trained"), [(None, (0, 1, 2)), ([], (0, 1, 2)), (["task-1"], (0, 2)), (["task-2", "task-0"], (1,))]
+)
+def test_the_spec_says_which_tasks_are_trained_and_keeps_all_names(excluded, trained):
+    spec = make_data(exclude_from_training=excluded).spec
+    assert spec.train_tasks == trained
+    assert spec.task_names == ("task-0", "task-1", "task-2")
+
+
+@pytest.mark.parametrize("stage", [TrainerFn.VALIDATING, TrainerFn.TESTING])
+def test_memory_is_taken_for_training_alone(stage):
+    data = make_data()
+    data.setup(stage)
+    assert data.buffer is None
+    assert data.state_dict() == {}
+    data.load_state_dict({"replay": {}, "buffer": {}})
+    data.setup(TrainerFn.FITTING)
+    assert data.buffer is not None
+
+
+def test_a_second_setup_keeps_what_was_seen():
+    data = fill(make_data())
+    data.setup("fit")
+    assert len(data.buffer) == 15
+
+
+def test_training_batches_are_of_the_size_asked_for_and_do_not_end():
+    data = fill(make_data(exclude_from_training=["task-1"]))
+    batches = list(islice(data.train_dataloader(), 50))
+    assert {tuple(batch.task_B.tolist()) for batch in batches} == {(0, 0, 0, 2, 2, 2)}
+    assert {len(ids_of(batch)) for batch in batches} == {6}
+
+
+def test_the_seed_decides_the_batches():
+    def drawn(seed):
+        return [ids_of(batch).tolist() for batch in islice(fill(make_data(seed=seed)).train_dataloader(), 5)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_batches_leave_the_global_generator_alone():
+    before = torch.get_rng_state()
+    list(islice(fill(make_data()).train_dataloader(), 3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_there_is_one_validation_batch_unless_fitting():
+    data = make_data()
+    data.trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING))
+    assert data.val_dataloader() == []
+    data.trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.VALIDATING))
+    assert len(list(data.val_dataloader())) == 1
+
+
+def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path):
+    data = fill(make_data())
+    list(islice(data.train_dataloader(), 3))
+    manifest = data.save_replay(ReplaySnapshots(tmp_path))
+    torch.save(data.state_dict(), tmp_path / "state")
+    wanted = [ids_of(batch).tolist() for batch in islice(data.train_dataloader(), 5)]
+
+    resumed = make_data(seed=99)
+    resumed.setup("fit")
+    state = torch.load(tmp_path / "state", weights_only=True)
+    assert manifest_of({MultiTaskData.__qualname__: state}) == manifest
+    resumed.load_state_dict(state)
+    resumed.load_replay(ReplaySnapshots(tmp_path))
+    assert len(resumed.buffer) == 15
+    assert [ids_of(batch).tolist() for batch in islice(resumed.train_dataloader(), 5)] == wanted
+
+
+def test_without_a_checkpoint_there_is_no_replay_to_read(tmp_path):
+    data = make_data()
+    data.setup("fit")
+    data.load_replay(ReplaySnapshots(tmp_path))
+    assert len(data.buffer) == 0
+
+
+@pytest.mark.parametrize("checkpoint", [{}, {"MultiTaskData": {}}, {"MultiTaskData": {"replay": {}}}])
+def test_a_checkpoint_without_a_replay_lists_no_files(checkpoint):
+    assert manifest_of(checkpoint) == {"chunks": []}
+
+
+def test_the_replay_lies_beside_the_checkpoints(tmp_path):
+    assert replay_folder(tmp_path) == tmp_path / "replay"

@@ -1,0 +1,413 @@
+"""The replay on disk: exact, incremental, immutable, checked."""
+
+from __future__ import annotations
+
+import copy
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.storage import RingStorage, Rows, bytes_needed
+from tests.replay import NaiveRings, RandomAdditions, encode, held, ids_of, make_spec
+
+NUM_RINGS, CAPACITY = 3, 8
+
+
+def make_storage(num_rings=NUM_RINGS, capacity=CAPACITY):
+    return RingStorage(make_spec(num_rings), num_rings, capacity)
+
+
+def add(storage, ring, ids):
+    storage.add(np.full(len(ids), ring, np.int64), encode(ids))
+
+
+def files(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def names(manifest):
+    return [chunk["file"] for chunk in manifest["chunks"]]
+
+
+def restored(folder, manifest, num_rings=NUM_RINGS, capacity=CAPACITY):
+    storage = make_storage(num_rings, capacity)
+    ReplaySnapshots(folder).load(manifest, storage)
+    return storage
+
+
+def assert_equal(found, wanted):
+    assert held(found) == held(wanted)
+    assert found.added_R.tolist() == wanted.added_R.tolist()
+    assert found.size_R.tolist() == wanted.size_R.tolist()
+
+
+def assert_same_future(found, wanted, seed=0):
+    """The write positions are equal if both hold the same after every further addition."""
+    additions = RandomAdditions(wanted.num_rings, wanted.capacity, seed)
+    for _ in range(20):
+        rings, ids = additions.draw()
+        ids = [50_000 + number for number in ids]
+        found.add(rings, encode(ids))
+        wanted.add(rings, encode(ids))
+        assert_equal(found, wanted)
+        everything = torch.arange(wanted.num_rings * wanted.capacity)
+        full = torch.from_numpy(np.repeat(wanted.size_R == wanted.capacity, wanted.capacity))
+        assert ids_of(found.take(everything[full])).tolist() == ids_of(wanted.take(everything[full])).tolist()
+
+
+@pytest.mark.parametrize("num_additions", [0, 1, 3, 6, 20])
+def test_a_single_save_restores_rows_order_and_write_position(tmp_path, num_additions):
+    storage, additions = make_storage(), RandomAdditions(NUM_RINGS, CAPACITY, seed=1)
+    for _ in range(num_additions):
+        rings, ids = additions.draw()
+        storage.add(rings, encode(ids))
+    manifest = ReplaySnapshots(tmp_path).save(storage)
+    loaded = restored(tmp_path, manifest)
+    assert_equal(loaded, storage)
+    assert_same_future(loaded, storage)
+
+
+@pytest.mark.parametrize("between", [1, 2, 5, 11])
+@pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (1, 5), (3, 8), (2, 13)])
+def test_many_saves_of_a_ring_that_goes_round_restore_it_each_time(tmp_path, num_rings, capacity, between):
+    storage, naive = make_storage(num_rings, capacity), NaiveRings(num_rings, capacity)
+    snapshots, additions = ReplaySnapshots(tmp_path), RandomAdditions(num_rings, capacity, seed=between)
+    for step in range(1, 67):
+        rings, ids = additions.draw(most=6)
+        storage.add(rings, encode(ids))
+        naive.add(rings, ids)
+        if step % between == 0:
+            loaded = restored(tmp_path, snapshots.save(storage), num_rings, capacity)
+            assert held(loaded) == [list(ring) for ring in naive.rings]
+            assert loaded.added_R.tolist() == naive.added
+    assert min(naive.added) > 2 * capacity
+    manifest = snapshots.save(storage)
+    assert_same_future(restored(tmp_path, manifest, num_rings, capacity), storage)
+
+
+def test_rings_of_very_different_length_are_restored(tmp_path):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
+    add(storage, 0, range(8))
+    snapshots.save(storage)
+    add(storage, 0, range(8, 13))
+    add(storage, 2, [100])
+    snapshots.save(storage)
+    add(storage, 0, range(13, 20))
+    loaded = restored(tmp_path, snapshots.save(storage))
+    assert held(loaded) == [list(range(12, 20)), [], [100]]
+    assert loaded.added_R.tolist() == [20, 0, 1]
+    assert_same_future(loaded, storage)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.uint8])
+def test_other_types_of_observations_are_restored(tmp_path, dtype):
+    spec = make_spec(1, dtype=dtype, shape=(2, 3))
+    storage, loaded = RingStorage(spec, 1, 4), RingStorage(spec, 1, 4)
+    values = np.random.default_rng(0).integers(0, 256, (6, 3, 2, 3)).astype(dtype) / (1 if dtype is np.uint8 else 7)
+    for observation in values.astype(dtype):
+        rows = (
+            observation,
+            np.ones((3, 2)) / 3,
+            np.ones(3) / 7,
+            observation[::-1].copy(),
+            np.array([True, False, True]),
+        )
+        storage.add(np.zeros(3, np.int64), rows)
+    ReplaySnapshots(tmp_path).load(ReplaySnapshots(tmp_path).save(storage), loaded)
+    for found, wanted in zip(loaded.read(0, 14, 18), storage.read(0, 14, 18), strict=True):
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+
+def rows_in(path: Path) -> int:
+    with np.load(path, allow_pickle=False) as file:
+        return len(file["reward"])
+
+
+def test_a_save_writes_only_the_rows_that_are_new(tmp_path):
+    storage, snapshots = make_storage(1, 50_000), ReplaySnapshots(tmp_path)
+    add(storage, 0, range(40_000))
+    first = snapshots.save(storage)
+    add(storage, 0, range(40_000, 41_000))
+    second = snapshots.save(storage)
+    assert names(second)[:-1] == names(first)
+    big, small = (tmp_path / name for name in names(second))
+    assert (rows_in(big), rows_in(small)) == (40_000, 1_000)
+    overhead = 2_000  # bytes of the headers of five arrays
+    for path, rows in ((big, 40_000), (small, 1_000)):
+        assert 0 <= path.stat().st_size - bytes_needed(make_spec(1), rows) < overhead
+
+
+def test_rows_overwritten_between_two_saves_are_not_written(tmp_path):
+    storage, snapshots = make_storage(1, 5), ReplaySnapshots(tmp_path)
+    snapshots.save(storage)
+    for number in range(23):
+        add(storage, 0, [number])
+    manifest = snapshots.save(storage)
+    assert [rows_in(tmp_path / name) for name in names(manifest)] == [5]
+
+
+def test_a_save_without_new_rows_writes_nothing(tmp_path):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
+    add(storage, 1, range(5))
+    first = snapshots.save(storage)
+    before = files(tmp_path)
+    assert snapshots.save(storage) == first
+    assert files(tmp_path) == before
+
+
+def test_saving_an_empty_replay_and_loading_it(tmp_path):
+    manifest = ReplaySnapshots(tmp_path / "replay").save(make_storage())
+    assert names(manifest) == []
+    assert held(restored(tmp_path / "replay", manifest)) == [[], [], []]
+
+
+def test_files_are_never_touched_again(tmp_path):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
+    additions = RandomAdditions(NUM_RINGS, CAPACITY, seed=3)
+    seen = {}
+    for _ in range(30):
+        rings, ids = additions.draw()
+        storage.add(rings, encode(ids))
+        snapshots.save(storage)
+        for path in tmp_path.iterdir():
+            now = (path.stat().st_mtime_ns, path.stat().st_ino, path.read_bytes())
+            assert seen.setdefault(path.name, now) == now
+    assert len(seen) > 20
+
+
+def test_no_unfinished_file_is_left_behind(tmp_path):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
+    for number in range(4):
+        add(storage, 0, [number])
+        manifest = snapshots.save(storage)
+    assert files(tmp_path) == set(names(manifest))
+
+
+def test_a_file_has_its_name_only_when_it_is_complete(tmp_path, monkeypatch):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
+    add(storage, 0, [1])
+    first = snapshots.save(storage)
+    add(storage, 0, [2])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            snapshots.save(storage)
+    assert {name for name in files(tmp_path) if name.endswith(".npz")} == set(names(first))
+    assert held(restored(tmp_path, snapshots.save(storage)))[0] == [1, 2]
+
+
+def test_the_manifest_names_only_files_that_hold_rows_still_there(tmp_path):
+    storage, snapshots = make_storage(1, 4), ReplaySnapshots(tmp_path)
+    for start in range(0, 12, 2):
+        add(storage, 0, [start, start + 1])
+        manifest = snapshots.save(storage)
+    assert [rows_in(tmp_path / name) for name in names(manifest)] == [2, 2]
+
+
+def types_in(value):
+    if isinstance(value, dict):
+        return {dict, *map(type, value)}.union(*(types_in(item) for item in value.values()))
+    if isinstance(value, list):
+        return {list}.union(*(types_in(item) for item in value))
+    return {type(value)}
+
+
+def test_the_manifest_holds_plain_values_and_survives_a_checkpoint(tmp_path):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path / "replay")
+    for start in (0, 3, 6):
+        add(storage, 1, range(start, start + 3))
+        manifest = snapshots.save(storage)
+    assert types_in(manifest) == {dict, list, str, int}
+    torch.save({"replay": manifest}, tmp_path / "checkpoint")
+    read = torch.load(tmp_path / "checkpoint", weights_only=True)["replay"]
+    assert read == manifest
+    assert_equal(restored(tmp_path / "replay", read), storage)
+
+
+def test_a_manifest_does_not_change_with_later_saves(tmp_path):
+    storage, snapshots = make_storage(1, 4), ReplaySnapshots(tmp_path)
+    add(storage, 0, [0, 1])
+    manifest = snapshots.save(storage)
+    before = copy.deepcopy(manifest)
+    for number in range(2, 9):
+        add(storage, 0, [number])
+        snapshots.save(storage)
+    assert manifest == before
+
+
+def test_files_hold_plain_arrays_without_pickle(tmp_path):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
+    add(storage, 0, [5, 6])
+    add(storage, 2, [7])
+    (name,) = names(snapshots.save(storage))
+    with np.load(tmp_path / name, allow_pickle=False) as file:
+        assert set(file.files) == set(Rows._fields)
+        assert {str(file[field].dtype) for field in Rows._fields} == {"float32", "bool"}
+        assert file["reward"].tolist() == [-10, -12, -14]
+
+
+def test_the_checksum_is_that_of_the_file(tmp_path):
+    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
+    add(storage, 0, [5, 6])
+    (chunk,) = snapshots.save(storage)["chunks"]
+    assert chunk["crc32"] == zlib.crc32((tmp_path / chunk["file"]).read_bytes())
+
+
+def saves(folder, count=4):
+    """Save a ring of four rows after each three rows; return the manifests and what the ring then held."""
+    storage, snapshots = make_storage(1, 4), ReplaySnapshots(folder)
+    manifests, contents = [], []
+    for start in range(0, 3 * count, 3):
+        add(storage, 0, range(start, start + 3))
+        manifests.append(snapshots.save(storage))
+        contents.append(held(storage))
+    return storage, manifests, contents
+
+
+def test_older_manifests_can_be_loaded_after_newer_saves(tmp_path):
+    _, manifests, contents = saves(tmp_path)
+    for manifest, content in zip(manifests, contents, strict=True):
+        assert held(restored(tmp_path, manifest, 1, 4)) == content
+
+
+def test_prune_deletes_exactly_the_files_that_no_manifest_lists(tmp_path):
+    _, manifests, contents = saves(tmp_path, count=6)
+    (tmp_path / "notes.txt").write_text("not ours")
+    kept = [1, 5]
+    ReplaySnapshots(tmp_path).prune(manifests[i] for i in kept)
+    assert files(tmp_path) == {"notes.txt", *names(manifests[1]), *names(manifests[5])}
+    for i in kept:
+        assert held(restored(tmp_path, manifests[i], 1, 4)) == contents[i]
+
+
+def test_prune_without_a_folder_has_nothing_to_do(tmp_path):
+    ReplaySnapshots(tmp_path / "nothing").prune([{"chunks": []}])
+
+
+def test_saves_go_on_after_a_load(tmp_path):
+    storage, manifests, _ = saves(tmp_path, count=2)
+    before = files(tmp_path)
+    snapshots, loaded = ReplaySnapshots(tmp_path), make_storage(1, 4)
+    snapshots.load(manifests[-1], loaded)
+    assert snapshots.save(loaded) == manifests[-1]
+    add(loaded, 0, [6])
+    add(storage, 0, [6])
+    manifest = snapshots.save(loaded)
+    (new,) = files(tmp_path) - before
+    assert rows_in(tmp_path / new) == 1
+    assert_equal(restored(tmp_path, manifest, 1, 4), storage)
+
+
+def test_going_on_from_an_older_manifest_leaves_the_newer_files_as_they_are(tmp_path):
+    _, manifests, contents = saves(tmp_path, count=3)
+    snapshots, loaded = ReplaySnapshots(tmp_path), make_storage(1, 4)
+    snapshots.load(manifests[0], loaded)
+    add(loaded, 0, [700, 701, 702])  # as many rows as the run before added, but others
+    branch = snapshots.save(loaded)
+    assert held(restored(tmp_path, branch, 1, 4)) == [[2, 700, 701, 702]]
+    for manifest, content in zip(manifests, contents, strict=True):
+        assert held(restored(tmp_path, manifest, 1, 4)) == content
+
+
+def damaged(folder, name, kind):
+    path = folder / name
+    content = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif kind == "last byte lost":
+        path.write_bytes(content[:-1])
+    elif kind == "longer":
+        path.write_bytes(content + b"\0")
+    else:
+        place = {"first byte flipped": 0, "middle bit flipped": len(content) // 2, "last byte flipped": -1}[kind]
+        flipped = bytearray(content)
+        flipped[place] ^= 1
+        path.write_bytes(bytes(flipped))
+    return path
+
+
+DAMAGE = [
+    "missing", "empty", "truncated", "last byte lost", "longer",
+    "first byte flipped", "middle bit flipped", "last byte flipped",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_or_missing_file_is_named(tmp_path, kind, which):
+    _, manifests, _ = saves(tmp_path)
+    path = damaged(tmp_path, names(manifests[-1])[which], kind)
+    with pytest.raises(ConfigurationError) as caught:
+        restored(tmp_path, manifests[-1], 1, 4)
+    assert str(path) in str(caught.value)
+    assert "continue from another checkpoint" in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "word"), [("missing", "missing"), ("truncated", "damaged")])
+def test_what_is_wrong_with_a_file_is_said_once(tmp_path, kind, word):
+    _, manifests, _ = saves(tmp_path)
+    path = damaged(tmp_path, names(manifests[-1])[0], kind)
+    with pytest.raises(ConfigurationError) as caught:
+        restored(tmp_path, manifests[-1], 1, 4)
+    assert str(caught.value) == f"the replay file {path} is {word}: continue from another checkpoint"
+
+
+def test_a_file_that_a_failing_disk_does_not_give_is_named(tmp_path, monkeypatch):
+    _, manifests, _ = saves(tmp_path)
+    monkeypatch.setattr(Path, "open", lambda *args: (_ for _ in ()).throw(OSError("Input/output error")))
+    with pytest.raises(ConfigurationError, match=names(manifests[-1])[0]):
+        restored(tmp_path, manifests[-1], 1, 4)
+
+
+def test_a_file_whose_checksum_is_right_but_that_is_no_archive_is_named(tmp_path):
+    _, manifests, _ = saves(tmp_path, count=1)
+    (chunk,) = manifests[0]["chunks"]
+    (tmp_path / chunk["file"]).write_bytes(b"no archive")
+    chunk["crc32"] = zlib.crc32(b"no archive")
+    with pytest.raises(ConfigurationError, match=chunk["file"]):
+        restored(tmp_path, manifests[0], 1, 4)
+
+
+def test_a_file_with_pickled_objects_is_refused(tmp_path):
+    _, manifests, _ = saves(tmp_path, count=1)
+    (chunk,) = manifests[0]["chunks"]
+    path = tmp_path / chunk["file"]
+    with path.open("wb") as file:
+        np.savez(file, **{field: np.array([{}, {}, {}], dtype=object) for field in Rows._fields})
+    chunk["crc32"] = zlib.crc32(path.read_bytes())
+    with pytest.raises(ConfigurationError, match=chunk["file"]):
+        restored(tmp_path, manifests[0], 1, 4)
+
+
+@pytest.mark.parametrize(("num_rings", "capacity"), [(2, 8), (4, 8), (3, 7), (3, 9)])
+def test_another_capacity_or_number_of_tasks_is_refused(tmp_path, num_rings, capacity):
+    storage = make_storage()
+    add(storage, 0, range(5))
+    manifest = ReplaySnapshots(tmp_path).save(storage)
+    with pytest.raises(ConfigurationError, match=rf"3 tasks of 8 rows, this run {num_rings} of {capacity}\b") as caught:
+        restored(tmp_path, manifest, num_rings, capacity)
+    assert "data.capacity" in str(caught.value)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_path_out_of_the_folder_is_not_followed(tmp_path, absolute):
+    folder = tmp_path / "replay"
+    _, manifests, _ = saves(folder, count=1)
+    (chunk,) = manifests[0]["chunks"]
+    outside = tmp_path / "outside.npz"
+    (folder / chunk["file"]).rename(outside)
+    chunk["file"] = str(outside) if absolute else "../outside.npz"
+    with pytest.raises(ConfigurationError, match="is missing") as caught:
+        restored(folder, manifests[0], 1, 4)
+    assert str(folder / "outside.npz") in str(caught.value)

@@ -1,0 +1,151 @@
+"""Rings in memory against lists."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay.storage import RingStorage, bytes_needed
+from tests.replay import NaiveRings, RandomAdditions, encode, held, ids_of, make_spec
+
+
+@pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (1, 5), (3, 4), (4, 7), (2, 32)])
+def test_random_additions_leave_what_lists_would_hold(num_rings, capacity):
+    storage = RingStorage(make_spec(num_rings), num_rings, capacity)
+    naive, additions = NaiveRings(num_rings, capacity), RandomAdditions(num_rings, capacity, seed=capacity)
+    for _ in range(120):
+        rings, ids = additions.draw()
+        storage.add(rings, encode(ids))
+        naive.add(rings, ids)
+        assert held(storage) == [list(ring) for ring in naive.rings]
+        assert storage.added_R.tolist() == naive.added
+        assert storage.size_R.tolist() == [len(ring) for ring in naive.rings]
+    assert min(naive.added) > 2 * capacity, "every ring has to go round at least twice"
+
+
+def test_a_ring_holds_its_capacity_and_not_a_row_more():
+    storage = RingStorage(make_spec(1), 1, 4)
+    for number in range(4):
+        storage.add(np.array([0]), encode([number]))
+    assert held(storage) == [[0, 1, 2, 3]]
+    storage.add(np.array([0]), encode([4]))
+    assert held(storage) == [[1, 2, 3, 4]]
+
+
+def test_the_row_after_the_last_place_goes_to_the_first():
+    storage = RingStorage(make_spec(2), 2, 3)
+    storage.add(np.array([0, 1, 0, 1, 0, 1]), encode(range(6)))
+    storage.add(np.array([1]), encode([6]))
+    assert ids_of(storage.take(torch.arange(6))).tolist() == [0, 2, 4, 6, 3, 5]
+
+
+def test_rows_of_one_ring_in_one_addition_keep_their_order_also_over_the_edge():
+    storage = RingStorage(make_spec(2), 2, 4)
+    storage.add(np.array([0, 0, 0]), encode([0, 1, 2]))
+    storage.add(np.array([0, 1, 0, 0, 1, 0]), encode([3, 10, 4, 5, 11, 6]))
+    assert held(storage) == [[3, 4, 5, 6], [10, 11]]
+
+
+def test_an_addition_of_no_rows_changes_nothing():
+    storage = RingStorage(make_spec(2), 2, 4)
+    storage.add(np.array([0, 1]), encode([0, 1]))
+    storage.add(np.zeros(0, np.int64), encode([]))
+    assert held(storage) == [[0], [1]]
+
+
+def test_more_rows_at_once_than_a_ring_holds_are_refused():
+    storage = RingStorage(make_spec(1), 1, 2)
+    with pytest.raises(AssertionError, match="more rows at once"):
+        storage.add(np.array([0, 0, 0]), encode([0, 1, 2]))
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 4), (1, 7), (-1, 3)])
+def test_rows_that_are_gone_or_yet_to_come_cannot_be_read(first, end):
+    storage = RingStorage(make_spec(1), 1, 5)
+    storage.add(np.zeros(5, np.int64), encode(range(5)))
+    storage.add(np.zeros(1, np.int64), encode([5]))
+    with pytest.raises(AssertionError):
+        storage.read(0, first, end)
+
+
+def test_what_is_read_does_not_change_when_its_place_is_written_again():
+    storage = RingStorage(make_spec(1), 1, 2)
+    storage.add(np.zeros(2, np.int64), encode([1, 2]))
+    rows = storage.read(0, 0, 2)
+    storage.add(np.zeros(2, np.int64), encode([3, 4]))
+    assert ids_of(rows).tolist() == [1, 2]
+
+
+def test_the_true_successor_is_stored_and_not_the_next_row():
+    storage = RingStorage(make_spec(1), 1, 3)
+    observation = np.array([[1.0, 1, 1], [5, 5, 5]])
+    successor = np.array([[2.0, 2, 2], [6, 6, 6]])
+    storage.add(np.zeros(2, np.int64), (observation, np.zeros((2, 2)), np.zeros(2), successor, np.zeros(2, bool)))
+    assert storage.read(0, 0, 2).next_observation.tolist() == successor.tolist()
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [(np.float64, torch.float32), (np.float32, torch.float32)])
+def test_floating_point_observations_are_stored_as_float32(dtype, stored):
+    storage = RingStorage(make_spec(1, dtype=dtype), 1, 2)
+    value = np.full((1, 3), 1 / 3, dtype)
+    storage.add(np.zeros(1, np.int64), (value, np.zeros((1, 2)), np.zeros(1), value, np.zeros(1, bool)))
+    rows = storage.read(0, 0, 1)
+    assert rows.observation.dtype == rows.next_observation.dtype == stored
+    assert rows.observation.numpy().tolist() == value.astype(np.float32).tolist()
+
+
+def test_pixels_stay_bytes():
+    storage = RingStorage(make_spec(1, dtype=np.uint8, shape=(3, 4, 4)), 1, 2)
+    pixels = np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4) + 200
+    storage.add(np.zeros(1, np.int64), (pixels, np.zeros((1, 2)), np.zeros(1), 255 - pixels, np.ones(1, bool)))
+    rows = storage.read(0, 0, 1)
+    assert rows.observation.dtype == rows.next_observation.dtype == torch.uint8
+    assert np.array_equal(rows.observation.numpy(), pixels)
+    assert np.array_equal(rows.next_observation.numpy(), 255 - pixels)
+
+
+def test_every_field_has_its_type():
+    storage = RingStorage(make_spec(1), 1, 2)
+    storage.add(np.zeros(1, np.int64), encode([3]))
+    kinds = [field.dtype for field in storage.read(0, 0, 1)]
+    assert kinds == [torch.float32, torch.float32, torch.float32, torch.float32, torch.bool]
+
+
+def test_bytes_needed_by_hand():
+    # 2 observations of 3 floats, 2 actions, 1 reward, 1 byte of termination
+    assert bytes_needed(make_spec(1), 10) == 10 * (2 * 3 * 4 + 2 * 4 + 4 + 1)
+    assert bytes_needed(make_spec(1, dtype=np.float64), 1) == 2 * 3 * 4 + 2 * 4 + 4 + 1
+    assert bytes_needed(make_spec(1, dtype=np.uint8, shape=(9, 84, 84)), 2) == 2 * (2 * 9 * 84 * 84 + 2 * 4 + 4 + 1)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [(np.float32, (3,)), (np.float64, (5,)), (np.uint8, (3, 8, 8))])
+def test_bytes_needed_is_what_is_taken(monkeypatch, dtype, shape):
+    taken = []
+    empty = torch.empty
+
+    def spy(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        taken.append(made.numel() * made.element_size())
+        return made
+
+    spec = make_spec(3, dtype=dtype, shape=shape)
+    monkeypatch.setattr(torch, "empty", spy)
+    RingStorage(spec, 3, 17)
+    assert sum(taken) == bytes_needed(spec, 3 * 17)
+
+
+def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
+    spec = make_spec(2)
+    free = bytes_needed(spec, 1_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("memory was taken"))
+        patched.setattr(torch, "zeros", lambda *args, **kwargs: pytest.fail("memory was taken"))
+        with pytest.raises(ConfigurationError, match=r"2,000 transitions.*data\.capacity to at most 1,000\b"):
+            RingStorage(spec, 2, 1_000)
+    assert RingStorage(spec, 2, 500).capacity == 500

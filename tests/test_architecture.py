@@ -1,0 +1,270 @@
+"""The plan of the package, held with ``ast``: sizes, imports, annotations, documentation, safe loading."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mtrl_lightning
+
+PACKAGE = Path(mtrl_lightning.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in FILES}
+LINES = {path.relative_to(PACKAGE).as_posix(): path.read_text().splitlines() for path in FILES}
+
+BASE = {"types", "counters", "schedules", "errors"}
+ROOMS = {"envs", "rollout", "replay", "networks", "gradients", "auxiliaries", "algorithms", "callbacks"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "envs": set(),
+    "rollout": {"envs"},
+    "replay": set(),
+    "networks": set(),
+    "gradients": set(),
+    "auxiliaries": {"networks"},
+    "algorithms": {"networks", "gradients", "auxiliaries"},
+    "callbacks": {"rollout", "replay", "algorithms", "envs", "runs"},
+    "benchmarks": {*ROOMS, "runs", "cli"},
+    "cli": {*ROOMS, "runs"},
+    "runs": set(),
+    "__init__": set(),
+    **{name: set() for name in BASE},
+}
+EXCEPTIONS = {("replay/datamodule.py", "mtrl_lightning.envs.benchmark")}
+LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+FORBIDDEN_LIBRARIES = {
+    "envs": {"torch", *LIGHTNING},
+    "networks": LIGHTNING,
+    "gradients": LIGHTNING,
+    **{name: {"torch", *LIGHTNING} for name in BASE},
+}
+
+
+def room_of(file: str) -> str:
+    return file.split("/")[0].removesuffix(".py")
+
+
+def imported_modules(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide who imports whom"
+        assert node.module is not None
+        if node.module == "mtrl_lightning":
+            yield from (f"mtrl_lightning.{alias.name}" for alias in node.names)
+        else:
+            yield node.module
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(tree: ast.AST, with_type_checking: bool = True) -> Iterator[str]:
+    for child in ast.iter_child_nodes(tree):
+        if not with_type_checking and is_type_checking(child):
+            continue
+        yield from imported_modules(child)
+        yield from imports(child, with_type_checking)
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def public_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    return (node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def public_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for owner in (tree, *public_classes(tree)):
+        yield from (node for node in owner.body if isinstance(node, ast.FunctionDef) and is_public(node.name))
+
+
+def arguments(function: ast.FunctionDef) -> list[ast.arg]:
+    given = function.args
+    named = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    starred = [argument for argument in (given.vararg, given.kwarg) if argument is not None]
+    return [argument for argument in [*named, *starred] if argument.arg not in ("self", "cls")]
+
+
+def documented_arguments(docstring: str) -> dict[str, str]:
+    """Names and descriptions of the ``Args:`` section of a docstring."""
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.findall(r"^ {4}\*{0,2}(\w+)(?: \([^)]*\))?: *(.*)$", section.group(1), re.MULTILINE)
+    return dict(entries)
+
+
+def test_the_files_are_found():
+    assert {"types.py", "algorithms/sac.py", "replay/storage.py", "networks/mlp.py", "cli.py"} <= set(TREES)
+
+
+def test_the_package_has_at_most_60_files():
+    assert len(FILES) <= 60
+
+
+def test_no_file_is_longer_than_300_lines():
+    assert {file: len(lines) for file, lines in LINES.items() if len(lines) > 300} == {}
+
+
+def test_no_function_is_longer_than_60_lines():
+    sizes = {
+        f"{file}: {function.name}": function.end_lineno - function.lineno + 1
+        for file, tree in TREES.items()
+        for function in functions(tree)
+    }
+    assert {name: size for name, size in sizes.items() if size > 60} == {}
+
+
+def test_every_file_has_a_place_in_the_plan():
+    assert {room_of(file) for file in TREES} <= set(MAY_IMPORT)
+
+
+def forbidden_rooms(file: str, tree: ast.Module) -> Iterator[str]:
+    room = room_of(file)
+    for module in imports(tree):
+        parts = module.split(".")
+        if parts[0] != "mtrl_lightning" or (file, module) in EXCEPTIONS:
+            continue
+        if room == "__init__" or parts[1] not in {room, *BASE, *MAY_IMPORT[room]}:
+            yield f"{file} imports {module}"
+
+
+def test_rooms_import_only_those_that_the_plan_allows():
+    assert [wrong for file, tree in TREES.items() for wrong in forbidden_rooms(file, tree)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("replay/buffer.py", "from mtrl_lightning.envs.benchmark import Benchmark"),
+        ("replay/datamodule.py", "from mtrl_lightning.envs.vector import VectorEnv"),
+        ("algorithms/sac.py", "import mtrl_lightning.replay"),
+        ("networks/mlp.py", "from mtrl_lightning import gradients"),
+        ("schedules.py", "def f():\n    from mtrl_lightning.rollout import Collector"),
+    ],
+)
+def test_a_forbidden_import_is_found(file, line):
+    assert len(list(forbidden_rooms(file, ast.parse(line)))) == 1
+
+
+def test_rooms_leave_out_the_libraries_that_they_must_not_know():
+    wrong = [
+        f"{file} imports {module}"
+        for file, tree in TREES.items()
+        for module in imports(tree, with_type_checking=False)
+        if module.split(".")[0] in FORBIDDEN_LIBRARIES.get(room_of(file), set())
+    ]
+    assert wrong == []
+
+
+def test_the_package_itself_imports_nothing():
+    assert list(imports(TREES["__init__.py"])) in ([], ["__future__"])
+
+
+def test_environments_start_without_torch():
+    modules = ", ".join(
+        "mtrl_lightning." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for file in TREES
+        if room_of(file) == "envs"
+    )
+    code = f"import sys, {modules}\nprint([name for name in ('torch', 'lightning') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_everything_public_is_annotated():
+    bare = []
+    for file, tree in TREES.items():
+        for function in public_functions(tree):
+            bare += [f"{file}: {function.name}({a.arg})" for a in arguments(function) if a.annotation is None]
+            bare += [f"{file}: {function.name} ->"] if function.returns is None else []
+    assert bare == []
+
+
+def test_files_and_public_classes_and_functions_are_documented():
+    bare = []
+    for file, tree in TREES.items():
+        bare += [] if ast.get_docstring(tree) else [file]
+        public = [*public_classes(tree), *(node for node in tree.body if isinstance(node, ast.FunctionDef))]
+        bare += [f"{file}: {n.name}" for n in public if is_public(n.name) and not ast.get_docstring(n)]
+    assert bare == []
+
+
+def undocumented(node: ast.ClassDef) -> Iterator[str]:
+    documented = documented_arguments(ast.get_docstring(node) or "")
+    yield from (f"{node.name}: {name} is not described" for name, text in documented.items() if not text.strip())
+    for function in node.body:
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+            taken = [argument.arg for argument in arguments(function)]
+            yield from (f"{node.name}: {name} is missing" for name in taken if name not in documented)
+            if function.args.kwarg is None:
+                yield from (f"{node.name}: {name} is no argument" for name in documented if name not in taken)
+
+
+def test_constructor_arguments_are_documented_in_their_class():
+    wrong = [
+        f"{file}: {what}"
+        for file, tree in TREES.items()
+        for node in public_classes(tree)
+        for what in undocumented(node)
+    ]
+    assert wrong == []
+
+
+def calls_of(tree: ast.AST, library: set[str], function: str) -> list[ast.Call]:
+    """Calls ``library.function(...)``, and ``function(...)`` where it was imported from the library."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in library
+        for alias in node.names
+        if alias.name == function
+    }
+    spelled = {f"{name}.{function}" for name in library} | imported
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in spelled]
+
+
+def constant(call: ast.Call, keyword: str) -> object:
+    values = [k.value for k in call.keywords if k.arg == keyword]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else "not given"
+
+
+@pytest.mark.parametrize(
+    ("library", "function", "keyword", "safe"),
+    [
+        ({"torch"}, "load", "weights_only", True),
+        ({"np", "numpy"}, "load", "allow_pickle", False),
+        ({"self.trainer"}, "fit", "weights_only", True),
+        ({"self.trainer"}, "validate", "weights_only", True),
+    ],
+)
+def test_files_are_read_without_executing_what_is_in_them(library, function, keyword, safe):
+    calls = {
+        f"{file}:{call.lineno}": constant(call, keyword)
+        for file, tree in TREES.items()
+        for call in calls_of(tree, library, function)
+    }
+    assert len(calls) >= 1
+    assert {where: given for where, given in calls.items() if given is not safe} == {}
+
+
+def test_pickle_is_used_only_between_an_environment_and_its_worker():
+    unsafe = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    wrong = [
+        file
+        for file, tree in TREES.items()
+        if room_of(file) != "envs" and {module.split(".")[0] for module in imports(tree)} & unsafe
+    ]
+    assert wrong == []

@@ -1,0 +1,89 @@
+"""Counters and the stopwatch."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mtrl_lightning.counters import Counters, Stopwatch
+
+
+def test_counters_begin_at_zero():
+    assert Counters().state_dict() == {"env_steps": 0, "vector_steps": 0, "updates": 0, "episodes": 0}
+
+
+def test_counters_are_restored_and_stay_plain_integers():
+    before, after = Counters(env_steps=40, vector_steps=4, updates=3, episodes=2), Counters(updates=99)
+    after.load_state_dict(before.state_dict())
+    assert after == before
+    assert {type(value) for value in after.state_dict().values()} == {int}
+
+
+def test_a_saved_state_does_not_move_with_the_counters():
+    counters = Counters(env_steps=40)
+    state = counters.state_dict()
+    counters.env_steps += 10
+    assert state["env_steps"] == 40
+
+
+@pytest.mark.parametrize("name", ["env_steps", "vector_steps", "updates", "episodes"])
+def test_a_state_without_one_of_the_counts_is_refused(name):
+    state = Counters().state_dict()
+    del state[name]
+    with pytest.raises(KeyError, match=name):
+        Counters().load_state_dict(state)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_stopwatch_adds_up_what_has_the_same_name(clock):
+    stopwatch = Stopwatch()
+    for seconds in (1.0, 2.5):
+        with stopwatch.measure("act"):
+            clock[0] += seconds
+        clock[0] += 10
+    with stopwatch.measure("step"):
+        clock[0] += 4.0
+    assert stopwatch.drain() == {"act": 3.5, "step": 4.0}
+
+
+def test_stopwatch_begins_anew_when_drained(clock):
+    stopwatch = Stopwatch()
+    with stopwatch.measure("act"):
+        clock[0] += 1.0
+    stopwatch.drain()
+    assert stopwatch.drain() == {}
+
+
+def test_stopwatch_measures_what_overlaps(clock):
+    stopwatch = Stopwatch()
+    stopwatch.start("step")
+    clock[0] += 1.0
+    with stopwatch.measure("update"):
+        clock[0] += 2.0
+    stopwatch.stop("step")
+    assert stopwatch.drain() == {"step": 3.0, "update": 2.0}
+
+
+def test_stopwatch_counts_a_measurement_that_is_under_way_when_it_ends(clock):
+    stopwatch = Stopwatch()
+    stopwatch.start("evaluate")
+    clock[0] += 1.0
+    assert stopwatch.drain() == {}
+    clock[0] += 1.0
+    stopwatch.stop("evaluate")
+    assert stopwatch.drain() == {"evaluate": 2.0}
+
+
+def test_stopwatch_stops_when_the_block_raises(clock):
+    stopwatch = Stopwatch()
+    with pytest.raises(RuntimeError), stopwatch.measure("act"):
+        clock[0] += 1.0
+        raise RuntimeError
+    assert stopwatch.drain() == {"act": 1.0}
