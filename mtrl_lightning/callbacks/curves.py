@@ -31,6 +31,7 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
 def plot_curves(run_folder: str | Path) -> Path:
     """Plot evaluation success and return of every task and on average into ``curves.png``; return its path."""
     from matplotlib.figure import Figure  # takes a second to import
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     curves, path = read_metrics(run_folder), Path(run_folder) / "curves.png"
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -42,6 +43,8 @@ def plot_curves(run_folder: str | Path) -> Path:
         if f"eval/{quantity}" in curves:
             axes.plot(*curves[f"eval/{quantity}"], color="black", linewidth=2.5, label="average")
         axes.set(xlabel="environment steps, all tasks", ylabel=f"evaluation {quantity}")
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
         handles = axes.get_legend_handles_labels()
     figure.axes[0].set_ylim(-0.03, 1.03)

@@ -36,36 +36,30 @@ class EnvStepProgressBar(ProgressBar):
         """Hide the bar."""
         self._enabled = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
         assert isinstance(pl_module, Algorithm)
-        total, done = find(trainer, RolloutCallback).total_steps, pl_module.counters.env_steps
+        rollout = find(trainer, RolloutCallback)
+        rollout.after_step.append(self._advance)
+        total, done = rollout.total_steps, pl_module.counters.env_steps
         self._bar = tqdm(
             total=total, initial=done, unit=" env steps", unit_scale=True, mininterval=self._interval,
             disable=not self._enabled or not trainer.is_global_zero, dynamic_ncols=True,
         )  # fmt: skip
 
-    def advance(self, env_steps: int) -> None:
-        """Move the bar to a number of environment steps."""
-        if self._bar is not None:
-            self._bar.update(env_steps - self._bar.n)
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the bar; look up the latest results when an evaluation was made or episodes ended."""
+        """Show the latest results, looked up every 100 updates and at the end."""
         assert isinstance(pl_module, Algorithm)
-        if self._bar is None:
-            return
-        shown = self._shown(trainer, pl_module)
-        if shown:
-            self._bar.set_postfix(shown, refresh=False)
-        self.advance(pl_module.counters.env_steps)
+        if self._bar is not None and (pl_module.counters.updates % 100 == 0 or trainer.should_stop):
+            self._bar.set_postfix(self._latest(trainer, pl_module), refresh=trainer.should_stop)
 
-    def _shown(self, trainer: Trainer, algorithm: Algorithm) -> dict[str, str]:
-        assert self._bar is not None
-        if algorithm.counters.updates % 100 and not trainer.should_stop:
-            return {}
+    def _advance(self, env_steps: int) -> None:
+        if self._bar is not None:
+            self._bar.update(env_steps - self._bar.n)
+
+    def _latest(self, trainer: Trainer, algorithm: Algorithm) -> dict[str, str]:
         evaluated = find(trainer, EvaluationCallback).results
         rollout = find(trainer, RolloutCallback).metrics(algorithm.spec.task_names)
         values = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class RolloutCallback(Callback):
         self._window, self._timeout, self._seed = window, timeout, seed
         self._warmup, self._ratio = Until(warmup_steps), UpdateRatio(updates_per_step, warmup_updates)
         self.collector: Collector | None = None
+        self.after_step: list[Callable[[int], None]] = []
+        """Called with the environment steps made after each vector step, also those of the warm-up."""
         self._under_way = False
         self._last_state: dict[str, Any] = {}
 
@@ -97,6 +100,8 @@ class RolloutCallback(Callback):
         """Warm up, unless a checkpoint says that it is done."""
         assert isinstance(pl_module, Algorithm)
         counters = pl_module.counters
+        if self._warmup(counters.env_steps):
+            rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
         while self._warmup(counters.env_steps):
             self._send(pl_module, "random")
             self._receive(trainer, pl_module)
@@ -138,6 +143,8 @@ class RolloutCallback(Callback):
         buffer = data_of(trainer).buffer
         assert buffer is not None
         buffer.add(transitions)
+        for call in self.after_step:
+            call(algorithm.counters.env_steps)
 
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
         """Return ``rollout/return``, ``rollout/success`` and ``rollout/length``: window means, and each task's."""

@@ -117,8 +117,7 @@ class VectorEnv(gym.vector.VectorEnv):
         """
         if self._group is not None:
             self._group.step()
-        for i in range(len(self._connections)):
-            self._answer(i)
+        self._answers()
         results = (array.copy() for array in self._arrays[1:])
         return StepResult._make((*results, np.ones(self.num_envs, np.bool_)))
 
@@ -182,7 +181,19 @@ class VectorEnv(gym.vector.VectorEnv):
             return [getattr(self._group, method)(*arguments[0], **(keywords or {}))]
         for connection, args in zip(self._connections, arguments, strict=True):
             self._try(connection.send_bytes, pickle.dumps((method, args, keywords or {})))
-        return [self._answer(i) for i in range(len(self._connections))]
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        """Return every worker's answer; a fault is raised when all have answered, so that none is left in a pipe."""
+        answers, faults = [], []
+        for i in range(len(self._connections)):
+            try:
+                answers.append(self._answer(i))
+            except EnvironmentFaultError as fault:
+                faults.append(fault)
+        if faults:
+            raise faults[0]
+        return answers
 
     def _try(self, send: Any, message: bytes) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker is dead: `_answer` says so

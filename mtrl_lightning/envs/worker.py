@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
@@ -90,8 +91,7 @@ class EnvGroup:
     def reset(self, seeds: Sequence[int | None], options: dict | None) -> None:
         """Begin an episode in every environment."""
         for i, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
-            observation, _ = env.reset(seed=seed, options=options)
-            self._begin(i, observation)
+            self._begin(i, env, seed, options)
 
     def step(self) -> None:
         """Step every environment by its row of the actions; where an episode ends, begin the next one at once.
@@ -118,8 +118,7 @@ class EnvGroup:
             arrays.truncated_E[row] = truncated
             arrays.success_E[row] = bool(info.get("success", False))
             if terminated or truncated:
-                observation, _ = env.reset()
-                self._begin(i, observation)
+                self._begin(i, env, None, None)
             else:
                 arrays.observation_ED[row] = observation
 
@@ -146,8 +145,12 @@ class EnvGroup:
         for env in self._envs:
             env.close()
 
-    def _begin(self, i: int, observation: npt.NDArray) -> None:
+    def _begin(self, i: int, env: gym.Env, seed: int | None, options: dict | None) -> None:
         self._steps[i] = 0
+        try:
+            observation, _ = env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise EnvironmentFaultError(f"{self._where(i)}: {type(error).__name__}: {error}") from error
         self._check_finite(i, observation)
         self._arrays.observation_ED[self._first + i] = observation
 

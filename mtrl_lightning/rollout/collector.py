@@ -86,11 +86,14 @@ class Collector:
         if self._observation_ED is None:
             self.reset()
         assert self._observation_ED is not None
-        self._action_EA = self.policy.act(self._observation_ED, self.envs.task_E, mode)
+        self._action_EA = np.array(self.policy.act(self._observation_ED, self.envs.task_E, mode), np.float32)
         self.envs.send(self._action_EA)
 
-    def receive(self) -> tuple[Transitions, dict[int, Episode]]:
+    def receive(self, wanted_E: npt.NDArray[np.bool_] | None = None) -> tuple[Transitions, dict[int, Episode]]:
         """Wait for the step that ``send`` began.
+
+        Args:
+            wanted_E: environments whose transitions are returned; None for all.
 
         Returns:
             The valid transitions, and the episodes that ended, by environment.
@@ -102,13 +105,14 @@ class Collector:
         self._observation_ED = result.observation_ED
         ended = self._running.add(result)
         self.windows.add(ended.values())
-        valid = slice(None) if result.valid_E.all() else result.valid_E
+        kept_E = result.valid_E if wanted_E is None else result.valid_E & wanted_E
+        kept = slice(None) if kept_E.all() else kept_E
         transitions = Transitions(
-            observation_ED[valid], action_EA[valid], result.reward_E[valid], result.next_observation_ED[valid],
-            result.terminated_E[valid], result.truncated_E[valid], self.envs.task_E[valid],
+            observation_ED[kept], action_EA[kept], result.reward_E[kept], result.next_observation_ED[kept],
+            result.terminated_E[kept], result.truncated_E[kept], self.envs.task_E[kept],
         )  # fmt: skip
         self.counters.vector_steps += 1
-        self.counters.env_steps += len(transitions.task_E)
+        self.counters.env_steps += int(result.valid_E.sum())
         self.counters.episodes += len(ended)
         if self.listeners:
             self._tell_step(ended, result.observation_ED, result.terminated_E | result.truncated_E | ~result.valid_E)
@@ -175,10 +179,8 @@ class Collector:
         """
         left_E = quota_E.copy()
         while left_E.any():
-            wanted_E = left_E > 0
-            transitions, ended = self.step(mode)
-            if len(transitions.task_E) == len(wanted_E):
-                transitions = Transitions(*(field[wanted_E] for field in transitions))
+            self.send(mode)
+            transitions, ended = self.receive(wanted_E=left_E > 0)
             counted = {e: episode for e, episode in ended.items() if left_E[e]}
             left_E[list(counted)] -= 1
             yield transitions, list(counted.values())
