@@ -132,5 +132,5 @@ def _named_set(suite: Any, name: str) -> list[str]:
 
 @cache
 def _goals(name: str, seed: int) -> list[Any]:
-    """Return MetaWorld's own 50 goals of a task; drawing them takes about 0.15 s, hence the cache."""
+    """Return MetaWorld's own 50 goals of a task; drawing them takes fifty resets, hence the cache."""
     return import_optional("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -43,7 +44,7 @@ class VectorEnv(gym.vector.VectorEnv):
         timeout: seconds to wait for a worker's answer.
 
     Raises:
-        ConfigurationError: if the split is unknown or the number of workers negative.
+        ConfigurationError: if the split or a task is unknown, or the number of workers negative.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -57,6 +58,8 @@ class VectorEnv(gym.vector.VectorEnv):
         if num_workers is not None and num_workers < 0:
             raise ConfigurationError(f"num_workers is {num_workers}: give 0 (in this process) or more")
         spec = benchmark.spec
+        if not tasks or not all(0 <= task < spec.num_tasks for task in tasks):
+            raise ConfigurationError(f"tasks are {list(tasks)}: give some, each from 0 to {spec.num_tasks - 1}")
         self.spec_ = spec
         self.num_envs = len(tasks)
         self.task_E = np.asarray(tasks, np.int64)
@@ -104,7 +107,17 @@ class VectorEnv(gym.vector.VectorEnv):
         return [process.pid for process in self._processes]
 
     def send(self, action_EA: npt.NDArray) -> None:
-        """Hand over actions and let the workers step."""
+        """Hand over actions and let the workers step.
+
+        Raises:
+            EnvironmentFaultError: if an action is not finite; MuJoCo would silently reset the simulation.
+        """
+        finite_E = np.isfinite(action_EA).all(-1)
+        if not finite_E.all():
+            names = self._names(self.task_E[~finite_E])
+            raise EnvironmentFaultError(
+                f"the policy's actions for {names} are not finite: the training diverged; lower the learning rates"
+            )
         self._arrays.action_EA[:] = action_EA
         for connection in self._connections:
             self._try(connection.send_bytes, STEP)
@@ -127,6 +140,8 @@ class VectorEnv(gym.vector.VectorEnv):
         """Begin an episode in every environment; a single seed gives environment ``i`` the seed ``seed + i``."""
         if seed is None or isinstance(seed, (int, np.integer)):
             seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ConfigurationError(f"{len(seed)} seeds are given for {self.num_envs} environments")
         self._each("reset", [(list(seed[first:end]), options) for first, end in self._slices])
         self._return_E[:] = 0
         self._length_E[:] = 0
@@ -199,9 +214,12 @@ class VectorEnv(gym.vector.VectorEnv):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker is dead: `_answer` says so
             send(message)
 
+    def _names(self, task_N: npt.NDArray[np.int64]) -> str:
+        return ", ".join(dict.fromkeys(self.spec_.task_names[task] for task in task_N))
+
     def _answer(self, i: int) -> Any:
         first, end = self._slices[i]
-        names = ", ".join(dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[first:end]))
+        names = self._names(self.task_E[first:end])
         if not self._connections[i].poll(self._timeout):
             raise EnvironmentFaultError(
                 f"the worker of {names} gave no answer for {self._timeout:g} s; continue from a checkpoint"
@@ -226,8 +244,9 @@ def _stop(connections: list[Connection], processes: list[Any]) -> None:
     """Close the pipes, at which the workers end; kill those that do not."""
     for connection in connections:
         connection.close()
+    deadline = time.monotonic() + 5
     for process in processes:
-        process.join(5)
+        process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():
             process.kill()
             process.join()

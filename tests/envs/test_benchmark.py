@@ -1,0 +1,154 @@
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import metaworld
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs import MetaWorld, ToyReach
+from mtrl_lightning.envs.benchmark import check_spec, known_tasks
+from mtrl_lightning.errors import ConfigurationError, import_optional
+
+ROOT = Path(__file__).parents[2]
+
+# The ten tasks of MT10 in the order of Yu et al. (2019).
+MT10 = (
+    "reach-v3",
+    "push-v3",
+    "pick-place-v3",
+    "door-open-v3",
+    "drawer-open-v3",
+    "drawer-close-v3",
+    "button-press-topdown-v3",
+    "peg-insert-side-v3",
+    "window-open-v3",
+    "window-close-v3",
+)
+
+
+def test_unknown_task_names_the_nearest_ones():
+    with pytest.raises(ConfigurationError, match=r"unknown task 'raech-v3': did you mean reach-v3"):
+        MetaWorld(["raech"])
+    with pytest.raises(ConfigurationError, match=r"unknown task 'pick-plac-v3': did you mean pick-place-v3"):
+        MetaWorld("pick-plac-v3")
+
+
+def test_a_name_like_nothing_lists_what_is_known():
+    with pytest.raises(ConfigurationError, match="known are one, two"):
+        known_tasks(["zzz"], ["one", "two"])
+
+
+def test_all_names_are_checked_and_not_only_the_first():
+    with pytest.raises(ConfigurationError, match="unknown task 'nonsense-v3'"):
+        MetaWorld(["reach-v3", "nonsense-v3"])
+
+
+def test_duplicate_tasks_are_refused_also_in_two_spellings():
+    with pytest.raises(ConfigurationError, match=r"duplicate tasks \['reach-v3'\]"):
+        MetaWorld(["reach-v3", "push-v3", "reach"])
+
+
+def test_no_task_is_refused():
+    with pytest.raises(ConfigurationError, match="at least one"):
+        MetaWorld([])
+
+
+def test_version_suffix_is_optional_and_order_is_kept():
+    assert MetaWorld(["window-open", "reach-v3"]).spec.task_names == ("window-open-v3", "reach-v3")
+    assert MetaWorld("reach").spec.task_names == MetaWorld("reach-v3").spec.task_names == ("reach-v3",)
+
+
+@pytest.mark.parametrize(("name", "number"), [("MT10", 10), ("MT25", 25), ("MT50", 50)])
+def test_named_sets_are_metaworlds_own_in_its_order(name, number, monkeypatch):
+    monkeypatch.setattr(metaworld, "_make_tasks", lambda *_, **__: [])  # goals are not needed, and slow
+    upstream = tuple(getattr(metaworld, name)().train_classes)
+    names = MetaWorld(name).spec.task_names
+    assert names == upstream
+    assert len(set(names)) == number
+    if name == "MT10":
+        assert names == MT10
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("num_goals", 0),
+        ("num_goals", 51),
+        ("horizon", 0),
+        ("horizon", -1),
+        ("reward_version", "v3"),
+        ("goal_seed", -1),
+    ],
+)
+def test_numbers_out_of_range_are_refused_with_their_name(argument, value):
+    with pytest.raises(ConfigurationError, match=f"{argument} is {value!r}"):
+        MetaWorld(["reach"], **{argument: value})
+
+
+@pytest.mark.parametrize("num_goals", [1, 50])
+def test_numbers_at_the_limits_are_accepted(num_goals):
+    spec = MetaWorld(["reach"], num_goals=num_goals, horizon=1).spec
+    assert (spec.protocol["num_goals"], spec.horizon) == (num_goals, 1)
+
+
+def test_spec_and_protocol_say_what_belongs_beside_every_number():
+    spec = MetaWorld(["reach", "push"], reward_version="v1", horizon=150, num_goals=7, goal_seed=3).spec
+    assert spec.protocol == {
+        "benchmark": "metaworld",
+        "metaworld": "3.1.1",
+        "mujoco": mujoco.__version__,
+        "reward_version": "v1",
+        "horizon": 150,
+        "num_goals": 7,
+        "goal_seed": 3,
+    }
+    assert (spec.num_tasks, spec.train_tasks, spec.horizon, spec.has_success) == (2, (0, 1), 150, True)
+    assert spec.observation_space == Box(-np.inf, np.inf, (39,), np.float64)
+    assert spec.action_space == Box(-1.0, 1.0, (4,), np.float32)
+
+
+def test_missing_metaworld_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    with pytest.raises(ConfigurationError, match="pip install metaworld"):
+        MetaWorld("MT10")
+
+
+def test_missing_dependency_of_an_installed_package_is_not_mistaken_for_the_package(tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import a_module_that_does_not_exist\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_does_not_exist"):
+        import_optional("half_installed", "half_installed")
+    with pytest.raises(ConfigurationError, match="pip install a-package"):
+        import_optional("another_module_that_does_not_exist.part", "a-package")
+
+
+def test_importing_and_making_environments_needs_no_torch():
+    code = (
+        "import sys, mtrl_lightning.envs as envs\n"
+        "assert 'metaworld' not in sys.modules, 'imported before it is needed'\n"
+        "envs.VectorEnv(envs.ToyReach(), [0], num_workers=0).reset()\n"
+        "envs.MetaWorld(['reach']).make_env(0, 'train', 0)\n"
+        "assert 'torch' not in sys.modules and 'lightning' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_a_benchmark_is_pickled_as_plain_values():
+    for benchmark in (ToyReach(num_tasks=4), MetaWorld("MT10", horizon=150)):
+        data = pickle.dumps(benchmark)
+        assert len(data) < 2000
+        assert pickle.loads(data).spec == benchmark.spec
+
+
+def test_check_spec_refuses_duplicates_and_unbounded_actions():
+    spec = ToyReach(num_tasks=2).spec
+    assert check_spec(spec) is spec
+    with pytest.raises(ConfigurationError, match="duplicate tasks"):
+        check_spec(spec._replace(task_names=("a", "a")))
+    for low, high in ((-1.0, 2.0), (-2.0, 1.0), (0.0, 1.0)):
+        with pytest.raises(ConfigurationError, match="RescaleAction"):
+            check_spec(spec._replace(action_space=Box(low, high, (2,), np.float32)))

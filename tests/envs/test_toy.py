@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+
+
+def at(env, x, y):
+    env.set_state(env.get_state() | {"position": [x, y]})
+
+
+def test_reward_is_one_minus_the_distance_by_hand():
+    env = ToyReach(num_tasks=4, horizon=20).make_env(1, "train", 0)  # goal at 90 degrees: (0, 0.7)
+    env.reset(seed=0)
+    at(env, 0.0, 0.0)
+    observation, reward, terminated, truncated, info = env.step(np.array([0.0, 1.0], np.float32))
+    np.testing.assert_allclose(observation, [0.0, 0.2], atol=1e-7)
+    assert reward == pytest.approx(1 - 0.5, abs=1e-7)
+    assert (terminated, truncated, info["success"]) == (False, False, False)
+    observation, reward, *_ = env.step(np.array([-1.0, 0.5], np.float32))
+    np.testing.assert_allclose(observation, [-0.2, 0.3], atol=1e-7)
+    assert reward == pytest.approx(1 - np.sqrt(0.2**2 + 0.4**2), abs=1e-7)
+
+
+def test_success_begins_at_the_radius():
+    env = ToyReach(num_tasks=1).make_env(0, "train", 0)  # goal at (0.7, 0)
+    for x, success in ((0.7, True), (0.7 - 0.149, True), (0.7 - 0.151, False), (0.7 + 0.151, False)):
+        env.reset(seed=0)
+        at(env, x, 0.0)
+        assert env.step(np.zeros(2, np.float32))[4]["success"] is success
+
+
+def test_points_stay_in_the_square_and_actions_in_their_bounds():
+    env = ToyReach().make_env(0, "train", 0)
+    env.reset(seed=0)
+    at(env, 0.95, -0.95)
+    assert env.step(np.array([1.0, -1.0], np.float32))[0].tolist() == [1.0, -1.0]
+    at(env, 0.0, 0.0)
+    np.testing.assert_allclose(env.step(np.array([5.0, -5.0], np.float32))[0], [0.2, -0.2], atol=1e-7)
+
+
+def test_the_observation_does_not_tell_the_task():
+    benchmark = ToyReach(num_tasks=2)
+    first, second = (benchmark.make_env(task, "train", 0) for task in (0, 1))
+    assert first.reset(seed=5)[0].tolist() == second.reset(seed=5)[0].tolist()
+    action = np.array([1.0, 0.0], np.float32)
+    (one, reward, *_), (two, other_reward, *_) = first.step(action), second.step(action)
+    assert one.tolist() == two.tolist()
+    assert reward != other_reward
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_every_episode_is_truncated_at_the_horizon(split):
+    env = ToyReach(horizon=3).make_env(0, split, 0)
+    for _ in range(3):
+        env.reset()
+        ends = [env.step(np.zeros(2, np.float32))[2:4] for _ in range(3)]
+        assert ends == [(False, False), (False, False), (False, True)]
+
+
+def test_training_seed_decides_all_that_follows():
+    benchmark = ToyReach()
+
+    def starts(env, seed):
+        return [env.reset(seed=seed)[0].tolist(), env.reset()[0].tolist(), env.reset()[0].tolist()]
+
+    used = benchmark.make_env(0, "train", 1)
+    used.reset()
+    fresh = benchmark.make_env(0, "train", 2)
+    assert starts(used, 9) == starts(fresh, 9)
+    assert starts(fresh, 9) != starts(fresh, 10)
+    assert len({tuple(start) for start in starts(fresh, 9)}) == 3
+    unseeded = [benchmark.make_env(0, "train", seed).reset()[0].tolist() for seed in (3, 3, 4)]
+    assert unseeded[0] == unseeded[1] != unseeded[2]
+
+
+def test_test_episodes_are_numbered():
+    benchmark = ToyReach(num_tasks=2)
+    env, other = benchmark.make_env(1, "eval", 0), benchmark.make_env(1, "eval", 99)
+    first = [env.reset(seed=0)[0].tolist()] + [env.reset()[0].tolist() for _ in range(4)]
+    assert [other.reset(seed=k)[0].tolist() for k in range(5)] == first
+    assert len({tuple(start) for start in first}) == 5
+    assert other.reset()[0].tolist() == env.reset(seed=5)[0].tolist()
+    assert benchmark.make_env(0, "eval", 0).reset(seed=0)[0].tolist() != first[0]
+
+
+def test_state_holds_all_that_the_future_depends_on():
+    benchmark = ToyReach(horizon=4)
+    env = benchmark.make_env(2, "train", 0)
+    env.reset(seed=1)
+    action = np.array([0.3, -0.7], np.float32)
+    env.step(action)
+    state = env.get_state()
+
+    def future(env):
+        steps = [env.step(action) for _ in range(3)]
+        return [(o.tolist(), *rest) for o, *rest in steps], env.reset()[0].tolist(), env.reset()[0].tolist()
+
+    expected = future(env)
+    assert expected[0][-1][3], "the saved step counter ends the episode"
+    fresh = benchmark.make_env(2, "train", 77)
+    fresh.reset()
+    fresh.set_state(state)
+    assert future(fresh) == expected
+
+
+@pytest.mark.parametrize("arguments", [{"num_tasks": 0}, {"horizon": 0}])
+def test_numbers_out_of_range_are_refused(arguments):
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        ToyReach(**arguments)

@@ -1,0 +1,597 @@
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import metaworld
+import metaworld.evaluation
+import metaworld.policies
+import numpy as np
+import psutil
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisodeStatistics
+
+from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs.vector import default_num_workers
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from tests.fakes import Faulty, Scripted, scripted_length, scripted_return, scripted_success
+
+ROOT = Path(__file__).parents[2]
+
+
+def draw(num_steps, num_envs, size, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (num_steps, num_envs, size)).astype(np.float32)
+
+
+def collect(envs, action_SEA, seed=None):
+    """The first observation and every step's results."""
+    observation_ED, _ = envs.reset(seed=seed)
+    results = []
+    for action_EA in action_SEA:
+        envs.send(action_EA)
+        results.append(envs.receive())
+    return observation_ED, results
+
+
+def assert_same(a, b):
+    assert np.array_equal(a[0], b[0])
+    for ours, theirs in zip(a[1], b[1], strict=True):
+        for name, x, y in zip(ours._fields, ours, theirs, strict=True):
+            assert x.dtype == y.dtype, name
+            assert np.array_equal(x, y), name
+
+
+def by_hand(benchmark, tasks, split, action_SEA, seeds):
+    """What a vector environment should give: each environment stepped alone, in a slow loop."""
+    first, rows = [], [[] for _ in action_SEA]
+    for e, task in enumerate(tasks):
+        env = benchmark.make_env(task, split, 123)
+        first.append(env.reset(seed=seeds[e])[0])
+        for s in range(len(action_SEA)):
+            following, reward, terminated, truncated, info = env.step(action_SEA[s, e])
+            observation = env.reset()[0] if terminated or truncated else following
+            rows[s].append((observation, following, reward, terminated, truncated, info["success"]))
+    return np.stack(first), [[np.stack(column) for column in zip(*row, strict=True)] for row in rows]
+
+
+def pids_alive(pids):
+    """Those that still run; a zombie that nobody has reaped has ended."""
+    running = {process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != "zombie"}
+    return running & set(pids)
+
+
+def wait_until_gone(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while pids_alive(pids):
+        assert time.monotonic() < deadline, f"{pids_alive(pids)} still run"
+        time.sleep(0.05)
+
+
+# ---- the same numbers for any number of workers ---------------------------------------------------------------------
+
+TASKS = [0, 1, 0, 2]
+
+
+@pytest.fixture(scope="module")
+def metaworld_envs():
+    """MetaWorld with 0, 1 and 3 workers, and an episode end every six steps."""
+    benchmark = MetaWorld(["reach", "push", "drawer-close"], horizon=6, num_goals=5)
+    envs = {workers: VectorEnv(benchmark, TASKS, seed=11, num_workers=workers) for workers in (0, 1, 3)}
+    yield envs
+    for vector in envs.values():
+        vector.close()
+
+
+def test_metaworld_is_bit_equal_for_any_number_of_workers(metaworld_envs):
+    action_SEA = draw(20, 4, 4)
+    results = {workers: collect(envs, action_SEA) for workers, envs in metaworld_envs.items()}
+    assert {workers: envs.num_workers for workers, envs in metaworld_envs.items()} == {0: 0, 1: 1, 3: 3}
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[3])
+    observation_ED = results[0][0]
+    assert not np.array_equal(observation_ED[0], observation_ED[2]), "two copies of a task draw for themselves"
+
+
+def test_metaworld_equals_environments_stepped_alone(metaworld_envs):
+    action_SEA = draw(15, 4, 4, seed=1)
+    benchmark = MetaWorld(["reach", "push", "drawer-close"], horizon=6, num_goals=5)
+    first, rows = by_hand(benchmark, TASKS, "train", action_SEA, seeds=[7, 8, 9, 10])
+    for envs in metaworld_envs.values():
+        observation_ED, results = collect(envs, action_SEA, seed=7)
+        assert np.array_equal(observation_ED, first)
+        for result, row in zip(results, rows, strict=True):
+            for ours, theirs in zip(result[:6], row, strict=True):
+                assert np.array_equal(ours, theirs)
+            assert result.valid_E.all()
+        ends = [s for s, result in enumerate(results) if result.truncated_E.all()]
+        assert ends == [5, 11], "time is over in every episode and not only in the first"
+
+
+def test_workers_do_not_load_torch(metaworld_envs):
+    for pid in metaworld_envs[3].worker_pids:
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.fixture(scope="module")
+def toy_envs():
+    envs = {workers: VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=4, num_workers=workers) for workers in (0, 3)}
+    yield envs
+    for vector in envs.values():
+        vector.close()
+
+
+def test_toy_is_bit_equal_for_any_number_of_workers_and_seed_decides(toy_envs):
+    action_SEA = draw(17, 4, 2)
+    first = collect(toy_envs[0], action_SEA)
+    assert_same(first, collect(toy_envs[3], action_SEA))
+    remade = VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=4, num_workers=0)
+    assert_same(first, collect(remade, action_SEA))
+    other = VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=5, num_workers=0)
+    assert not np.array_equal(first[0], collect(other, action_SEA)[0])
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_single_seed_and_a_list_of_seeds(toy_envs, workers):
+    envs = toy_envs[workers]
+    assert np.array_equal(envs.reset(seed=20)[0], envs.reset(seed=[20, 21, 22, 23])[0])
+    assert not np.array_equal(envs.reset(seed=[20, 21, 22, 24])[0][3], envs.reset(seed=20)[0][3])
+    same = envs.reset(seed=[6, 6, 6, 6])[0]
+    assert (same == same[0]).all()
+
+
+# ---- an episode's end ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_episodes_end_keeps_the_true_successor_and_begins_the_next_episode(workers):
+    tasks = [0, 1, 1, 2]
+    envs = VectorEnv(Scripted(3), tasks, num_workers=workers)
+    action_SEA = draw(25, 4, 2)
+    observation_ED, results = collect(envs, action_SEA, seed=[0, 0, 4, 2])
+    envs.close()
+    ends = 0
+    for e, (task, episode) in enumerate(zip(tasks, [0, 0, 4, 2], strict=True)):
+        assert observation_ED[e].tolist() == [task, episode, 0, 0]
+        step = 0
+        for action_EA, result in zip(action_SEA[:, :, 0].astype(np.float64), results, strict=True):
+            step += 1
+            last = step == scripted_length(task, episode)
+            assert result.next_observation_ED[e].tolist() == [task, episode, step, action_EA[e]]
+            assert result.reward_E[e] == (scripted_return(task, episode) if last else 0)
+            assert result.terminated_E[e] == (last and task == 1)
+            assert result.truncated_E[e] == (last and task != 1)
+            assert result.success_E[e] == scripted_success(task, episode, step)
+            if last:
+                episode, step, ends = episode + 1, 0, ends + 1
+                assert result.observation_ED[e].tolist() == [task, episode, 0, 0]
+            else:
+                assert np.array_equal(result.observation_ED[e], result.next_observation_ED[e])
+    assert ends > 20
+
+
+def test_results_are_not_overwritten_by_the_next_step(toy_envs):
+    envs = toy_envs[3]
+    kept, _ = envs.reset(seed=1)
+    copy = kept.copy()
+    action_SEA = draw(2, 4, 2)
+    envs.send(action_SEA[0])
+    first = envs.receive()
+    copies = [field.copy() for field in first]
+    envs.send(action_SEA[1])
+    envs.receive()
+    envs.reset()
+    assert np.array_equal(kept, copy)
+    assert all(np.array_equal(ours, copy) for ours, copy in zip(first, copies, strict=True))
+
+
+def test_environments_are_reset_once_an_episode():
+    envs = VectorEnv(Scripted(3), [0, 1, 2], num_workers=0)
+    _, results = collect(envs, draw(12, 3, 2))
+    ended = sum((result.terminated_E | result.truncated_E).astype(int) for result in results)
+    assert envs.get_attr("num_resets") == tuple(1 + ended)
+
+
+# ---- Gymnasium's and MetaWorld's own code on it ---------------------------------------------------------------------
+
+
+def gymnasiums_own(benchmark, tasks):
+    def maker(task):
+        return lambda: benchmark.make_env(task, "train", 0)
+
+    return SyncVectorEnv([maker(task) for task in tasks], autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def test_step_gives_what_gymnasiums_own_vector_environment_gives():
+    tasks = [0, 1, 2, 1]
+    ours, theirs = VectorEnv(Scripted(3), tasks, num_workers=0), gymnasiums_own(Scripted(3), tasks)
+    assert ours.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    for name in ("num_envs", "single_observation_space", "observation_space", "single_action_space", "action_space"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert np.array_equal(ours.reset(seed=3)[0], theirs.reset(seed=3)[0])
+    ends = 0
+    for action_EA in draw(40, 4, 2):
+        *arrays, info = ours.step(action_EA)
+        *expected, expected_info = theirs.step(action_EA)
+        for array, other in zip(arrays, expected, strict=True):
+            assert array.dtype == other.dtype and np.array_equal(array, other)
+        assert ("final_obs" in info) == ("final_obs" in expected_info) == (arrays[2] | arrays[3]).any()
+        if "final_obs" in info:
+            assert np.array_equal(info["_final_obs"], expected_info["_final_obs"])
+            assert np.array_equal(info["_final_info"], expected_info["_final_info"])
+            for e in np.flatnonzero(info["_final_obs"]):
+                assert np.array_equal(info["final_obs"][e], expected_info["final_obs"][e])
+                assert info["final_info"]["success"][e] == expected_info["final_info"]["success"][e]
+                ends += 1
+            assert all(info["final_obs"][e] is None for e in np.flatnonzero(~info["_final_obs"]))
+    assert ends > 20
+
+
+def test_final_info_holds_the_episodes_return_and_length():
+    tasks = [0, 1, 2]
+    envs = VectorEnv(Scripted(3), tasks, num_workers=0)
+    envs.reset(seed=[5, 6, 7])
+    episodes, ended = [5, 6, 7], 0
+    for action_EA in draw(30, 3, 2):
+        *_, terminated_E, truncated_E, info = envs.step(action_EA)
+        for e in np.flatnonzero(terminated_E | truncated_E):
+            episode = info["final_info"]["episode"]
+            assert episode["r"][e] == scripted_return(tasks[e], episodes[e])
+            assert episode["l"][e] == scripted_length(tasks[e], episodes[e])
+            assert info["final_info"]["_episode"][e]
+            episodes[e], ended = episodes[e] + 1, ended + 1
+    assert ended > 15
+    envs.step(np.zeros((3, 2)))
+    envs.reset(seed=5)
+    while True:
+        *_, info = envs.step(np.zeros((3, 2)))
+        if "final_info" in info:
+            break
+    first = int(np.flatnonzero(info["_final_info"])[0])
+    assert info["final_info"]["episode"]["l"][first] == scripted_length(first, 5 + first), "reset begins anew"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [RecordEpisodeStatistics, NormalizeReward, lambda envs: ClipReward(envs, -0.1, 0.4)],
+    ids=["RecordEpisodeStatistics", "NormalizeReward", "ClipReward"],
+)
+def test_gymnasiums_vector_wrappers_work(toy_envs, wrap):
+    tasks = [0, 1, 2, 1]
+    ours, theirs = wrap(toy_envs[3]), wrap(gymnasiums_own(ToyReach(3, horizon=5), tasks))
+    assert np.array_equal(ours.reset(seed=2)[0], theirs.reset(seed=2)[0])
+    recorded = 0
+    for action_EA in draw(17, 4, 2, seed=3):
+        *arrays, info = ours.step(action_EA)
+        *expected, expected_info = theirs.step(action_EA)
+        for array, other in zip(arrays, expected, strict=True):
+            assert np.array_equal(array, other)
+        assert ("episode" in info) == ("episode" in expected_info)
+        if "episode" in info:
+            recorded += 1
+            assert np.array_equal(info["episode"]["r"], expected_info["episode"]["r"])
+            assert info["episode"]["l"].tolist() == [5, 5, 5, 5]
+    assert recorded == (3 if wrap is RecordEpisodeStatistics else 0)
+
+
+class ScriptedAgent:
+    """MetaWorld's scripted policies behind the interface that its evaluation asks for."""
+
+    def __init__(self, names):
+        self.policies = [metaworld.policies.ENV_POLICY_MAP[name]() for name in names]
+
+    def eval_action(self, observation_ED):
+        rows = zip(self.policies, observation_ED, strict=True)
+        return np.stack([policy.get_action(observation) for policy, observation in rows])
+
+    def reset(self, env_mask):
+        pass
+
+
+class InOrder(gym.Wrapper):
+    """Begins the next episode with the next goal; rewards are Python floats, as some of them are of single precision.
+
+    A float32 reward would make Gymnasium's statistics add up in single precision.
+    """
+
+    def __init__(self, env, goals):
+        super().__init__(env)
+        self.goals, self.episode = goals, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.unwrapped.set_task(self.goals[self.episode % len(self.goals)])
+        self.episode += 1
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, float(reward), *rest
+
+
+@pytest.mark.filterwarnings("ignore:Constant.*may be too high")
+def test_metaworlds_own_evaluation_gives_on_it_what_it_gives_upstream():
+    names, horizon = ["reach-v3", "drawer-close-v3", "pick-place-v3"], 60  # too short for some of the goals
+
+    def upstream(name):
+        env = metaworld.ALL_V3_ENVIRONMENTS[name](reward_function_version="v2")
+        env.max_path_length = horizon
+        env = metaworld.wrappers.AutoTerminateOnSuccessWrapper(env)
+        return gym.wrappers.RecordEpisodeStatistics(InOrder(env, metaworld.MT1(name, seed=0).train_tasks[:4]))
+
+    theirs = SyncVectorEnv(
+        [lambda name=name: upstream(name) for name in names],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        observation_mode="different",
+    )
+    expected = metaworld.evaluation.evaluation(ScriptedAgent(names), theirs, num_episodes=4)
+    theirs.close()
+    ours = VectorEnv(MetaWorld(names, horizon=horizon, num_goals=4), [0, 1, 2], "eval", num_workers=0)
+    result = metaworld.evaluation.evaluation(ScriptedAgent(names), ours, num_episodes=4)
+    assert result == expected
+    assert 0 < result[0] < 1, "some episodes succeed and some do not"
+    assert ours.get_attr("terminate_on_success") == (False, False, False), "evaluation leaves it as it was"
+    ours.close()
+
+
+# ---- attributes, state ---------------------------------------------------------------------------------------------
+
+
+def test_attributes_and_calls_reach_every_environment_in_order():
+    for workers in (0, 2):
+        envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=workers)
+        envs.reset(seed=[4, 5, 6])
+        assert envs.get_attr("task") == (2, 0, 1)
+        assert envs.call("get_state") == tuple({"episode": episode, "steps": 0} for episode in (4, 5, 6))
+        assert envs.call("set_state", {"episode": 9, "steps": 0}) == (None, None, None)
+        assert envs.call("get_state") == ({"episode": 9, "steps": 0},) * 3
+        envs.close()
+
+
+def test_an_unknown_attribute_leaves_the_workers_usable():
+    envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=2)
+    envs.reset(seed=0)
+    with pytest.raises((AttributeError, EnvironmentFaultError)):
+        envs.get_attr("no_such_attribute")
+    assert envs.get_attr("task") == (2, 0, 1)
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_state_round_trip_continues_bit_equal_in_the_middle_of_an_episode(toy_envs, workers):
+    envs = toy_envs[workers]
+    action_SEA = draw(20, 4, 2)
+    collect(envs, action_SEA[:7], seed=5)
+    state = pickle.loads(pickle.dumps(envs.get_state()))
+
+    def go_on(envs):
+        results = []
+        for action_EA in action_SEA[7:]:
+            envs.send(action_EA)
+            results.append(envs.receive())
+        return np.zeros(0), results
+
+    expected = go_on(envs)
+    assert [s for s, result in enumerate(expected[1]) if result.truncated_E.all()] == [2, 7, 12]
+    fresh = VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=99, num_workers=0)
+    for restored in (fresh, envs):
+        restored.reset()
+        restored.set_state(state)
+        assert_same(go_on(restored), expected)
+
+
+# ---- what can go wrong ---------------------------------------------------------------------------------------------
+
+
+def test_unknown_split_and_negative_number_of_workers():
+    with pytest.raises(ConfigurationError, match=r"unknown split 'test': the benchmark has train, eval"):
+        VectorEnv(ToyReach(), [0], "test")
+    with pytest.raises(ConfigurationError, match="num_workers is -1"):
+        VectorEnv(ToyReach(), [0], num_workers=-1)
+
+
+def test_number_of_workers_has_bounds():
+    cores = len(os.sched_getaffinity(0))
+    assert default_num_workers(1000) == max(1, cores - 1)
+    assert default_num_workers(1000, spare=0) == cores
+    assert default_num_workers(1) == default_num_workers(5, spare=cores) == 1
+    envs = VectorEnv(ToyReach(), [0], num_workers=4)
+    assert envs.num_workers == 1, "no worker without an environment"
+    envs.close()
+
+
+@pytest.fixture(scope="module")
+def faulty_envs():
+    envs = {workers: VectorEnv(Faulty(3), [0, 1, 2], num_workers=workers) for workers in (0, 1)}
+    yield envs
+    for vector in envs.values():
+        vector.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "value", "message"),
+    [
+        ("raise", 0, "RuntimeError: the motor broke"),
+        ("reward", np.nan, "the reward is nan"),
+        ("reward", -np.inf, "the reward is -inf"),
+        ("observation", np.nan, r"the observation is not finite at \[2\]"),
+        ("observation", np.inf, r"the observation is not finite at \[2\]"),
+    ],
+)
+def test_a_fault_in_a_step_names_task_step_and_cause(faulty_envs, workers, fault, value, message):
+    envs = faulty_envs[workers]
+    envs.reset(seed=[1, 1, 2], options={"fault": fault, "value": value, "task": "task-1", "step": 3})
+    for _ in range(2):
+        envs.step(np.zeros((3, 2)))
+    with pytest.raises(EnvironmentFaultError, match=rf"task 'task-1', step 3 of its episode: {message}"):
+        envs.step(np.zeros((3, 2)))
+    envs.reset(seed=0, options={})
+
+
+def test_a_fault_after_a_restored_state_still_names_the_episodes_step(faulty_envs):
+    envs, options = faulty_envs[0], {"fault": "raise", "task": "task-1", "step": 3}
+    envs.reset(seed=[1, 1, 2], options=options)
+    for _ in range(2):
+        envs.step(np.zeros((3, 2)))
+    state = envs.get_state()
+    envs.reset(seed=0, options=options)
+    envs.set_state(state)
+    with pytest.raises(EnvironmentFaultError, match="task 'task-1', step 3 of its episode"):
+        envs.step(np.zeros((3, 2)))
+    envs.reset(seed=0, options={})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_first_observation_that_is_not_finite_names_the_task(faulty_envs, workers, value):
+    envs = faulty_envs[workers]
+    options = {"fault": "reset_observation", "value": value, "task": "task-1"}
+    message = r"task 'task-1', step 0 of its episode: the observation is not finite at \[2\]"
+    with pytest.raises(EnvironmentFaultError, match=message):
+        envs.reset(seed=0, options=options)
+    envs.reset(seed=0, options=options | {"step": 1})
+    with pytest.raises(EnvironmentFaultError, match=message):
+        for _ in range(scripted_length(1, 1)):
+            envs.step(np.zeros((3, 2)))
+    envs.reset(seed=0, options={})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("resets", [0, 1])
+def test_an_environment_that_raises_at_reset_is_named(faulty_envs, workers, resets):
+    envs = faulty_envs[workers]
+    options = {"fault": "raise_reset", "task": "task-1", "step": resets}
+    with pytest.raises(EnvironmentFaultError, match=r"(?s)'task-1'.*RuntimeError: the motor broke"):
+        envs.reset(seed=0, options=options)
+        for _ in range(scripted_length(1, 1)):
+            envs.step(np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_after_a_fault_every_worker_answers_the_question_asked(workers):
+    envs = VectorEnv(Faulty(3), [0, 1, 2], num_workers=workers)
+    envs.reset(seed=0, options={"fault": "raise", "task": "task-0", "step": 1})
+    with pytest.raises(EnvironmentFaultError, match="task 'task-0', step 1"):
+        envs.step(np.zeros((3, 2)))
+    observations = [envs.reset(seed=5, options={})[0]]
+    observations += [envs.step(np.zeros((3, 2)))[0] for _ in range(2)]
+    envs.close()
+    assert [observation_ED[:, 1:3].tolist() for observation_ED in observations] == [  # episode and step
+        [[5, 0], [6, 0], [7, 0]],
+        [[5, 1], [7, 0], [7, 1]],
+        [[5, 2], [7, 1], [8, 0]],
+    ]
+
+
+@pytest.mark.parametrize("axis", [0, 3])
+def test_an_action_that_is_not_a_number_is_no_step(axis, tmp_path, monkeypatch):
+    """MuJoCo answers a NaN by silently resetting the simulation, after which every observation is finite."""
+    monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
+    envs = VectorEnv(MetaWorld(["reach", "push"], horizon=20, num_goals=5), [0, 1], num_workers=0)
+    envs.reset(seed=0)
+    action_EA = np.zeros((2, 4), np.float32)
+    action_EA[1, axis] = np.nan
+    with pytest.raises(EnvironmentFaultError, match="push-v3"):
+        for _ in range(5):
+            envs.step(action_EA)
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_killed_worker_is_named_by_its_tasks_within_seconds(when):
+    envs = VectorEnv(Scripted(3), [0, 1, 2], num_workers=2)
+    envs.reset()
+    envs.step(np.zeros((3, 2)))
+    began = time.monotonic()
+    if when == "before":
+        os.kill(envs.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(EnvironmentFaultError, match=r"the worker of task-0, task-1 died \(exit code -9\)"):
+            envs.step(np.zeros((3, 2)))
+    else:
+        os.kill(envs.worker_pids[1], signal.SIGSTOP)
+        envs.send(np.zeros((3, 2)))
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        with pytest.raises(EnvironmentFaultError, match=r"the worker of task-2 died \(exit code -9\)"):
+            envs.receive()
+    assert time.monotonic() - began < 5
+    envs.close()
+
+
+def test_a_worker_that_ends_itself_is_told_by_its_exit_code():
+    envs = VectorEnv(Faulty(2), [0, 1], num_workers=2)
+    envs.reset(seed=0, options={"fault": "die", "task": "task-1", "step": 1})
+    with pytest.raises(EnvironmentFaultError, match=r"the worker of task-1 died \(exit code 3\)"):
+        envs.step(np.zeros((2, 2)))
+    envs.close()
+
+
+def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
+    envs = VectorEnv(Faulty(2), [0, 1], num_workers=2, timeout=20.0)
+    envs.reset(seed=0, options={"fault": "hang", "task": "task-1", "step": 1})
+    envs._timeout = 0.5
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFaultError, match=r"the worker of task-1 gave no answer for 0\.5 s"):
+        envs.step(np.zeros((2, 2)))
+    assert 0.5 <= time.monotonic() - began < 5
+    pids = envs.worker_pids
+    envs.close()
+    assert time.monotonic() - began < 20
+    assert not pids_alive(pids)
+
+
+# ---- nothing is left behind ----------------------------------------------------------------------------------------
+
+
+def test_close_leaves_no_process():
+    envs = VectorEnv(ToyReach(), [0, 1], num_workers=2)
+    envs.reset()
+    pids = envs.worker_pids
+    assert len(pids_alive(pids)) == 2
+    envs.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not set(pids) & {process.pid for process in multiprocessing.active_children()}
+    envs.close()
+
+
+def test_a_forgotten_vector_environment_takes_its_workers_with_it():
+    envs = VectorEnv(ToyReach(), [0, 1], num_workers=2)
+    envs.reset()
+    pids = envs.worker_pids
+    del envs
+    gc.collect()
+    assert not pids_alive(pids)
+
+
+MAIN = """
+import sys, time
+from mtrl_lightning.envs import ToyReach, VectorEnv
+
+if __name__ == "__main__":
+    envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=3)
+    envs.reset()
+    print(*envs.worker_pids, flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_workers_end_with_the_main_process(tmp_path, how):
+    script = tmp_path / "main.py"
+    script.write_text(MAIN)
+    command = [sys.executable, str(script), "60" if how == "killed" else "0"]
+    main = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    pids = [int(pid) for pid in main.stdout.readline().split()]
+    assert len(pids) == 3
+    if how == "killed":
+        assert len(pids_alive(pids)) == 3
+        main.send_signal(signal.SIGKILL)
+    main.wait(30)
+    wait_until_gone(pids, seconds=10)
+    main.stdout.close()

@@ -1,0 +1,214 @@
+"""Benchmarks, environments and policies that several tests share. Worker processes import this: no torch."""
+
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs import Benchmark
+from mtrl_lightning.types import EnvSpec, StepResult
+
+LENGTHS = (3, 1, 4, 2, 6, 5)
+
+
+def scripted_length(task, episode):
+    return LENGTHS[(task + episode) % len(LENGTHS)]
+
+
+def scripted_return(task, episode):
+    """Sums over different sets of episodes differ; all of it is the reward of the last step."""
+    return 1000.0 * (task + 1) + 2.0**episode
+
+
+def scripted_success(task, episode, step):
+    """An even episode succeeds in its first step, one divisible by 3 in its last; step 0 stands for any step."""
+    first, last = episode % 2 == 0, episode % 3 == 0
+    if step == 0:
+        return first or last
+    return (first and step == 1) or (last and step == scripted_length(task, episode))
+
+
+class Scripted(Benchmark):
+    """Episodes that can be told by hand: the observation is ``[task, episode, step, last action]``.
+
+    In both splits ``reset(seed=s)`` begins episode ``s`` and each further ``reset()`` the next one. Odd tasks end by
+    termination, even ones by truncation.
+    """
+
+    splits = ("train", "eval", "eval_interpolation")
+
+    def __init__(self, num_tasks=3):
+        self.num_tasks = num_tasks
+
+    @property
+    def spec(self):
+        return EnvSpec(
+            task_names=tuple(f"task-{i}" for i in range(self.num_tasks)),
+            observation_space=Box(-np.inf, np.inf, (4,), np.float64),
+            action_space=Box(-1.0, 1.0, (2,), np.float32),
+            horizon=max(LENGTHS),
+            has_success=True,
+            train_tasks=tuple(range(self.num_tasks)),
+            protocol={"benchmark": "scripted"},
+        )
+
+    def make_env(self, task, split, seed):
+        return ScriptedEnv(self.spec, task)
+
+
+class ScriptedEnv(gym.Env):
+    def __init__(self, spec, task):
+        self.observation_space, self.action_space = spec.observation_space, spec.action_space
+        self.task, self.episode, self.steps, self.num_resets = task, -1, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode = self.episode + 1 if seed is None else seed
+        self.steps = 0
+        self.num_resets += 1
+        return np.array([self.task, self.episode, 0, 0], np.float64), {}
+
+    def step(self, action):
+        self.steps += 1
+        done = self.steps == scripted_length(self.task, self.episode)
+        assert self.steps <= scripted_length(self.task, self.episode), "stepped past the end"
+        observation = np.array([self.task, self.episode, self.steps, action[0]], np.float64)
+        reward = scripted_return(self.task, self.episode) if done else 0.0
+        info = {"success": scripted_success(self.task, self.episode, self.steps)}
+        return observation, reward, done and self.task % 2 == 1, done and self.task % 2 == 0, info
+
+    def get_state(self):
+        return {"episode": self.episode, "steps": self.steps}
+
+    def set_state(self, state):
+        self.episode, self.steps = state["episode"], state["steps"]
+
+
+class Faulty(Scripted):
+    """``Scripted``, one task of which breaks when ``reset`` is told so by its options.
+
+    The options are ``{"fault": kind, "task": name, "step": s}`` with the kind one of ``raise``, ``die``, ``hang``,
+    ``reward``, ``observation`` (with ``value``) in step ``s`` of the first episode, ``raise_reset`` and
+    ``reset_observation`` at the ``s``-th reset from now (0 is this one).
+    """
+
+    def make_env(self, task, split, seed):
+        return _Breaking(super().make_env(task, split, seed), self.spec.task_names[task])
+
+
+class _Breaking(gym.Wrapper):
+    def __init__(self, env, name):
+        super().__init__(env)
+        self._name, self._fault, self._at, self._value, self._count = name, None, 0, np.nan, 0
+
+    def reset(self, *, seed=None, options=None):
+        if options is not None:
+            mine = options.get("task") == self._name
+            self._fault = options.get("fault") if mine else None
+            self._at, self._value, self._count = options.get("step", 0), options.get("value", np.nan), -1
+        self._count += 1
+        observation, info = self.env.reset(seed=seed)
+        if self._count == self._at and self._fault == "raise_reset":
+            raise RuntimeError("the motor broke")
+        if self._count == self._at and self._fault == "reset_observation":
+            observation[2] = self._value
+        return observation, info
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._count == 0 and self.unwrapped.steps == self._at:
+            if self._fault == "raise":
+                raise RuntimeError("the motor broke")
+            if self._fault == "die":
+                os._exit(3)
+            if self._fault == "hang":
+                time.sleep(60)
+            if self._fault == "reward":
+                reward = self._value
+            if self._fault == "observation":
+                observation[2] = self._value
+        return observation, reward, terminated, truncated, info
+
+
+class ReplayedEnvs:
+    """Stands in for a ``VectorEnv`` and hands out step results that were written down beforehand."""
+
+    def __init__(self, task_E, results):
+        self.spec_ = Scripted(max(task_E) + 1).spec
+        self.task_E, self.num_envs = np.asarray(task_E, np.int64), len(task_E)
+        self._results = iter(results)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 4)), {}
+
+    def send(self, action_EA):
+        pass
+
+    def receive(self):
+        return next(self._results)
+
+
+def step_result(reward, terminated, truncated, success, valid):
+    """Make a step result whose observations count up from the reward."""
+    reward_E = np.array(reward, np.float64)
+    next_observation_ED = np.repeat(reward_E[:, None], 4, axis=1)
+    flags = (np.array(flag, np.bool_) for flag in (terminated, truncated, success, valid))
+    return StepResult(next_observation_ED + 0.5, next_observation_ED, reward_E, *flags)
+
+
+class Constant:
+    """The same action always."""
+
+    def __init__(self, action=(0.25, -0.5)):
+        self.action = np.array(action, np.float32)
+
+    def act(self, observation_ED, task_E, mode):
+        return np.tile(self.action, (len(task_E), 1))
+
+
+class Uniform:
+    """Actions drawn uniformly, in every mode."""
+
+    def __init__(self, action_size=2, seed=0):
+        self._size, self._generator = action_size, np.random.default_rng(seed)
+
+    def act(self, observation_ED, task_E, mode):
+        return self._generator.uniform(-1, 1, (len(task_E), self._size)).astype(np.float32)
+
+
+class Numbering:
+    """Every action has a number of its own, so that a transition's action can be told."""
+
+    def __init__(self):
+        self.actions = 0
+
+    def act(self, observation_ED, task_E, mode):
+        numbers = self.actions + np.arange(1, len(task_E) + 1)
+        self.actions += len(task_E)
+        return np.stack([numbers / 1024, np.zeros(len(task_E))], axis=1).astype(np.float32)
+
+
+class Recorder:
+    """Acts as another policy and remembers what it was asked."""
+
+    def __init__(self, policy=None):
+        self.policy = Constant() if policy is None else policy
+        self.observations, self.tasks, self.modes = [], [], []
+
+    def act(self, observation_ED, task_E, mode):
+        self.observations.append(observation_ED.copy())
+        self.tasks.append(task_E.copy())
+        self.modes.append(mode)
+        return self.policy.act(observation_ED, task_E, mode)
+
+
+class Seeker:
+    """Walks a ``ToyReach`` point to the goal of its task: reaches every goal."""
+
+    def __init__(self, num_tasks):
+        angle_T = 2 * np.pi * np.arange(num_tasks) / num_tasks
+        self._goal_TD = 0.7 * np.stack([np.cos(angle_T), np.sin(angle_T)], axis=1)
+
+    def act(self, observation_ED, task_E, mode):
+        return np.clip((self._goal_TD[task_E] - observation_ED) / 0.2, -1, 1).astype(np.float32)

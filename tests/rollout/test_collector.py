@@ -1,0 +1,380 @@
+import numpy as np
+import pytest
+
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout import Collector, EpisodeListener
+from mtrl_lightning.rollout.collector import quotas
+from mtrl_lightning.types import Episode, Transitions
+from tests.fakes import (
+    Constant,
+    Numbering,
+    Recorder,
+    ReplayedEnvs,
+    Scripted,
+    Seeker,
+    Uniform,
+    scripted_length,
+    scripted_return,
+    scripted_success,
+    step_result,
+)
+
+
+def scripted_episode(task, number):
+    return Episode(
+        task,
+        scripted_return(task, number),
+        scripted_length(task, number),
+        scripted_success(task, number, 0),
+        scripted_success(task, number, scripted_length(task, number)),
+    )
+
+
+def scripted(tasks=(0, 1, 2), policy=None, **kwargs):
+    envs = VectorEnv(Scripted(3), list(tasks), num_workers=0)
+    return Collector(envs, Constant() if policy is None else policy, **kwargs)
+
+
+def toy(policy=None, tasks=(0, 1, 2), horizon=6):
+    envs = VectorEnv(ToyReach(3, horizon=horizon), list(tasks), num_workers=0)
+    return Collector(envs, Uniform() if policy is None else policy)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---- transitions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_transition_crosses_an_episodes_end(workers):
+    tasks = [0, 1, 2, 1]
+    envs = VectorEnv(Scripted(3), tasks, num_workers=workers)
+    collector = Collector(envs, Numbering())
+    transitions = collector.sample(num_steps=120, seed=0).transitions
+    envs.close()
+    assert all(len(field) == 120 for field in transitions)
+    assert transitions.task_E.tolist() == tasks * 30
+    ends = 0
+    for e, task in enumerate(tasks):
+        mine = Transitions(*(field[e::4] for field in transitions))
+        episode, step = e, 0
+        for t in range(30):
+            assert mine.observation_ED[t, :3].tolist() == [task, episode, step]
+            assert mine.next_observation_ED[t, :3].tolist() == [task, episode, step + 1]
+            assert mine.next_observation_ED[t, 3] == mine.action_EA[t, 0] == (4 * t + e + 1) / 1024
+            done = step + 1 == scripted_length(task, episode)
+            assert mine.terminated_E[t] == (done and task == 1)
+            assert mine.truncated_E[t] == (done and task != 1)
+            assert mine.reward_E[t] == (scripted_return(task, episode) if done else 0)
+            if t + 1 < 30:
+                continues = np.array_equal(mine.next_observation_ED[t], mine.observation_ED[t + 1])
+                assert continues != done
+            episode, step, ends = (episode + 1, 0, ends + 1) if done else (episode, step + 1, ends)
+    assert ends > 20
+
+
+def test_the_policy_sees_the_observation_that_the_transition_holds_and_every_reset_is_used():
+    policy = Recorder(Uniform())
+    collector = scripted(policy=policy)
+    transitions = collector.sample(num_steps=60).transitions
+    assert np.array_equal(np.concatenate(policy.observations), transitions.observation_ED)
+    assert all(task_E.tolist() == [0, 1, 2] for task_E in policy.tasks)
+    done_E = transitions.terminated_E | transitions.truncated_E
+    assert collector.envs.get_attr("num_resets") == tuple(1 + done_E[e::3].sum() for e in range(3))
+
+
+def test_transitions_stay_as_they_were_when_a_policy_reuses_its_array():
+    class Reusing:
+        def __init__(self):
+            self.action_EA = np.zeros((3, 2), np.float32)
+
+        def act(self, observation_ED, task_E, mode):
+            self.action_EA += 1 / 64
+            return self.action_EA
+
+    transitions = scripted(policy=Reusing()).sample(num_steps=12).transitions
+    assert transitions.action_EA[:, 0].tolist() == [k / 64 for k in (1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4)]
+    first, second = (collector_step[0] for collector_step in _two_steps(scripted(policy=Reusing())))
+    assert first.action_EA[0, 0] == 1 / 64
+    assert second.action_EA[0, 0] == 2 / 64
+
+
+def _two_steps(collector):
+    return [collector.step("explore"), collector.step("explore")]
+
+
+def test_between_send_and_receive_the_caller_may_work():
+    together, apart = toy(), toy()
+    together.reset(seed=1)
+    apart.reset(seed=1)
+    for _ in range(8):
+        expected = together.step("explore")
+        apart.send("explore")
+        transitions, ended = apart.receive()
+        assert same(transitions, expected[0])
+        assert ended == expected[1]
+    apart.send("explore")
+    for misuse in (lambda: apart.send("explore"), apart.reset, apart.state_dict):
+        with pytest.raises(AssertionError):
+            misuse()
+    apart.receive()
+    with pytest.raises(AssertionError):
+        apart.receive()
+
+
+def test_what_a_restarted_worker_did_is_dropped_and_counts_nowhere():
+    go, stop = [False, False], [True, True]
+    results = [
+        step_result([1.0, 10.0], go, go, go, [True, True]),
+        step_result([2.0, 20.0], go, go, go, [False, True]),
+        step_result([4.0, 40.0], go, stop, go, [True, True]),
+    ]
+    collector = Collector(ReplayedEnvs([0, 1], results), Constant())
+    steps = [collector.step("explore") for _ in results]
+    assert [transitions.reward_E.tolist() for transitions, _ in steps] == [[1, 10], [20], [4, 40]]
+    assert [transitions.task_E.tolist() for transitions, _ in steps] == [[0, 1], [1], [0, 1]]
+    assert steps[2][1] == {0: Episode(0, 4.0, 1, False, False), 1: Episode(1, 70.0, 3, False, False)}
+    assert collector.counters == Counters(env_steps=5, vector_steps=3, updates=0, episodes=2)
+    assert collector.windows.summary()[0]["return"]["mean"] == 4.0
+
+
+# ---- sample --------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_rounded_up_to_vector_steps_and_episodes_go_on_from_call_to_call():
+    collector = scripted()  # lengths: task 0: 3 1 4 2, task 1: 1 4 2 6, task 2: 4 2 6 5
+    sizes, episodes = [], []
+    for num_steps in (4, 1, 9):
+        sample = collector.sample(num_steps=num_steps)
+        sizes.append(len(sample.transitions.task_E))
+        episodes.append(sample.episodes)
+    assert sizes == [6, 3, 9]
+    assert episodes[0] == [scripted_episode(1, 0)]
+    assert episodes[1] == [scripted_episode(0, 0)]
+    assert episodes[2] == [
+        scripted_episode(0, 1),
+        scripted_episode(2, 0),
+        scripted_episode(1, 1),
+        scripted_episode(2, 1),
+    ]
+    assert collector.counters == Counters(env_steps=18, vector_steps=6, updates=0, episodes=6)
+
+
+@pytest.mark.parametrize("number", [1, 3, 7, 12])
+def test_episodes_are_exactly_as_many_as_asked_in_even_shares(number):
+    tasks = [0, 1, 2]
+    collector = scripted(tasks)
+    sample = collector.sample(num_episodes=number, seed=[0, 0, 0])
+    shares = [number // 3 + (e < number % 3) for e in range(3)]
+    expected = [scripted_episode(task, k) for task, share in zip(tasks, shares, strict=True) for k in range(share)]
+    assert sorted(sample.episodes) == sorted(expected)
+    assert len(sample.episodes) == number
+    for task in tasks:  # the surplus of environments that were ready early is dropped
+        mine = sample.transitions.task_E == task
+        numbers = sample.transitions.observation_ED[mine][:, 1]
+        lengths = [scripted_length(task, k) for k in range(shares[task])]
+        assert numbers.tolist() == [k for k, length in enumerate(lengths) for _ in range(length)]
+        done_E = (sample.transitions.terminated_E | sample.transitions.truncated_E)[mine]
+        assert np.flatnonzero(done_E).tolist() == [end - 1 for end in np.cumsum(lengths)]
+
+
+def test_shares_by_hand():
+    assert quotas(7, 3).tolist() == [3, 2, 2]
+    assert quotas(2, 4).tolist() == [1, 1, 0, 0]
+    assert quotas(6, 2).tolist() == [3, 3]
+
+
+def test_short_episodes_are_not_preferred():
+    """Of ten episodes five come from the task with short ones, though it ended many more meanwhile."""
+    collector = scripted(tasks=[0, 1])
+    collector.envs.call("set_state", {"episode": 0, "steps": 0})
+    sample = collector.sample(num_episodes=10)
+    assert [sum(episode.task == task for episode in sample.episodes) for task in (0, 1)] == [5, 5]
+
+
+def test_collecting_episodes_begins_fresh_ones():
+    collector = scripted()
+    collector.sample(num_steps=3)
+    sample = collector.sample(num_episodes=3)
+    steps = sample.transitions.observation_ED[:3]
+    assert steps.tolist() == [[0, 1, 0, 0], [1, 2, 0, 0], [2, 1, 0, 0]]
+
+
+def test_force_reset_begins_new_episodes_and_drops_those_that_run():
+    collector = scripted()
+    collector.sample(num_steps=6)  # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
+    plain = collector.sample(num_steps=3)
+    assert plain.transitions.observation_ED[:, 1:3].tolist() == [[0, 2], [1, 1], [0, 2]]
+    collector.sample(num_steps=3)  # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
+    forced = collector.sample(num_steps=12, force_reset=True)
+    assert forced.transitions.observation_ED[:3, 1:3].tolist() == [[3, 0], [2, 0], [2, 0]]
+    assert forced.episodes == [scripted_episode(0, 3), scripted_episode(1, 2)]
+
+
+def test_the_same_seed_gives_the_same_episodes_and_another_does_not():
+    collector = toy(policy=Seeker(3))
+    first = collector.sample(num_steps=30, seed=3)
+    again = collector.sample(num_steps=30, seed=3)
+    other = collector.sample(num_steps=30, seed=4)
+    assert same(first.transitions, again.transitions)
+    assert first.episodes == again.episodes != other.episodes
+    fresh = toy(policy=Seeker(3)).sample(num_episodes=6, seed=3)
+    assert fresh.episodes == collector.sample(num_episodes=6, seed=3).episodes
+    assert fresh.episodes[:3] == first.episodes, "however they are collected"
+    assert all(episode.length == 6 for episode in first.episodes)
+
+
+@pytest.mark.parametrize("mode", ["explore", "exploit", "random"])
+def test_the_mode_reaches_the_policy(mode):
+    policy = Recorder()
+    collector = scripted(policy=policy)
+    collector.sample(num_steps=6, mode=mode)
+    collector.sample(num_episodes=3, mode=mode)
+    collector.step(mode)
+    assert set(policy.modes) == {mode}
+
+
+def test_exploring_is_the_default():
+    policy = Recorder()
+    scripted(policy=policy).sample(num_steps=1)
+    assert policy.modes == ["explore"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"num_steps": 1, "num_episodes": 1},
+        {"num_steps": 0},
+        {"num_steps": -5},
+        {"num_episodes": 0},
+        {"num_episodes": -1},
+        {"num_steps": 0, "num_episodes": 5},
+    ],
+)
+def test_bad_numbers_are_refused_before_anything_is_stepped(arguments):
+    policy = Recorder()
+    collector = scripted(policy=policy)
+    with pytest.raises(ConfigurationError, match="num_steps or num_episodes"):
+        collector.sample(**arguments)
+    assert not policy.modes
+
+
+def test_an_empty_window_is_refused():
+    with pytest.raises(ConfigurationError, match="window is 0"):
+        scripted(window=0)
+
+
+def test_surplus_is_dropped_also_in_a_step_with_a_restarted_worker():
+    go = [False, False, False]
+    results = [
+        step_result([1, 10, 100], go, [True, False, False], go, [True, True, True]),
+        step_result([2, 20, 200], go, go, go, [True, True, False]),
+        step_result([4, 40, 400], go, [False, True, True], go, [True, True, True]),
+    ]
+    collector = Collector(ReplayedEnvs([0, 1, 2], results), Constant())
+    sample = collector.sample(num_episodes=3)
+    assert sorted(sample.transitions.reward_E.tolist()) == [1, 10, 20, 40, 100, 400]
+    assert [episode.return_ for episode in sample.episodes] == [1, 70, 400]
+
+
+# ---- counters, windows, listeners ----------------------------------------------------------------------------------
+
+
+def test_counters_are_shared_and_counted_by_hand():
+    counters = Counters(env_steps=100, vector_steps=50, updates=7, episodes=3)
+    collector = scripted(counters=counters)
+    collector.sample(num_steps=12)  # after 4 steps: task 0 ended 2 episodes, task 1 one, task 2 one
+    assert counters == Counters(env_steps=112, vector_steps=54, updates=7, episodes=7)
+    assert collector.counters is counters
+
+
+def test_windows_hold_the_finished_episodes_of_the_last_calls():
+    collector = scripted(window=2)
+    episodes = [episode for _ in range(5) for episode in collector.sample(num_steps=12).episodes]
+    summary = collector.windows.summary()
+    for task in range(3):
+        last = [episode for episode in episodes if episode.task == task][-2:]
+        assert summary[task]["return"]["max"] == max(episode.return_ for episode in last)
+        assert summary[task]["length"]["mean"] == sum(episode.length for episode in last) / 2
+        assert summary[task]["success"]["mean"] == sum(episode.success for episode in last) / 2
+
+
+class Diary(EpisodeListener):
+    def __init__(self):
+        self.lines, self.samples = [], []
+
+    def on_episode_created(self, env, task):
+        self.lines.append(("created", env, task))
+
+    def on_episode_started(self, env, task, observation_D):
+        self.lines.append(("started", env, task, observation_D.tolist()))
+
+    def on_episode_stepped(self, env, task, return_, length):
+        self.lines.append(("stepped", env, task, return_, length))
+
+    def on_episode_ended(self, env, episode):
+        self.lines.append(("ended", env, episode))
+
+    def on_sample_end(self, sample):
+        self.samples.append((sample, len(self.lines)))
+
+
+def test_listeners_hear_of_every_episode_in_order():
+    diary, tasks = Diary(), [2, 1, 0]
+    collector = scripted(tasks, listeners=[diary])
+    sample = collector.sample(num_steps=30, seed=[0, 0, 0])
+    for e, task in enumerate(tasks):
+        expected, episode, step = [], 0, 0
+        for _ in range(10):
+            if step == 0:
+                expected += [("created", e, task), ("started", e, task, [task, episode, 0, 0])]
+            step += 1
+            last = step == scripted_length(task, episode)
+            expected.append(("stepped", e, task, scripted_return(task, episode) if last else 0.0, step))
+            if last:
+                expected.append(("ended", e, scripted_episode(task, episode)))
+                episode, step = episode + 1, 0
+        if step == 0:  # the next one has begun at once
+            expected += [("created", e, task), ("started", e, task, [task, episode, 0, 0])]
+        assert [line for line in diary.lines if line[1] == e] == expected
+    assert diary.samples == [(sample, len(diary.lines))]
+    assert diary.samples[0][0] is sample
+
+
+def test_listeners_hear_of_a_forced_reset_and_a_silent_one_may_be_among_them():
+    diary = Diary()
+    collector = scripted([0], listeners=[EpisodeListener(), diary])
+    collector.sample(num_steps=2)
+    collector.sample(num_steps=1, force_reset=True)
+    assert [line[0] for line in diary.lines] == [
+        "created", "started", "stepped", "stepped", "created", "started", "stepped", "ended", "created", "started",
+    ]  # fmt: skip
+    assert len(diary.samples) == 2
+
+
+def test_listening_changes_nothing():
+    plain, heard = toy(), toy()
+    heard.listeners.append(Diary())
+    assert same(plain.sample(num_steps=40).transitions, heard.sample(num_steps=40).transitions)
+
+
+# ---- going on ------------------------------------------------------------------------------------------------------
+
+
+def test_state_restores_windows_and_generators_and_begins_new_episodes():
+    collector, resumed = toy(policy=Seeker(3)), toy(policy=Seeker(3))
+    collector.sample(num_steps=30, seed=5)
+    state = collector.state_dict()
+    resumed.sample(num_steps=3, seed=77)
+    resumed.load_state_dict(state)
+    assert resumed.windows.summary() == collector.windows.summary() != {}
+    collector.reset()  # what the resumed one does by itself
+    expected, found = collector.sample(num_steps=60), resumed.sample(num_steps=60)
+    assert same(found.transitions, expected.transitions)
+    assert found.episodes == expected.episodes
+    assert resumed.windows.summary() == collector.windows.summary()

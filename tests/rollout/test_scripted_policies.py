@@ -1,0 +1,71 @@
+"""MetaWorld's own scripted policies, measured by our evaluator and by MetaWorld's own evaluation."""
+
+import gymnasium as gym
+import metaworld
+import metaworld.evaluation
+import metaworld.policies
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.rollout import Evaluator
+
+ALL_TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)
+GROUPS = [ALL_TASKS[:25], ALL_TASKS[25:]]  # 25 environments at once hold the memory down
+NUM_GOALS = 2
+
+
+class ScriptedPolicies:
+    """One policy an environment, behind our interface and behind MetaWorld's."""
+
+    def __init__(self, names):
+        self.policies = [metaworld.policies.ENV_POLICY_MAP[name]() for name in names]
+
+    def act(self, observation_ED, task_E, mode):
+        assert mode == "exploit" and task_E.tolist() == list(range(len(self.policies)))
+        return self.eval_action(observation_ED)
+
+    def eval_action(self, observation_ED):
+        rows = zip(self.policies, observation_ED, strict=True)
+        return np.stack([policy.get_action(observation) for policy, observation in rows])
+
+    def reset(self, env_mask):
+        pass
+
+
+class InOrder(gym.Wrapper):
+    def __init__(self, env, goals):
+        super().__init__(env)
+        self.goals, self.episode = goals, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.unwrapped.set_task(self.goals[self.episode % len(self.goals)])
+        self.episode += 1
+        return self.env.reset(seed=seed, options=options)
+
+
+def upstream_success(name, goals):
+    """Success of a task by upstream's environment, wrappers, vector environment and evaluation."""
+
+    def make():
+        env = metaworld.ALL_V3_ENVIRONMENTS[name](reward_function_version="v2")
+        env = metaworld.wrappers.AutoTerminateOnSuccessWrapper(env)
+        return InOrder(gym.wrappers.RecordEpisodeStatistics(env), goals)
+
+    envs = SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP)
+    *_, success, _ = metaworld.evaluation.evaluation(ScriptedPolicies([name]), envs, num_episodes=len(goals))
+    envs.close()
+    return success[name]
+
+
+@pytest.mark.filterwarnings("ignore:Constant.*may be too high")
+@pytest.mark.parametrize("names", GROUPS, ids=["first-25", "last-25"])
+def test_scripted_policies_succeed_exactly_where_metaworlds_own_evaluation_says(names, monkeypatch):
+    evaluator = Evaluator(MetaWorld(names, num_goals=NUM_GOALS), num_episodes=NUM_GOALS, num_workers=2)
+    evaluation = evaluator.evaluate(ScriptedPolicies(names))
+    evaluator.close()
+    monkeypatch.setattr(metaworld, "_N_GOALS", NUM_GOALS)  # upstream draws the first two of its fifty goals, and faster
+    expected = {name: upstream_success(name, metaworld.MT1(name, seed=0).train_tasks) for name in names}
+    assert dict(zip(names, evaluation.success_T, strict=True)) == expected
+    assert np.mean(list(expected.values())) > 0.9
