@@ -232,7 +232,7 @@ def test_a_missing_logger_names_what_to_install(command_line, capsys, monkeypatc
     [("nan", "observation is not finite"), ("inf", "the reward is inf"), ("raise", "RuntimeError: broken")],
 )
 def test_a_broken_environment_ends_the_run_naming_task_and_step(command_line, capsys, fault, message):
-    overrides = ["--data.benchmark=tests.faulty_reach.FaultyReach", f"--data.benchmark.init_args.fault={fault}"]
+    overrides = ["--data.benchmark=tests.altered_reach.FaultyReach", f"--data.benchmark.init_args.fault={fault}"]
     code, error = fails(command_line, capsys, "fit", *overrides)
     assert code == 1 and message in error and "task 'goal-1', step 7 of its episode" in error
 

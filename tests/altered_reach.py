@@ -1,4 +1,6 @@
-"""The toy benchmark, one task of which breaks in step 7 of an episode."""
+"""The toy benchmark, broken or slow."""
+
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -36,3 +38,16 @@ class _Breaking(gym.Wrapper):
             observation = observation * np.nan if self._fault == "nan" else observation
             reward = np.inf if self._fault == "inf" else reward
         return observation, reward, terminated, truncated, info
+
+
+class SlowReach(ToyReach):
+    """Three toy tasks, a step of each of which takes 0.2 s."""
+
+    def make_env(self, task, split, seed):
+        return _Slow(super().make_env(task, split, seed))
+
+
+class _Slow(gym.Wrapper):
+    def step(self, action):
+        time.sleep(0.2)
+        return self.env.step(action)
