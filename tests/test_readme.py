@@ -58,6 +58,6 @@ def quickstart_folder(tmp_path_factory):
 def test_every_command_runs(quickstart_folder, command):
     continuing = "--ckpt_path" in command
     if continuing:
-        command = command.replace("300000", "240")
+        command = command.replace("500000", "240")
     printed = run(command, *([] if continuing else STEPS), folder=quickstart_folder)
     assert "average" in printed
