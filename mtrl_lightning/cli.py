@@ -12,7 +12,8 @@ from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.algorithm import check_tasks
@@ -27,9 +28,10 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
 from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.runs import find_checkpoint, new_run_folder, run_folder_of
+from mtrl_lightning.runs import ensure_writable, find_checkpoint, new_run_folder, run_folder_of
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -52,7 +54,6 @@ class MultiTaskCLI(LightningCLI):
             Algorithm,
             MultiTaskData,
             subclass_mode_model=True,
-            seed_everything_default=1,
             auto_configure_optimizers=False,
             save_config_callback=_SaveConfig,
             save_config_kwargs={"overwrite": True},
@@ -69,6 +70,10 @@ class MultiTaskCLI(LightningCLI):
             "fit": {*both, "train_dataloaders", "val_dataloaders", "weights_only"},
             "validate": {*both, "dataloaders", "verbose", "weights_only"},
         }
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the seed, which Lightning would also take as true or false."""
+        parser.add_argument("--seed_everything", type=int, default=1, help="seed of weights, environments, all draws")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's name, the essential callbacks, and what follows from what."""
@@ -92,6 +97,7 @@ class MultiTaskCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint and the run's folder before anything is built."""
+        self._given = self.config.clone()
         config = self.config[self.subcommand]
         self._loaded: dict[str, Any] = {}
         if config.ckpt_path:
@@ -103,6 +109,8 @@ class MultiTaskCLI(LightningCLI):
             raise ConfigurationError("validate needs --ckpt_path: a checkpoint's path, last, or best")
         else:
             self.run_folder = new_run_folder(config.root, config.name)
+        if self.subcommand == "fit":
+            ensure_writable(self.run_folder)
         config.trainer.default_root_dir = str(self.run_folder)
         if self.subcommand == "validate":
             config.trainer.logger = False
@@ -130,7 +138,25 @@ class MultiTaskCLI(LightningCLI):
             raise
         if self._loaded:
             check_tasks(self._loaded, self.model.spec)
+            self._check_protocol()
         self._loaded = {}
+
+    def _check_protocol(self) -> None:
+        saved, spec = self._loaded["mtrl_lightning"], self.model.spec
+        differences = [
+            f"{key} {saved['protocol'].get(key)} there and {spec.protocol.get(key)} here"
+            for key in dict.fromkeys([*saved["protocol"], *spec.protocol])
+            if saved["protocol"].get(key) != spec.protocol.get(key)
+        ]
+        if saved["train_tasks"] != list(spec.train_tasks):
+            differences.append(f"tasks trained on {saved['train_tasks']} there and {list(spec.train_tasks)} here")
+        if differences and self.subcommand == "fit":
+            raise ConfigurationError(
+                f"the checkpoint is of another protocol: {', '.join(differences)};"
+                " use the config.yaml in its run's folder"
+            )
+        if differences:
+            rank_zero_warn(f"the checkpoint was trained with another protocol: {', '.join(differences)}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: ``metrics.csv``, curves and a progress bar."""
@@ -142,7 +168,15 @@ class MultiTaskCLI(LightningCLI):
         if config.get("enable_progress_bar") is not False:
             callbacks.append(EnvStepProgressBar())
         self.trainer_defaults["callbacks"] = callbacks
-        return super().instantiate_trainer(**kwargs)
+        # what is saved is what was given: a run repeated from it is a new run, not this one continued
+        self._given[self.subcommand].ckpt_path = None
+        self.config = self._given
+        if self._loaded:
+            steps = self._loaded["mtrl_lightning"]["counters"]["env_steps"]
+            self.save_config_kwargs["config_filename"] = f"config_from_{steps:012d}.yaml"
+        trainer = super().instantiate_trainer(**kwargs)
+        check_trainer(trainer)
+        return trainer
 
     def fit(self, **kwargs: Any) -> None:
         """Train; a checkpoint is read without executing anything in it."""
@@ -167,6 +201,9 @@ def main(args: ArgsType = None) -> None:
         MultiTaskCLI(args)
     except ArgumentError as error:
         _exit(2, f"{error}\ntip: configs/quickstart.yaml is complete; fit --help lists every option")
+    except MisconfigurationException as error:
+        hint = "; clipping is model.init_args.actor_max_grad_norm and critic_max_grad_norm"
+        _exit(2, f"{error}{hint if 'gradient_clip_val' in str(error) else ''}")
     except (ValueError, EnvironmentFaultError) as error:
         cause = _own_error(error)
         if cause is None:

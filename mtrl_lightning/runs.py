@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from mtrl_lightning.errors import ConfigurationError
@@ -70,3 +71,17 @@ def run_folder_of(checkpoint: Path) -> Path:
             f"{checkpoint} does not lie in a run's checkpoints folder, so its run cannot be continued"
         )
     return folder.parent
+
+
+def ensure_writable(folder: Path) -> None:
+    """Make a folder if it is not there, and try to write into it.
+
+    Raises:
+        ConfigurationError: if it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"the run's folder {folder} cannot be written ({error}): free or mend it") from error

@@ -51,3 +51,11 @@ class _Slow(gym.Wrapper):
     def step(self, action):
         time.sleep(0.2)
         return self.env.step(action)
+
+
+class NoSuccess(ToyReach):
+    """Three toy tasks without a success signal."""
+
+    @property
+    def spec(self):
+        return super().spec._replace(has_success=False)

@@ -54,7 +54,9 @@ class CommandLine:
     def process(self, subcommand, *extra, **kwargs):
         command = [sys.executable, str(ROOT / "cli.py"), *self.arguments(subcommand, *extra, **kwargs)]
         pipe, together = subprocess.PIPE, subprocess.STDOUT
-        self.processes.append(subprocess.Popen(command, cwd=self.root, stdout=pipe, stderr=together, text=True))
+        self.processes.append(
+            subprocess.Popen(command, cwd=self.root, stdout=pipe, stderr=together, text=True, start_new_session=True)
+        )
         return self.processes[-1]
 
     def folder(self, name="run", version=0):

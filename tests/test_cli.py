@@ -161,6 +161,11 @@ BAD = [
     ("there is no checkpoint nowhere.ckpt", ["--ckpt_path=nowhere.ckpt"]),
     ("has a last.ckpt: give --name", ["--ckpt_path=last"]),
     ("File does not exist", ["--config=nowhere.yaml"]),
+    ("training on several devices is not supported yet", ["--trainer.devices=2"]),
+    ("trainer.precision is 64-true", ["--trainer.precision=64-true"]),
+    ("actor_max_grad_norm", ["--trainer.gradient_clip_val=1.0"]),
+    ("seed_everything", ["--seed_everything=true"]),
+    ("learner_threads is 0", ["--rollout.learner_threads=0"]),
 ]
 
 
@@ -173,13 +178,41 @@ def test_bad_options_end_at_once_with_the_remedy_and_leave_no_folder(command_lin
 
 @pytest.mark.parametrize(
     ("tasks", "message"),
-    [("[raech,push]", "did you mean reach-v3"), ("[reach,reach-v3]", "duplicate tasks ['reach-v3']")],
+    [
+        ("[raech,push]", "did you mean reach-v3"),
+        ("[reach,reach-v3]", "duplicate tasks ['reach-v3']"),
+        ("MT11", "MetaWorld has MT10, MT25 and MT50"),
+    ],
 )
 def test_bad_metaworld_tasks(command_line, capsys, tasks, message):
     configs = ("base", "env/metaworld_custom", *CONFIGS[2:])
     code, error = fails(command_line, capsys, "fit", f"--data.benchmark.init_args.tasks={tasks}", configs=configs)
     assert code == 2 and message in error
     assert not list(command_line.root.glob("run/*"))
+
+
+def test_validate_warns_of_another_protocol(command_line, capsys):
+    command_line("fit")
+    with pytest.warns(UserWarning, match="another protocol: horizon 20 there and 5 here"):
+        command_line("validate", "--ckpt_path=last", "--data.benchmark.init_args.horizon=5")
+    assert "average" in capsys.readouterr().out
+
+
+def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
+    command_line("fit", "--rollout.updates_per_step=2")
+    curves = read_metrics(command_line.folder())
+    for name in ("eval/success", "train/q"):
+        steps = curves[name][0]
+        assert len(steps) == len(set(steps)) and steps[-1] == 900
+
+
+def test_last_is_the_newest_run_and_a_path_is_that_run(command_line, capsys):
+    command_line("fit")
+    command_line("fit", "--rollout.total_steps=1200")
+    for which, steps in (("last", 1200), (str(command_line.folder() / "checkpoints" / "last.ckpt"), 900)):
+        capsys.readouterr()
+        command_line("validate", f"--ckpt_path={which}")
+        assert f"eval after {steps:,} env steps" in capsys.readouterr().out
 
 
 def test_missing_arguments_point_to_the_quickstart(command_line, capsys):
@@ -204,6 +237,9 @@ def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
         (["--model.init_args.actor.init_args.width=17"], "of another network: actor."),
         (["--data.benchmark.init_args.num_tasks=4"], "of other tasks: goal-0, goal-1, goal-2 there"),
         (["--data.capacity=20000"], "rows, this run 3 of 6,666"),
+        (["--data.benchmark.init_args.horizon=5"], "of another protocol: horizon 20 there and 5 here"),
+        (["--data.exclude_from_training=[goal-2]"], "tasks trained on [0, 1, 2] there and [0, 1] here"),
+        (["--rollout.envs_per_task=2"], "continue with the same rollout.envs_per_task"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit(command_line, capsys, args, message):

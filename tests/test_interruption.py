@@ -61,4 +61,57 @@ def test_an_interrupted_evaluation_is_made_up_for(command_line):
     steps = load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"]
     command_line("fit", f"--ckpt_path={path}", f"--rollout.total_steps={steps + 30}", "--evaluation.every=600")
     evaluated = [int(row["env_steps"]) for row in command_line.rows() if row["eval/success"]]
-    assert evaluated[0] == steps + 3
+    assert evaluated[0] == steps
+
+
+def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
+    # a terminal signals the whole process group, here while the first evaluation's workers start
+    process = command_line.process("fit", "--rollout.total_steps=1000000", "--evaluation.num_workers=3")
+    metrics = command_line.folder() / "metrics.csv"
+
+    def starting():
+        children = [c for c in psutil.Process(process.pid).children(recursive=True) if "spawn_main" in str(c.cmdline())]
+        return children or process.poll() is not None
+
+    wait_for(starting)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "continue with --ckpt_path" in output, output
+    assert not metrics.exists() or metrics.read_text()
+
+
+def test_an_interrupted_warm_up_goes_on(command_line):
+    process = command_line.process("fit", "--rollout.warmup_steps=30000000", "--rollout.total_steps=40000000")
+    replay = command_line.folder() / "config.yaml"
+    wait_for(lambda: replay.exists() or process.poll() is not None)
+    time.sleep(3)
+    os.kill(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    path = command_line.folder() / "checkpoints" / "last.ckpt"
+    counters = load_checkpoint(path)["mtrl_lightning"]["counters"]
+    steps = counters["env_steps"]
+    assert counters["updates"] == 0 and steps > 0
+    options = [f"--rollout.warmup_steps={steps + 30}", f"--rollout.total_steps={steps + 60}"]
+    command_line("fit", f"--ckpt_path={path}", *options)
+    after = load_checkpoint(path)["mtrl_lightning"]["counters"]
+    assert (after["env_steps"], after["updates"]) == (steps + 60, 10)
+
+
+def test_an_interruption_during_a_burst_saves_the_updates(command_line):
+    process = command_line.process("fit", "--rollout.warmup_updates=10000000", "--rollout.warmup_steps=300")
+    folder = command_line.folder() / "checkpoints"
+    wait_for(lambda: folder.exists() or process.poll() is not None)
+    time.sleep(4)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    counters = load_checkpoint(folder / "last.ckpt")["mtrl_lightning"]["counters"]
+    assert counters["env_steps"] == 300 and counters["updates"] > 10
+
+
+def test_signals_are_given_back(command_line):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    command_line("fit")
+    assert signal.getsignal(signal.SIGINT) is before[0]
+    assert signal.getsignal(signal.SIGTERM) is before[1]

@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
@@ -112,3 +113,44 @@ def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
     command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=1200")
     assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == 1200
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
+
+
+def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, capsys):
+    command_line("fit", "--checkpoint.keep_last=-1", "--rollout.total_steps=1500")
+    folder = command_line.folder() / "checkpoints"
+    old = folder / "step_000000000600.ckpt"
+    command_line("fit", f"--ckpt_path={old}", "--rollout.total_steps=900", "--checkpoint.keep_last=-1")
+    state = checkpoint(command_line)["callbacks"]["CheckpointCallback"]
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
+    best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
+    assert f"step_{best:012d}.ckpt" == state["best"][1] and best <= 900
+    for which in ("best", "last", folder / "step_000000001500.ckpt"):
+        command_line("fit", f"--ckpt_path={which}", "--rollout.total_steps=1600")
+
+
+def test_the_saved_config_stays_that_of_a_new_run(command_line):
+    command_line("fit")
+    folder = command_line.folder()
+    first = (folder / "config.yaml").read_bytes()
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+    assert (folder / "config.yaml").read_bytes() == first
+    saved = yaml.safe_load((folder / "config_from_000000000900.yaml").read_text())
+    assert saved["ckpt_path"] is None and saved["rollout"]["total_steps"] == 1200
+    command_line("fit", f"--config={folder / 'config_from_000000000900.yaml'}", "--name=new", configs=(), small=False)
+    assert read_metrics(command_line.folder("new"))["eval/success"][0][-1] == 1200
+
+
+def test_a_finished_run_is_left_as_it_is(command_line):
+    command_line("fit")
+    before = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    rows = command_line.rows()
+    command_line("fit", "--ckpt_path=last")
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"] == before
+    assert command_line.rows() == rows
+
+
+def test_best_goes_by_return_where_there_is_no_success(command_line):
+    command_line("fit", "--data.benchmark=tests.altered_reach.NoSuccess")
+    steps, returns = read_metrics(command_line.folder())["eval/return"]
+    best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
+    assert best == steps[returns.index(max(returns))]

@@ -52,6 +52,7 @@ class Algorithm(LightningModule):
         checkpoint["mtrl_lightning"] = {
             "format": FORMAT,
             "task_names": list(self.spec.task_names),
+            "train_tasks": list(self.spec.train_tasks),
             "protocol": dict(self.spec.protocol),
             "counters": self.counters.state_dict(),
             "generators": self.generators.state_dict(),

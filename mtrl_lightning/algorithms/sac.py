@@ -134,9 +134,9 @@ class SAC(Algorithm):
         generator = self.generators.get("act", self.device)
         if mode == "random":
             return (2 * torch.rand(shape, generator=generator, device=self.device) - 1).cpu().numpy()
+        if np.issubdtype(observation_ED.dtype, np.floating):
+            observation_ED = observation_ED.astype(np.float32)
         observation = torch.as_tensor(observation_ED, device=self.device)
-        if observation.is_floating_point():
-            observation = observation.float()
         task = torch.as_tensor(task_E, device=self.device)
         policy = self._policy(self.encoder(observation, task), task)
         if mode == "exploit":
@@ -155,15 +155,10 @@ class SAC(Algorithm):
         if update % self.actor_every == 0:
             self._update_actor(batch, actor, temperature)
         if update % self.target_every == 0:
-            polyak_update(self.critic, self.target_critic, self.tau)
-            polyak_update(self.encoder, self.target_encoder, self.tau)
+            self._update_targets()
         for auxiliary, optimizer in zip(self.auxiliaries, others, strict=True):
             if update % auxiliary.every == 0:  # type: ignore[operator]
-                loss = auxiliary.loss(batch, self.encoder).mean()  # type: ignore[operator]
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                self.mean_metrics.add({f"{type(auxiliary).__name__.lower()}_loss": loss})
+                self._update_auxiliary(batch, auxiliary, optimizer)
         self.counters.updates += 1
 
     def drain_metrics(self) -> dict[str, float]:
@@ -212,10 +207,21 @@ class SAC(Algorithm):
         ).mean()
         temperature.zero_grad()
         temperature_loss.backward()
-        temperature.step()
+        self._step(temperature, self.temperature.parameters(), None)
         statistics = {f"actor_{name}": value for name, value in self.actor_gradient.metrics().items()}
         means = {"actor_loss": loss_T.mean(), "temperature_loss": temperature_loss, "entropy": -log_prob_B.mean()}
         self.mean_metrics.add(means | {"actor_grad_norm": norm} | statistics)
+
+    def _update_targets(self) -> None:
+        polyak_update(self.critic, self.target_critic, self.tau)
+        polyak_update(self.encoder, self.target_encoder, self.tau)
+
+    def _update_auxiliary(self, batch: TransitionBatch, auxiliary: nn.Module, optimizer: Optimizer) -> None:
+        loss = auxiliary.loss(batch, self.encoder).mean()  # type: ignore[operator]
+        optimizer.zero_grad()
+        loss.backward()
+        self._step(optimizer, [*self.encoder.parameters(), *auxiliary.parameters()], None)
+        self.mean_metrics.add({f"{type(auxiliary).__name__.lower()}_loss": loss})
 
     def _policy(self, z_BZ: Tensor, task_B: Tensor) -> SquashedGaussian:
         return SquashedGaussian.from_network(self.actor(z_BZ, task_B), *self._log_std)
@@ -228,6 +234,7 @@ class SAC(Algorithm):
         return torch.randn(batch.action_BA.shape, generator=generator, device=self.device)
 
     def _step(self, optimizer: Optimizer, parameters: Iterable[Parameter], max_norm: float | None) -> Tensor:
+        """Clip and step; every optimizer's step comes through here. Return the norm before clipping."""
         norm = nn.utils.clip_grad_norm_(parameters, float("inf") if max_norm is None else max_norm)
         optimizer.step()
         return norm

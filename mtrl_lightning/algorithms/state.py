@@ -23,7 +23,7 @@ class Generators:
 
     def get(self, name: str, device: torch.device) -> torch.Generator:
         """Return the generator of this name."""
-        if name not in self._generators:
+        if name not in self._generators or self._generators[name].device.type != device.type:
             generator = torch.Generator(device)
             saved = self._saved.get(name)
             if saved is not None and saved["device"] == device.type:

@@ -14,12 +14,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import data_of, find
+from mtrl_lightning.callbacks.common import data_of, find, step_complete
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
 from mtrl_lightning.replay.snapshot import ReplaySnapshots
+from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.schedules import Every
 
 
@@ -27,7 +28,8 @@ class CheckpointCallback(Checkpoint):
     """Write ``checkpoints/step_<env steps>.ckpt`` on a schedule, at the end, and when the run is interrupted.
 
     ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the one with the highest evaluation
-    success. The replay lies beside them in ``replay/``; its files go with the last checkpoint that needs them.
+    success (return, where a benchmark has no success). The replay lies beside them in ``replay/``; its files go with
+    the last checkpoint that needs them.
 
     Args:
         every: environment steps between two checkpoints.
@@ -46,7 +48,7 @@ class CheckpointCallback(Checkpoint):
         self._saved: list[str] = []
         self._best: tuple[float, str] | None = None
         self._snapshots: ReplaySnapshots | None = None
-        self._saved_at = -1
+        self._saved_at = (-1, -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make the folder.
@@ -58,12 +60,7 @@ class CheckpointCallback(Checkpoint):
             return
         self.folder = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
         self._snapshots = ReplaySnapshots(replay_folder(self.folder.parent))
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / ".writable").touch()
-            (self.folder / ".writable").unlink()
-        except OSError as error:
-            raise ConfigurationError(f"the run's folder {self.folder.parent} cannot be written ({error})") from error
+        ensure_writable(self.folder)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the replay of the checkpoint that the run goes on from."""
@@ -73,14 +70,39 @@ class CheckpointCallback(Checkpoint):
             data_of(trainer).load_replay(snapshots)
             if source == self.folder.parent.resolve():
                 self._snapshots = snapshots
+                self._go_on_from(Path(trainer.ckpt_path))
             else:
                 self._saved, self._best = [], None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the checkpoint that the run goes on from as that of its step."""
+        assert isinstance(pl_module, Algorithm)
+        if trainer.ckpt_path:
+            self._every(pl_module.counters.env_steps)
+            self._saved_at = (pl_module.counters.env_steps, pl_module.counters.updates)
+
+    def _go_on_from(self, path: Path) -> None:
+        """Let ``last.ckpt`` and ``best.ckpt`` name what this run knows, if it goes on from an older checkpoint.
+
+        Later checkpoints stay; nothing of theirs is deleted, because they are not among those that this run saved.
+        """
+        self._saved = [name for name in self._saved if (self.folder / name).exists()]
+        if self._best and not (self.folder / self._best[1]).exists():
+            self._best = None
+        if self._saved and not path.samefile(self.folder / "last.ckpt"):
+            self._name("last.ckpt", self._saved[-1])
+            if self._best:
+                self._name("best.ckpt", self._best[1])
+            else:
+                (self.folder / "best.ckpt").unlink(missing_ok=True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save when it is time, at a new best, and at the end."""
         assert isinstance(pl_module, Algorithm)
+        if not step_complete(trainer):
+            return
         due = self._every(pl_module.counters.env_steps) and self.keep_last != 0
         best = self._new_best(trainer, pl_module)
         if due or best is not None or trainer.should_stop:
@@ -89,7 +111,7 @@ class CheckpointCallback(Checkpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save at the end if something else stopped the training."""
         assert isinstance(pl_module, Algorithm)
-        if self._saved_at != pl_module.counters.env_steps:
+        if self._saved_at != (pl_module.counters.env_steps, pl_module.counters.updates):
             self.save(trainer, pl_module, self._new_best(trainer, pl_module))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -97,26 +119,23 @@ class CheckpointCallback(Checkpoint):
         assert isinstance(pl_module, Algorithm)
         if not isinstance(exception, Interrupted):
             return
-        if pl_module.counters.updates == 0:
-            rank_zero_info("\nInterrupted before the first update: nothing was saved")
-            return
-        if self._saved_at != pl_module.counters.env_steps:
+        if self._saved_at != (pl_module.counters.env_steps, pl_module.counters.updates):
             self.save(trainer, pl_module, None)
         rank_zero_info(f"\nInterrupted and saved; continue with --ckpt_path {self.folder / 'last.ckpt'}")
 
     def _new_best(self, trainer: Trainer, algorithm: Algorithm) -> float | None:
         evaluation = find(trainer, EvaluationCallback)
-        success = evaluation.results.get("eval/success")
-        if not self.keep_best or success is None or evaluation.env_steps != algorithm.counters.env_steps:
+        score = evaluation.results.get("eval/success" if algorithm.spec.has_success else "eval/return")
+        if not self.keep_best or score is None or evaluation.env_steps != algorithm.counters.env_steps:
             return None
-        return success if self._best is None or success > self._best[0] else None
+        return score if self._best is None or score > self._best[0] else None
 
     def save(self, trainer: Trainer, algorithm: Algorithm, best: float | None) -> None:
-        """Write a checkpoint; ``best`` is its evaluation success if that is the highest so far."""
+        """Write a checkpoint; ``best`` is its evaluation's success (or return) if that is the highest so far."""
         with algorithm.stopwatch.measure("checkpoint"):
             name = f"step_{algorithm.counters.env_steps:012d}.ckpt"
             self._saved = [*(n for n in self._saved if n != name), name]
-            self._saved_at = algorithm.counters.env_steps
+            self._saved_at = (algorithm.counters.env_steps, algorithm.counters.updates)
             if best is not None:
                 self._best = (best, name)
             assert self._snapshots is not None
@@ -148,7 +167,7 @@ class CheckpointCallback(Checkpoint):
         self._saved = [name for name in self._saved if name in kept]
         assert self._snapshots is not None
         try:
-            manifests = [manifest_of(load_checkpoint(path)) for path in self.folder.glob("step_*.ckpt")]
+            manifests = [manifest_of(load_checkpoint(path)) for path in self.folder.glob("*.ckpt")]
         except ConfigurationError as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
         else:

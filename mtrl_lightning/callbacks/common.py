@@ -36,6 +36,25 @@ def data_of(trainer: Trainer) -> MultiTaskData:
     return data
 
 
+def step_complete(trainer: Trainer) -> bool:
+    """Return whether all updates owed for the last vector step are made, which is when schedules fire."""
+    return all(getattr(callback, "step_complete", True) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Check that the trainer's options are among those that the algorithms work with.
+
+    Raises:
+        ConfigurationError: naming the option to change.
+    """
+    if trainer.world_size > 1:
+        raise ConfigurationError(
+            "training on several devices is not supported yet: set trainer.devices and num_nodes to 1"
+        )
+    if trainer.precision not in ("32-true", "bf16-mixed"):
+        raise ConfigurationError(f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported")
+
+
 def log(trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
     """Hand a row to every logger, with ``env_steps`` in it and as its step."""
     for logger in trainer.loggers:

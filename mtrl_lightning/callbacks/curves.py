@@ -61,6 +61,11 @@ class CurvesCallback(Callback):
 
     def __init__(self) -> None:
         self._plotted = -1
+        self._folder: str | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the run's folder, which all ranks have to ask for together."""
+        self._folder = trainer.log_dir
 
     @rank_zero_only
     def on_train_batch_end(
@@ -76,6 +81,6 @@ class CurvesCallback(Callback):
 
     def _plot(self, trainer: Trainer) -> None:
         now = find(trainer, EvaluationCallback).env_steps
-        if now > self._plotted and trainer.log_dir and (Path(trainer.log_dir) / "metrics.csv").exists():
+        if now > self._plotted and self._folder and (Path(self._folder) / "metrics.csv").exists():
             self._plotted = now
-            plot_curves(trainer.log_dir)
+            plot_curves(self._folder)

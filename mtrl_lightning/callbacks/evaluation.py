@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import data_of, log
+from mtrl_lightning.callbacks.common import data_of, log, step_complete
 from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.rollout import Evaluation, Evaluator
@@ -56,13 +56,21 @@ class EvaluationCallback(Callback):
     ) -> None:
         """Evaluate when it is time, and at the end."""
         assert isinstance(pl_module, Algorithm)
+        if not step_complete(trainer):
+            return
         before = self._every.state_dict()
         if self._every(pl_module.counters.env_steps) or trainer.should_stop:
             try:
                 self._evaluate(trainer, pl_module)
             except Interrupted:
-                self._every.load_state_dict(before)  # the continued run evaluates first
+                self._every.load_state_dict(before)  # `on_train_start` of the continued run makes up for it
                 raise
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate first if an interruption kept the run from it."""
+        assert isinstance(pl_module, Algorithm)
+        if pl_module.counters.updates > 0 and self._every(pl_module.counters.env_steps):
+            self._evaluate(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate at the end if something else stopped the training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import data_of, find, log
+from mtrl_lightning.callbacks.common import data_of, find, log, step_complete
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.schedules import Every
@@ -36,7 +37,9 @@ class MetricsCallback(Callback):
         """Tell the loggers the protocol and the x-axis; drop rows later than the checkpoint gone on from."""
         assert isinstance(pl_module, Algorithm)
         for logger in trainer.loggers:
-            logger.log_hyperparams({f"protocol/{k}": v for k, v in pl_module.spec.protocol.items()})
+            protocol = {f"protocol/{key}": value for key, value in pl_module.spec.protocol.items()}
+            versions = {f"version/{p}": importlib.metadata.version(p) for p in ("mtrl_lightning", "torch", "lightning")}
+            logger.log_hyperparams(protocol | versions)
             if isinstance(logger, MetricsCSV):
                 logger.rewind(pl_module.counters.env_steps)
             if isinstance(logger, WandbLogger):
@@ -56,7 +59,7 @@ class MetricsCallback(Callback):
         """Write a row when it is time, and at the end."""
         assert isinstance(pl_module, Algorithm)
         env_steps = pl_module.counters.env_steps
-        if self._every(env_steps) or trainer.should_stop:
+        if step_complete(trainer) and (self._every(env_steps) or trainer.should_stop):
             rollout = find(trainer, RolloutCallback).metrics(pl_module.spec.task_names)
             log(trainer, pl_module.drain_metrics() | rollout | self._time(trainer, pl_module), env_steps)
 

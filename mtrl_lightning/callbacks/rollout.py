@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import data_of
+from mtrl_lightning.callbacks.common import check_trainer, data_of
 from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
@@ -77,6 +77,8 @@ class RolloutCallback(Callback):
         self.collector: Collector | None = None
         self.after_step: list[Callable[[int], None]] = []
         """Called with the environment steps made after each vector step, also those of the warm-up."""
+        self.step_complete = True
+        """Whether all updates owed for the last vector step are made."""
         self._under_way = False
         self._last_state: dict[str, Any] = {}
 
@@ -85,6 +87,7 @@ class RolloutCallback(Callback):
         if stage != TrainerFn.FITTING or self.collector is not None:
             return
         assert isinstance(pl_module, Algorithm)
+        check_trainer(trainer)
         if self._learner_threads is not None:
             torch.set_num_threads(self._learner_threads)
         data = data_of(trainer)
@@ -107,6 +110,9 @@ class RolloutCallback(Callback):
             self._receive(trainer, pl_module)
             check_signals(trainer)
         self._ratio.start(counters.vector_steps, counters.updates)
+        if self._finished(pl_module):
+            rank_zero_info(f"{counters.env_steps:,} env steps are made already: raise rollout.total_steps to go on")
+            trainer.should_stop = True
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Step until an update is due, and send the actions of the last step without waiting for it."""
@@ -127,9 +133,13 @@ class RolloutCallback(Callback):
         pl_module.stopwatch.stop("update")
         if self._under_way:
             self._receive(trainer, pl_module)
-        counters = pl_module.counters
-        if counters.env_steps >= self.total_steps and not self._ratio.due(counters.vector_steps, counters.updates):
+        self.step_complete = not self._ratio.due(pl_module.counters.vector_steps, pl_module.counters.updates)
+        if self._finished(pl_module):
             trainer.should_stop = True
+
+    def _finished(self, algorithm: Algorithm) -> bool:
+        counters = algorithm.counters
+        return counters.env_steps >= self.total_steps and not self._ratio.due(counters.vector_steps, counters.updates)
 
     def _send(self, algorithm: Algorithm, mode: Mode) -> None:
         assert self.collector is not None

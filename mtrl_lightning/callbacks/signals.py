@@ -17,7 +17,7 @@ class Interrupted(SystemExit):
 
 
 class InterruptionCallback(Callback):
-    """Remember a signal until a training batch has ended, then raise; a second Ctrl-C acts at once.
+    """Remember a signal until a training batch has ended, then raise; a second one acts at once.
 
     Place it behind the callbacks that count and evaluate.
     """
@@ -57,12 +57,10 @@ class InterruptionCallback(Callback):
         self._former = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        # Lightning puts this handler back when it has ended, after `_restore`: then it acts as if it were not there
+        if not self._former or self._received is not None:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self._received = number
-        former = self._former.get(number)
-        if number == signal.SIGTERM and callable(former):
-            former(number, frame)  # Lightning passes it on to the other ranks
 
 
 def check_signals(trainer: Trainer) -> None:

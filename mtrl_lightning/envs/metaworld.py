@@ -127,6 +127,10 @@ class _GoalSelection(gym.Wrapper):
 def _named_set(suite: Any, name: str) -> list[str]:
     if name in ("MT10", "MT25", "MT50"):
         return list(getattr(suite.env_dict, f"{name}_V3"))
+    if name.startswith("MT"):
+        raise ConfigurationError(
+            f"unknown set of tasks {name!r}: MetaWorld has MT10, MT25 and MT50; MT1 is a task's name"
+        )
     return [name if name.endswith("-v3") else f"{name}-v3"]
 
 

@@ -6,9 +6,11 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import signal
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +28,8 @@ from mtrl_lightning.types import StepResult
 
 def default_num_workers(num_envs: int, spare: int = 1) -> int:
     """Return the number of usable cores less ``spare``, at least one and at most one an environment."""
-    return max(1, min(num_envs, len(os.sched_getaffinity(0)) - spare))
+    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # macOS has none
+    return max(1, min(num_envs, len(affinity(0)) - spare))
 
 
 class VectorEnv(gym.vector.VectorEnv):
@@ -91,7 +94,8 @@ class VectorEnv(gym.vector.VectorEnv):
             here, there = context.Pipe()
             args = (there, benchmark, list(tasks[first:end]), split, seeds[first:end], buffer, self.num_envs, first)
             process = context.Process(target=run_worker, args=args, name=f"environments-{i}", daemon=True)
-            process.start()
+            with _signals_blocked():
+                process.start()
             there.close()
             self._connections.append(here)
             self._processes.append(process)
@@ -238,6 +242,20 @@ class VectorEnv(gym.vector.VectorEnv):
         if fault is not None:
             raise EnvironmentFaultError(fault)
         return value
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let a process start deaf to Ctrl-C and SIGTERM, which a terminal sends to it before it can ignore them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # the first start of a process starts it too, and unblocks the signals
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _stop(connections: list[Connection], processes: list[Any]) -> None:

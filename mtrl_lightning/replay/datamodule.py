@@ -88,11 +88,10 @@ class MultiTaskData(LightningDataModule):
         warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         return [] if self.trainer.state.fn == TrainerFn.FITTING else DataLoader([0], batch_size=None)  # type: ignore[arg-type]
 
-    def save_replay(self, snapshots: ReplaySnapshots) -> dict[str, Any]:
-        """Write the replay to disk for the next checkpoint; return its manifest."""
+    def save_replay(self, snapshots: ReplaySnapshots) -> None:
+        """Write the replay to disk for the next checkpoint."""
         assert self.buffer is not None
         self._manifest = snapshots.save(self.buffer.storage)
-        return self._manifest
 
     def load_replay(self, snapshots: ReplaySnapshots) -> None:
         """Read the replay that the loaded checkpoint lists; without effect if none was loaded."""

@@ -211,13 +211,23 @@ class Collector:
         """Return windows, running sums and the environments' states, as plain values."""
         assert self._action_EA is None, "a step is under way"
         return {
+            "tasks": self.envs.task_E.tolist(),
             "windows": self.windows.state_dict(),
             "running": self._running.state_dict(),
             "envs": self.envs.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore windows and the environments' generators; episodes begin anew."""
+        """Restore windows and the environments' generators; episodes begin anew.
+
+        Raises:
+            ConfigurationError: if the state is of other environments.
+        """
+        if state["tasks"] != self.envs.task_E.tolist():
+            raise ConfigurationError(
+                f"the checkpoint has environments of tasks {state['tasks']}, this run of {self.envs.task_E.tolist()}:"
+                " continue with the same rollout.envs_per_task and data.exclude_from_training"
+            )
         self.windows.load_state_dict(state["windows"])
         self.envs.set_state(state["envs"])
         self._observation_ED = None

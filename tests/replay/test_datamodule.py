@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from types import SimpleNamespace
 
@@ -162,16 +163,17 @@ def test_there_is_one_validation_batch_unless_fitting():
 def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path):
     data = fill(make_data())
     list(islice(data.train_dataloader(), 3))
-    manifest = data.save_replay(ReplaySnapshots(tmp_path))
+    data.save_replay(ReplaySnapshots(tmp_path / "replay"))
     torch.save(data.state_dict(), tmp_path / "state")
     wanted = [ids_of(batch).tolist() for batch in islice(data.train_dataloader(), 5)]
 
     resumed = make_data(seed=99)
     resumed.setup("fit")
     state = torch.load(tmp_path / "state", weights_only=True)
-    assert manifest_of({MultiTaskData.__qualname__: state}) == manifest
+    manifest = manifest_of({MultiTaskData.__qualname__: state})
+    assert manifest["added"] == [5, 5, 5] and [c["file"] for c in manifest["chunks"]] == os.listdir(tmp_path / "replay")
     resumed.load_state_dict(state)
-    resumed.load_replay(ReplaySnapshots(tmp_path))
+    resumed.load_replay(ReplaySnapshots(tmp_path / "replay"))
     assert len(resumed.buffer) == 15
     assert [ids_of(batch).tolist() for batch in islice(resumed.train_dataloader(), 5)] == wanted
 
