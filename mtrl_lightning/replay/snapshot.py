@@ -47,11 +47,11 @@ class ReplaySnapshots:
 
     def _write(self, storage: RingStorage, first_R: np.ndarray) -> dict[str, Any]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        parts = [storage.read(r, int(first_R[r]), int(storage.added_R[r])) for r in range(storage.num_rings)]
+        spans = enumerate(zip(first_R.tolist(), storage.added_R.tolist(), strict=True))
+        rows = storage.take(torch.cat([storage.places(ring, first, end) for ring, (first, end) in spans]))
         unfinished = self.folder / "rows.unfinished"
         with unfinished.open("wb") as file:
-            fields = zip(Rows._fields, zip(*parts, strict=True), strict=True)
-            arrays: dict[str, Any] = {key: torch.cat(tensors).numpy() for key, tensors in fields}
+            arrays: dict[str, Any] = {name: rows_N.numpy() for name, rows_N in rows._asdict().items()}
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())

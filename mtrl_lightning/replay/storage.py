@@ -5,6 +5,7 @@ Shapes: ``R`` rings, ``C`` rows a ring, ``N`` rows of an addition.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ class RingStorage:
     """
 
     def __init__(self, spec: EnvSpec, num_rings: int, capacity: int) -> None:
-        needed, free = bytes_needed(spec, num_rings * capacity), psutil.virtual_memory().available
+        needed, free = bytes_needed(spec, num_rings * capacity), _free_memory()
         if needed > free:
             most = int(num_rings * capacity * free / needed)
             raise ConfigurationError(
@@ -90,12 +91,20 @@ class RingStorage:
             target[index_N] = torch.as_tensor(source).to(target.dtype)
         self.added_R += counts_R
 
-    def read(self, ring: int, first: int, end: int) -> Rows:
-        """Return copies of a ring's rows ``first`` to ``end``, counted since the beginning and still there."""
+    def places(self, ring: int, first: int, end: int) -> Tensor:
+        """Return the flat places of a ring's rows ``first`` to ``end``, counted since the beginning and still there."""
         assert self.added_R[ring] - self.capacity <= first <= end <= self.added_R[ring]
-        index = ring * self.capacity + torch.arange(first, end) % self.capacity
-        return self.take(index)
+        return ring * self.capacity + torch.arange(first, end) % self.capacity
 
     def take(self, index: Tensor) -> Rows:
         """Return copies of the rows at flat places ``ring * capacity + row``."""
         return Rows(*(field.index_select(0, index) for field in self._flat))
+
+
+def _free_memory() -> int:
+    """Return the bytes that this process may still take, also inside a container."""
+    free = psutil.virtual_memory().available
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
+        free = min(free, int(most) - int(used.read_text()))
+    return free

@@ -105,5 +105,5 @@ def held(storage: RingStorage) -> list[list[int]]:
     found = []
     for ring in range(storage.num_rings):
         end = int(storage.added_R[ring])
-        found.append(ids_of(storage.read(ring, end - int(storage.size_R[ring]), end)).tolist())
+        found.append(ids_of(storage.take(storage.places(ring, end - int(storage.size_R[ring]), end))).tolist())
     return found

@@ -70,13 +70,13 @@ def test_rows_that_are_gone_or_yet_to_come_cannot_be_read(first, end):
     storage.add(np.zeros(5, np.int64), encode(range(5)))
     storage.add(np.zeros(1, np.int64), encode([5]))
     with pytest.raises(AssertionError):
-        storage.read(0, first, end)
+        storage.take(storage.places(0, first, end))
 
 
 def test_what_is_read_does_not_change_when_its_place_is_written_again():
     storage = RingStorage(make_spec(1), 1, 2)
     storage.add(np.zeros(2, np.int64), encode([1, 2]))
-    rows = storage.read(0, 0, 2)
+    rows = storage.take(storage.places(0, 0, 2))
     storage.add(np.zeros(2, np.int64), encode([3, 4]))
     assert ids_of(rows).tolist() == [1, 2]
 
@@ -86,7 +86,7 @@ def test_the_true_successor_is_stored_and_not_the_next_row():
     observation = np.array([[1.0, 1, 1], [5, 5, 5]])
     successor = np.array([[2.0, 2, 2], [6, 6, 6]])
     storage.add(np.zeros(2, np.int64), (observation, np.zeros((2, 2)), np.zeros(2), successor, np.zeros(2, bool)))
-    assert storage.read(0, 0, 2).next_observation.tolist() == successor.tolist()
+    assert storage.take(storage.places(0, 0, 2)).next_observation.tolist() == successor.tolist()
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [(np.float64, torch.float32), (np.float32, torch.float32)])
@@ -94,7 +94,7 @@ def test_floating_point_observations_are_stored_as_float32(dtype, stored):
     storage = RingStorage(make_spec(1, dtype=dtype), 1, 2)
     value = np.full((1, 3), 1 / 3, dtype)
     storage.add(np.zeros(1, np.int64), (value, np.zeros((1, 2)), np.zeros(1), value, np.zeros(1, bool)))
-    rows = storage.read(0, 0, 1)
+    rows = storage.take(storage.places(0, 0, 1))
     assert rows.observation.dtype == rows.next_observation.dtype == stored
     assert rows.observation.numpy().tolist() == value.astype(np.float32).tolist()
 
@@ -103,7 +103,7 @@ def test_pixels_stay_bytes():
     storage = RingStorage(make_spec(1, dtype=np.uint8, shape=(3, 4, 4)), 1, 2)
     pixels = np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4) + 200
     storage.add(np.zeros(1, np.int64), (pixels, np.zeros((1, 2)), np.zeros(1), 255 - pixels, np.ones(1, bool)))
-    rows = storage.read(0, 0, 1)
+    rows = storage.take(storage.places(0, 0, 1))
     assert rows.observation.dtype == rows.next_observation.dtype == torch.uint8
     assert np.array_equal(rows.observation.numpy(), pixels)
     assert np.array_equal(rows.next_observation.numpy(), 255 - pixels)
@@ -112,7 +112,7 @@ def test_pixels_stay_bytes():
 def test_every_field_has_its_type():
     storage = RingStorage(make_spec(1), 1, 2)
     storage.add(np.zeros(1, np.int64), encode([3]))
-    kinds = [field.dtype for field in storage.read(0, 0, 1)]
+    kinds = [field.dtype for field in storage.take(storage.places(0, 0, 1))]
     assert kinds == [torch.float32, torch.float32, torch.float32, torch.float32, torch.bool]
 
 
