@@ -166,7 +166,7 @@ def test_excluded_tasks_are_neither_stored_nor_drawn():
 def test_an_addition_of_trained_and_excluded_tasks_keeps_the_trained_rows_in_order():
     buffer = ReplayBuffer(make_spec(3, (0, 2)), capacity=8)
     buffer.add(make_transitions([10, 11, 12, 13, 14, 15], [2, 1, 0, 1, 2, 0]))
-    rings = [ids_of(buffer.storage.take(storage.places(ring, 0, 2))).tolist() for ring in range(2)]
+    rings = [ids_of(buffer.storage.take(buffer.storage.places(ring, 0, 2))).tolist() for ring in range(2)]
     assert rings == [[12, 15], [10, 14]]
 
 

@@ -120,7 +120,9 @@ def test_other_types_of_observations_are_restored(tmp_path, dtype):
         )
         storage.add(np.zeros(3, np.int64), rows)
     ReplaySnapshots(tmp_path).load(ReplaySnapshots(tmp_path).save(storage), loaded)
-    for found, wanted in zip(loaded.read(0, 14, 18), storage.take(storage.places(0, 14, 18)), strict=True):
+    for found, wanted in zip(
+        loaded.take(loaded.places(0, 14, 18)), storage.take(storage.places(0, 14, 18)), strict=True
+    ):
         assert found.dtype == wanted.dtype
         assert torch.equal(found, wanted)
 
