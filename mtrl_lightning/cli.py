@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.algorithm import check_tasks
+from mtrl_lightning.algorithms.algorithm import check_format, check_tasks
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     CurvesCallback,
@@ -104,6 +104,7 @@ class MultiTaskCLI(LightningCLI):
             checkpoint = find_checkpoint(str(config.ckpt_path), config.root, config.name)
             config.ckpt_path = str(checkpoint)
             self._loaded = load_checkpoint(checkpoint)
+            check_format(self._loaded)
             self.run_folder = run_folder_of(checkpoint)
         elif self.subcommand == "validate":
             raise ConfigurationError("validate needs --ckpt_path: a checkpoint's path, last, or best")

@@ -9,6 +9,17 @@ from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from tests.conftest import CONFIGS
 
+
+class Harmful:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return type(self._path).touch, (self._path,)
+
+
 PER_TASK = ("return", "success", "success_last")
 TASKS = ("goal-0", "goal-1", "goal-2")
 
@@ -254,6 +265,24 @@ def test_a_damaged_checkpoint_names_the_file(command_line, capsys):
     path.write_bytes(path.read_bytes()[:5000])
     code, error = fails(command_line, capsys, "fit", "--ckpt_path=last")
     assert code == 2 and str(path) in error and "cannot be read" in error
+
+
+def test_a_foreign_checkpoint_is_refused(command_line, capsys):
+    folder = command_line.folder() / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.save({"state_dict": {}}, folder / "last.ckpt")
+    for subcommand in ("fit", "validate"):
+        code, error = fails(command_line, capsys, subcommand, "--ckpt_path=last")
+        assert code == 2 and "was not written by mtrl_lightning" in error
+
+
+def test_a_checkpoint_cannot_execute_code(command_line, capsys):
+    folder = command_line.folder() / "checkpoints"
+    folder.mkdir(parents=True)
+    torch.save({"mtrl_lightning": Harmful(folder / "executed")}, folder / "last.ckpt")
+    code, error = fails(command_line, capsys, "fit", "--ckpt_path=last")
+    assert code == 2 and "cannot be read" in error
+    assert not (folder / "executed").exists()
 
 
 @pytest.mark.parametrize(("logger", "module"), [("wandb", "wandb"), ("tensorboard", "tensorboard")])

@@ -86,19 +86,29 @@ class Algorithm(LightningModule):
             )
 
 
+def check_format(checkpoint: dict[str, Any]) -> None:
+    """Check that a loaded checkpoint is ours and can be read.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    if "mtrl_lightning" not in checkpoint:
+        raise ConfigurationError("the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints")
+    found = checkpoint["mtrl_lightning"]["format"]
+    if found != FORMAT:
+        raise ConfigurationError(
+            f"the checkpoint has format {found}, this version reads {FORMAT}: use the version that wrote it"
+        )
+
+
 def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
     """Check that a loaded checkpoint is ours and of these tasks.
 
     Raises:
         ConfigurationError: if it is not.
     """
-    state = checkpoint.get("mtrl_lightning")
-    if state is None:
-        raise ConfigurationError("the checkpoint was not written by mtrl_lightning")
-    if state["format"] != FORMAT:
-        raise ConfigurationError(
-            f"the checkpoint has format {state['format']}, this version reads {FORMAT}: use the version that wrote it"
-        )
+    check_format(checkpoint)
+    state = checkpoint["mtrl_lightning"]
     if state["task_names"] != list(spec.task_names):
         raise ConfigurationError(
             f"the checkpoint is of other tasks: {', '.join(state['task_names'])} there,"

@@ -56,21 +56,14 @@ class EvaluationCallback(Callback):
     ) -> None:
         """Evaluate when it is time, and at the end."""
         assert isinstance(pl_module, Algorithm)
-        if not step_complete(trainer):
-            return
-        before = self._every.state_dict()
-        if self._every(pl_module.counters.env_steps) or trainer.should_stop:
-            try:
-                self._evaluate(trainer, pl_module)
-            except Interrupted:
-                self._every.load_state_dict(before)  # `on_train_start` of the continued run makes up for it
-                raise
+        if step_complete(trainer):
+            self._evaluate_if_due(trainer, pl_module, at_end=trainer.should_stop)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate first if an interruption kept the run from it."""
         assert isinstance(pl_module, Algorithm)
-        if pl_module.counters.updates > 0 and self._every(pl_module.counters.env_steps):
-            self._evaluate(trainer, pl_module)
+        if pl_module.counters.updates > 0:
+            self._evaluate_if_due(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate at the end if something else stopped the training."""
@@ -84,6 +77,15 @@ class EvaluationCallback(Callback):
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._evaluate(trainer, pl_module)
             pl_module.log_dict(self.results, logger=False)
+
+    def _evaluate_if_due(self, trainer: Trainer, algorithm: Algorithm, at_end: bool = False) -> None:
+        before = self._every.state_dict()
+        if self._every(algorithm.counters.env_steps) or at_end:
+            try:
+                self._evaluate(trainer, algorithm)
+            except Interrupted:
+                self._every.load_state_dict(before)  # `on_train_start` of the continued run makes up for it
+                raise
 
     def _evaluate(self, trainer: Trainer, algorithm: Algorithm) -> None:
         env_steps = algorithm.counters.env_steps
