@@ -212,3 +212,23 @@ class Seeker:
 
     def act(self, observation_ED, task_E, mode):
         return np.clip((self._goal_TD[task_E] - observation_ED) / 0.2, -1, 1).astype(np.float32)
+
+
+class InOrder(gym.Wrapper):
+    """Begins the next episode with the next goal; rewards are Python floats, as some of them are of single precision.
+
+    A float32 reward would make Gymnasium's statistics add up in single precision.
+    """
+
+    def __init__(self, env, goals):
+        super().__init__(env)
+        self.goals, self.episode = goals, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.unwrapped.set_task(self.goals[self.episode % len(self.goals)])
+        self.episode += 1
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, float(reward), *rest

@@ -35,8 +35,10 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(c
     assert "continue with --ckpt_path" in output and "Traceback" not in output
     wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
     path = command_line.folder() / "checkpoints" / "last.ckpt"
-    counters = load_checkpoint(path)["mtrl_lightning"]["counters"]
+    saved = load_checkpoint(path)
+    counters = saved["mtrl_lightning"]["counters"]
     assert counters["updates"] > 0
+    assert all(saved["callbacks"]["RolloutCallback"]["collector"]["windows"]["windows"])
     steps = counters["env_steps"]
     command_line("fit", f"--ckpt_path={path}", f"--rollout.total_steps={steps + 30}")
     assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30

@@ -21,7 +21,7 @@ from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisode
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from tests.fakes import Faulty, Scripted, scripted_length, scripted_return, scripted_success
+from tests.fakes import Faulty, InOrder, Scripted, scripted_length, scripted_return, scripted_success
 
 ROOT = Path(__file__).parents[2]
 
@@ -292,26 +292,6 @@ class ScriptedAgent:
 
     def reset(self, env_mask):
         pass
-
-
-class InOrder(gym.Wrapper):
-    """Begins the next episode with the next goal; rewards are Python floats, as some of them are of single precision.
-
-    A float32 reward would make Gymnasium's statistics add up in single precision.
-    """
-
-    def __init__(self, env, goals):
-        super().__init__(env)
-        self.goals, self.episode = goals, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.unwrapped.set_task(self.goals[self.episode % len(self.goals)])
-        self.episode += 1
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action):
-        observation, reward, *rest = self.env.step(action)
-        return observation, float(reward), *rest
 
 
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")

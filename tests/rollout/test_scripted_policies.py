@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.rollout import Evaluator
+from tests.fakes import InOrder
 
 ALL_TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)
 GROUPS = [ALL_TASKS[:25], ALL_TASKS[25:]]  # 25 environments at once hold the memory down
@@ -32,17 +33,6 @@ class ScriptedPolicies:
 
     def reset(self, env_mask):
         pass
-
-
-class InOrder(gym.Wrapper):
-    def __init__(self, env, goals):
-        super().__init__(env)
-        self.goals, self.episode = goals, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.unwrapped.set_task(self.goals[self.episode % len(self.goals)])
-        self.episode += 1
-        return self.env.reset(seed=seed, options=options)
 
 
 def upstream_success(name, goals):
