@@ -4,6 +4,11 @@ The imports are inside, because every environment worker imports this file again
 """
 
 if __name__ == "__main__":
-    from mtrl_lightning.cli import main
+    import sys
+
+    if sys.argv[1:2] == ["clear"]:  # spares the seconds in which PyTorch is imported
+        from mtrl_lightning.clear import main
+    else:
+        from mtrl_lightning.cli import main
 
     main()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import uuid
 import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentError, Namespace
@@ -15,8 +17,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from mtrl_lightning import clear
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.algorithm import check_format, check_tasks
+from mtrl_lightning.algorithms.algorithm import check_tasks
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     CurvesCallback,
@@ -25,13 +28,15 @@ from mtrl_lightning.callbacks import (
     InterruptionCallback,
     MetricsCallback,
     MetricsCSV,
+    ReplayCallback,
     RolloutCallback,
 )
-from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.common import check_trainer
+from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
 from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.runs import ensure_writable, find_checkpoint, new_run_folder, run_folder_of
+from mtrl_lightning.runs import ensure_writable, find_checkpoint, new_run_folder, run_folder_of, run_lock, versions
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -43,24 +48,28 @@ class _SaveConfig(SaveConfigCallback):
 
 
 class MultiTaskCLI(LightningCLI):
-    """``fit`` trains and continues, ``validate`` evaluates a checkpoint.
+    """``fit`` trains and continues, ``validate`` evaluates a checkpoint; ``clear`` is a program of its own.
 
     Args:
         args: in place of the process' command line.
     """
 
     def __init__(self, args: ArgsType = None) -> None:
-        super().__init__(
-            Algorithm,
-            MultiTaskData,
-            subclass_mode_model=True,
-            auto_configure_optimizers=False,
-            save_config_callback=_SaveConfig,
-            save_config_kwargs={"overwrite": True},
-            trainer_defaults={"max_epochs": -1, "max_steps": -1, "num_sanity_val_steps": 0},
-            parser_kwargs={"exit_on_error": False} | {name: {"exit_on_error": False} for name in self.subcommands()},
-            args=args,
-        )
+        job = slurm_job()
+        self._origin = {"job": job, "command": str(sys.argv[1:] if args is None else args)} if job else None
+        with contextlib.ExitStack() as self._held:
+            super().__init__(
+                Algorithm,
+                MultiTaskData,
+                subclass_mode_model=True,
+                auto_configure_optimizers=False,
+                save_config_callback=_SaveConfig,
+                save_config_kwargs={"overwrite": True},
+                trainer_defaults={"max_epochs": -1, "max_steps": -1, "num_sanity_val_steps": 0},
+                parser_kwargs={"exit_on_error": False, "epilog": clear.HELP}
+                | {name: {"exit_on_error": False} for name in self.subcommands()},
+                args=args,
+            )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -85,6 +94,7 @@ class MultiTaskCLI(LightningCLI):
             (RolloutCallback, "rollout"),
             (EvaluationCallback, "evaluation"),
             (MetricsCallback, "metrics"),
+            (ReplayCallback, "replay"),
             (CheckpointCallback, "checkpoint"),
         ):
             parser.add_lightning_class_args(callback, section)
@@ -100,11 +110,15 @@ class MultiTaskCLI(LightningCLI):
         self._given = self.config.clone()
         config = self.config[self.subcommand]
         self._loaded: dict[str, Any] = {}
-        if config.ckpt_path:
-            checkpoint = find_checkpoint(str(config.ckpt_path), config.root, config.name)
+        requeued = self._requeued(config)
+        if requeued or config.ckpt_path:
+            checkpoint = requeued or find_checkpoint(str(config.ckpt_path), config.root, config.name)
+            if requeued or config.ckpt_path == "last":
+                with_replay = self.subcommand == "fit" and config.replay.restore
+                checkpoint, self._loaded = load_newest_whole(checkpoint, with_replay)
+            else:
+                self._loaded = load_checkpoint(checkpoint)
             config.ckpt_path = str(checkpoint)
-            self._loaded = load_checkpoint(checkpoint)
-            check_format(self._loaded)
             self.run_folder = run_folder_of(checkpoint)
         elif self.subcommand == "validate":
             raise ConfigurationError("validate needs --ckpt_path: a checkpoint's path, last, or best")
@@ -112,20 +126,39 @@ class MultiTaskCLI(LightningCLI):
             self.run_folder = new_run_folder(config.root, config.name)
         if self.subcommand == "fit":
             ensure_writable(self.run_folder)
+            self._held.enter_context(run_lock(self.run_folder))
         config.trainer.default_root_dir = str(self.run_folder)
         if self.subcommand == "validate":
             config.trainer.logger = False
         for logger in _as_list(config.trainer.logger):
             self._place_logger(logger, config.name)
 
+    def _requeued(self, config: Namespace) -> Path | None:
+        """Return the last checkpoint that this command line wrote before SLURM started its job again."""
+        if self.subcommand != "fit" or self._origin is None:
+            return None
+        given = [Path(config.ckpt_path).resolve().parent.parent] if config.ckpt_path else []
+        for folder in [*reversed(versions(config.root, config.name)), *given]:
+            path = folder / "checkpoints" / "last.ckpt"
+            with contextlib.suppress(ConfigurationError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of other runs' damaged checkpoints; this one's come when it is read
+                if load_newest_whole(path, False)[1].get("origin") == self._origin:
+                    rank_zero_info(f"SLURM started job {self._origin['job']} again: the run goes on from {path}")
+                    return path
+        return None
+
     def _place_logger(self, logger: Namespace, name: str) -> None:
-        """Let a logger write into the run's folder, and W&B go on with the checkpoint's run."""
+        """Let a logger write into the run's folder, and go on with what the checkpoint's run has logged."""
         logger.init_args.save_dir = str(self.run_folder)
         if logger.class_path.endswith("TensorBoardLogger"):
             import_optional("tensorboard", "tensorboard")
+            if self._loaded:  # TensorBoard hides the events from this step on that were written before
+                purge_step = self._loaded["mtrl_lightning"]["counters"]["env_steps"] + 1
+                logger.dict_kwargs = {**(logger.get("dict_kwargs") or {}), "purge_step": purge_step}
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", "wandb")
             saved = self._loaded.get("callbacks", {}).get(MetricsCallback.__qualname__, {}).get("wandb_id")
+            logger.init_args.resume = "allow"  # Lightning's default, in place of which W&B's own has been filled in
             logger.init_args.id = saved or logger.init_args.id or uuid.uuid4().hex[:8]
             logger.init_args.name = logger.init_args.name or f"{name}/{self.run_folder.name}"
 
@@ -134,6 +167,7 @@ class MultiTaskCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except Exception:
+            self._held.close()
             with contextlib.suppress(OSError):
                 self.run_folder.rmdir()  # only if it is new, hence empty
             raise
@@ -164,7 +198,7 @@ class MultiTaskCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         callbacks: list[Callback] = []
         if self.subcommand == "fit":
-            callbacks += [CurvesCallback(), InterruptionCallback()]
+            callbacks += [CurvesCallback(), InterruptionCallback(self._origin)]
             kwargs["logger"] = [MetricsCSV(str(self.run_folder)), *_as_list(config.get("logger"))]
         if config.get("enable_progress_bar") is not False:
             callbacks.append(EnvStepProgressBar())
@@ -181,11 +215,18 @@ class MultiTaskCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         """Train; a checkpoint is read without executing anything in it."""
-        self.trainer.fit(**kwargs, weights_only=True)
+        try:
+            self.trainer.fit(**kwargs, weights_only=True)
+        except Interrupted as interrupted:
+            requeue(self.trainer, interrupted)
+            raise
         rank_zero_info(f"The run's folder is {self.run_folder}")
 
     def validate(self, **kwargs: Any) -> None:
         """Evaluate; our callback prints the table in place of Lightning's."""
+        number = requeue_signal(self.trainer)
+        if number is not None:
+            signal.signal(number, signal.SIG_IGN)  # Lightning's handler would leave a checkpoint in the run's folder
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
 
 
@@ -197,6 +238,9 @@ def _as_list(loggers: Any) -> list[Any]:
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; a user's mistake ends with its message and the exit code 2, a broken environment with 1."""
+    given = sys.argv[1:] if args is None else args
+    if isinstance(given, list) and given[:1] == ["clear"]:
+        return clear.main(given[1:])
     warnings.filterwarnings("ignore", ".*LeafSpec")  # Lightning's own use of torch
     try:
         MultiTaskCLI(args)

@@ -20,6 +20,10 @@ class Counters:
     """Gradient updates of the critic."""
     episodes: int = 0
     """Finished training episodes."""
+    worker_restarts: int = 0
+    """Groups of environments rebuilt after a fault, those of evaluations too."""
+    dropped_transitions: int = 0
+    """Steps of single environments that a fault made void."""
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts."""

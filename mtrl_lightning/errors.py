@@ -14,6 +14,14 @@ class EnvironmentFaultError(RuntimeError):
     """An environment or its worker process broke; the message names the task, the step and the cause."""
 
 
+class RestartsExhaustedError(EnvironmentFaultError):
+    """Environments broke more often than they may be rebuilt; what was learned and seen is whole."""
+
+
+class PolicyFaultError(EnvironmentFaultError):
+    """The policy's actions are not numbers: no environment is to blame."""
+
+
 def import_optional(module: str, package: str) -> ModuleType:
     """Import an optional package when it is first needed.
 

@@ -1,11 +1,22 @@
-"""A run's folder, ``<root>/<name>/version_N``, and the checkpoints in it."""
+"""A run's folder, ``<root>/<name>/version_N``, the checkpoints in it, and its lock."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from mtrl_lightning.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "run.lock"
 
 
 def versions(root: str, name: str) -> list[Path]:
@@ -85,3 +96,62 @@ def ensure_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(f"the run's folder {folder} cannot be written ({error}): free or mend it") from error
+
+
+@contextlib.contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in a run's folder; the kernel frees the lock of a process that was killed.
+
+    Without effect where the system or the file system has no such locks.
+
+    Raises:
+        ConfigurationError: if another process holds it.
+    """
+    path = folder / LOCK
+    descriptor = _lock(path, os.O_CREAT)
+    try:
+        if descriptor is not None:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}".encode())
+        yield
+    finally:
+        if descriptor is not None:
+            path.unlink(missing_ok=True)  # before it is freed: afterwards it may be another's
+            os.close(descriptor)
+
+
+def check_idle(folder: Path) -> None:
+    """Check that nobody holds the lock of a run's folder, and write nothing.
+
+    Raises:
+        ConfigurationError: if another process holds it.
+    """
+    descriptor = _lock(folder / LOCK, 0)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _lock(path: Path, flags: int) -> int | None:
+    while fcntl is not None:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                return descriptor
+        except BlockingIOError:
+            holder = os.read(descriptor, 1000).decode(errors="replace") or "just started"
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"another process ({holder}) is training in {path.parent}: wait until it has ended; if there is no"
+                f" such process any more because its host failed, delete {path}"
+            ) from None
+        except FileNotFoundError:  # its holder has ended and deleted it
+            pass
+        except OSError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)
+    return None

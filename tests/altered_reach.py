@@ -1,5 +1,6 @@
 """The toy benchmark, broken or slow."""
 
+import os
 import time
 
 import gymnasium as gym
@@ -38,6 +39,62 @@ class _Breaking(gym.Wrapper):
             observation = observation * np.nan if self._fault == "nan" else observation
             reward = np.inf if self._fault == "inf" else reward
         return observation, reward, terminated, truncated, info
+
+
+class OnceFaulty(ToyReach):
+    """Three toy tasks with episodes of five steps; the environments of one task break once or more.
+
+    Args:
+        fault: ``nan``, ``inf``, ``raise``, ``die`` (the process ends) or ``hang``.
+        step: the step, counted since the environment was made, in which it breaks.
+        log: a file in which every environment that is made leaves a line.
+        broken_resets: so many environments that are made after the first raise when they are reset.
+        task: which task; None for none.
+    """
+
+    def __init__(self, fault="raise", step=7, log=None, broken_resets=0, task=1):
+        super().__init__(3, horizon=5)
+        self._options = (fault, step, broken_resets, log)
+        self._task, self._log = task, log
+
+    def make_env(self, task, split, seed):
+        env = super().make_env(task, split, seed)
+        if task != self._task:
+            return env
+        if self._log is not None:
+            with open(self._log, "a") as file:
+                file.write("made\n")
+        return _OnceBreaking(env, *self._options)
+
+
+class _OnceBreaking(gym.Wrapper):
+    def __init__(self, env, fault, step, broken_resets, log):
+        super().__init__(env)
+        self._fault, self._step, self._taken = fault, step, 0
+        made = 1
+        if log is not None:
+            with open(log) as file:
+                made = len(file.readlines())
+        self._broken = 1 < made <= 1 + broken_resets
+
+    def reset(self, **kwargs):
+        if self._broken:
+            raise RuntimeError("still broken")
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        self._taken += 1
+        if self._taken == self._step:
+            if self._fault == "raise":
+                raise RuntimeError("broken")
+            if self._fault == "die":
+                os._exit(3)
+            if self._fault == "hang":
+                time.sleep(60)
+            observation = observation * np.nan if self._fault == "nan" else observation
+            reward = np.inf if self._fault == "inf" else reward
+        return observation, reward, *rest
 
 
 class SlowReach(ToyReach):

@@ -8,13 +8,18 @@ import pytest
 
 from mtrl_lightning.counters import Counters, Stopwatch
 
+NAMES = ["env_steps", "vector_steps", "updates", "episodes", "worker_restarts", "dropped_transitions"]
+
 
 def test_counters_begin_at_zero():
-    assert Counters().state_dict() == {"env_steps": 0, "vector_steps": 0, "updates": 0, "episodes": 0}
+    assert Counters().state_dict() == dict.fromkeys(NAMES, 0)
 
 
 def test_counters_are_restored_and_stay_plain_integers():
-    before, after = Counters(env_steps=40, vector_steps=4, updates=3, episodes=2), Counters(updates=99)
+    before, after = (
+        Counters(40, 4, updates=3, episodes=2, worker_restarts=5, dropped_transitions=6),
+        Counters(updates=99),
+    )
     after.load_state_dict(before.state_dict())
     assert after == before
     assert {type(value) for value in after.state_dict().values()} == {int}
@@ -27,7 +32,7 @@ def test_a_saved_state_does_not_move_with_the_counters():
     assert state["env_steps"] == 40
 
 
-@pytest.mark.parametrize("name", ["env_steps", "vector_steps", "updates", "episodes"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_state_without_one_of_the_counts_is_refused(name):
     state = Counters().state_dict()
     del state[name]

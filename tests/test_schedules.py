@@ -158,6 +158,35 @@ def test_update_ratio_counts_from_the_first_start():
     assert not schedule.due(101, 8)
 
 
+@pytest.mark.parametrize("burst", [0, 5])
+def test_update_ratio_that_starts_anew_owes_nothing_for_what_lies_between_and_no_second_burst(burst):
+    schedule = UpdateRatio(0.5, burst)
+    schedule.start(100, 0)
+    assert schedule.due(140, burst + 19) and not schedule.due(140, burst + 20)
+    schedule.start_anew(1_000, 25)
+    assert not schedule.due(1_001, 25)
+    assert schedule.due(1_002, 25)
+    assert not schedule.due(1_002, 26)
+    schedule.start(2_000, 30)
+    assert schedule.due(1_010, 29), "a start is without effect once begun"
+
+
+def test_update_ratio_that_had_not_begun_is_not_begun_by_starting_anew():
+    schedule = UpdateRatio(1, burst=3)
+    schedule.start_anew(1_000, 0)
+    assert schedule.state_dict() == {}
+    schedule.start(2_000, 0)
+    assert schedule.due(2_000, 2) and not schedule.due(2_000, 3)
+
+
+def test_update_ratio_that_started_anew_goes_on_where_it_was_saved():
+    before, after = UpdateRatio(0.5, burst=4), UpdateRatio(0.5, burst=4)
+    before.start(100, 0)
+    before.start_anew(1_000, 25)
+    after.load_state_dict(before.state_dict())
+    assert after.due(1_002, 25) and not after.due(1_002, 26)
+
+
 def test_update_ratio_needs_a_start():
     with pytest.raises(AssertionError, match="start"):
         UpdateRatio(1).due(1, 0)

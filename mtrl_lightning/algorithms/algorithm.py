@@ -10,12 +10,12 @@ import numpy.typing as npt
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from mtrl_lightning.algorithms.state import Generators, MeanMetrics
+from mtrl_lightning.algorithms.state import Generators, MeanMetrics, global_generators, restore_global_generators
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec, Mode
 
-FORMAT = 1
+FORMAT = 2
 """Version of what a checkpoint holds."""
 
 
@@ -56,6 +56,7 @@ class Algorithm(LightningModule):
             "protocol": dict(self.spec.protocol),
             "counters": self.counters.state_dict(),
             "generators": self.generators.state_dict(),
+            "global_generators": global_generators(),
             "metrics": self.mean_metrics.state_dict(),
         }
         given = checkpoint.get("hyper_parameters", {})
@@ -72,6 +73,7 @@ class Algorithm(LightningModule):
         state = checkpoint["mtrl_lightning"]
         self.counters.load_state_dict(state["counters"])
         self.generators.load_state_dict(state["generators"])
+        restore_global_generators(state["global_generators"])
         self.mean_metrics.load_state_dict(state["metrics"])
 
     def _check_weights(self, weights: Mapping[str, Tensor]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +44,26 @@ class Generators:
         """Restore the states; a generator saved on another kind of device begins with the seed instead."""
         self._seed, self._saved = state["seed"], state["used"]
         self._generators = {}
+
+
+def global_generators() -> dict[str, Any]:
+    """Return the states of the generators of this process; nothing here draws from them, a user's dropout does."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
+        "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
+        "python": random.getstate(),
+    }
+
+
+def restore_global_generators(state: dict[str, Any]) -> None:
+    """Restore what ``global_generators`` returned; those of devices only where there are as many."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    np.random.set_state(tuple(state["numpy"]))
+    random.setstate(state["python"])
 
 
 class MeanMetrics:

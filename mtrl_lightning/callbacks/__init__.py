@@ -6,17 +6,21 @@ from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_me
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
+from mtrl_lightning.callbacks.replay import ReplayCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
+from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 
 __all__ = [
     "CheckpointCallback",
     "CurvesCallback",
     "EnvStepProgressBar",
+    "EnvStepWandbLogger",
     "EvaluationCallback",
     "InterruptionCallback",
     "MetricsCSV",
     "MetricsCallback",
+    "ReplayCallback",
     "RolloutCallback",
     "plot_curves",
     "read_metrics",

@@ -6,13 +6,14 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from tqdm import tqdm
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.common import data_of, log, step_complete
 from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import default_num_workers
+from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.schedules import Every
 
@@ -25,17 +26,29 @@ class EvaluationCallback(Callback):
         num_episodes: test episodes a task; 50 visit each of MetaWorld's goals once.
         envs_per_task: copies of each task's environment, stepped together.
         num_workers: worker processes; null for all cores, 0 for this process.
+        timeout: seconds to wait for a worker before it counts as hung.
+        max_restarts: how often, from one start of the program to its end, an evaluation begins anew because an
+            environment or its worker broke. At the next fault the run saves and ends.
 
     Raises:
         ConfigurationError: if a number is out of range.
     """
 
     def __init__(
-        self, every: int = 100_000, num_episodes: int = 10, envs_per_task: int = 1, num_workers: int | None = None
-    ) -> None:
+        self, every: int = 100_000, num_episodes: int = 10, envs_per_task: int = 1, num_workers: int | None = None,
+        timeout: float = 300.0, max_restarts: int = 10,
+    ) -> None:  # fmt: skip
+        if timeout <= 0 or max_restarts < 0:
+            raise ConfigurationError(
+                f"evaluation.timeout is {timeout}: give a number above 0; evaluation.max_restarts is {max_restarts}:"
+                " give 0 or more"
+            )
         self._every = Every(every, "evaluation.every")
         self._options: dict[str, Any] = {"num_episodes": num_episodes, "envs_per_task": envs_per_task}
         self._num_workers = num_workers
+        self._supervision: dict[str, Any] = {"timeout": timeout, "max_restarts": max_restarts}
+        self.made_up = False
+        """Whether this run began with an evaluation that an interruption had kept the former one from."""
         self._evaluators: list[Evaluator] = []
         self.results: dict[str, float] = {}
         """Metrics of the last evaluation."""
@@ -47,8 +60,17 @@ class EvaluationCallback(Callback):
         benchmark = data_of(trainer).benchmark
         envs = benchmark.spec.num_tasks * self._options["envs_per_task"]
         workers = default_num_workers(envs, spare=0) if self._num_workers is None else self._num_workers
+        assert isinstance(pl_module, Algorithm)
+        counters = pl_module.counters
+
+        def on_restart(reason: str) -> None:
+            counters.worker_restarts += 1
+            rank_zero_warn(f"the evaluation begins anew with new environments: {reason}")
+
+        options = self._options | self._supervision
         self._evaluators = [
-            Evaluator(benchmark, split=split, num_workers=workers, **self._options) for split in benchmark.splits[1:]
+            Evaluator(benchmark, split=split, num_workers=workers, on_restart=on_restart, **options)
+            for split in benchmark.splits[1:]
         ]
 
     def on_train_batch_end(
@@ -62,8 +84,10 @@ class EvaluationCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate first if an interruption kept the run from it."""
         assert isinstance(pl_module, Algorithm)
-        if pl_module.counters.updates > 0:
+        if pl_module.counters.updates > 0 and step_complete(trainer):
+            before = self.env_steps
             self._evaluate_if_due(trainer, pl_module)
+            self.made_up = self.env_steps != before
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate at the end if something else stopped the training."""
@@ -83,7 +107,7 @@ class EvaluationCallback(Callback):
         if self._every(algorithm.counters.env_steps) or at_end:
             try:
                 self._evaluate(trainer, algorithm)
-            except Interrupted:
+            except (Interrupted, RestartsExhaustedError):
                 self._every.load_state_dict(before)  # `on_train_start` of the continued run makes up for it
                 raise
 

@@ -13,6 +13,7 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.common import data_of, find, log, step_complete
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.rollout import RolloutCallback
+from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
@@ -36,32 +37,48 @@ class MetricsCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the loggers the protocol and the x-axis; drop rows later than the checkpoint gone on from."""
         assert isinstance(pl_module, Algorithm)
+        env_steps = pl_module.counters.env_steps
+        protocol = {f"protocol/{key}": value for key, value in pl_module.spec.protocol.items()}
+        versions = {f"version/{p}": importlib.metadata.version(p) for p in ("mtrl_lightning", "torch", "lightning")}
+        rows: list[dict[str, float]] = []
         for logger in trainer.loggers:
-            protocol = {f"protocol/{key}": value for key, value in pl_module.spec.protocol.items()}
-            versions = {f"version/{p}": importlib.metadata.version(p) for p in ("mtrl_lightning", "torch", "lightning")}
             logger.log_hyperparams(protocol | versions)
             if isinstance(logger, MetricsCSV):
-                logger.rewind(pl_module.counters.env_steps)
+                logger.rewind(env_steps)
+                rows = logger.rows()
+        for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 self._wandb_id = logger.version
                 logger.experiment.define_metric("env_steps")
                 logger.experiment.define_metric("*", step_metric="env_steps")
+            if isinstance(logger, EnvStepWandbLogger):
+                logger.go_on(rows, env_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure."""
+        """Begin to measure; write a row first if an interruption kept the run from it."""
         assert isinstance(pl_module, Algorithm)
         pl_module.stopwatch.drain()
         self._since = (time.perf_counter(), pl_module.counters.env_steps, pl_module.counters.updates)
+        if pl_module.counters.updates > 0 and step_complete(trainer):
+            self._log_if_due(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write a row when it is time, and at the end."""
         assert isinstance(pl_module, Algorithm)
-        env_steps = pl_module.counters.env_steps
-        if step_complete(trainer) and (self._every(env_steps) or trainer.should_stop):
-            rollout = find(trainer, RolloutCallback).metrics(pl_module.spec.task_names)
-            log(trainer, pl_module.drain_metrics() | rollout | self._time(trainer, pl_module), env_steps)
+        if step_complete(trainer):
+            self._log_if_due(trainer, pl_module, at_end=trainer.should_stop)
+
+    def _log_if_due(self, trainer: Trainer, algorithm: Algorithm, at_end: bool = False) -> None:
+        env_steps = algorithm.counters.env_steps
+        due = self._every(env_steps)
+        if due or at_end:
+            so_far = algorithm.mean_metrics.state_dict()
+            rollout = find(trainer, RolloutCallback).metrics(algorithm.spec.task_names)
+            log(trainer, algorithm.drain_metrics() | rollout | self._time(trainer, algorithm), env_steps)
+            if not due:  # a run that goes on averages over the whole interval, as if it had not ended here
+                algorithm.mean_metrics.load_state_dict(so_far)
 
     def _time(self, trainer: Trainer, algorithm: Algorithm) -> dict[str, float]:
         now, counters = time.perf_counter(), algorithm.counters
@@ -83,5 +100,11 @@ class MetricsCallback(Callback):
         return {"every": self._every.state_dict(), "wandb_id": self._wandb_id}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule; the command line passes the W&B run on."""
+        """Restore the schedule and the W&B run, which the command line passes on to its logger."""
         self._every.load_state_dict(state_dict["every"])
+        self._wandb_id = state_dict["wandb_id"]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Let the loggers write what they hold: a run that goes on from the checkpoint does not log it again."""
+        for logger in trainer.loggers:
+            logger.save()

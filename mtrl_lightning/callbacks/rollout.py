@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.common import check_trainer, data_of
 from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import VectorEnv
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.schedules import Until, UpdateRatio
 from mtrl_lightning.types import Mode
@@ -38,6 +38,8 @@ class RolloutCallback(Callback):
             small networks share the cores with environments.
         window: finished episodes a task over which ``rollout/...`` metrics are averaged.
         timeout: seconds to wait for a worker before it counts as hung.
+        max_restarts: how often, from one start of the program to its end, broken environments are rebuilt: one that
+            raised or returned a NaN, or whose worker died or hung. At the next fault the run saves and ends.
         seed: of the environments.
 
     Raises:
@@ -55,6 +57,7 @@ class RolloutCallback(Callback):
         learner_threads: int | None = None,
         window: int = 50,
         timeout: float = 300.0,
+        max_restarts: int = 10,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or warmup_steps < 1:
@@ -67,12 +70,16 @@ class RolloutCallback(Callback):
             )
         if learner_threads is not None and learner_threads < 1:
             raise ConfigurationError(f"rollout.learner_threads is {learner_threads}: give at least 1, or null")
-        if window < 1 or timeout <= 0:
-            raise ConfigurationError(f"rollout.window is {window}, rollout.timeout {timeout}: both must be above 0")
+        if window < 1 or timeout <= 0 or max_restarts < 0:
+            raise ConfigurationError(
+                f"rollout.window is {window}, rollout.timeout {timeout}: both must be above 0;"
+                f" rollout.max_restarts is {max_restarts}: give 0 or more"
+            )
         self.total_steps = total_steps
         self._envs_per_task, self._num_workers = envs_per_task, num_workers
         self._learner_threads = learner_threads
         self._window, self._timeout, self._seed = window, timeout, seed
+        self._max_restarts = max_restarts
         self._warmup, self._ratio = Until(warmup_steps), UpdateRatio(updates_per_step, warmup_updates)
         self.collector: Collector | None = None
         self.after_step: list[Callable[[int], None]] = []
@@ -93,11 +100,20 @@ class RolloutCallback(Callback):
         data = data_of(trainer)
         rank_zero_info(", ".join(f"{key} {value}" for key, value in data.spec.protocol.items()))
         tasks = np.repeat(data.spec.train_tasks, self._envs_per_task).tolist()
-        envs = VectorEnv(data.benchmark, tasks, seed=self._seed, num_workers=self._num_workers, timeout=self._timeout)
+        counters, most = pl_module.counters, self._max_restarts
+
+        def on_restart(reason: str) -> None:
+            counters.worker_restarts += 1
+            rank_zero_warn(f"environments are rebuilt, restart {envs.num_restarts} of at most {most}: {reason}")
+
+        envs = VectorEnv(
+            data.benchmark, tasks, seed=self._seed, num_workers=self._num_workers, timeout=self._timeout,
+            max_restarts=most, on_restart=on_restart,
+        )  # fmt: skip
         rank_zero_info(
             f"Stepping {envs.num_envs} environments of {len(data.spec.train_tasks)} tasks in {envs.num_workers} workers"
         )
-        self.collector = Collector(envs, pl_module, counters=pl_module.counters, window=self._window)
+        self.collector = Collector(envs, pl_module, counters=counters, window=self._window)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warm up, unless a checkpoint says that it is done."""
@@ -109,10 +125,26 @@ class RolloutCallback(Callback):
             self._send(pl_module, "random")
             self._receive(trainer, pl_module)
             check_signals(trainer)
+        self._refill(trainer, pl_module)
         self._ratio.start(counters.vector_steps, counters.updates)
+        self.step_complete = not self._ratio.due(counters.vector_steps, counters.updates)
         if self._finished(pl_module):
             rank_zero_info(f"{counters.env_steps:,} env steps are made already: raise rollout.total_steps to go on")
             trainer.should_stop = True
+
+    def _refill(self, trainer: Trainer, algorithm: Algorithm) -> None:
+        """Collect what a warm-up would have if the replay did not come back with the checkpoint."""
+        buffer, counters = data_of(trainer).buffer, algorithm.counters
+        assert buffer is not None
+        wanted = min(self._warmup.limit, buffer.capacity)
+        if len(buffer) >= wanted or self._finished(algorithm):
+            return
+        rank_zero_info(f"Filling the replay with {wanted - len(buffer):,} env steps of the policy")
+        while len(buffer) < wanted:
+            self._send(algorithm, "explore")
+            self._receive(trainer, algorithm)
+            check_signals(trainer)
+        self._ratio.start_anew(counters.vector_steps, counters.updates)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Step until an update is due, and send the actions of the last step without waiting for it."""
@@ -157,10 +189,16 @@ class RolloutCallback(Callback):
             call(algorithm.counters.env_steps)
 
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
-        """Return ``rollout/return``, ``rollout/success`` and ``rollout/length``: window means, and each task's."""
+        """Return ``rollout/return``, ``rollout/success`` and ``rollout/length``: window means, and each task's.
+
+        Besides, what was survived: ``fault/worker_restarts`` and ``fault/dropped_transitions``, since the run began.
+        """
         assert self.collector is not None
-        summary = self.collector.windows.summary()
-        result: dict[str, float] = {}
+        summary, counters = self.collector.windows.summary(), self.collector.counters
+        result: dict[str, float] = {
+            "fault/worker_restarts": counters.worker_restarts,
+            "fault/dropped_transitions": counters.dropped_transitions,
+        }
         for name in ("return", "success", "length") if summary else ():
             means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
             result[f"rollout/{name}"] = float(np.mean(list(means.values())))
@@ -184,7 +222,7 @@ class RolloutCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End the workers; the checkpoint of an interrupted run is written after this and needs their last state."""
-        if isinstance(exception, Interrupted) and self.collector is not None:
+        if isinstance(exception, (Interrupted, RestartsExhaustedError)) and self.collector is not None:
             self._last_state = self.collector.state_dict()
         self._close()
 

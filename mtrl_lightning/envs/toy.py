@@ -81,16 +81,3 @@ class _ToyEnv(gym.Env):
         distance = float(np.linalg.norm(self._position - self._goal))
         truncated = self._steps >= self._horizon
         return self._position.astype(np.float32), 1 - distance, False, truncated, {"success": distance < RADIUS}
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "position": self._position.tolist(),
-            "steps": self._steps,
-            "next_episode": self._next_episode,
-            "generator": self._generator.bit_generator.state,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._position = np.array(state["position"])
-        self._steps, self._next_episode = state["steps"], state["next_episode"]
-        self._generator.bit_generator.state = state["generator"]

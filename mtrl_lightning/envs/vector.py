@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
-import pickle
-import signal
-import time
-import weakref
-from collections.abc import Iterator, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -21,8 +13,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.envs.worker import DONE, STEP, EnvGroup, arrays_in, num_bytes, run_worker
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.envs.groups import CONTEXT, GroupPlan, LocalGroup, WorkerGroup, close_together
+from mtrl_lightning.envs.worker import arrays_in, num_bytes
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError, RestartsExhaustedError
 from mtrl_lightning.types import StepResult
 
 
@@ -45,6 +38,10 @@ class VectorEnv(gym.vector.VectorEnv):
         seed: of all draws.
         num_workers: processes; 0 steps in this one; None takes the cores but one.
         timeout: seconds to wait for a worker's answer.
+        max_restarts: how often a group of environments is rebuilt after one of them raised or returned a NaN, or its
+            worker died or hung; None raises at the first fault. The rebuilt environments begin new episodes with
+            draws of their own, and the step is not valid for them.
+        on_restart: told the reason at each restart.
 
     Raises:
         ConfigurationError: if the split or a task is unknown, or the number of workers negative.
@@ -55,6 +52,7 @@ class VectorEnv(gym.vector.VectorEnv):
     def __init__(
         self, benchmark: Benchmark, tasks: Sequence[int], split: str = "train", *,
         seed: int = 0, num_workers: int | None = None, timeout: float = 300.0,
+        max_restarts: int | None = None, on_restart: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         if split not in benchmark.splits:
             raise ConfigurationError(f"unknown split {split!r}: the benchmark has {', '.join(benchmark.splits)}")
@@ -70,73 +68,75 @@ class VectorEnv(gym.vector.VectorEnv):
         self.single_action_space = spec.action_space
         self.observation_space = batch_space(spec.observation_space, self.num_envs)
         self.action_space = batch_space(spec.action_space, self.num_envs)
-        self._timeout = timeout
         self._return_E = np.zeros(self.num_envs)
         self._length_E = np.zeros(self.num_envs, np.int64)
 
-        seeds = [int(s.generate_state(1)[0]) for s in np.random.SeedSequence(seed).spawn(self.num_envs)]
-        workers = default_num_workers(self.num_envs) if num_workers is None else min(num_workers, self.num_envs)
-        context = multiprocessing.get_context("spawn")
+        self._benchmark, self._split, self._seed, self._timeout = benchmark, split, seed, timeout
+        self.max_restarts, self._on_restart = max_restarts, on_restart
+        self.num_restarts = 0
+        """Restarts since this object was made."""
+        self.fault: RestartsExhaustedError | None = None
+        """The fault that the restarts were not enough for; nothing can be stepped any more."""
+        self._dead: set[int] = set()
+        self._restarts_E = np.zeros(self.num_envs, np.int64)
+        self._new_E = np.zeros(self.num_envs, np.bool_)  # rebuilt, and the caller does not know the observation
+
+        self._workers = default_num_workers(self.num_envs) if num_workers is None else min(num_workers, self.num_envs)
         size = num_bytes(self.num_envs, spec)
-        buffer: Any = context.RawArray("B", size) if workers else bytearray(size)
-        self._arrays = arrays_in(buffer, self.num_envs, spec)
-        self._slices = [
-            (int(part[0]), int(part[-1]) + 1) for part in np.array_split(range(self.num_envs), workers or 1)
-        ]
-        self._group: EnvGroup | None = None
-        self._connections: list[Connection] = []
-        self._processes: list[Any] = []
-        self._finalizer = weakref.finalize(self, _stop, self._connections, self._processes)
-        if not workers:
-            self._group = EnvGroup(benchmark, tasks, split, seeds, self._arrays, 0)
-            return
-        for i, (first, end) in enumerate(self._slices):
-            here, there = context.Pipe()
-            args = (there, benchmark, list(tasks[first:end]), split, seeds[first:end], buffer, self.num_envs, first)
-            process = context.Process(target=run_worker, args=args, name=f"environments-{i}", daemon=True)
-            with _signals_blocked():
-                process.start()
-            there.close()
-            self._connections.append(here)
-            self._processes.append(process)
+        self._buffer: Any = CONTEXT.RawArray("B", size) if self._workers else bytearray(size)
+        self._arrays = arrays_in(self._buffer, self.num_envs, spec)
+        self._slices = [slice(p[0], p[-1] + 1) for p in np.array_split(range(self.num_envs), self._workers or 1)]
+        self._groups = [self._start(i) for i in range(len(self._slices))]
 
     @property
     def num_workers(self) -> int:
         """Number of worker processes."""
-        return len(self._processes)
+        return self._workers
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [process.pid for process in self._processes]
+        return [group.pid for group in self._groups if group.pid is not None]
 
     def send(self, action_EA: npt.NDArray) -> None:
         """Hand over actions and let the workers step.
 
         Raises:
-            EnvironmentFaultError: if an action is not finite; MuJoCo would silently reset the simulation.
+            PolicyFaultError: if an action is not finite; MuJoCo would silently reset the simulation.
+            RestartsExhaustedError: if the restarts are used up.
         """
+        if self.fault is not None:
+            raise self.fault
         finite_E = np.isfinite(action_EA).all(-1)
         if not finite_E.all():
-            names = self._names(self.task_E[~finite_E])
-            raise EnvironmentFaultError(
+            names = ", ".join(dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[~finite_E]))
+            raise PolicyFaultError(
                 f"the policy's actions for {names} are not finite: the training diverged; lower the learning rates"
             )
         self._arrays.action_EA[:] = action_EA
-        for connection in self._connections:
-            self._try(connection.send_bytes, STEP)
+        for group in self._groups:
+            group.ask("step")
 
     def receive(self) -> StepResult:
         """Wait for the step that ``send`` began.
 
+        A group that broke is rebuilt: its rows are not valid, and its observations are the first of new episodes.
+
         Raises:
-            EnvironmentFaultError: if an environment raised or returned a NaN, or a worker died or hung.
+            EnvironmentFaultError: at a fault, if there are no restarts; see ``fault`` for what happens past them.
         """
-        if self._group is not None:
-            self._group.step()
-        self._answers()
-        results = (array.copy() for array in self._arrays[1:])
-        return StepResult._make((*results, np.ones(self.num_envs, np.bool_)))
+        _, faults = self._answers(range(len(self._groups)))
+        valid_E = ~self._new_E
+        for i, fault in faults.items():
+            rows = self._slices[i]
+            self._restart(i, fault)
+            valid_E[rows] = False
+            self._arrays.reward_E[rows] = 0
+            self._arrays.next_observation_ED[rows] = self._arrays.observation_ED[rows]
+            for flag_E in self._arrays[4:]:
+                flag_E[rows] = False
+        self._new_E[:] = False
+        return StepResult._make((*(array.copy() for array in self._arrays[1:]), valid_E))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -146,7 +146,8 @@ class VectorEnv(gym.vector.VectorEnv):
             seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ConfigurationError(f"{len(seed)} seeds are given for {self.num_envs} environments")
-        self._each("reset", [(list(seed[first:end]), options) for first, end in self._slices])
+        self._each("reset", [(list(seed[rows]), options) for rows in self._slices])
+        self._new_E[:] = False
         self._return_E[:] = 0
         self._length_E[:] = 0
         return self._arrays.observation_ED.copy(), {}
@@ -173,12 +174,17 @@ class VectorEnv(gym.vector.VectorEnv):
         return result.observation_ED, result.reward_E, result.terminated_E, result.truncated_E, info
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return the state of every environment: all that its future depends on."""
-        return [state for states in self._each("get_state", [()] * len(self._slices)) for state in states]
+        """Return the state of every environment, as plain values: all that its future depends on."""
+        states = [state for part in self._each("get_state", [()] * len(self._slices)) for state in part]
+        plain = zip(states, self._restarts_E.tolist(), self._new_E.tolist(), strict=True)
+        return [{"state": state, "restarts": restarts, "new": new} for state, restarts, new in plain]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore the state of every environment."""
-        self._each("set_state", [(list(states[first:end]),) for first, end in self._slices])
+        """Restore the state of every environment; one that was broken when it was saved begins a new episode."""
+        self._restarts_E[:] = [state["restarts"] for state in states]
+        self._new_E[:] = [state["new"] or state["state"] is None for state in states]
+        parts = [state["state"] or {"seed": self._seed_of(e, state["restarts"] + 1)} for e, state in enumerate(states)]
+        self._each("set_state", [(parts[rows],) for rows in self._slices])
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return an attribute of every environment, called with the arguments if it is callable."""
@@ -191,82 +197,65 @@ class VectorEnv(gym.vector.VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the workers."""
-        if self._group is not None:
-            self._group.close()
-        self._finalizer()
+        close_together(self._groups)
+
+    def _seed_of(self, e: int, restarts: int) -> int:
+        key = (e, restarts) if restarts else (e,)
+        return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
+
+    def _start(self, i: int) -> LocalGroup | WorkerGroup:
+        rows = self._slices[i]
+        tasks = self.task_E[rows].tolist()
+        seeds = [self._seed_of(e, int(self._restarts_E[e])) for e in range(rows.start, rows.stop)]
+        plan = GroupPlan(self._benchmark, tasks, self._split, seeds, self._buffer, self.num_envs, rows.start)
+        return WorkerGroup(plan, f"environments-{i}", self._timeout) if self._workers else LocalGroup(plan)
 
     def _each(self, method: str, arguments: list[tuple], keywords: dict[str, Any] | None = None) -> list[Any]:
-        if self._group is not None:
-            return [getattr(self._group, method)(*arguments[0], **(keywords or {}))]
-        for connection, args in zip(self._connections, arguments, strict=True):
-            self._try(connection.send_bytes, pickle.dumps((method, args, keywords or {})))
-        return self._answers()
+        """Return every group's answer; one that breaks is rebuilt and asked again, a dead one has no state."""
+        answers: dict[int, Any] = {}
+        while missing := [i for i in range(len(self._groups)) if i not in answers and i not in self._dead]:
+            for i in missing:
+                self._groups[i].ask(method, *arguments[i], **(keywords or {}))
+            answered, faults = self._answers(missing)
+            answers |= answered
+            for i, fault in faults.items():
+                self._restart(i, fault)
+                self._new_E[self._slices[i]] = True
+            if self.fault is not None and method != "get_state":
+                raise self.fault
+        return [answers.get(i, [None] * len(self.task_E[rows])) for i, rows in enumerate(self._slices)]
 
-    def _answers(self) -> list[Any]:
-        """Return every worker's answer; a fault is raised when all have answered, so that none is left in a pipe."""
-        answers, faults = [], []
-        for i in range(len(self._connections)):
+    def _answers(self, which: Sequence[int]) -> tuple[dict[int, Any], dict[int, EnvironmentFaultError]]:
+        """Return answers and faults; all have answered when a fault is raised, so that none is left in a pipe."""
+        answers: dict[int, Any] = {}
+        faults: dict[int, EnvironmentFaultError] = {}
+        for i in which:
             try:
-                answers.append(self._answer(i))
+                answers[i] = self._groups[i].answer()
             except EnvironmentFaultError as fault:
-                faults.append(fault)
-        if faults:
-            raise faults[0]
-        return answers
+                faults[i] = fault
+        if faults and self.max_restarts is None:
+            raise next(iter(faults.values()))
+        return answers, faults
 
-    def _try(self, send: Any, message: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker is dead: `_answer` says so
-            send(message)
-
-    def _names(self, task_N: npt.NDArray[np.int64]) -> str:
-        return ", ".join(dict.fromkeys(self.spec_.task_names[task] for task in task_N))
-
-    def _answer(self, i: int) -> Any:
-        first, end = self._slices[i]
-        names = self._names(self.task_E[first:end])
-        if not self._connections[i].poll(self._timeout):
-            raise EnvironmentFaultError(
-                f"the worker of {names} gave no answer for {self._timeout:g} s; continue from a checkpoint"
-            )
-        try:
-            message = self._connections[i].recv_bytes()
-        except (EOFError, ConnectionResetError):
-            self._processes[i].join(5)
-            code = self._processes[i].exitcode
-            raise EnvironmentFaultError(
-                f"the worker of {names} died (exit code {code}); continue from a checkpoint"
-            ) from None
-        if message == DONE:
-            return None
-        value, fault = pickle.loads(message)
-        if fault is not None:
-            raise EnvironmentFaultError(fault)
-        return value
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Let a process start deaf to Ctrl-C and SIGTERM, which a terminal sends to it before it can ignore them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # the first start of a process starts it too, and unblocks the signals
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
-
-
-def _stop(connections: list[Connection], processes: list[Any]) -> None:
-    """Close the pipes, at which the workers end; kill those that do not."""
-    for connection in connections:
-        connection.close()
-    deadline = time.monotonic() + 5
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
-    connections.clear()
-    processes.clear()
+    def _restart(self, i: int, fault: EnvironmentFaultError) -> None:
+        """Rebuild a group and begin its episodes, or note the fault if the restarts are used up."""
+        assert self.max_restarts is not None
+        group = self._groups[i]
+        group.kill() if isinstance(group, WorkerGroup) else group.close()
+        while True:
+            if self.num_restarts >= self.max_restarts:
+                self.fault = RestartsExhaustedError(f"{fault} (after {self.num_restarts} restarts, the most allowed)")
+                self._dead.add(i)
+                return
+            self.num_restarts += 1
+            self._restarts_E[self._slices[i]] += 1
+            self._on_restart(str(fault))
+            self._groups[i] = group = self._start(i)
+            group.ask("reset", [None] * len(self.task_E[self._slices[i]]), None)
+            try:
+                group.answer()
+                return
+            except EnvironmentFaultError as again:
+                group.kill() if isinstance(group, WorkerGroup) else group.close()
+                fault = again

@@ -7,8 +7,11 @@ A worker ends by itself when the main process closes its pipe or dies.
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -20,9 +23,12 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.types import EnvSpec
 
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+"""The main process acts on these, and a terminal or a cluster sends them to its workers too."""
 STEP = b"step"
 DONE = b"done"
 
@@ -85,6 +91,7 @@ class EnvGroup:
     ) -> None:
         self._names = [benchmark.spec.task_names[task] for task in tasks]
         self._envs = [benchmark.make_env(task, split, seed) for task, seed in zip(tasks, seeds, strict=True)]
+        self._states = [EnvState(env) for env in self._envs]
         self._arrays, self._first = arrays, first
         self._steps = [0] * len(self._envs)
 
@@ -124,16 +131,16 @@ class EnvGroup:
 
     def get_state(self) -> list[dict[str, Any]]:
         """Return every environment's state."""
-        return [
-            {"steps": steps, "env": env.get_wrapper_attr("get_state")()}
-            for steps, env in zip(self._steps, self._envs, strict=True)
-        ]
+        return [{"steps": steps, "env": s.get()} for steps, s in zip(self._steps, self._states, strict=True)]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore every environment's state."""
-        for i, (env, state) in enumerate(zip(self._envs, states, strict=True)):
-            self._steps[i] = state["steps"]
-            env.get_wrapper_attr("set_state")(state["env"])
+        """Restore every environment's state; one of ``{"seed": s}`` begins an episode with that seed."""
+        for i, state in enumerate(states):
+            if "seed" in state:
+                self._begin(i, self._envs[i], state["seed"], None)
+            else:
+                self._steps[i] = state["steps"]
+                self._states[i].set(state["env"])
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Return an attribute of every environment, called with the arguments if it is callable."""
@@ -169,8 +176,9 @@ def run_worker(
     connection: Connection, benchmark: Benchmark, tasks: Sequence[int], split: str, seeds: Sequence[int],
     buffer: Any, num_envs: int, first: int,
 ) -> None:  # fmt: skip
-    """Serve a group of environments until the pipe closes."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Serve a group of environments until the pipe closes or the main process dies."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     group: EnvGroup | None = None
     try:
@@ -194,3 +202,11 @@ def run_worker(
     finally:
         if group is not None:
             group.close()
+
+
+def _end_with_parent() -> None:
+    """End this process when the main one is gone, also while an environment hangs in a step."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,17 @@ class ReplayBuffer:
         spec: the tasks trained on (``spec.train_tasks``), shapes and types.
         capacity: transitions of all tasks together, shared out equally.
         seed: of the draws.
+        folder: keep the rows in files here, mapped into memory; None for memory.
 
     Raises:
-        ConfigurationError: if the capacity gives a task no row, or memory is short.
+        ConfigurationError: if the capacity gives a task no row, or memory (or disk) is short.
     """
 
-    def __init__(self, spec: EnvSpec, capacity: int, seed: int = 0) -> None:
+    def __init__(self, spec: EnvSpec, capacity: int, seed: int = 0, folder: Path | None = None) -> None:
         tasks = spec.train_tasks
         if capacity < len(tasks):
             raise ConfigurationError(f"capacity is {capacity} for {len(tasks)} tasks: give at least one row a task")
-        self.storage = RingStorage(spec, len(tasks), capacity // len(tasks))
+        self.storage = RingStorage(spec, len(tasks), capacity // len(tasks), folder)
         self._ring_T = np.full(spec.num_tasks, -1, np.int64)
         self._ring_T[list(tasks)] = np.arange(len(tasks))
         self._task_R = torch.tensor(tasks, dtype=torch.int64)
@@ -40,6 +42,11 @@ class ReplayBuffer:
     def __len__(self) -> int:
         """Return the number of transitions held."""
         return int(self.storage.size_R.sum())
+
+    @property
+    def capacity(self) -> int:
+        """Number of transitions that fit."""
+        return self.storage.capacity * self.storage.num_rings
 
     def add(self, transitions: Transitions) -> None:
         """Remember transitions; those of tasks that are not trained on are left out."""
@@ -69,7 +76,8 @@ class ReplayBuffer:
             raise ConfigurationError("a task has no transition to sample: raise rollout.warmup_steps")
         # 53 random bits scaled to each ring's size: every row is equally likely to within 2^-53 * C
         draw_RN = torch.rand(num_rings, rows, generator=self._generator, dtype=torch.float64)
-        row_RN = (draw_RN * size_R[:, None]).long()
+        oldest_R = torch.from_numpy(self.storage.added_R) - size_R
+        row_RN = ((draw_RN * size_R[:, None]).long() + oldest_R[:, None]) % self.storage.capacity
         index_B = (row_RN + torch.arange(num_rings)[:, None] * self.storage.capacity).flatten()
         drawn: Rows = self.storage.take(index_B)
         return TransitionBatch(

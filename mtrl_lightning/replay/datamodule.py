@@ -16,9 +16,11 @@ from mtrl_lightning.envs.benchmark import Benchmark, check_spec, known_tasks
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.dataset import ReplayDataset
-from mtrl_lightning.replay.snapshot import ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.types import EnvSpec
+
+EMPTY: dict[str, Any] = {"capacity": 0, "added": [], "oldest": [], "chunks": []}
+"""The manifest of no replay."""
 
 
 class MultiTaskData(LightningDataModule):
@@ -29,6 +31,7 @@ class MultiTaskData(LightningDataModule):
         batch_size: transitions of a batch over all trained tasks; each gets the same number.
         capacity: transitions remembered, over all trained tasks.
         exclude_from_training: names of tasks that are evaluated but never trained on.
+        memory_map: keep the replay in a file in the run's folder, mapped into memory, for one larger than the memory.
         seed: of the draws from the replay.
 
     Raises:
@@ -42,11 +45,13 @@ class MultiTaskData(LightningDataModule):
         batch_size: int = 1280,
         capacity: int = 1_000_000,
         exclude_from_training: list[str] | None = None,
+        memory_map: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.benchmark = benchmark
         self.batch_size, self.capacity, self._seed = batch_size, capacity, seed
+        self._memory_map = memory_map
         spec = check_spec(benchmark.spec)
         excluded = known_tasks(exclude_from_training, spec.task_names) if exclude_from_training else ()
         trained = tuple(i for i, name in enumerate(spec.task_names) if name not in excluded)
@@ -65,15 +70,18 @@ class MultiTaskData(LightningDataModule):
                 f"capacity {capacity} is smaller than what a batch of {batch_size} needs: give at least {batch_size}"
             )
         self.buffer: ReplayBuffer | None = None
-        self._manifest: dict[str, Any] = {}
+        self.manifest: dict[str, Any] | None = None
+        """What the last checkpoint that was written or read says of the replay's files; None if they are not saved."""
 
     def setup(self, stage: str) -> None:
         """Say what memory the replay needs and take it; evaluation needs none."""
         if stage == TrainerFn.FITTING and self.buffer is None:
             rows = self.capacity // len(self.spec.train_tasks) * len(self.spec.train_tasks)
             needed = bytes_needed(self.spec, rows) / 2**20
-            rank_zero_info(f"Replay of {rows:,} transitions: {needed:,.0f} MiB of memory when full")
-            self.buffer = ReplayBuffer(self.spec, self.capacity, self._seed)
+            folder = Path(self.trainer.default_root_dir) if self._memory_map and self.trainer else None
+            where = f"disk in {folder}" if folder else "memory when full"
+            rank_zero_info(f"Replay of {rows:,} transitions: {needed:,.0f} MiB of {where}")
+            self.buffer = ReplayBuffer(self.spec, self.capacity, self._seed, folder)
 
     def train_dataloader(self) -> DataLoader:
         """Return the endless stream of batches."""
@@ -88,32 +96,17 @@ class MultiTaskData(LightningDataModule):
         warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         return [] if self.trainer.state.fn == TrainerFn.FITTING else DataLoader([0], batch_size=None)  # type: ignore[arg-type]
 
-    def save_replay(self, snapshots: ReplaySnapshots) -> None:
-        """Write the replay to disk for the next checkpoint."""
-        assert self.buffer is not None
-        self._manifest = snapshots.save(self.buffer.storage)
-
-    def load_replay(self, snapshots: ReplaySnapshots) -> None:
-        """Read the replay that the loaded checkpoint lists; without effect if none was loaded."""
-        if self._manifest and self.buffer is not None:
-            snapshots.load(self._manifest, self.buffer.storage)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the manifest of the replay's files and the sampling generator."""
-        return {} if self.buffer is None else {"replay": self._manifest, "buffer": self.buffer.state_dict()}
+        return {} if self.buffer is None else {"replay": self.manifest, "buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the manifest and the generator; ``load_replay`` reads the rows."""
+        """Restore the manifest and the generator; ``ReplayCallback`` reads the rows."""
         if self.buffer is not None:
-            self._manifest = state_dict["replay"]
+            self.manifest = state_dict["replay"]
             self.buffer.load_state_dict(state_dict["buffer"])
 
 
 def manifest_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of the replay that a checkpoint needs."""
-    return checkpoint.get(MultiTaskData.__qualname__, {}).get("replay") or {"chunks": []}
-
-
-def replay_folder(run_folder: Path) -> Path:
-    """Return where a run's replay lies."""
-    return run_folder / "replay"
+    return checkpoint.get(MultiTaskData.__qualname__, {}).get("replay") or EMPTY

@@ -5,6 +5,9 @@ Shapes: ``R`` rings, ``C`` rows a ring, ``N`` rows of an addition.
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,24 +53,28 @@ class RingStorage:
         spec: shapes and types of what is stored; floating-point observations are stored as float32.
         num_rings: number of rings, ``R``.
         capacity: rows a ring, ``C``.
+        folder: keep the rows in files here, mapped into memory, which vanish with this process; None for memory.
 
     Raises:
-        ConfigurationError: if there is not enough free memory; nothing is taken then.
+        ConfigurationError: if there is not enough free memory, or disk; nothing is taken then.
     """
 
-    def __init__(self, spec: EnvSpec, num_rings: int, capacity: int) -> None:
-        needed, free = bytes_needed(spec, num_rings * capacity), _free_memory()
+    def __init__(self, spec: EnvSpec, num_rings: int, capacity: int, folder: Path | None = None) -> None:
+        needed = bytes_needed(spec, num_rings * capacity)
+        free = _free_memory() if folder is None else shutil.disk_usage(folder).free
         if needed > free:
-            most = int(num_rings * capacity * free / needed)
+            most, where = int(num_rings * capacity * free / needed), "memory" if folder is None else f"disk in {folder}"
             raise ConfigurationError(
-                f"a replay of {num_rings * capacity:,} transitions needs {needed / 2**30:.1f} GiB of memory and"
+                f"a replay of {num_rings * capacity:,} transitions needs {needed / 2**30:.1f} GiB of {where} and"
                 f" {free / 2**30:.1f} GiB are free: lower data.capacity to at most {most:,}"
             )
         self.capacity = capacity
         self.added_R = np.zeros(num_rings, np.int64)
         """Rows ever added to each ring; the next one goes to this number modulo the capacity."""
-        shapes = _layout(spec)
-        self._flat = Rows(*(torch.empty((num_rings * capacity, *shape), dtype=dtype) for shape, dtype in shapes))
+        self.oldest_R = np.zeros(num_rings, np.int64)
+        """Rows before these, counted likewise, were never restored."""
+        shapes = [((num_rings * capacity, *shape), dtype) for shape, dtype in _layout(spec)]
+        self._flat = Rows(*(_empty(shape, dtype, folder) for shape, dtype in shapes))
 
     @property
     def num_rings(self) -> int:
@@ -77,7 +84,7 @@ class RingStorage:
     @property
     def size_R(self) -> npt.NDArray[np.int64]:
         """Rows that each ring holds."""
-        return np.minimum(self.added_R, self.capacity)
+        return np.minimum(self.added_R - self.oldest_R, self.capacity)
 
     def add(self, ring_N: npt.NDArray[np.int64], rows: Rows | tuple[npt.NDArray, ...]) -> None:
         """Append rows to rings, over the oldest once a ring is full; a ring's rows keep their order."""
@@ -93,12 +100,25 @@ class RingStorage:
 
     def places(self, ring: int, first: int, end: int) -> Tensor:
         """Return the flat places of a ring's rows ``first`` to ``end``, counted since the beginning and still there."""
-        assert self.added_R[ring] - self.capacity <= first <= end <= self.added_R[ring]
+        assert self.added_R[ring] - self.size_R[ring] <= first <= end <= self.added_R[ring]
         return ring * self.capacity + torch.arange(first, end) % self.capacity
 
     def take(self, index: Tensor) -> Rows:
         """Return copies of the rows at flat places ``ring * capacity + row``."""
         return Rows(*(field.index_select(0, index) for field in self._flat))
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
+    if folder is None:
+        return torch.empty(shape, dtype=dtype)
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    with tempfile.TemporaryFile(dir=folder) as file:
+        size = int(np.prod(shape)) * kind.itemsize
+        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process without an error
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+        return torch.from_numpy(np.memmap(file, kind, "r+", shape=shape))
 
 
 def _free_memory() -> int:

@@ -86,8 +86,9 @@ class Collector:
         if self._observation_ED is None:
             self.reset()
         assert self._observation_ED is not None
-        self._action_EA = np.array(self.policy.act(self._observation_ED, self.envs.task_E, mode), np.float32)
-        self.envs.send(self._action_EA)
+        action_EA = np.array(self.policy.act(self._observation_ED, self.envs.task_E, mode), np.float32)
+        self.envs.send(action_EA)
+        self._action_EA = action_EA
 
     def receive(self, wanted_E: npt.NDArray[np.bool_] | None = None) -> tuple[Transitions, dict[int, Episode]]:
         """Wait for the step that ``send`` began.
@@ -113,6 +114,7 @@ class Collector:
         )  # fmt: skip
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())
+        self.counters.dropped_transitions += int((~result.valid_E).sum())
         self.counters.episodes += len(ended)
         if self.listeners:
             self._tell_step(ended, result.observation_ED, result.terminated_E | result.truncated_E | ~result.valid_E)
@@ -208,17 +210,19 @@ class Collector:
         self._tell_started(observation_ED, begun)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return windows, running sums and the environments' states, as plain values."""
+        """Return windows, running episodes and the environments' states, as plain values."""
         assert self._action_EA is None, "a step is under way"
+        observation_ED = self._observation_ED
         return {
             "tasks": self.envs.task_E.tolist(),
             "windows": self.windows.state_dict(),
             "running": self._running.state_dict(),
+            "observation": None if observation_ED is None else [observation_ED.dtype.str, observation_ED.tobytes()],
             "envs": self.envs.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore windows and the environments' generators; episodes begin anew.
+        """Restore them: the next step is the one that would have been.
 
         Raises:
             ConfigurationError: if the state is of other environments.
@@ -229,8 +233,13 @@ class Collector:
                 " continue with the same rollout.envs_per_task and data.exclude_from_training"
             )
         self.windows.load_state_dict(state["windows"])
+        self._running.load_state_dict(state["running"])
         self.envs.set_state(state["envs"])
         self._observation_ED = None
+        if state["observation"] is not None:
+            dtype, content = state["observation"]
+            shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
+            self._observation_ED = np.frombuffer(content, np.dtype(dtype)).reshape(shape).copy()
 
 
 def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:

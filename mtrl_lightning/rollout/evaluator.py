@@ -10,7 +10,12 @@ import numpy.typing as npt
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.vector import VectorEnv
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import (
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    RestartsExhaustedError,
+)
 from mtrl_lightning.rollout.collector import Collector, quotas
 from mtrl_lightning.types import Episode, Policy
 
@@ -47,6 +52,10 @@ class Evaluator:
         split: which environments.
         envs_per_task: copies of each task's environment; each runs a contiguous share of the episodes.
         num_workers: worker processes; see ``VectorEnv``.
+        timeout: seconds to wait for a worker's answer.
+        max_restarts: how often an evaluation begins anew with new environments because one of them, or its worker,
+            broke; over all evaluations.
+        on_restart: told the reason each time.
 
     Raises:
         ConfigurationError: if a number is below 1.
@@ -54,7 +63,8 @@ class Evaluator:
 
     def __init__(
         self, benchmark: Benchmark, *, num_episodes: int, split: str = "eval", envs_per_task: int = 1,
-        num_workers: int | None = None,
+        num_workers: int | None = None, timeout: float = 300.0, max_restarts: int = 0,
+        on_restart: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         if num_episodes < 1 or envs_per_task < 1:
             raise ConfigurationError(
@@ -62,7 +72,10 @@ class Evaluator:
             )
         self._benchmark, self._num_episodes, self._split = benchmark, num_episodes, split
         self._copies = min(envs_per_task, num_episodes)
-        self._num_workers = num_workers
+        self._num_workers, self._timeout = num_workers, timeout
+        self._max_restarts, self._on_restart = max_restarts, on_restart
+        self.num_restarts = 0
+        """How often an evaluation began anew."""
         self._envs: VectorEnv | None = None
 
     def evaluate(self, policy: Policy, on_step: Callable[[], None] = lambda: None) -> Evaluation:
@@ -71,11 +84,32 @@ class Evaluator:
         Args:
             policy: acts in the mode ``exploit``.
             on_step: called between two steps; may raise to end the evaluation.
+
+        Raises:
+            PolicyFaultError: if the policy's actions are not finite.
+            RestartsExhaustedError: if environments broke too often.
         """
+        while True:
+            try:
+                return self._run(policy, on_step)
+            except PolicyFaultError:
+                raise
+            except EnvironmentFaultError as fault:
+                self.close()
+                if self.num_restarts >= self._max_restarts:
+                    raise RestartsExhaustedError(
+                        f"{fault} (in an evaluation, after {self.num_restarts} restarts, the most allowed)"
+                    ) from fault
+                self.num_restarts += 1
+                self._on_restart(str(fault))
+
+    def _run(self, policy: Policy, on_step: Callable[[], None]) -> Evaluation:
         num_tasks = self._benchmark.spec.num_tasks
         if self._envs is None:
             tasks = np.repeat(np.arange(num_tasks), self._copies)
-            self._envs = VectorEnv(self._benchmark, tasks.tolist(), self._split, num_workers=self._num_workers)
+            self._envs = VectorEnv(
+                self._benchmark, tasks.tolist(), self._split, num_workers=self._num_workers, timeout=self._timeout
+            )
         shares = quotas(self._num_episodes, self._copies)
         collector = Collector(self._envs, policy)
         collector.reset(seed=np.tile(np.cumsum(shares) - shares, num_tasks).tolist())

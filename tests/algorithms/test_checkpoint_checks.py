@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms.algorithm import FORMAT
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
 from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec, small_mlp, train
 from tests.algorithms.test_sac import FULL, Reconstruction, act, fit
 
+NO_FAULTS = {"worker_restarts": 0, "dropped_transitions": 0}
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None), torch.Tensor)
 
 
@@ -61,7 +63,7 @@ def test_what_is_added_are_tensors_and_plain_values(tmp_path):
     sac = train(make_sac(**FULL), 2)
     added = through_a_file(checkpoint_of(sac), tmp_path)["mtrl_lightning"]
     assert types_in(added) <= set(PLAIN)
-    assert added["format"] == 1
+    assert added["format"] == FORMAT
     assert added["task_names"] == ["task-0", "task-1", "task-2"]
     assert added["protocol"] == {"benchmark": "dummy", "horizon": 10}
 
@@ -115,7 +117,13 @@ def test_counters_generators_metrics_and_temperatures_are_restored(tmp_path):
     first.counters.env_steps, first.counters.vector_steps, first.counters.episodes = 120, 40, 6
     act(first, "explore", times=2)
     load(second, through_a_file(checkpoint_of(first), tmp_path))
-    assert second.counters.state_dict() == {"env_steps": 120, "vector_steps": 40, "updates": 4, "episodes": 6}
+    assert second.counters.state_dict() == {
+        "env_steps": 120,
+        "vector_steps": 40,
+        "updates": 4,
+        "episodes": 6,
+        **NO_FAULTS,
+    }
     assert torch.equal(second.temperature.values(), first.temperature.values())
     assert np.array_equal(act(second, "explore"), act(first, "explore"))
     assert np.array_equal(act(second, "random"), act(first, "random"))
@@ -190,11 +198,11 @@ def test_a_foreign_checkpoint_is_refused(checkpoint):
         make_sac().on_load_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused(version):
     checkpoint = checkpoint_of(make_sac())
     checkpoint["mtrl_lightning"]["format"] = version
-    with pytest.raises(ConfigurationError, match=rf"format {version}, this version reads 1"):
+    with pytest.raises(ConfigurationError, match=rf"format {version}, this version reads {FORMAT}"):
         make_sac().on_load_checkpoint(checkpoint)
 
 

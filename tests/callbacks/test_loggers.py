@@ -40,6 +40,8 @@ def wandb_records(path):
         if kind == 0:
             position += block - position % block
             continue
+        if position + 7 + length > len(data):  # killed while it was written
+            return
         record += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last part

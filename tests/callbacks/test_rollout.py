@@ -73,7 +73,10 @@ def test_threads_of_the_learner_can_be_chosen(command_line):
 def test_a_step_is_counted_once_for_every_environment(command_line):
     command_line("fit", "--rollout.envs_per_task=4", "--rollout.total_steps=960")
     counters = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"]["counters"]
-    assert counters == {"env_steps": 960, "vector_steps": 80, "updates": 55, "episodes": 48}
+    assert counters == {
+        "env_steps": 960, "vector_steps": 80, "updates": 55, "episodes": 48,
+        "worker_restarts": 0, "dropped_transitions": 0,
+    }  # fmt: skip
 
 
 def test_one_temperature_for_all_tasks(command_line):

@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 
 
 def at(env, x, y):
-    env.set_state(env.get_state() | {"position": [x, y]})
+    env._position = np.array([x, y])
 
 
 def test_reward_is_one_minus_the_distance_by_hand():
@@ -90,7 +91,7 @@ def test_state_holds_all_that_the_future_depends_on():
     env.reset(seed=1)
     action = np.array([0.3, -0.7], np.float32)
     env.step(action)
-    state = env.get_state()
+    state = EnvState(env).get()
 
     def future(env):
         steps = [env.step(action) for _ in range(3)]
@@ -100,7 +101,7 @@ def test_state_holds_all_that_the_future_depends_on():
     assert expected[0][-1][3], "the saved step counter ends the episode"
     fresh = benchmark.make_env(2, "train", 77)
     fresh.reset()
-    fresh.set_state(state)
+    EnvState(fresh).set(state)
     assert future(fresh) == expected
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -15,7 +18,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
-from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
+from mtrl_lightning.replay.datamodule import EMPTY, manifest_of
+from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.types import EnvSpec
 from tests.replay import ids_of, make_spec, make_transitions
 
@@ -160,35 +165,66 @@ def test_there_is_one_validation_batch_unless_fitting():
     assert len(list(data.val_dataloader())) == 1
 
 
-def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path):
-    data = fill(make_data())
+@pytest.mark.parametrize("memory_map", [False, True])
+def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path, memory_map):
+    data, snapshots = fill(make_data()), ReplaySnapshots(tmp_path / "replay")
     list(islice(data.train_dataloader(), 3))
-    data.save_replay(ReplaySnapshots(tmp_path / "replay"))
+    data.manifest = snapshots.save(data.buffer.storage)
     torch.save(data.state_dict(), tmp_path / "state")
     wanted = [ids_of(batch).tolist() for batch in islice(data.train_dataloader(), 5)]
 
-    resumed = make_data(seed=99)
+    resumed = make_data(seed=99, memory_map=memory_map)
+    resumed.trainer = SimpleNamespace(default_root_dir=tmp_path)
     resumed.setup("fit")
     state = torch.load(tmp_path / "state", weights_only=True)
     manifest = manifest_of({MultiTaskData.__qualname__: state})
     assert manifest["added"] == [5, 5, 5] and [c["file"] for c in manifest["chunks"]] == os.listdir(tmp_path / "replay")
     resumed.load_state_dict(state)
-    resumed.load_replay(ReplaySnapshots(tmp_path / "replay"))
+    assert resumed.manifest == manifest
+    ReplaySnapshots(tmp_path / "replay").load(resumed.manifest, resumed.buffer.storage)
     assert len(resumed.buffer) == 15
     assert [ids_of(batch).tolist() for batch in islice(resumed.train_dataloader(), 5)] == wanted
 
 
-def test_without_a_checkpoint_there_is_no_replay_to_read(tmp_path):
-    data = make_data()
-    data.setup("fit")
-    data.load_replay(ReplaySnapshots(tmp_path))
-    assert len(data.buffer) == 0
+def test_a_replay_that_was_never_saved_has_no_manifest():
+    data, resumed = fill(make_data()), fill(make_data())
+    assert data.state_dict()["replay"] is None
+    resumed.manifest = EMPTY
+    resumed.load_state_dict(data.state_dict())
+    assert resumed.manifest is None
 
 
-@pytest.mark.parametrize("checkpoint", [{}, {"MultiTaskData": {}}, {"MultiTaskData": {"replay": {}}}])
+def maps_of(folder):
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{folder}/" in line]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not list mapped files")
+@pytest.mark.parametrize("memory_map", [False, True])
+def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_for(tmp_path, memory_map):
+    data = make_data(memory_map=memory_map)
+    data.trainer = SimpleNamespace(default_root_dir=str(tmp_path))
+    fill(data)
+    assert bool(maps_of(tmp_path)) == memory_map
+    assert os.listdir(tmp_path) == [], "it vanishes with the process, also a killed one"
+    assert {len(ids_of(batch)) for batch in islice(data.train_dataloader(), 5)} == {6}
+    del data
+    gc.collect()
+    assert not maps_of(tmp_path)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path, monkeypatch):
+    data = make_data(capacity=3_000, memory_map=True)
+    data.trainer = SimpleNamespace(default_root_dir=tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=bytes_needed(data.spec, 1_000)))
+    with pytest.raises(ConfigurationError, match=rf"3,000 transitions .* of disk in {tmp_path} .* at most 1,000$"):
+        data.setup("fit")
+    assert data.buffer is None
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [{}, {"MultiTaskData": {}}, {"MultiTaskData": {"replay": None}}, {"MultiTaskData": {"replay": {}}}]
+)
 def test_a_checkpoint_without_a_replay_lists_no_files(checkpoint):
-    assert manifest_of(checkpoint) == {"chunks": []}
-
-
-def test_the_replay_lies_beside_the_checkpoints(tmp_path):
-    assert replay_folder(tmp_path) == tmp_path / "replay"
+    assert manifest_of(checkpoint) == EMPTY
+    check_manifest(manifest_of(checkpoint))

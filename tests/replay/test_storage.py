@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import tempfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -149,3 +153,103 @@ def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
         with pytest.raises(ConfigurationError, match=r"2,000 transitions.*data\.capacity to at most 1,000\b"):
             RingStorage(spec, 2, 1_000)
     assert RingStorage(spec, 2, 500).capacity == 500
+
+
+# ---- mapped from a file --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (3, 4), (2, 32)])
+def test_rings_in_a_file_hold_what_rings_in_memory_hold_and_leave_no_file(tmp_path, num_rings, capacity):
+    spec = make_spec(num_rings)
+    mapped, plain = RingStorage(spec, num_rings, capacity, tmp_path), RingStorage(spec, num_rings, capacity)
+    additions = RandomAdditions(num_rings, capacity, seed=capacity)
+    for _ in range(60):
+        rings, ids = additions.draw()
+        for storage in (mapped, plain):
+            storage.add(rings, encode(ids))
+        assert held(mapped) == held(plain)
+    assert mapped.added_R.tolist() == plain.added_R.tolist()
+    assert min(plain.added_R) > 2 * capacity
+    everything = torch.arange(num_rings * capacity)
+    for found, wanted in zip(mapped.take(everything), plain.take(everything), strict=True):
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.uint8])
+def test_other_types_are_kept_in_a_file_too(tmp_path, dtype):
+    spec = make_spec(1, dtype=dtype, shape=(2, 3))
+    storages = [RingStorage(spec, 1, 4, folder) for folder in (tmp_path, None)]
+    values = np.random.default_rng(0).integers(0, 256, (3, 2, 3)).astype(dtype)
+    for storage in storages:
+        storage.add(np.zeros(3, np.int64), (values, np.ones((3, 2)), np.ones(3), values[::-1].copy(), np.eye(3)[0] > 0))
+    mapped, plain = (storage.take(storage.places(0, 0, 3)) for storage in storages)
+    for found, wanted in zip(mapped, plain, strict=True):
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve disk space")
+@pytest.mark.parametrize(("dtype", "shape"), [(np.float32, (3,)), (np.uint8, (3, 8, 8))])
+def test_a_file_takes_all_its_space_at_once(tmp_path, monkeypatch, dtype, shape):
+    taken, reserve = [], os.posix_fallocate
+
+    def spy(file, offset, size):
+        reserve(file, offset, size)
+        taken.append((offset, size, os.fstat(file).st_size, os.fstat(file).st_blocks * 512))
+
+    monkeypatch.setattr(os, "posix_fallocate", spy)
+    spec = make_spec(3, dtype=dtype, shape=shape)
+    RingStorage(spec, 3, 500, tmp_path)
+    assert sum(size for _, size, _, _ in taken) == bytes_needed(spec, 1_500)
+    for offset, size, length, blocks in taken:
+        assert (offset, length) == (0, size)
+        assert blocks >= size, "not a file with holes"
+
+
+def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(tmp_path, monkeypatch):
+    spec = make_spec(2)
+    free = bytes_needed(spec, 1_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free if folder == tmp_path else 0))
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "TemporaryFile", lambda *args, **kwargs: pytest.fail("disk was taken"))
+        with pytest.raises(
+            ConfigurationError, match=rf"2,000 transitions needs .* GiB of disk in {tmp_path} .*at most 1,000\b"
+        ):
+            RingStorage(spec, 2, 1_000, tmp_path)
+    assert RingStorage(spec, 2, 500, tmp_path).capacity == 500, "memory is not asked for"
+
+
+def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        RingStorage(make_spec(1), 1, 10, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- rows that were never restored ---------------------------------------------------------------------------------
+
+
+def test_rows_before_the_oldest_are_not_held_until_the_ring_has_gone_round():
+    storage = RingStorage(make_spec(2), 2, 4)
+    storage.added_R[:], storage.oldest_R[:] = [7, 5], [7, 4]
+    for flat in storage._flat:
+        flat.zero_()
+    assert storage.size_R.tolist() == [0, 1]
+    for number in range(6):
+        storage.add(np.array([0, 1]), encode([number, 10 + number]))
+        assert storage.size_R.tolist() == [min(number + 1, 4), min(number + 2, 4)]
+    assert held(storage) == [[2, 3, 4, 5], [12, 13, 14, 15]]
+    with pytest.raises(AssertionError):
+        storage.places(0, 8, 13)
+
+
+def test_rows_that_were_never_restored_cannot_be_read():
+    storage = RingStorage(make_spec(1), 1, 8)
+    storage.added_R[:], storage.oldest_R[:] = 7, 5
+    storage.places(0, 5, 7)
+    with pytest.raises(AssertionError):
+        storage.places(0, 4, 7)

@@ -1,12 +1,16 @@
+import io
+
 import numpy as np
 import pytest
+import torch
 
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Collector, EpisodeListener
 from mtrl_lightning.rollout.collector import quotas
 from mtrl_lightning.types import Episode, Transitions
+from tests.altered_reach import FaultyReach
 from tests.fakes import (
     Constant,
     Numbering,
@@ -138,7 +142,7 @@ def test_what_a_restarted_worker_did_is_dropped_and_counts_nowhere():
     assert [transitions.reward_E.tolist() for transitions, _ in steps] == [[1, 10], [20], [4, 40]]
     assert [transitions.task_E.tolist() for transitions, _ in steps] == [[0, 1], [1], [0, 1]]
     assert steps[2][1] == {0: Episode(0, 4.0, 1, False, False), 1: Episode(1, 70.0, 3, False, False)}
-    assert collector.counters == Counters(env_steps=5, vector_steps=3, updates=0, episodes=2)
+    assert collector.counters == Counters(env_steps=5, vector_steps=3, updates=0, episodes=2, dropped_transitions=1)
     assert collector.windows.summary()[0]["return"]["mean"] == 4.0
 
 
@@ -366,15 +370,190 @@ def test_listening_changes_nothing():
 # ---- going on ------------------------------------------------------------------------------------------------------
 
 
-def test_state_restores_windows_and_generators_and_begins_new_episodes():
-    collector, resumed = toy(policy=Seeker(3)), toy(policy=Seeker(3))
-    collector.sample(num_steps=30, seed=5)
-    state = collector.state_dict()
-    resumed.sample(num_steps=3, seed=77)
+def through_a_file(state):
+    """The state as a checkpoint gives it back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (0, 0)])
+@pytest.mark.parametrize("before", [0, 3, 6, 8])
+def test_state_goes_on_bit_for_bit_also_in_the_middle_of_an_episode(workers, before):
+    assert_goes_on(ToyReach(3, horizon=6), [0, 1, 2, 1], workers, before)
+
+
+@pytest.mark.parametrize(("workers", "before"), [((1, 0), 8), ((0, 0), 3)])
+def test_metaworlds_state_goes_on_bit_for_bit_in_the_middle_of_an_episode(workers, before):
+    assert_goes_on(MetaWorld(["reach", "drawer-close"], horizon=6, num_goals=5), [0, 1, 1, 0], workers, before)
+
+
+def assert_goes_on(benchmark, tasks, workers, before):
+    """Another number of workers, another seed, another past: the next steps are those that would have been."""
+    size = benchmark.spec.action_space.shape[0]
+    first, second = (VectorEnv(benchmark, tasks, seed=s, num_workers=n) for s, n in zip((3, 4), workers, strict=True))
+    collector, resumed = Collector(first, Uniform(size), window=3), Collector(second, Uniform(size, seed=1), window=3)
+    collector.reset()
+    if before:
+        collector.sample(num_steps=4 * before)
+    resumed.sample(num_steps=4 * 5)
+    state = through_a_file(collector.state_dict())
+    collector.policy, resumed.policy = Uniform(size, seed=9), Uniform(size, seed=9)
+    expected = collector.sample(num_steps=4 * 20)
     resumed.load_state_dict(state)
-    assert resumed.windows.summary() == collector.windows.summary() != {}
-    collector.reset()  # what the resumed one does by itself
-    expected, found = collector.sample(num_steps=60), resumed.sample(num_steps=60)
+    found = resumed.sample(num_steps=4 * 20)
+    first.close()
+    second.close()
     assert same(found.transitions, expected.transitions)
+    assert [field.dtype for field in found.transitions] == [field.dtype for field in expected.transitions]
     assert found.episodes == expected.episodes
+    assert len(found.episodes) == 4 * (3 + (before % 6 >= 4))
+    assert resumed.windows.summary() == collector.windows.summary() != {}
+
+
+def test_state_keeps_windows_and_running_sums_and_is_not_touched_by_what_follows():
+    collector, resumed = scripted(window=2), scripted(window=2)
+    collector.sample(num_steps=3 * 9)
+    state = collector.state_dict()
+    saved = through_a_file(state)
+    collector.sample(num_steps=3 * 4)
+    assert state == saved, "taken, and not shared"
+    resumed.load_state_dict(saved)
+    assert resumed.state_dict() == saved
+    assert any(resumed.state_dict()["running"]["length"]), "in the middle of an episode"
+
+
+def test_a_collector_that_has_not_begun_is_restored_as_one():
+    collector, resumed = toy(), toy()
+    state = through_a_file(collector.state_dict())
+    resumed.sample(num_steps=9, seed=8)
+    resumed.load_state_dict(state)
+    expected, found = collector.sample(num_steps=30), resumed.sample(num_steps=30)
+    assert expected.transitions.observation_ED.tolist()[0] == found.transitions.observation_ED.tolist()[0]
+    assert len(found.episodes) == len(expected.episodes) == 3
+
+
+def test_listeners_of_a_restored_collector_hear_the_rest_of_the_episode_and_no_second_beginning():
+    diary, later = Diary(), Diary()
+    collector, resumed = scripted([2], listeners=[diary]), scripted([2], listeners=[later])
+    collector.sample(num_steps=2, seed=[0])  # of the four of episode 2 of task 2
+    resumed.load_state_dict(through_a_file(collector.state_dict()))
+    diary.lines.clear()
+    expected, found = collector.sample(num_steps=7), resumed.sample(num_steps=7)
+    assert same(found.transitions, expected.transitions)
+    assert later.lines == diary.lines
+    assert [line[0] for line in later.lines][:2] == ["stepped", "stepped"]
+    assert later.lines[0] == ("stepped", 0, 2, 0.0, 3)
+
+
+@pytest.mark.parametrize("tasks", [[0, 1], [0, 2, 1, 1]])
+def test_a_state_of_other_environments_is_refused_before_anything_is_changed(tasks):
+    collector, other = scripted([0, 1, 2, 1]), scripted(tasks)
+    collector.sample(num_steps=8)
+    other.sample(num_steps=8)
+    before = other.state_dict()
+    with pytest.raises(ConfigurationError, match=r"rollout\.envs_per_task and data\.exclude_from_training"):
+        other.load_state_dict(collector.state_dict())
+    assert other.state_dict() == before
+
+
+# ---- faults --------------------------------------------------------------------------------------------------------
+
+
+def toy_step(observation_D, action_A):
+    """Where a point goes, computed as the environment does, but from what the transition says."""
+    return np.clip(observation_D.astype(np.float64) + 0.2 * np.clip(action_A, -1, 1), -1, 1)
+
+
+def assert_true_transitions(transitions, num_tasks):
+    """Every transition of ``ToyReach`` is one that its dynamics give."""
+    angle_E = 2 * np.pi * transitions.task_E / num_tasks
+    goal_ED = 0.7 * np.stack([np.cos(angle_E), np.sin(angle_E)], axis=1)
+    wanted_ED = toy_step(transitions.observation_ED, transitions.action_EA)
+    np.testing.assert_allclose(transitions.next_observation_ED, wanted_ED, rtol=0, atol=3e-7)
+    distance_E = np.linalg.norm(wanted_ED - goal_ED, axis=1)
+    np.testing.assert_allclose(transitions.reward_E, 1 - distance_E, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["nan", "inf", "raise"])
+def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(workers, kind):
+    """The middle task breaks in its 47th step and, made anew, in the 47th after that."""
+    horizon, num_steps = 20, 100
+    counters, diary = Counters(), Diary()
+
+    def restarted(_):
+        counters.worker_restarts += 1
+
+    envs = VectorEnv(FaultyReach(kind), [0, 1, 2], num_workers=workers, max_restarts=5, on_restart=restarted)
+    broken = range(3) if workers < 2 else [1]  # the rows of the group that breaks
+    collector = Collector(envs, Numbering(), counters=counters, listeners=[diary])
+    parts = [collector.step("explore") for _ in range(num_steps)]
+    envs.close()
+    faults = [46, 93]
+    for s, (transitions, _) in enumerate(parts):
+        expected = [e for e in range(3) if not (s in faults and e in broken)]
+        assert transitions.task_E.tolist() == expected
+        assert_true_transitions(transitions, 3)
+    for e in range(3):
+        mine = [Transitions(*(f[t.task_E == e] for f in t)) if e in t.task_E else None for t, _ in parts]
+        length = 0
+        for s in range(num_steps):
+            if mine[s] is None:
+                length = 0
+                continue
+            length += 1
+            number = (3 * s + e + 1) / 1024
+            assert mine[s].action_EA[0, 0] == np.float32(number), "an action belongs to its step"
+            assert mine[s].truncated_E[0] == (length == horizon)
+            if s + 1 < num_steps and mine[s + 1] is not None:
+                follows = np.array_equal(mine[s].next_observation_ED, mine[s + 1].observation_ED)
+                assert follows == (length < horizon)
+            length = length % horizon
+    dropped = 2 * len(broken)
+    assert counters.dropped_transitions == dropped
+    assert counters.env_steps == 3 * num_steps - dropped == sum(len(t.task_E) for t, _ in parts)
+    assert counters.vector_steps == num_steps
+    assert counters.worker_restarts == envs.num_restarts == 2
+    episodes = [episode for _, ended in parts for episode in ended.values()]
+    assert counters.episodes == len(episodes)
+    assert {episode.length for episode in episodes} == {horizon}
+    # 46 steps have two episodes, and so have the next 46; an undisturbed task has five in 100
+    counts = [sum(episode.task == e for episode in episodes) for e in range(3)]
+    assert counts == [4 if e in broken else 5 for e in range(3)]
+    assert {window["length"]["min"] for window in collector.windows.summary().values()} == {horizon}
+    heard = [line for line in diary.lines if line[0] == "ended"]
+    assert sorted(line[2] for line in heard) == sorted(episodes)
+    begun = [line for line in diary.lines if line[0] == "started" and line[1] == 1]
+    assert len(begun) == 1 + 4 + 2, "the first, one after each end and one after each fault"
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_collector_that_is_saved_after_a_fault_goes_on_bit_for_bit(workers):
+    def make(seed, num_workers):
+        envs = VectorEnv(FaultyReach("raise"), [0, 1, 2], seed=seed, num_workers=num_workers, max_restarts=5)
+        return Collector(envs, Constant((0.1, -0.3)))
+
+    collector, resumed = make(3, workers), make(4, 3 - workers)
+    for _ in range(50):
+        collector.step("explore")
+    assert collector.envs.num_restarts == 1
+    resumed.load_state_dict(through_a_file(collector.state_dict()))
+    for _ in range(40):
+        (expected, expected_ended), (found, found_ended) = collector.step("explore"), resumed.step("explore")
+        assert same(found, expected)
+        assert found_ended == expected_ended
     assert resumed.windows.summary() == collector.windows.summary()
+    collector.envs.close()
+    resumed.envs.close()
+
+
+def test_episodes_asked_for_by_number_are_complete_in_spite_of_a_fault():
+    envs = VectorEnv(FaultyReach("raise"), [0, 1, 2], num_workers=0, max_restarts=5)
+    sample = Collector(envs, Uniform()).sample(num_episodes=12)
+    assert sorted((episode.task, episode.length) for episode in sample.episodes) == sorted(
+        (task, 20) for task in range(3) for _ in range(4)
+    )
+    assert envs.num_restarts >= 1
+    assert_true_transitions(sample.transitions, 3)

@@ -1,0 +1,93 @@
+"""Checkpoint files: written durably, read without executing anything, and the newest whole one found."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_warn
+
+from mtrl_lightning.algorithms.algorithm import check_format
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.datamodule import manifest_of
+
+
+class DurableIO(TorchCheckpointIO):
+    """Write where the file shall be, and wait for the disk; Lightning's goes by way of the system's folder."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            OSError: if the disk is full or broken.
+        """
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        with open(path, "wb") as file:
+            file.write(content.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint's plain values; tensors stay on disk until they are used.
+
+    Raises:
+        ConfigurationError: if the file is missing, damaged, of another format, or holds anything but tensors and plain
+            values.
+    """
+    if not Path(path).is_file():
+        raise ConfigurationError(f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder")
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch checks no sum of what it maps into memory
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the checkpoint {path} cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:100]}): it is"
+            " damaged, or of something else; use another one"
+        ) from error
+    check_format(loaded)
+    return loaded
+
+
+def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:
+    """Read a checkpoint, or if it or its replay is not whole the newest in its folder that is, and say so.
+
+    Args:
+        path: the checkpoint that is wanted, ``last.ckpt`` of a run.
+        with_replay: whether its replay is needed.
+
+    Raises:
+        ConfigurationError: if none is whole.
+    """
+    wrong: list[str] = []
+    for candidate in _newest_first(path):
+        try:
+            checkpoint = load_checkpoint(candidate)
+            if with_replay:
+                ReplaySnapshots(path.resolve().parent.parent / "replay").verify(manifest_of(checkpoint))
+        except ConfigurationError as error:
+            wrong.append(str(error))
+            continue
+        for text in wrong:
+            rank_zero_warn(text)
+        if wrong:
+            rank_zero_warn(f"GOING BACK to the newest whole checkpoint, {candidate}")
+        return candidate, checkpoint
+    raise ConfigurationError("\n".join([*wrong, f"no checkpoint in {path.parent} is whole"]))
+
+
+def _newest_first(path: Path) -> Iterator[Path]:
+    yield path
+    others = sorted(path.parent.glob("step_*.ckpt"), key=lambda other: other.stat().st_mtime_ns, reverse=True)
+    yield from (other for other in others if not path.is_file() or not other.samefile(path))

@@ -1,0 +1,172 @@
+"""A group of environments as the vector environment sees it: ask it something, later take the answer.
+
+``LocalGroup`` lives in this process, ``WorkerGroup`` in one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import signal
+import weakref
+from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
+from typing import Any, NamedTuple
+
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.worker import DONE, SIGNALS, STEP, EnvGroup, arrays_in, run_worker
+from mtrl_lightning.errors import EnvironmentFaultError
+
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+class GroupPlan(NamedTuple):
+    """What a group is made of."""
+
+    benchmark: Benchmark
+    tasks: Sequence[int]
+    """Task of each environment."""
+    split: str
+    seeds: Sequence[int]
+    """Of each environment's draws."""
+    buffer: Any
+    """Memory of the arrays that all groups share."""
+    num_envs: int
+    """Environments of all groups."""
+    first: int
+    """Row of the group's first environment."""
+
+
+class LocalGroup:
+    """A group in this process; it works when the answer is taken.
+
+    Args:
+        plan: what it is made of.
+    """
+
+    pid: int | None = None
+
+    def __init__(self, plan: GroupPlan) -> None:
+        self._plan = plan
+        self._group: EnvGroup | None = None
+        self._asked: tuple[str, tuple, dict[str, Any]] = ("", (), {})
+
+    def ask(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Ask for a method of ``EnvGroup``."""
+        self._asked = (method, args, kwargs)
+
+    def answer(self) -> Any:
+        """Do what was asked, and return its result.
+
+        Raises:
+            EnvironmentFaultError: if an environment raises or returns a NaN.
+        """
+        method, args, kwargs = self._asked
+        if self._group is None:
+            plan = self._plan
+            arrays = arrays_in(plan.buffer, plan.num_envs, plan.benchmark.spec)
+            self._group = EnvGroup(plan.benchmark, plan.tasks, plan.split, plan.seeds, arrays, plan.first)
+        return getattr(self._group, method)(*args, **kwargs)
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._group is not None:
+            self._group.close()
+
+
+class WorkerGroup:
+    """A group in a process of its own, which ends with this object or with the process that made it.
+
+    Args:
+        plan: what it is made of.
+        name: of the process.
+        timeout: seconds to wait for an answer.
+    """
+
+    def __init__(self, plan: GroupPlan, name: str, timeout: float) -> None:
+        spec = plan.benchmark.spec
+        self._names = ", ".join(dict.fromkeys(spec.task_names[task] for task in plan.tasks))
+        self._timeout = timeout
+        self._connection, there = CONTEXT.Pipe()
+        self._process: Any = CONTEXT.Process(target=run_worker, args=(there, *plan), name=name, daemon=True)
+        with _signals_blocked():
+            self._process.start()
+        there.close()
+        self._finalizer = weakref.finalize(self, _end, self._connection, self._process, 5.0)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def ask(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Ask for a method of ``EnvGroup``; a step costs the shortest message there is."""
+        message = STEP if method == "step" else pickle.dumps((method, args, kwargs))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker is dead: `answer` says so
+            self._connection.send_bytes(message)
+
+    def answer(self) -> Any:
+        """Wait for the result.
+
+        Raises:
+            EnvironmentFaultError: if an environment raised or returned a NaN, or the worker died or hung.
+        """
+        if not self._connection.poll(self._timeout):
+            raise EnvironmentFaultError(
+                f"the worker of {self._names} gave no answer for {self._timeout:g} s (rollout.timeout)"
+            )
+        try:
+            message = self._connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            self._process.join(5)
+            raise EnvironmentFaultError(
+                f"the worker of {self._names} died (exit code {self._process.exitcode})"
+            ) from None
+        if message == DONE:
+            return None
+        value, fault = pickle.loads(message)
+        if fault is not None:
+            raise EnvironmentFaultError(fault)
+        return value
+
+    def close(self) -> None:
+        """End the worker."""
+        self._finalizer()
+
+    def kill(self) -> None:
+        """End the worker without waiting for it."""
+        self._process.kill()
+        self._finalizer()
+
+
+def close_together(groups: Sequence[LocalGroup | WorkerGroup]) -> None:
+    """Close groups; all workers are told before the first is waited for."""
+    for group in groups:
+        if isinstance(group, WorkerGroup):
+            group._connection.close()
+    for group in groups:
+        group.close()
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let a process start deaf to signals that a terminal or a cluster sends to it before it can ignore them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # the first start of a process starts it too, and unblocks the signals
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _end(connection: Any, process: Any, patience: float) -> None:
+    """Close the pipe, at which the worker ends; kill it if it does not."""
+    connection.close()
+    process.join(patience)
+    if process.is_alive():
+        process.kill()
+        process.join()

@@ -1,0 +1,215 @@
+import csv
+import io
+import os
+import resource
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from mtrl_lightning.callbacks import MetricsCSV, read_metrics
+
+HEADER = b"a,env_steps,step\r\n"
+ROWS = [b"0.1,1,1\r\n", b"0.2,2,2\r\n", b"0.3,3,3\r\n"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(HEADER + b"".join(ROWS))
+    return path
+
+
+def log(logger, step, **metrics):
+    logger.log_metrics({"env_steps": step, **metrics}, step=step)
+
+
+@pytest.mark.parametrize(
+    ("tail", "dropped"),
+    [
+        (b"0.4,4,4", 1),  # killed before the line's end
+        (b"0.4,4,4\r", 1),
+        (b"0.4,4\r\n", 1),
+        (b"0.4,4,4,4\r\n", 1),
+        (b"x,4,4\r\n", 1),
+        (b"0.4,,4\r\n", 1),
+        (b"\0\0\0\xff\r\n0.4,", 2),
+    ],
+)
+def test_damaged_lines_are_dropped_and_counted(file, tail, dropped):
+    file.write_bytes(HEADER + b"".join(ROWS) + tail)
+    logger = MetricsCSV(str(file.parent))
+    with pytest.warns(UserWarning, match=rf"metrics.csv: dropped {dropped} damaged line"):
+        logger.rewind(2)
+    assert file.read_bytes() == HEADER + b"".join(ROWS[:2])
+    log(logger, 5, a=0.5)
+    assert read_metrics(file.parent) == {"a": ([1, 2, 5], [0.1, 0.2, 0.5])}
+
+
+def test_a_whole_file_is_rewound_without_a_warning(file):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MetricsCSV(str(file.parent)).rewind(3)
+    assert file.read_bytes() == HEADER + b"".join(ROWS)
+
+
+def test_a_file_without_a_header_begins_anew(file):
+    file.write_bytes(b"")
+    logger = MetricsCSV(str(file.parent))
+    logger.rewind(3)
+    assert file.read_bytes() == b""
+    log(logger, 4, a=0.4)
+    assert file.read_bytes() == HEADER + b"0.4,4,4\r\n"
+
+
+def test_rows_are_given_without_empty_cells(file):
+    logger = MetricsCSV(str(file.parent))
+    log(logger, 4, b=float("nan"))
+    rows = logger.rows()
+    assert rows[:3] == [{"a": step / 10, "env_steps": float(step)} for step in (1, 2, 3)]
+    assert set(rows[3]) == {"b", "env_steps"} and rows[3]["b"] != rows[3]["b"]
+
+
+def open_for_appending(monkeypatch, kind):
+    """Let ``kind`` wrap what ``metrics.csv`` is appended through."""
+    real, wrapped = Path.open, []
+
+    def opened(self, mode="r", *args, **kwargs):
+        stream = real(self, mode, *args, **kwargs)
+        if "a" not in mode:
+            return stream
+        wrapped.append(kind(stream))
+        return wrapped[-1]
+
+    monkeypatch.setattr(Path, "open", opened)
+    return wrapped
+
+
+class Stream:
+    """Count what is written."""
+
+    def __init__(self, stream):
+        self._stream, self.writes = stream, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stream.close()
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, data):
+        self.writes.append(data)
+        return self._stream.write(data)
+
+
+class BrokenStream(Stream):
+    """Take a row and say that it was not taken, and let it not be taken away."""
+
+    def write(self, data):
+        self._stream.write(data)
+        raise OSError(5, "Input/output error")
+
+    def truncate(self, size):
+        raise OSError(5, "Input/output error")
+
+
+def test_a_row_is_appended_in_one_write(file, monkeypatch):
+    logger = MetricsCSV(str(file.parent))
+    streams = open_for_appending(monkeypatch, Stream)
+    log(logger, 4, a=0.4)
+    log(logger, 5, a=0.5)
+    assert [stream.writes for stream in streams] == [[b"0.4,4,4\r\n"], [b"0.5,5,5\r\n"]]
+    assert all(isinstance(stream._stream, io.FileIO) for stream in streams)  # no buffer, which could split it
+    assert file.read_bytes().endswith(b"0.4,4,4\r\n0.5,5,5\r\n")
+
+
+def test_new_columns_replace_the_file_whole(file, monkeypatch):
+    logger = MetricsCSV(str(file.parent))
+    before, replace = file.read_bytes(), os.replace
+
+    def killed(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        log(logger, 4, b=7.0)
+    assert file.read_bytes() == before
+
+    def checked(source, target):
+        assert file.read_bytes() == before
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", checked)
+    again = MetricsCSV(str(file.parent))
+    log(again, 4, b=7.0)
+    assert file.read_bytes() == b"a,b,env_steps,step\r\n0.1,,1,1\r\n0.2,,2,2\r\n0.3,,3,3\r\n,7.0,4,4\r\n"
+
+
+def test_a_failed_replacement_waits_and_leaves_nothing_behind(file, monkeypatch):
+    logger = MetricsCSV(str(file.parent))
+    before, replace = file.read_bytes(), os.replace
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(UserWarning, match=r"metrics.csv cannot be written .*No space left"):
+        log(logger, 4, b=7.0)
+    assert file.read_bytes() == before and os.listdir(file.parent) == ["metrics.csv"]
+    monkeypatch.setattr(os, "replace", replace)
+    log(logger, 5, a=0.5)
+    assert read_metrics(file.parent) == {"a": ([1, 2, 3, 5], [0.1, 0.2, 0.3, 0.5]), "b": ([4], [7.0])}
+
+
+FULL_DISK = """
+import resource, sys, warnings
+from pathlib import Path
+from mtrl_lightning.callbacks import MetricsCSV
+folder = Path(sys.argv[1])
+logger, file = MetricsCSV(str(folder)), folder / "metrics.csv"
+log = lambda step: logger.log_metrics({"env_steps": step, "a": step / 10}, step=step)
+log(1)
+size = file.stat().st_size
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+for outage in range(2):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))  # a part of the row fits
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = file.read_bytes()
+        for step in (2, 3):
+            log(step + 10 * outage)
+            assert file.read_bytes() == before, file.read_bytes()
+        logger.finalize("failed")
+    messages = [str(w.message) for w in caught if "cannot be written" in str(w.message)]
+    assert len(messages) == 1 and str(file) in messages[0], messages
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    log(4 + 10 * outage)
+"""
+
+
+def test_a_full_disk_stops_no_training_and_loses_and_doubles_no_row(tmp_path):
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["env_steps"]) for row in rows] == [1, 2, 3, 4, 12, 13, 14]
+    assert [float(row["a"]) for row in rows] == [0.1, 0.2, 0.3, 0.4, 1.2, 1.3, 1.4]
+
+
+def test_a_part_that_could_not_be_taken_away_at_once_is_taken_away_later(file, monkeypatch):
+    logger = MetricsCSV(str(file.parent))
+    before = file.read_bytes()
+    streams = open_for_appending(monkeypatch, BrokenStream)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        log(logger, 4, a=0.4)
+    monkeypatch.undo()
+    assert len(streams) == 1 and file.read_bytes() == before + b"0.4,4,4\r\n"
+    assert len(logger.rows()) == 3
+    log(logger, 5, a=0.5)
+    assert file.read_bytes() == before + b"0.4,4,4\r\n0.5,5,5\r\n"

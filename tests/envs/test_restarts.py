@@ -1,0 +1,468 @@
+"""A vector environment that is watched: what breaks is rebuilt, and nothing false comes out of it."""
+
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, RestartsExhaustedError
+from tests.altered_reach import OnceFaulty
+from tests.fakes import Faulty
+
+ROOT = Path(__file__).parents[2]
+TASKS = [0, 1, 2, 0]
+ROWS = {0: [0, 1, 2, 3], 1: [0, 1, 2, 3], 3: [0, 1]}
+"""For each number of workers the rows that break together with row 1."""
+AT = 6
+"""The step, counted from 0, in which row 1 breaks."""
+FAULTS = [
+    (0, "raise"), (0, "nan"), (0, "inf"), (1, "raise"), (1, "die"), (3, "raise"), (3, "nan"), (3, "inf"), (3, "die"),
+    (3, "hang"),
+]  # fmt: skip
+MESSAGES = {
+    "raise": "task 'goal-1', step 2 of its episode: RuntimeError: broken",
+    "nan": "task 'goal-1', step 2 of its episode: the observation is not finite",
+    "inf": "task 'goal-1', step 2 of its episode: the reward is inf",
+    "die": r"died (exit code 3)",
+    "hang": "gave no answer for 0.5 s",
+}
+
+
+def make(fault="raise", workers=0, seed=3, max_restarts=5, **options):
+    told = []
+    envs = VectorEnv(
+        OnceFaulty(fault, **options), TASKS, seed=seed, num_workers=workers, max_restarts=max_restarts,
+        on_restart=told.append,
+    )  # fmt: skip
+    return envs, told
+
+
+def begin(envs):
+    first_ED, _ = envs.reset()
+    for group in envs._groups if envs.num_workers else []:
+        group._timeout = 0.5  # beginning takes longer, and rebuilding too
+    return first_ED
+
+
+def actions(num_steps=2 * AT, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (num_steps, len(TASKS), 2)).astype(np.float32)
+
+
+def run(envs, action_SEA):
+    results = []
+    for action_EA in action_SEA:
+        envs.send(action_EA)
+        results.append(envs.receive())
+    return results
+
+
+def undisturbed(seed=3):
+    envs = VectorEnv(ToyReach(3, horizon=5), TASKS, seed=seed, num_workers=0)
+    first_ED, _ = envs.reset()
+    return first_ED, run(envs, actions())
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def assert_true(observation_ED, action_EA, result):
+    """The rows that are valid are steps of the point from the observation that was handed out before."""
+    for e in range(len(TASKS)):
+        if result.valid_E[e]:
+            wanted_D = np.clip(observation_ED[e].astype(np.float64) + 0.2 * action_EA[e], -1, 1)
+            np.testing.assert_allclose(result.next_observation_ED[e], wanted_D, rtol=0, atol=3e-7)
+            angle = 2 * np.pi * TASKS[e] / 3
+            distance = np.linalg.norm(wanted_D - 0.7 * np.array([np.cos(angle), np.sin(angle)]))
+            assert result.reward_E[e] == pytest.approx(1 - distance, abs=5e-7)
+
+
+def gone(pids):
+    running = {process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != "zombie"}
+    return not running & set(pids)
+
+
+def wait_until_gone(pids, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not gone(pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# ---- faults in a step ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "fault"), FAULTS)
+def test_a_fault_makes_its_groups_rows_void_for_one_step_and_disturbs_no_other(workers, fault):
+    first_ED, expected = undisturbed()
+    envs, told = make(fault, workers)
+    observation_ED = begin(envs)
+    assert np.array_equal(observation_ED, first_ED)
+    pids = envs.worker_pids
+    results = run(envs, actions())
+    later = envs.worker_pids
+    envs.close()
+    broken = ROWS[workers]
+    others = [e for e in range(4) if e not in broken]
+    for s, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        assert result.valid_E.tolist() == [not (s == AT and e in broken) for e in range(4)]
+        for name, field, other in zip(result._fields, result, wanted, strict=True):
+            rows = range(4) if s < AT else others
+            assert np.array_equal(field[rows], other[rows]), name
+        assert_true(observation_ED, actions()[s], result)
+        observation_ED = result.observation_ED
+    void = results[AT]
+    assert (void.reward_E[broken] == 0).all()
+    assert not (void.terminated_E | void.truncated_E | void.success_E)[broken].any()
+    assert np.array_equal(void.next_observation_ED[broken], void.observation_ED[broken])
+    assert np.isfinite(void.observation_ED).all()
+    ends = [s for s, result in enumerate(results) if result.truncated_E[1]]
+    assert ends == [4, AT + 5], "a new episode of five steps begins after the fault"
+    assert envs.num_restarts == 1 and envs.fault is None
+    (reason,) = told
+    assert MESSAGES[fault] in reason
+    if workers:
+        assert sum(a != b for a, b in zip(pids, later, strict=True)) == 1
+        assert pids[0] != later[0]
+        assert gone(pids) and gone(later)
+
+
+def starts_after_a_fault(workers, seed, fault="raise"):
+    envs, _ = make(fault, workers, seed)
+    first_ED = begin(envs)
+    results = run(envs, actions())
+    envs.close()
+    return first_ED, results
+
+
+def test_the_new_episodes_draws_are_their_own_and_the_same_for_any_number_of_workers():
+    first_ED, results = starts_after_a_fault(0, seed=3)
+    again_ED = results[AT].observation_ED
+    seen = [*first_ED.tolist(), *undisturbed()[1][4].observation_ED.tolist(), *again_ED.tolist()]
+    assert len({tuple(row) for row in seen}) == len(seen), "neither the first draws nor those that would have followed"
+    for workers, fault in ((0, "nan"), (1, "die"), (3, "raise")):
+        _, others = starts_after_a_fault(workers, 3, fault)
+        for s in range(AT, 2 * AT):
+            for ours, theirs in zip(results[s], others[s], strict=True):
+                assert np.array_equal(ours[ROWS[3]], theirs[ROWS[3]])
+    _, other = starts_after_a_fault(0, seed=4)
+    assert not (other[AT].observation_ED == again_ED).any()
+
+
+def test_every_restart_has_draws_of_its_own():
+    envs, _ = make(step=1)
+    begin(envs)
+    starts = [tuple(result.observation_ED[1].tolist()) for result in run(envs, actions(5))]
+    assert len(set(starts)) == 5
+    assert envs.num_restarts == 5
+
+
+# ---- killed workers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before a step", "during a step", "after a step was taken"])
+def test_a_killed_worker_costs_its_own_rows_one_step(when):
+    _, expected = undisturbed()
+    envs, told = make(workers=3, task=None)
+    observation_ED = begin(envs)
+    for s, action_EA in enumerate(actions()):
+        if s == AT and when == "before a step":
+            os.kill(envs.worker_pids[0], signal.SIGKILL)
+        if s == AT and when == "during a step":
+            os.kill(envs.worker_pids[0], signal.SIGSTOP)
+        envs.send(action_EA)
+        if s == AT and when == "during a step":
+            os.kill(envs.worker_pids[0], signal.SIGKILL)
+        result = envs.receive()
+        if s == AT - 1 and when == "after a step was taken":
+            os.kill(envs.worker_pids[0], signal.SIGKILL)
+            wait_until_gone(envs.worker_pids[:1])
+        assert result.valid_E.tolist() == ([False, False, True, True] if s == AT else [True] * 4)
+        assert np.array_equal(result.observation_ED[2:], expected[s].observation_ED[2:])
+        assert np.array_equal(result.reward_E[2:], expected[s].reward_E[2:])
+        assert_true(observation_ED, action_EA, result)
+        observation_ED = result.observation_ED
+    envs.close()
+    assert envs.num_restarts == 1
+    assert "goal-0, goal-1 died (exit code -9)" in told[0]
+
+
+@pytest.mark.parametrize("question", ["get_state", "get_attr", "call"])
+def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_its_next_step_is_void(question):
+    """The caller holds an observation of the former episode, from which the next step does not begin."""
+    envs, told = make(workers=3, task=None)
+    begin(envs)
+    run(envs, actions()[:3])
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    if question == "get_state":
+        states = envs.get_state()
+        assert [state["new"] for state in states] == [True, True, False, False]
+        assert [state["restarts"] for state in states] == [1, 1, 0, 0]
+        assert [state["state"]["steps"] for state in states] == [0, 0, 3, 3]
+    elif question == "get_attr":
+        assert envs.get_attr("_steps") == (0, 0, 3, 3)
+    else:
+        assert len(envs.call("get_wrapper_attr", "_steps")) == 4
+    assert envs.num_restarts == len(told) == 1
+    first, second = run(envs, actions()[3:5])
+    envs.close()
+    assert first.valid_E.tolist() == [False, False, True, True]
+    assert second.valid_E.all()
+    assert_true(first.observation_ED, actions()[4], second)
+
+
+def test_a_worker_that_was_killed_before_a_reset_is_rebuilt_and_nothing_is_void():
+    envs, _ = make(workers=3, task=None)
+    begin(envs)
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    observation_ED, _ = envs.reset(seed=8)
+    (result,) = run(envs, actions()[:1])
+    plain = VectorEnv(ToyReach(3, horizon=5), TASKS, num_workers=0)
+    assert np.array_equal(plain.reset(seed=8)[0], observation_ED)
+    assert result.valid_E.all() and np.array_equal(run(plain, actions()[:1])[0].reward_E, result.reward_E)
+    envs.close()
+
+
+# ---- the budget ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("budget", [0, 1])
+def test_past_the_budget_the_step_is_returned_and_the_next_one_raises(workers, budget):
+    _, expected = undisturbed()
+    envs, told = make("raise", workers, max_restarts=budget)
+    begin(envs)
+    fatal = AT if budget == 0 else 2 * AT + 1
+    results = run(envs, actions(fatal))
+    assert envs.fault is None
+    (last,) = run(envs, actions(fatal + 1)[-1:])
+    broken = ROWS[workers]
+    assert last.valid_E.tolist() == [e not in broken for e in range(4)]
+    if budget == 0 and workers == 3:
+        assert np.array_equal(last.reward_E[2:], expected[AT].reward_E[2:])
+    assert len(results) == fatal and len(told) == envs.num_restarts == budget
+    assert isinstance(envs.fault, RestartsExhaustedError) and isinstance(envs.fault, EnvironmentFaultError)
+    for ask in (envs.send, envs.step):
+        with pytest.raises(RestartsExhaustedError, match=rf"RuntimeError: broken \(after {budget} restarts"):
+            ask(actions()[0])
+    states = envs.get_state()
+    assert [state["state"] is None for state in states] == [e in broken for e in range(4)]
+    pids = envs.worker_pids
+    envs.close()
+    assert gone(pids)
+
+
+DEAD = pytest.mark.xfail(strict=True, reason="with every group dead, a reset gives the last observations again")
+
+
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=DEAD), pytest.param(1, marks=DEAD), 3])
+def test_past_the_budget_nothing_but_the_state_can_be_asked_for(workers):
+    envs, _ = make("raise", workers, max_restarts=0)
+    begin(envs)
+    run(envs, actions()[: AT + 1])
+    state = envs.get_state()
+    try:
+        for ask in (envs.reset, lambda: envs.call("get_wrapper_attr", "_steps"), lambda: envs.set_state(state)):
+            with pytest.raises(RestartsExhaustedError, match="RuntimeError: broken"):
+                ask()
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_anew_elsewhere(workers):
+    _, expected = undisturbed()
+    envs, _ = make("raise", 3, max_restarts=0)
+    begin(envs)
+    run(envs, actions()[: AT + 1])
+    state = through_a_file(envs.get_state())
+    envs.close()
+    restored, _ = make(workers=workers, seed=3, task=None)
+    restored.set_state(state)
+    results = run(restored, actions()[AT + 1 :])
+    assert [result.valid_E.tolist() for result in results[:2]] == [[False, False, True, True], [True] * 4]
+    for result, wanted in zip(results, expected[AT + 1 :], strict=True):
+        for field, other in zip(result, wanted, strict=True):
+            assert np.array_equal(field[2:], other[2:])
+    observation_ED = results[0].observation_ED
+    for action_EA, result in zip(actions()[AT + 2 :], results[1:], strict=True):
+        assert_true(observation_ED, action_EA, result)
+        observation_ED = result.observation_ED
+    assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [4], "a whole new episode"
+    assert restored.num_restarts == 0
+    restored.close()
+
+
+def test_a_group_that_breaks_again_while_it_is_rebuilt_is_rebuilt_again(tmp_path):
+    envs, told = make(workers=3, log=str(tmp_path / "log"), broken_resets=2)
+    begin(envs)
+    results = run(envs, actions())
+    envs.close()
+    assert [int((~result.valid_E).sum()) for result in results] == [0] * AT + [2] + [0] * (AT - 1)
+    assert envs.num_restarts == len(told) == 3
+    assert "RuntimeError: broken" in told[0] and "still broken" in told[1] and "still broken" in told[2]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_group_that_stays_broken_uses_the_budget_up_and_not_the_machine(tmp_path, workers):
+    envs, told = make(workers=workers, log=str(tmp_path / "log"), broken_resets=99, max_restarts=3)
+    begin(envs)
+    results = run(envs, actions()[: AT + 1])
+    assert not results[-1].valid_E[ROWS[workers]].any()
+    assert "still broken" in str(envs.fault) and "after 3 restarts" in str(envs.fault)
+    assert len(told) == 3
+    assert len((tmp_path / "log").read_text().splitlines()) == 4
+    pids = envs.worker_pids
+    envs.close()
+    assert gone(pids)
+
+
+def test_an_environment_that_breaks_at_every_reset_raises_past_the_budget():
+    envs = VectorEnv(Faulty(3), [0, 1, 2], num_workers=0, max_restarts=2)
+    with pytest.raises(RestartsExhaustedError, match=r"the motor broke.*after 2 restarts"):
+        envs.reset(options={"fault": "raise_reset", "task": "task-1"})
+
+
+def test_an_action_that_is_not_a_number_is_the_policys_fault_and_no_restart():
+    envs, told = make()
+    begin(envs)
+    with pytest.raises(EnvironmentFaultError, match="the policy's actions for goal-1 are not finite") as caught:
+        envs.send(np.array([[0, 0], [np.nan, 0], [0, 0], [0, 0]], np.float32))
+    assert not isinstance(caught.value, RestartsExhaustedError)
+    assert not told and envs.num_restarts == 0
+
+
+def test_without_a_budget_a_fault_raises_as_it_is():
+    envs, told = make(max_restarts=None)
+    begin(envs)
+    run(envs, actions()[:AT])
+    with pytest.raises(EnvironmentFaultError, match="RuntimeError: broken") as caught:
+        run(envs, actions()[:1])
+    assert not isinstance(caught.value, RestartsExhaustedError) and envs.fault is None and not told
+
+
+# ---- saving and going on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [(0, 3), (3, 0)])
+@pytest.mark.parametrize("steps", [3, AT, AT + 1, AT + 3])
+def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers, steps):
+    """Also the second fault's draws are those that would have been: the number of restarts is part of the state."""
+    all_actions = actions(3 * AT)
+    envs, _ = make(workers=workers[0])
+    begin(envs)
+    run(envs, all_actions[:steps])
+    state = through_a_file(envs.get_state())
+    expected = run(envs, all_actions[steps:])
+    restored, _ = make(workers=workers[1])
+    begin(restored)
+    run(restored, all_actions[:2])
+    restored.set_state(state)
+    found = run(restored, all_actions[steps:])
+    for each in (envs, restored):
+        each.close()
+    rows = ROWS[3] if (0 in workers) else range(4)
+    assert [int((~result.valid_E[rows]).sum()) for result in expected].count(2) == 1 + (steps <= AT)
+    for ours, theirs in zip(found, expected, strict=True):
+        for field, other in zip(ours, theirs, strict=True):
+            assert np.array_equal(field[rows], other[rows])
+
+
+def test_that_an_observation_is_not_known_is_saved_and_forgotten_after_one_step():
+    envs, _ = make(workers=3, task=None)
+    begin(envs)
+    os.kill(envs.worker_pids[2], signal.SIGKILL)
+    state = through_a_file(envs.get_state())
+    assert through_a_file(envs.get_state()) == state, "it is still so"
+    restored, _ = make(task=None)
+    restored.set_state(state)
+    expected, found = run(envs, actions()[:7]), run(restored, actions()[:7])
+    assert [result.valid_E.tolist() for result in found[:2]] == [[True, True, True, False], [True] * 4]
+    for ours, theirs in zip(found, expected, strict=True):
+        for field, other in zip(ours, theirs, strict=True):
+            assert np.array_equal(field, other)
+    assert not any(state["new"] for state in restored.get_state())
+    restored.set_state(state)
+    restored.reset()
+    assert run(restored, actions()[:1])[0].valid_E.all(), "a reset tells the caller the observation"
+    envs.close()
+
+
+# ---- nothing is left behind ----------------------------------------------------------------------------------------
+
+
+def test_rebuilt_workers_end_with_the_rest():
+    envs, _ = make("die", workers=3, step=2)
+    begin(envs)
+    pids = set(envs.worker_pids)
+    for action_EA in actions(6):
+        run(envs, action_EA[None])
+        pids |= set(envs.worker_pids)
+    assert len(pids) == 3 + envs.num_restarts >= 5
+    assert len(psutil.Process().children()) < 3 + 3, "workers and the resource tracker"
+    envs.close()
+    assert gone(pids)
+    assert not pids & {process.pid for process in multiprocessing.active_children()}
+
+
+MAIN = """
+import sys, time
+import numpy as np
+from mtrl_lightning.envs import VectorEnv
+from tests.altered_reach import OnceFaulty
+
+if __name__ == "__main__":
+    envs = VectorEnv(OnceFaulty(sys.argv[1], step=2), [0, 1, 2], num_workers=3, max_restarts=5)
+    envs.reset()
+    envs.step(np.zeros((3, 2)))
+    if sys.argv[1] == "hang":
+        envs.send(np.zeros((3, 2)))
+        time.sleep(0.5)
+    else:
+        envs.step(np.zeros((3, 2)))
+    print(*envs.worker_pids, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's shared memory")
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault):
+    script, temporary = tmp_path / "main.py", tmp_path / "temporary"
+    script.write_text(MAIN)
+    temporary.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    main = subprocess.Popen(
+        [sys.executable, str(script), fault], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+    try:
+        pids = [int(pid) for pid in main.stdout.readline().split()]
+        assert len(pids) == 3 and not gone(pids)
+        family = [process.pid for process in psutil.Process(main.pid).children(recursive=True)]
+    finally:
+        main.kill()
+        main.wait(30)
+        main.stdout.close()
+    wait_until_gone({*pids, *family}, seconds=10)
+    assert not [path for path in Path("/dev/shm").iterdir() if f"-{main.pid}-" in path.name]
+    assert list(temporary.rglob("*")) == []
+
+
+def test_a_state_needs_as_many_environments_as_there_are():
+    envs, _ = make()
+    begin(envs)
+    with pytest.raises((ValueError, ConfigurationError)):
+        envs.set_state(envs.get_state()[:2])

@@ -1,0 +1,104 @@
+"""Train 2N in one go; train N, stop, go on in a new process: the same run, bit for bit."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from tests.test_interruption import wait_for
+
+MT10 = ("base", "env/metaworld_mt10", "algorithm/mtsac", "network/multi_head", "gradient/mean")
+SHORT = [
+    "--data.benchmark.init_args.horizon=35",  # episodes are under way whenever a checkpoint is written
+    "--data.batch_size=80",
+    "--data.capacity=800",  # the rings wrap around
+    "--replay.chunk_size=150",
+    "--evaluation.every=400",
+    "--evaluation.num_episodes=1",
+    "--rollout.warmup_steps=200",
+    "--metrics.every=100",
+    "--checkpoint.every=400",
+    "--checkpoint.keep_last=-1",
+]
+
+
+def assert_same(one, other, path="checkpoint"):
+    assert type(one) is type(other), path
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for i, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            assert_same(mine, theirs, f"{path}[{i}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    else:
+        assert repr(one) == repr(other), path
+
+
+def assert_same_end(command_line, name, other):
+    """Parameters, targets, optimizers, counters, schedules, windows, generators, environments, replay: all of it."""
+    ends = [load_checkpoint(command_line.folder(run) / "checkpoints" / "last.ckpt") for run in (name, other)]
+    assert_same(*ends)
+    assert command_line.rows(name) == command_line.rows(other)
+    for chunk in ends[0]["MultiTaskData"]["replay"]["chunks"]:
+        files = [command_line.folder(run) / "replay" / chunk["file"] for run in (name, other)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_mt10_continued_in_mid_episode_with_other_workers_is_the_same_run(command_line):
+    def run(*options):
+        return command_line.process("fit", *SHORT, *options, configs=MT10)
+
+    whole = run("--name=whole", "--rollout.total_steps=1600", "--rollout.num_workers=1")
+    finish(run("--name=parts", "--rollout.total_steps=800", "--rollout.num_workers=2"))
+    finish(whole)
+    saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
+    running = saved["callbacks"]["RolloutCallback"]["collector"]["running"]
+    assert running["length"] == [80 % 35] * 10
+    finish(run("--name=parts", "--ckpt_path=last", "--rollout.total_steps=1600", "--rollout.num_workers=3"))
+    assert_same_end(command_line, "whole", "parts")
+
+
+def test_a_continued_run_in_bf16_is_the_same_run(command_line):
+    options = ["--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]", "--data.batch_size=96"]
+    options += ["--trainer.precision=bf16-mixed", "--model.init_args.encoder=mtrl_lightning.networks.Standardize"]
+
+    def run(name, steps, *more):
+        command_line("fit", *SHORT, *options, f"--name={name}", f"--rollout.total_steps={steps}", *more, configs=MT10)
+
+    run("whole", 1200)
+    run("parts", 600)
+    run("parts", 1200, "--ckpt_path=last")
+    assert_same_end(command_line, "whole", "parts")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, number):
+    options = ["--rollout.total_steps=6000", "--data.capacity=1500", "--replay.chunk_size=500", "--metrics.every=60"]
+    options += ["--evaluation.every=1500", "--checkpoint.every=100000", "--rollout.num_workers=2"]
+    command_line("fit", *options, "--name=whole")
+    process = command_line.process("fit", *options, "--name=parts")
+    metrics = command_line.folder("parts") / "metrics.csv"
+    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 10) or process.poll() is not None)
+    os.kill(process.pid, number)
+    process.communicate(timeout=60)
+    path = command_line.folder("parts") / "checkpoints" / "last.ckpt"
+    assert 300 < load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] < 6000
+    command_line("fit", *options, "--name=parts", "--ckpt_path=last")
+    # the extra checkpoint is among those saved, and its rows are in a file of their own
+    whole, parts = (load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt") for n in ("whole", "parts"))
+    for checkpoint in (whole, parts):
+        del checkpoint["callbacks"]["CheckpointCallback"], checkpoint["MultiTaskData"]["replay"]["chunks"]
+    assert_same(whole, parts)
+    assert command_line.rows("whole") == command_line.rows("parts")

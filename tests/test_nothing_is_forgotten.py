@@ -1,0 +1,56 @@
+"""What a checkpoint does not hold differs between a run and its continuation: the whole living state is compared."""
+
+import re
+
+import pytest
+
+from mtrl_lightning.callbacks import CheckpointCallback, InterruptionCallback
+from tests.object_graph import graph_of
+
+DEAD = {
+    r"stopwatch\.": "times",
+    r"MetricsCallback\._since": "times",
+    r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "what the last step passed, read by nobody",
+    r"RolloutCallback\._under_way": "set when a batch begins",
+    r"RolloutCallback\._last_state": "kept for a checkpoint of an interrupted run",
+    r"EvaluationCallback\._evaluators\.": "each evaluation resets its environments by the episode's number",
+    r"algorithm\.generators\._": "made when first used; their states are compared",
+    r"CurvesCallback\._plotted": "a picture is drawn anew",
+    r"InterruptionCallback\._former": "handlers of this process",
+    r"CheckpointCallback\.(folder|_saved_at)|ReplayCallback\._snapshots\.folder": "told by the continuation",
+    r"_SaveConfig|EnvStepProgressBar|_metric_attributes|_param_requires_grad_state": "Lightning's own",
+    r"_compiler_ctx|_fabric|_jit_is_scripting|_log_hyperparams|_current_fx_name": "Lightning's own",
+    r"prepare_data_per_node": "Lightning's own",
+}
+
+
+def living(graph):
+    return {path: value for path, value in graph.items() if not any(re.search(dead, path) for dead in DEAD)}
+
+
+@pytest.mark.parametrize("benchmark", ["mtrl_lightning.envs.ToyReach", "mtrl_lightning.envs.MetaWorld"])
+def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatch, benchmark):
+    graphs = {}
+    write = CheckpointCallback._write
+
+    def write_and_walk(self, trainer, algorithm, best):
+        write(self, trainer, algorithm, best)
+        graphs.setdefault(("saved", algorithm.counters.env_steps), graph_of(trainer, algorithm))
+
+    def walk(self, trainer, algorithm):
+        graphs["continued"] = graph_of(trainer, algorithm)
+
+    monkeypatch.setattr(CheckpointCallback, "_write", write_and_walk)
+    options = ["--data.capacity=480", "--checkpoint.keep_last=-1", f"--data.benchmark={benchmark}"]
+    options += ["--model.init_args.encoder=mtrl_lightning.networks.Standardize"]
+    if "MetaWorld" in benchmark:
+        options += ["--data.benchmark.init_args.tasks=[reach,push,box-close]", "--data.benchmark.init_args.horizon=23"]
+    command_line("fit", *options)
+    monkeypatch.setattr(CheckpointCallback, "_write", write)
+    monkeypatch.setattr(InterruptionCallback, "on_train_start", walk, raising=False)
+    path = command_line.folder() / "checkpoints" / "step_000000000600.ckpt"
+    command_line("fit", *options, f"--ckpt_path={path}")
+    before, after = living(graphs["saved", 600]), living(graphs["continued"])
+    assert len(before) > 500
+    differing = [path for path in {**before, **after} if repr(before.get(path)) != repr(after.get(path))]
+    assert not differing, [(path, repr(before.get(path))[:80], repr(after.get(path))[:80]) for path in differing]

@@ -1,0 +1,226 @@
+"""Faults through the command line: broken environments, a disk that is full, files that are not whole."""
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from mtrl_lightning.callbacks import CheckpointCallback
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.replay import ReplaySnapshots
+from tests.test_exact_continuation import assert_same
+
+FAULTY = ["--data.benchmark=tests.altered_reach.FaultyReach"]
+
+
+def checkpoint(command_line, name="run", which="last"):
+    return load_checkpoint(command_line.folder(name) / "checkpoints" / f"{which}.ckpt")
+
+
+def counters(command_line, name="run"):
+    return checkpoint(command_line, name)["mtrl_lightning"]["counters"]
+
+
+def fails(command_line, capsys, *args):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(*args)
+    return exit_info.value.code, capsys.readouterr().err
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Return a switch: while it is on, whatever waits for the disk is told that it is full."""
+    fsync, switch = os.fsync, {"full": False}
+
+    def failing(descriptor):
+        if switch["full"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    return switch
+
+
+@pytest.mark.parametrize(("fault", "workers"), [("nan", 0), ("inf", 2), ("raise", 2), ("nan", 1)])
+def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fault, workers):
+    overrides = [*FAULTY, f"--data.benchmark.init_args.fault={fault}", f"--rollout.num_workers={workers}"]
+    with pytest.warns(UserWarning, match="rebuilt, restart 1 of at most 10: task 'goal-1', step 7 of its episode"):
+        command_line("fit", *overrides)
+    counts = counters(command_line)
+    # one task's environment fails at its 47th step from each start; all of its group lose that step
+    lost = {0: 3, 1: 3, 2: 2}[workers]
+    assert counts["env_steps"] == 900
+    assert counts["worker_restarts"] == 6 + 2, "in training and in evaluations"
+    assert counts["dropped_transitions"] == 6 * lost
+    last = command_line.rows()[-1]
+    assert float(last["fault/worker_restarts"]) == counts["worker_restarts"]
+    assert float(last["fault/dropped_transitions"]) == counts["dropped_transitions"]
+    manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
+    assert sum(manifest["added"]) == 900, "each valid transition is remembered, no other"
+
+
+def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys):
+    code, error = fails(command_line, capsys, "fit", *FAULTY, "--rollout.max_restarts=2", "--rollout.num_workers=2")
+    assert code == 1
+    assert "task 'goal-1', step 7 of its episode: the observation is not finite" in error
+    assert "after 2 restarts" in error
+    saved = checkpoint(command_line)
+    counts = saved["mtrl_lightning"]["counters"]
+    assert 300 < counts["env_steps"] < 900 and counts["worker_restarts"] == 2
+    states = saved["callbacks"]["RolloutCallback"]["collector"]["envs"]
+    assert [state["state"] is None for state in states] == [True, True, False]
+    with pytest.warns(UserWarning, match="restart 1 of at most 10"):
+        command_line("fit", *FAULTY, "--ckpt_path=last")
+    after = counters(command_line)
+    assert after["env_steps"] >= 900 and after["worker_restarts"] > 2
+
+
+def test_faults_in_the_warm_up_are_survived_and_counted_too(command_line, capsys):
+    code, error = fails(command_line, capsys, "fit", *FAULTY, "--rollout.max_restarts=1")
+    assert code == 1 and "after 1 restarts" in error
+    assert counters(command_line)["updates"] == 0
+
+
+def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk, monkeypatch):
+    write = CheckpointCallback._write
+
+    def full_at_600(self, trainer, algorithm, best):
+        full_disk["full"] = algorithm.counters.env_steps == 600
+        former = {path.name: path.read_bytes() for path in self.folder.iterdir()}
+        try:
+            write(self, trainer, algorithm, best)
+        except OSError:
+            assert {path.name: path.read_bytes() for path in self.folder.iterdir()} == former
+            raise
+        finally:
+            full_disk["full"] = False
+
+    command_line("fit", "--name=whole", "--checkpoint.keep_last=-1", "--checkpoint.keep_best=false")
+    monkeypatch.setattr(CheckpointCallback, "_write", full_at_600)
+    with pytest.warns(UserWarning, match="after 600 env steps could not be written.*No space left.*the run goes on"):
+        command_line("fit", "--checkpoint.keep_last=-1", "--checkpoint.keep_best=false")
+    names = sorted(path.name for path in (command_line.folder() / "checkpoints").iterdir())
+    assert names == ["last.ckpt", "step_000000000303.ckpt", "step_000000000900.ckpt"]
+    one, other = checkpoint(command_line, "whole"), checkpoint(command_line)
+    assert_same(one["state_dict"], other["state_dict"])
+    assert other["callbacks"]["CheckpointCallback"]["saved"] == ["step_000000000303.ckpt", "step_000000000900.ckpt"]
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+    assert counters(command_line)["env_steps"] == 1200
+
+
+def test_a_full_disk_ends_the_run_if_yaml_says_so(command_line, full_disk, monkeypatch, capsys):
+    write = CheckpointCallback._write
+
+    def full_at_600(self, trainer, algorithm, best):
+        full_disk["full"] = algorithm.counters.env_steps >= 600
+        write(self, trainer, algorithm, best)
+
+    monkeypatch.setattr(CheckpointCallback, "_write", full_at_600)
+    options = ["--checkpoint.on_error=stop", "--checkpoint.keep_best=false"]
+    code, error = fails(command_line, capsys, "fit", *options)
+    assert code == 2 and "No space left" in error
+    assert str(command_line.folder() / "checkpoints" / "step_000000000303.ckpt") in error
+    assert counters(command_line)["env_steps"] == 303
+    monkeypatch.setattr(CheckpointCallback, "_write", write)
+    full_disk["full"] = False
+    command_line("fit", *options, "--ckpt_path=last")
+    assert counters(command_line)["env_steps"] == 900
+
+
+def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys):
+    full_disk["full"] = True
+    code, error = fails(command_line, capsys, "fit")
+    assert code == 2 and "the run's end could not be saved" in error and "No space left" in error
+    assert not list((command_line.folder() / "checkpoints").glob("*"))
+
+
+def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(command_line):
+    options = ["--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
+    command_line("fit", *options)
+    shutil.copytree(command_line.folder(), command_line.folder("whole"))
+    path = command_line.folder() / "checkpoints" / "step_000000000900.ckpt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)  # last.ckpt is another name of this file
+    with pytest.warns(UserWarning, match=r"GOING BACK to the newest whole checkpoint, .*step_000000000600\.ckpt"):
+        command_line("fit", *options, "--ckpt_path=last")
+    assert_same(checkpoint(command_line)["state_dict"], checkpoint(command_line, "whole")["state_dict"])
+    assert command_line.rows() == command_line.rows("whole")
+
+
+def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
+    options = ["--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
+    command_line("fit", *options)
+    newest, oldest = (sorted((command_line.folder() / "replay").iterdir())[i] for i in (-1, 0))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match=f"{newest} is damaged"):
+        command_line("fit", *options, "--ckpt_path=last")
+    assert counters(command_line)["env_steps"] == 900
+    oldest.unlink()
+    code, error = fails(command_line, capsys, "fit", *options, "--ckpt_path=last", "--rollout.total_steps=1200")
+    assert code == 2 and f"{oldest} is missing" in error and "--replay.restore false" in error
+    assert "no checkpoint in" in error and "is whole" in error
+    with pytest.warns(UserWarning, match="goes on with an empty replay, because replay.restore is false"):
+        command_line("fit", *options, "--ckpt_path=last", "--rollout.total_steps=1500", "--replay.restore=false")
+    assert counters(command_line)["env_steps"] == 1500
+
+
+def test_without_a_saved_replay_the_loss_is_said_and_the_replay_refilled(command_line):
+    command_line("fit", "--replay.save=false")
+    assert not (command_line.folder() / "replay").exists()
+    before = counters(command_line)
+    with pytest.warns(UserWarning, match=r"empty replay, because the checkpoint was saved without it \(replay.save\)"):
+        command_line("fit", "--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=1500")
+    after = counters(command_line)
+    assert after["env_steps"] == 1500
+    # 300 steps refill the replay, and no update is owed for them
+    assert after["updates"] - before["updates"] == 100
+
+
+def test_the_last_n_transitions_are_saved_and_come_back(command_line):
+    command_line("fit", "--replay.save_last=450", "--replay.chunk_size=60")
+    manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
+    assert (manifest["added"], manifest["oldest"]) == ([300] * 3, [150] * 3)
+    with pytest.warns(UserWarning, match="only the last 450 transitions were saved"):
+        command_line("fit", "--replay.save_last=450", "--ckpt_path=last", "--rollout.total_steps=1200")
+    assert counters(command_line)["updates"] == 300
+    assert checkpoint(command_line)["MultiTaskData"]["replay"]["oldest"] == [250] * 3
+
+
+def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_line):
+    command_line("fit")
+    command_line("fit", "--name=mapped", "--data.memory_map=true")
+    assert_same(checkpoint(command_line)["state_dict"], checkpoint(command_line, "mapped")["state_dict"])
+    names = {path.name for path in command_line.folder("mapped").iterdir()}
+    assert names == {path.name for path in command_line.folder().iterdir()}
+
+
+def test_after_clearing_the_replay_the_weights_can_be_trained_on(command_line, capsys):
+    command_line("fit")
+    shutil.rmtree(command_line.folder() / "replay")
+    code, error = fails(command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1500")
+    assert code == 2 and "is missing" in error and "--replay.restore false" in error
+    command_line("validate", "--ckpt_path=last")
+    with pytest.warns(UserWarning, match="empty replay"):
+        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500", "--replay.restore=false")
+    assert counters(command_line)["env_steps"] == 1500
+
+
+def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command_line):
+    options = [
+        "--data.capacity=300",
+        "--checkpoint.keep_last=-1",
+        "--replay.chunk_size=90",
+        "--rollout.total_steps=1500",
+    ]
+    command_line("fit", *options)
+    snapshots = ReplaySnapshots(command_line.folder() / "replay")
+    paths = sorted((command_line.folder() / "checkpoints").glob("step_*.ckpt"))
+    assert len(paths) == 5
+    for path in paths:
+        snapshots.verify(load_checkpoint(path)["MultiTaskData"]["replay"])
+    last = checkpoint(command_line)
+    for path in paths[1:4]:
+        command_line("fit", *options, f"--ckpt_path={path}")
+        assert_same(checkpoint(command_line)["state_dict"], last["state_dict"])
