@@ -78,7 +78,7 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
         command_line("fit", *SHORT, *options, f"--name={name}", f"--rollout.total_steps={steps}", *more, configs=MT10)
 
     run("whole", 1200)
-    run("parts", 600)
+    run("parts", 800)
     run("parts", 1200, "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
 
@@ -102,3 +102,27 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, num
         del checkpoint["callbacks"]["CheckpointCallback"], checkpoint["MultiTaskData"]["replay"]["chunks"]
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
+
+
+def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_line):
+    options = ["--evaluation.every=400", "--metrics.every=400", "--checkpoint.every=400"]
+    command_line("fit", *options, "--name=whole", "--rollout.total_steps=1500")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=1005")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=1500", "--ckpt_path=last")
+    whole, parts = (load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt") for n in ("whole", "parts"))
+    for key in ("state_dict", "optimizer_states", "mtrl_lightning"):
+        assert_same(whole[key], parts[key])
+    scheduled = [row for row in command_line.rows("parts") if row["env_steps"] != "1005"]
+    assert scheduled == command_line.rows("whole")
+
+
+@pytest.mark.parametrize("options", [
+    ["--rollout.updates_per_step=0.5"],
+    ["--rollout.updates_per_step=3", "--rollout.warmup_updates=7"],
+    ["--rollout.envs_per_task=2", "--data.exclude_from_training=[goal-1]", "--data.batch_size=64"],
+])  # fmt: skip
+def test_other_ratios_and_environments_are_continued_exactly_too(command_line, options):
+    command_line("fit", *options, "--name=whole", "--rollout.total_steps=1800")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=900", "--rollout.num_workers=2")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=1800", "--ckpt_path=last")
+    assert_same_end(command_line, "whole", "parts")
