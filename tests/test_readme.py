@@ -13,10 +13,14 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 RUNS = [command for command in COMMANDS if command.startswith("python cli.py")]
+BENCHMARKS = [command for command in COMMANDS if command.startswith("python -m mtrl_lightning.benchmarks.")]
 SHORT = {
     "fit": ["--evaluation.num_episodes=1", "--evaluation.every=1000000", "--checkpoint.every=1000000"],
     "validate": ["--evaluation.num_episodes=1"],
+    "clear": [],
 }
+SMALL = {"snapshots": ["--rows=20000", "--every=1000", "--repeats=1"], "faults": ["--help"]}  # tests/test_benchmarks.py
+EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete"}
 STEPS = ["--rollout.warmup_steps=40", "--rollout.total_steps=120"]
 
 
@@ -60,4 +64,16 @@ def test_every_command_runs(quickstart_folder, command):
     if continuing:
         command = command.replace("500000", "240")
     printed = run(command, *([] if continuing else STEPS), folder=quickstart_folder)
-    assert "average" in printed
+    assert EXPECTED[command.split()[2]] in printed
+
+
+@pytest.mark.parametrize("command", BENCHMARKS)
+def test_every_benchmark_runs(command):
+    module = command.split()[2]
+    options = SMALL[module.rsplit(".", 1)[1]]
+    result = subprocess.run([sys.executable, "-m", module, *options], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_command_is_known():
+    assert {*COMMANDS[:2], *RUNS, *BENCHMARKS} == set(COMMANDS)

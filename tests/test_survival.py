@@ -224,3 +224,13 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
     for path in paths[1:4]:
         command_line("fit", *options, f"--ckpt_path={path}")
         assert_same(checkpoint(command_line)["state_dict"], last["state_dict"])
+
+
+def test_a_picture_that_cannot_be_written_does_not_end_the_run(command_line, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.warns(UserWarning, match=r"curves\.png could not be written.*No space left"):
+        command_line("fit")
+    assert counters(command_line)["env_steps"] == 900

@@ -59,10 +59,11 @@ class CheckpointCallback(Checkpoint):
         """Make the folder.
 
         Raises:
-            ConfigurationError: if it cannot be written.
+            ConfigurationError: if it cannot be written, or nothing keeps the replay.
         """
         if stage != TrainerFn.FITTING:
             return
+        find(trainer, ReplayCallback)
         self.folder = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
         ensure_writable(self.folder)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import find
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
@@ -83,4 +83,7 @@ class CurvesCallback(Callback):
         now = find(trainer, EvaluationCallback).env_steps
         if now > self._plotted and self._folder and (Path(self._folder) / "metrics.csv").exists():
             self._plotted = now
-            plot_curves(self._folder)
+            try:
+                plot_curves(self._folder)
+            except OSError as error:  # a picture is no reason to lose a run
+                rank_zero_warn(f"curves.png could not be written: {error}")

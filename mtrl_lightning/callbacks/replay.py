@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.common import data_of, find
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.replay import ReplaySnapshots
@@ -41,10 +42,11 @@ class ReplayCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the folder; write while environments are stepped, so that no save takes long."""
         if stage == TrainerFn.FITTING:
+            assert isinstance(pl_module, Algorithm)
             run_folder = Path(trainer.log_dir or trainer.default_root_dir)
             self._snapshots = ReplaySnapshots(run_folder / "replay", self._chunk_size, self._save_last)
             if self._save:
-                find(trainer, RolloutCallback).after_step.append(lambda _: self._write_ahead(trainer))
+                find(trainer, RolloutCallback).after_step.append(lambda _: self._write_ahead(trainer, pl_module))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the replay of the checkpoint that the run goes on from, or say what is lost without it."""
@@ -85,11 +87,12 @@ class ReplayCallback(Callback):
         """Delete the files that none of the checkpoints needs."""
         self._snapshots.prune(manifests)
 
-    def _write_ahead(self, trainer: Trainer) -> None:
+    def _write_ahead(self, trainer: Trainer, algorithm: Algorithm) -> None:
         buffer = data_of(trainer).buffer
         assert buffer is not None
         try:
-            self._snapshots.write_ahead(buffer.storage)
+            with algorithm.stopwatch.measure("checkpoint"):
+                self._snapshots.write_ahead(buffer.storage)
         except OSError as error:  # the next checkpoint tries again, and has its own rule
             if not self._warned:
                 rank_zero_warn(f"the replay could not be written ahead: {error}")

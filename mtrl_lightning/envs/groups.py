@@ -86,7 +86,9 @@ class WorkerGroup:
 
     def __init__(self, plan: GroupPlan, name: str, timeout: float) -> None:
         spec = plan.benchmark.spec
-        self._names = ", ".join(dict.fromkeys(spec.task_names[task] for task in plan.tasks))
+        self._names = [spec.task_names[task] for task in plan.tasks]
+        self._arrays, self._first = arrays_in(plan.buffer, plan.num_envs, spec), plan.first
+        self._arrays.active_E[plan.first : plan.first + len(plan.tasks)] = False
         self._timeout = timeout
         self._connection, there = CONTEXT.Pipe()
         self._process: Any = CONTEXT.Process(target=run_worker, args=(there, *plan), name=name, daemon=True)
@@ -114,14 +116,14 @@ class WorkerGroup:
         """
         if not self._connection.poll(self._timeout):
             raise EnvironmentFaultError(
-                f"the worker of {self._names} gave no answer for {self._timeout:g} s (rollout.timeout)"
+                f"the worker of {self._all_names()} gave no answer for {self._timeout:g} s (timeout) {self._where()}"
             )
         try:
             message = self._connection.recv_bytes()
         except (EOFError, ConnectionResetError):
             self._process.join(5)
             raise EnvironmentFaultError(
-                f"the worker of {self._names} died (exit code {self._process.exitcode})"
+                f"the worker of {self._all_names()} died (exit code {self._process.exitcode}) {self._where()}"
             ) from None
         if message == DONE:
             return None
@@ -129,6 +131,15 @@ class WorkerGroup:
         if fault is not None:
             raise EnvironmentFaultError(fault)
         return value
+
+    def _all_names(self) -> str:
+        return ", ".join(dict.fromkeys(self._names))
+
+    def _where(self) -> str:
+        for row, name in enumerate(self._names, self._first):
+            if self._arrays.active_E[row]:
+                return f"in task {name!r}, step {self._arrays.step_E[row]} of its episode"
+        return f"between two steps, after step {self._arrays.step_E[self._first]} of the episode of {self._names[0]!r}"
 
     def close(self) -> None:
         """End the worker."""

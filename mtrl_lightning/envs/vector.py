@@ -133,10 +133,10 @@ class VectorEnv(gym.vector.VectorEnv):
             valid_E[rows] = False
             self._arrays.reward_E[rows] = 0
             self._arrays.next_observation_ED[rows] = self._arrays.observation_ED[rows]
-            for flag_E in self._arrays[4:]:
+            for flag_E in self._arrays[4:7]:
                 flag_E[rows] = False
         self._new_E[:] = False
-        return StepResult._make((*(array.copy() for array in self._arrays[1:]), valid_E))
+        return StepResult._make((*(array.copy() for array in self._arrays[1:7]), valid_E))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

@@ -43,13 +43,27 @@ class StepArrays(NamedTuple):
     terminated_E: npt.NDArray[np.bool_]
     truncated_E: npt.NDArray[np.bool_]
     success_E: npt.NDArray[np.bool_]
+    step_E: npt.NDArray[np.int64]
+    """The step of its episode that an environment is in or has made last."""
+    active_E: npt.NDArray[np.bool_]
+    """Whether the environment is being stepped or reset at this moment: what a dead worker was at."""
 
 
 def _layout(num_envs: int, observation_space: Box, action_space: Box) -> list[tuple[tuple[int, ...], Any]]:
     observation = ((num_envs, *observation_space.shape), observation_space.dtype)
     flag = ((num_envs,), np.bool_)
     action = ((num_envs, *action_space.shape), np.float32)
-    return [action, observation, observation, ((num_envs,), np.float64), flag, flag, flag]
+    return [
+        action,
+        observation,
+        observation,
+        ((num_envs,), np.float64),
+        flag,
+        flag,
+        flag,
+        ((num_envs,), np.int64),
+        flag,
+    ]
 
 
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:
@@ -109,7 +123,8 @@ class EnvGroup:
         arrays = self._arrays
         for i, env in enumerate(self._envs):
             row = self._first + i
-            self._steps[i] += 1
+            arrays.step_E[row] = self._steps[i] = self._steps[i] + 1
+            arrays.active_E[row] = True
             try:
                 observation, reward, terminated, truncated, info = env.step(arrays.action_EA[row].copy())
             except Exception as error:
@@ -128,6 +143,7 @@ class EnvGroup:
                 self._begin(i, env, None, None)
             else:
                 arrays.observation_ED[row] = observation
+            arrays.active_E[row] = False
 
     def get_state(self) -> list[dict[str, Any]]:
         """Return every environment's state."""
@@ -153,13 +169,16 @@ class EnvGroup:
             env.close()
 
     def _begin(self, i: int, env: gym.Env, seed: int | None, options: dict | None) -> None:
-        self._steps[i] = 0
+        row = self._first + i
+        self._arrays.step_E[row] = self._steps[i] = 0
+        self._arrays.active_E[row] = True
         try:
             observation, _ = env.reset(seed=seed, options=options)
         except Exception as error:
             raise EnvironmentFaultError(f"{self._where(i)}: {type(error).__name__}: {error}") from error
         self._check_finite(i, observation)
-        self._arrays.observation_ED[self._first + i] = observation
+        self._arrays.observation_ED[row] = observation
+        self._arrays.active_E[row] = False
 
     def _check_finite(self, i: int, observation: npt.NDArray) -> None:
         if not np.isfinite(observation).all():
