@@ -18,7 +18,7 @@ from mtrl_lightning.runs import LOCK, check_idle, run_lock
 
 HELP = "clear --run PATH lists what would be deleted of a run's folder, and deletes it with --yes; see clear --help"
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
-FILES = ("config.yaml", "config_from_*.yaml", "hparams.yaml", "metrics.csv", "curves.png", LOCK)
+FILES = ("config.yaml", "config_from_*.yaml", "hparams.yaml", "metrics.csv", "metrics.damaged.csv", "curves.png", LOCK)
 UNFINISHED = ("*.unfinished", "*.unfinished.*")
 FOLDERS = {
     "replay": ("*",),

@@ -63,7 +63,7 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
         return Path(which)
     for folder in reversed(versions(root, name)):
         path = folder / "checkpoints" / f"{which}.ckpt"
-        if path.is_file():
+        if path.is_file() or (which == "last" and any(path.parent.glob("step_*.ckpt"))):
             return path
     raise ConfigurationError(
         f"no run in {Path(root) / name} has a {which}.ckpt: give --name and --root of the run, or a path"

@@ -1,8 +1,11 @@
 """What a checkpoint does not hold differs between a run and its continuation: the whole living state is compared."""
 
+import random
 import re
 
+import numpy as np
 import pytest
+import torch
 
 from mtrl_lightning.callbacks import CheckpointCallback, InterruptionCallback
 from tests.object_graph import graph_of
@@ -34,6 +37,7 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
     write = CheckpointCallback._write
 
     def write_and_walk(self, trainer, algorithm, best):
+        _ = torch.rand(3), np.random.rand(3), random.random()  # as a user's network might
         write(self, trainer, algorithm, best)
         graphs.setdefault(("saved", algorithm.counters.env_steps), graph_of(trainer, algorithm))
 
@@ -41,7 +45,12 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         graphs["continued"] = graph_of(trainer, algorithm)
 
     monkeypatch.setattr(CheckpointCallback, "_write", write_and_walk)
-    options = ["--data.capacity=480", "--checkpoint.keep_last=-1", f"--data.benchmark={benchmark}"]
+    options = [
+        "--data.capacity=480",
+        "--checkpoint.keep_last=-1",
+        "--metrics.every=250",
+        f"--data.benchmark={benchmark}",
+    ]
     options += ["--model.init_args.encoder=mtrl_lightning.networks.Standardize"]
     if "MetaWorld" in benchmark:
         options += ["--data.benchmark.init_args.tasks=[reach,push,box-close]", "--data.benchmark.init_args.horizon=23"]

@@ -234,3 +234,11 @@ def test_a_picture_that_cannot_be_written_does_not_end_the_run(command_line, mon
     with pytest.warns(UserWarning, match=r"curves\.png could not be written.*No space left"):
         command_line("fit")
     assert counters(command_line)["env_steps"] == 900
+
+
+def test_last_is_found_though_its_name_is_gone(command_line):
+    command_line("fit")
+    (command_line.folder() / "checkpoints" / "last.ckpt").unlink()
+    with pytest.warns(UserWarning, match=r"GOING BACK .*step_000000000900\.ckpt"):
+        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+    assert counters(command_line)["env_steps"] == 1200

@@ -94,9 +94,10 @@ def check_format(checkpoint: dict[str, Any]) -> None:
     Raises:
         ConfigurationError: if it is not.
     """
-    if "mtrl_lightning" not in checkpoint:
+    own = checkpoint.get("mtrl_lightning") if isinstance(checkpoint, dict) else None
+    if not isinstance(own, dict) or "format" not in own:
         raise ConfigurationError("the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints")
-    found = checkpoint["mtrl_lightning"]["format"]
+    found = own["format"]
     if found != FORMAT:
         raise ConfigurationError(
             f"the checkpoint has format {found}, this version reads {FORMAT}: use the version that wrote it"

@@ -56,7 +56,10 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             f"the checkpoint {path} cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:100]}): it is"
             " damaged, or of something else; use another one"
         ) from error
-    check_format(loaded)
+    try:
+        check_format(loaded)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
     return loaded
 
 

@@ -83,13 +83,17 @@ class _Writer(ExperimentWriter):
             return [], [], 0
         content = self._path.read_bytes()[: self._torn].decode(errors="replace")
         *lines, rest = content.split("\n")  # a line without its end was killed while it was written
-        header = next(csv.reader(lines[:1]), [])
+        header = _header(lines[0]) if lines else []
         rows = [row for line in lines[1:] if (row := _parse(header, line)) is not None]
-        return header, rows, max(len(lines) - 1, 0) - len(rows) + bool(rest)
+        return header, rows, max(len(lines) - bool(header), 0) - len(rows) + bool(rest)
 
     def rewind(self, env_steps: int) -> None:
         header, rows, damaged = self._read()
-        if damaged:
+        if damaged and not header:
+            aside = self._path.with_suffix(".damaged.csv")
+            os.replace(self._path, aside)
+            rank_zero_warn(f"the first line of {self._path} is damaged: the file is set aside as {aside.name}")
+        elif damaged:
             rank_zero_warn(f"{self._path}: dropped {damaged} damaged line(s), as a killed run leaves them")
         if header:
             self._replace(header, [row for row in rows if int(row["env_steps"]) <= env_steps])
@@ -133,6 +137,15 @@ def _lines(keys: list[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
     text = io.StringIO(newline="")
     csv.DictWriter(text, keys).writerows(rows)
     return text.getvalue().encode()
+
+
+def _header(line: str) -> list[str]:
+    """Return the names of the columns; none if the line is damaged."""
+    try:
+        header = next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+    return header if "env_steps" in header and len({*header}) == len(header) else []
 
 
 def _parse(header: list[str], line: str) -> dict[str, str] | None:

@@ -18,6 +18,8 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.worker import DONE, SIGNALS, STEP, EnvGroup, arrays_in, run_worker
 from mtrl_lightning.errors import EnvironmentFaultError
 
+START_TIMEOUT = 300.0
+"""Seconds for a worker's first answer at least: it starts a process, imports a simulator and builds environments."""
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -81,7 +83,7 @@ class WorkerGroup:
     Args:
         plan: what it is made of.
         name: of the process.
-        timeout: seconds to wait for an answer.
+        timeout: seconds to wait for an answer; the first may take longer.
     """
 
     def __init__(self, plan: GroupPlan, name: str, timeout: float) -> None:
@@ -89,7 +91,7 @@ class WorkerGroup:
         self._names = [spec.task_names[task] for task in plan.tasks]
         self._arrays, self._first = arrays_in(plan.buffer, plan.num_envs, spec), plan.first
         self._arrays.active_E[plan.first : plan.first + len(plan.tasks)] = False
-        self._timeout = timeout
+        self._timeout, self._timeout_now = timeout, max(timeout, START_TIMEOUT)
         self._connection, there = CONTEXT.Pipe()
         self._process: Any = CONTEXT.Process(target=run_worker, args=(there, *plan), name=name, daemon=True)
         with _signals_blocked():
@@ -114,7 +116,8 @@ class WorkerGroup:
         Raises:
             EnvironmentFaultError: if an environment raised or returned a NaN, or the worker died or hung.
         """
-        if not self._connection.poll(self._timeout):
+        timeout, self._timeout_now = self._timeout_now, self._timeout
+        if not self._connection.poll(timeout):
             raise EnvironmentFaultError(
                 f"the worker of {self._all_names()} gave no answer for {self._timeout:g} s (timeout) {self._where()}"
             )

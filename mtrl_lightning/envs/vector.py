@@ -212,6 +212,8 @@ class VectorEnv(gym.vector.VectorEnv):
 
     def _each(self, method: str, arguments: list[tuple], keywords: dict[str, Any] | None = None) -> list[Any]:
         """Return every group's answer; one that breaks is rebuilt and asked again, a dead one has no state."""
+        if self.fault is not None and method != "get_state":
+            raise self.fault
         answers: dict[int, Any] = {}
         while missing := [i for i in range(len(self._groups)) if i not in answers and i not in self._dead]:
             for i in missing:
@@ -220,7 +222,8 @@ class VectorEnv(gym.vector.VectorEnv):
             answers |= answered
             for i, fault in faults.items():
                 self._restart(i, fault)
-                self._new_E[self._slices[i]] = True
+                if method != "set_state":  # which says itself what the caller does not know
+                    self._new_E[self._slices[i]] = True
             if self.fault is not None and method != "get_state":
                 raise self.fault
         return [answers.get(i, [None] * len(self.task_E[rows])) for i, rows in enumerate(self._slices)]

@@ -134,7 +134,12 @@ class ReplaySnapshots:
 
     def _read(self, chunk: dict[str, Any]) -> Rows:
         content = io.BytesIO(self._content(chunk))
-        return Rows(*(torch.from_numpy(np.load(content, allow_pickle=False)) for _ in Rows._fields))
+        try:
+            return Rows(*(torch.from_numpy(np.load(content, allow_pickle=False)) for _ in Rows._fields))
+        except (ValueError, EOFError, TypeError) as error:
+            raise ConfigurationError(
+                f"the replay file {self.folder / chunk['file']} cannot be understood ({error}): {REMEDY}"
+            ) from error
 
     def _content(self, chunk: dict[str, Any]) -> bytes:
         path = self.folder / chunk["file"]
@@ -182,7 +187,8 @@ def check_manifest(manifest: dict[str, Any]) -> None:
         reached_R = oldest_R
         for chunk in manifest["chunks"]:
             first_R, end_R = np.array(chunk["first"], np.int64), np.array(chunk["end"], np.int64)
-            if (first_R > reached_R).any() or (end_R < first_R).any() or (end_R - first_R > manifest["capacity"]).any():
+            gap_R = first_R > np.maximum(reached_R, oldest_R)
+            if (gap_R | (end_R < first_R) | (end_R - first_R > manifest["capacity"])).any():
                 wrong = wrong or f"does not follow at {chunk['file']}"
             reached_R = end_R
         if (reached_R != added_R).any() or (oldest_R > added_R).any() or (oldest_R < 0).any():

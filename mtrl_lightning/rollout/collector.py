@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.counters import Counters
+from mtrl_lightning.envs.simulator import from_text, to_text
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
@@ -217,7 +218,7 @@ class Collector:
             "tasks": self.envs.task_E.tolist(),
             "windows": self.windows.state_dict(),
             "running": self._running.state_dict(),
-            "observation": None if observation_ED is None else [observation_ED.dtype.str, observation_ED.tobytes()],
+            "observation": None if observation_ED is None else [observation_ED.dtype.str, to_text(observation_ED)],
             "envs": self.envs.get_state(),
         }
 
@@ -237,9 +238,9 @@ class Collector:
         self.envs.set_state(state["envs"])
         self._observation_ED = None
         if state["observation"] is not None:
-            dtype, content = state["observation"]
+            dtype, text = state["observation"]
             shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
-            self._observation_ED = np.frombuffer(content, np.dtype(dtype)).reshape(shape).copy()
+            self._observation_ED = from_text(text, dtype).reshape(shape)
 
 
 def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:

@@ -11,6 +11,7 @@ import torch
 
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.algorithms.algorithm import FORMAT
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
 from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec, small_mlp, train
@@ -217,3 +218,11 @@ def test_a_checkpoint_that_is_refused_changes_nothing():
         attach(algorithm)
         algorithm.training_step(make_batch(algorithm.spec), 0)
     assert changed(sac, copy_of(reference)) == set()
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), 5, [1], {"mtrl_lightning": {}}, {"mtrl_lightning": 3}, {"a": 1}])
+def test_a_file_of_something_else_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "other.ckpt"
+    torch.save(content, path)
+    with pytest.raises(ConfigurationError, match=r"other\.ckpt.*was not written by mtrl_lightning"):
+        load_checkpoint(path)

@@ -213,3 +213,14 @@ def test_a_part_that_could_not_be_taken_away_at_once_is_taken_away_later(file, m
     assert len(logger.rows()) == 3
     log(logger, 5, a=0.5)
     assert file.read_bytes() == before + b"0.4,4,4\r\n0.5,5,5\r\n"
+
+
+@pytest.mark.parametrize("content", [b"env_steps,a\rb,c\r\n1,2,3\r\n", b"env_ste0s,a\r\n1,2\r\n2,3\r\n", b"a,a\r\n"])
+def test_a_file_whose_first_line_is_damaged_is_set_aside_whole(tmp_path, content):
+    (tmp_path / "metrics.csv").write_bytes(content)
+    logger = MetricsCSV(str(tmp_path))
+    with pytest.warns(UserWarning, match=r"first line of .* is damaged: .* set aside as metrics\.damaged\.csv"):
+        logger.rewind(10)
+    assert (tmp_path / "metrics.damaged.csv").read_bytes() == content
+    logger.log_metrics({"env_steps": 12, "a": 3.0}, step=12)
+    assert logger.rows() == [{"env_steps": 12.0, "a": 3.0}]

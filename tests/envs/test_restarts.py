@@ -50,7 +50,7 @@ def make(fault="raise", workers=0, seed=3, max_restarts=5, **options):
 def begin(envs):
     first_ED, _ = envs.reset()
     for group in envs._groups if envs.num_workers else []:
-        group._timeout = 0.5  # beginning takes longer, and rebuilding too
+        group._timeout = group._timeout_now = 0.5  # beginning takes longer, and rebuilding too
     return first_ED
 
 
@@ -138,6 +138,27 @@ def test_a_fault_makes_its_groups_rows_void_for_one_step_and_disturbs_no_other(w
         assert sum(a != b for a, b in zip(pids, later, strict=True)) == 1
         assert pids[0] != later[0]
         assert gone(pids) and gone(later)
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_void_step_does_not_repeat_the_end_of_the_step_before(workers):
+    envs, _ = make("raise", workers, step=6)
+    begin(envs)
+    end, void = run(envs, actions(6))[-2:]
+    envs.close()
+    assert end.truncated_E.all()
+    assert void.valid_E.tolist() == [e not in ROWS[workers] for e in range(4)]
+    assert not (void.terminated_E | void.truncated_E).any()
+
+
+def test_a_hung_worker_is_not_asked_to_end_before_it_is_killed():
+    envs, _ = make("hang", 3, step=1)
+    begin(envs)
+    began = time.monotonic()
+    (result,) = run(envs, actions(1))
+    assert 0.5 <= time.monotonic() - began < 5.4, "asking takes five seconds more"
+    assert not result.valid_E[1]
+    envs.close()
 
 
 def starts_after_a_fault(workers, seed, fault="raise"):
@@ -265,10 +286,7 @@ def test_past_the_budget_the_step_is_returned_and_the_next_one_raises(workers, b
     assert gone(pids)
 
 
-DEAD = pytest.mark.xfail(strict=True, reason="with every group dead, a reset gives the last observations again")
-
-
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=DEAD), pytest.param(1, marks=DEAD), 3])
+@pytest.mark.parametrize("workers", [pytest.param(0), pytest.param(1), 3])
 def test_past_the_budget_nothing_but_the_state_can_be_asked_for(workers):
     envs, _ = make("raise", workers, max_restarts=0)
     begin(envs)

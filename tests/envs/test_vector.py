@@ -514,7 +514,7 @@ def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
     envs = VectorEnv(Faulty(2), [0, 1], num_workers=2, timeout=20.0)
     envs.reset(seed=0, options={"fault": "hang", "task": "task-1", "step": 1})
     for group in envs._groups:
-        group._timeout = 0.5
+        group._timeout = group._timeout_now = 0.5
     began = time.monotonic()
     with pytest.raises(EnvironmentFaultError, match=r"the worker of task-1 gave no answer for 0\.5 s"):
         envs.step(np.zeros((2, 2)))

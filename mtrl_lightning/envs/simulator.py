@@ -1,0 +1,140 @@
+"""The state of a MuJoCo simulation as plain values: what is integrated, what was computed from it, edits of its model.
+
+``mjSTATE_INTEGRATION`` is all that the physics goes on from. An environment also reads what a step has computed, such
+as positions of bodies, before the next step computes it anew: what ``mj_forward`` would not give is saved, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ASSETS = ("mesh_", "hfield_", "tex_", "skin_", "flex_", "bvh_", "oct_", "name", "text_", "mat_", "vis", "stat", "opt")
+"""Prefixes of a model's attributes that are shapes and looks, or no arrays."""
+SOLVER = ("efc_", "iefc_", "contact", "solver_", "timer", "warning")
+"""Prefixes of a simulation's attributes that each step makes anew, in a size of its own; indices are so, too."""
+
+
+def is_mujoco(value: Any, name: str) -> bool:
+    """Return whether a value is MuJoCo's class of this name."""
+    return type(value).__name__ == name and type(value).__module__.startswith("mujoco.")
+
+
+def arrays_of(simulator: Any) -> Iterator[tuple[str, npt.NDArray]]:
+    """Yield the arrays in the memory of a MuJoCo model or of its data."""
+    for name in dir(simulator):
+        if not name.startswith(("_", *ASSETS)):
+            value = getattr(simulator, name, None)
+            if type(value) is np.ndarray and value.size and value.dtype != object:
+                yield name, value
+
+
+def address_of(array: npt.NDArray) -> int:
+    """Return where an array's memory begins."""
+    return array.__array_interface__["data"][0]
+
+
+def to_text(array: npt.NDArray) -> str:
+    """Return an array's bytes as text, which every reader of checkpoints accepts, also where it is empty."""
+    return array.tobytes().decode("latin-1")
+
+
+def from_text(text: str, dtype: str | np.dtype) -> npt.NDArray:
+    """Return the elements of ``to_text``."""
+    return np.frombuffer(text.encode("latin-1"), np.dtype(dtype)).copy()
+
+
+class ModelEdits:
+    """Tell what was changed in a model since it was compiled.
+
+    Args:
+        model: MuJoCo's model, as compiled.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._compiled = {name: array.copy() for name, array in arrays_of(model)}
+        self._options = _options(model)
+
+    def get(self) -> dict[str, Any]:
+        """Return the changed elements of arrays, and changed options such as gravity."""
+        arrays = {}
+        for name, array in arrays_of(self._model):
+            places = np.flatnonzero(_differs(array, self._compiled[name]))
+            if places.size:
+                arrays[name] = [places.tolist(), to_text(array.ravel()[places])]
+        now = _options(self._model)
+        options = {
+            name: [value.dtype.str, list(value.shape), to_text(value)]
+            for name, value in now.items()
+            if _differs(value, self._options[name]).any()
+        }
+        return {"arrays": arrays, "options": options}
+
+    def set(self, edits: dict[str, Any]) -> None:
+        """Restore them, and undo others."""
+        for name, array in arrays_of(self._model):
+            wanted = self._compiled[name].copy()
+            if name in edits["arrays"]:
+                places, elements = edits["arrays"][name]
+                wanted.ravel()[places] = from_text(elements, wanted.dtype)
+            if _differs(array, wanted).any():
+                array[...] = wanted
+        now = _options(self._model)
+        for name, value in self._options.items():
+            if name in edits["options"]:
+                dtype, shape, elements = edits["options"][name]
+                value = from_text(elements, dtype).reshape(shape)
+            if _differs(now[name], value).any():
+                setattr(self._model.opt, name, value if value.ndim else value.item())
+
+
+def get_simulation(data: Any) -> dict[str, Any]:
+    """Return the state that a simulation goes on from, and what was computed and will not be again."""
+    import mujoco
+
+    state = np.empty(mujoco.mj_stateSize(data.model, mujoco.mjtState.mjSTATE_INTEGRATION))
+    mujoco.mj_getState(data.model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+    recomputed = mujoco.MjData(data.model)
+    _integrate(recomputed, state)
+    fresh = dict(arrays_of(recomputed))
+    computed = {
+        name: [array.dtype.str, to_text(array)]
+        for name, array in arrays_of(data)
+        if array.dtype.kind == "f" and not name.startswith(SOLVER) and _differs(array, fresh[name]).any()
+    }
+    return {"integration": to_text(state), "computed": computed}
+
+
+def set_simulation(data: Any, state: dict[str, Any]) -> None:
+    """Restore what ``get_simulation`` returned; the model has to be as it was then."""
+    import mujoco
+
+    mujoco.mj_resetData(data.model, data)
+    _integrate(data, from_text(state["integration"], "f8"))
+    for name, array in arrays_of(data):
+        if name in state["computed"]:
+            dtype, elements = state["computed"][name]
+            array[...] = from_text(elements, dtype).reshape(array.shape)
+
+
+def _integrate(data: Any, state: npt.NDArray[np.float64]) -> None:
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(data.model, data, state, kind)
+    mujoco.mj_forward(data.model, data)
+    mujoco.mj_setState(data.model, data, state, kind)
+
+
+def _options(model: Any) -> dict[str, npt.NDArray]:
+    values = {name: getattr(model.opt, name) for name in dir(model.opt) if not name.startswith("_")}
+    return {name: np.array(value) for name, value in values.items() if isinstance(value, (int, float, np.ndarray))}
+
+
+def _differs(one: npt.NDArray, other: npt.NDArray) -> npt.NDArray[np.bool_]:
+    """Compare element by element; a NaN does not differ from a NaN."""
+    return ((one != other) & ~((one != one) & (other != other))).ravel()
