@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from re import fullmatch
 from typing import NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
@@ -123,7 +124,8 @@ def _sort_in(path: Path, patterns: tuple[str, ...], found: Contents) -> None:
 
 def _run_folder(path: Path) -> Path:
     folder = path.resolve()
-    if any((folder / sign).exists() for sign in SIGNS_OF_A_RUN):
+    signs = [sign for sign in SIGNS_OF_A_RUN if (folder / sign).exists()]
+    if len(signs) > 1 or (signs and fullmatch(r"version_\d+", folder.name)):
         return folder
     runs = sorted(run for pattern in ("version_*", "*/version_*") for run in folder.glob(pattern))
     if runs:

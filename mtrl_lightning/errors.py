@@ -18,6 +18,10 @@ class RestartsExhaustedError(EnvironmentFaultError):
     """Environments broke more often than they may be rebuilt; what was learned and seen is whole."""
 
 
+class CallError(EnvironmentFaultError):
+    """An environment could not answer a question; asking a rebuilt one would not help."""
+
+
 class PolicyFaultError(EnvironmentFaultError):
     """The policy's actions are not numbers: no environment is to blame."""
 

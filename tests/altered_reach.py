@@ -1,6 +1,7 @@
 """The toy benchmark, broken or slow."""
 
 import os
+import threading
 import time
 
 import gymnasium as gym
@@ -116,3 +117,21 @@ class NoSuccess(ToyReach):
     @property
     def spec(self):
         return super().spec._replace(has_success=False)
+
+
+class Unsavable(ToyReach):
+    """Three toy tasks with an attribute that cannot be saved."""
+
+    def make_env(self, task, split, seed):
+        env = super().make_env(task, split, seed)
+        env.lock = threading.Lock()
+        return env
+
+
+class Large(ToyReach):
+    """Three toy tasks with a state too large for one message through a pipe."""
+
+    def make_env(self, task, split, seed):
+        env = super().make_env(task, split, seed)
+        env.ballast = np.arange(600_000.0)
+        return env

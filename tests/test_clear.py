@@ -199,3 +199,13 @@ def test_help_tells_of_it(capsys, monkeypatch):
             main()
         printed = capsys.readouterr().out
         assert exit_info.value.code == 0 and all(word in printed for word in words)
+
+
+def test_a_project_that_has_a_config_and_videos_is_no_run(tmp_path, capsys):
+    (tmp_path / "project" / "videos").mkdir(parents=True)
+    (tmp_path / "project" / "config.yaml").touch()
+    (tmp_path / "project" / "videos" / "holiday.mp4").touch()
+    with pytest.raises(SystemExit) as exit_info:
+        main(["clear", "--run", str(tmp_path / "project"), "--yes"])
+    assert exit_info.value.code == 2 and "is no run's folder" in capsys.readouterr().err
+    assert (tmp_path / "project" / "videos" / "holiday.mp4").exists()

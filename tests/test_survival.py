@@ -3,10 +3,13 @@
 import errno
 import os
 import shutil
+import signal
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
-from mtrl_lightning.callbacks import CheckpointCallback
+from mtrl_lightning.callbacks import CheckpointCallback, EvaluationCallback
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.replay import ReplaySnapshots
 from tests.test_exact_continuation import assert_same
@@ -241,4 +244,72 @@ def test_last_is_found_though_its_name_is_gone(command_line):
     (command_line.folder() / "checkpoints" / "last.ckpt").unlink()
     with pytest.warns(UserWarning, match=r"GOING BACK .*step_000000000900\.ckpt"):
         command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+    assert counters(command_line)["env_steps"] == 1200
+
+
+def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(command_line, capsys, monkeypatch):
+    command_line("fit", "--checkpoint.keep_last=-1")
+    before = {path: path.read_bytes() for path in command_line.folder().rglob("*") if path.suffix in (".ckpt", ".npy")}
+
+    def broken(self, states):
+        raise RuntimeError("no simulator on this host")
+
+    monkeypatch.setattr("mtrl_lightning.envs.state.EnvState.set", broken)
+    options = ["--rollout.num_workers=0", "--rollout.max_restarts=2", "--rollout.total_steps=1200"]
+    with pytest.raises((SystemExit, RuntimeError)):
+        command_line("fit", *options, "--ckpt_path=last")
+    assert {path: path.read_bytes() for path in before} == before
+    assert "saved" not in capsys.readouterr().out
+
+
+def test_an_environment_that_cannot_be_saved_is_refused_at_the_start(command_line, capsys):
+    code, error = fails(command_line, capsys, "fit", "--data.benchmark=tests.altered_reach.Unsavable")
+    assert code == 2 and "lock, which cannot be saved: give the class that has it get_state()" in error
+    assert not list((command_line.folder() / "checkpoints").glob("*"))
+
+
+def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):
+    command_line("fit")
+    options = ["--data.benchmark=tests.altered_reach.FaultyReach", "--data.benchmark.init_args.fault=raise"]
+    options += ["--evaluation.num_episodes=3", "--evaluation.max_restarts=2"]
+    code, error = fails(command_line, capsys, "validate", *options, "--ckpt_path=last")
+    assert code == 1 and "step 7 of its episode: RuntimeError: broken" in error and "after 2 restarts" in error
+
+
+def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, monkeypatch):
+    full_disk["full"] = True
+    saves = []
+    monkeypatch.setattr(np, "save", lambda *args, real=np.save, **kwargs: (saves.append(1), real(*args, **kwargs)))
+    with pytest.warns(UserWarning, match="could not be written ahead of the next checkpoint"), suppress(SystemExit):
+        command_line("fit", "--replay.chunk_size=30", "--checkpoint.every=900")
+    assert len(saves) < 30
+    assert not list((command_line.folder() / "replay").glob("*"))
+
+
+def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, monkeypatch):
+    options = ["--checkpoint.every=100000", "--rollout.total_steps=1200"]
+    command_line("fit", *options, "--name=whole")
+    best = checkpoint(command_line, "whole", "best")["mtrl_lightning"]["counters"]["env_steps"]
+    evaluate = EvaluationCallback._evaluate
+
+    def evaluate_and_interrupt(self, trainer, algorithm):
+        evaluate(self, trainer, algorithm)
+        if algorithm.counters.env_steps == best:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(EvaluationCallback, "_evaluate", evaluate_and_interrupt)
+    with pytest.raises(SystemExit) as exit_info:
+        command_line("fit", *options)
+    assert exit_info.value.code == 143
+    monkeypatch.setattr(EvaluationCallback, "_evaluate", evaluate)
+    if best < 1200:
+        command_line("fit", *options, "--ckpt_path=last")
+    assert checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"] == best
+
+
+def test_a_run_killed_between_its_first_checkpoints_two_names_goes_on(command_line):
+    command_line("fit", "--checkpoint.keep_last=1", "--checkpoint.keep_best=false", "--checkpoint.every=900")
+    path = command_line.folder() / "checkpoints" / "step_000000000900.ckpt"
+    (path.parent / "last.ckpt").unlink()
+    command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=1200")
     assert counters(command_line)["env_steps"] == 1200

@@ -18,6 +18,7 @@ from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import find, step_complete
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.replay import ReplayCallback
+from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
 from mtrl_lightning.replay.datamodule import manifest_of
@@ -66,25 +67,27 @@ class CheckpointCallback(Checkpoint):
         find(trainer, ReplayCallback)
         self.folder = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
         ensure_writable(self.folder)
+        for path in self.folder.glob("*.unfinished"):  # of a run that was killed while it saved
+            path.unlink(missing_ok=True)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableIO()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on in the folder of the checkpoint, or begin anew beside another run's."""
+        assert isinstance(pl_module, Algorithm)
         if trainer.ckpt_path:
+            self._every(pl_module.counters.env_steps)
+            self._saved_at = (pl_module.counters.env_steps, pl_module.counters.updates)
             if Path(trainer.ckpt_path).resolve().parent == self.folder.resolve():
                 self._go_on_from(Path(trainer.ckpt_path))
             else:
                 self._saved, self._best = [], None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the checkpoint that the run goes on from as that of its step."""
+        """Save if the run began with an evaluation that the former one was kept from."""
         assert isinstance(pl_module, Algorithm)
-        if trainer.ckpt_path:
-            self._every(pl_module.counters.env_steps)
-            self._saved_at = (pl_module.counters.env_steps, pl_module.counters.updates)
-            if find(trainer, EvaluationCallback).made_up:
-                self.save(trainer, pl_module, self._new_best(trainer, pl_module))
+        if find(trainer, EvaluationCallback).made_up:
+            self.save(trainer, pl_module, self._new_best(trainer, pl_module))
 
     def _go_on_from(self, path: Path) -> None:
         """Let ``last.ckpt`` and ``best.ckpt`` name what this run knows, if it goes on from an older checkpoint.
@@ -94,7 +97,8 @@ class CheckpointCallback(Checkpoint):
         self._saved = [name for name in self._saved if (self.folder / name).exists()]
         if self._best and not (self.folder / self._best[1]).exists():
             self._best = None
-        if self._saved and not path.samefile(self.folder / "last.ckpt"):
+        last = self.folder / "last.ckpt"
+        if self._saved and not (last.exists() and path.samefile(last)):
             self._name("last.ckpt", self._saved[-1])
             if self._best:
                 self._name("best.ckpt", self._best[1])
@@ -129,11 +133,13 @@ class CheckpointCallback(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Save when the run was interrupted or out of restarts, which happens where the state is whole."""
         assert isinstance(pl_module, Algorithm)
-        if not isinstance(exception, (Interrupted, RestartsExhaustedError)):
+        if trainer.state.fn != TrainerFn.FITTING or not isinstance(exception, (Interrupted, RestartsExhaustedError)):
+            return
+        if not find(trainer, RolloutCallback).begun:  # a checkpoint is only half restored
             return
         try:
             if self._saved_at != (pl_module.counters.env_steps, pl_module.counters.updates):
-                self._write(trainer, pl_module, None)
+                self._write(trainer, pl_module, self._new_best(trainer, pl_module))
         except OSError as error:
             rank_zero_warn(f"the interrupted run could not be saved ({error}): {self._remedy()}")
         else:
@@ -167,7 +173,7 @@ class CheckpointCallback(Checkpoint):
     def _write(self, trainer: Trainer, algorithm: Algorithm, best: float | None) -> None:
         former = (self._saved, self._saved_at, self._best)
         name = f"step_{algorithm.counters.env_steps:012d}.ckpt"
-        unfinished = self.folder / f"{name}.unfinished"
+        unfinished, placed = self.folder / f"{name}.unfinished", False
         with algorithm.stopwatch.measure("checkpoint"):
             try:
                 self._saved = [*(n for n in self._saved if n != name), name]
@@ -179,12 +185,15 @@ class CheckpointCallback(Checkpoint):
                 trainer.save_checkpoint(unfinished, weights_only=False)
                 if trainer.is_global_zero:
                     unfinished.replace(self.folder / name)
+                    placed = True
                     self._name("last.ckpt", name)
                     if best is not None:
                         self._name("best.ckpt", name)
             except OSError:
                 self._saved, self._saved_at, self._best = former
                 unfinished.unlink(missing_ok=True)
+                if placed and name not in self._saved:
+                    (self.folder / name).unlink(missing_ok=True)
                 raise
             if trainer.is_global_zero:
                 self._delete_old(trainer)
@@ -206,7 +215,7 @@ class CheckpointCallback(Checkpoint):
             (self.folder / name).unlink(missing_ok=True)
         self._saved = [name for name in self._saved if name in kept]
         try:
-            manifests = [manifest_of(load_checkpoint(path)) for path in self.folder.glob("*.ckpt")]
+            manifests = [manifest_of(load_checkpoint(path, verify=False)) for path in self.folder.glob("*.ckpt")]
         except ConfigurationError as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
         else:

@@ -37,7 +37,8 @@ class ReplayCallback(Callback):
     ) -> None:
         self._save, self._save_last, self._chunk_size, self._restore = save, save_last, chunk_size, restore
         self._snapshots = ReplaySnapshots(Path("replay"), chunk_size, save_last)
-        self._warned = False
+        self._failed = False  # then nothing is written ahead until a save has succeeded
+        self._hooked = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the folder; write while environments are stepped, so that no save takes long."""
@@ -45,7 +46,8 @@ class ReplayCallback(Callback):
             assert isinstance(pl_module, Algorithm)
             run_folder = Path(trainer.log_dir or trainer.default_root_dir)
             self._snapshots = ReplaySnapshots(run_folder / "replay", self._chunk_size, self._save_last)
-            if self._save:
+            if self._save and not self._hooked:
+                self._hooked = True
                 find(trainer, RolloutCallback).after_step.append(lambda _: self._write_ahead(trainer, pl_module))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,6 +84,7 @@ class ReplayCallback(Callback):
         data = data_of(trainer)
         assert data.buffer is not None
         data.manifest = self._snapshots.save(data.buffer.storage) if self._save else None
+        self._failed = False
 
     def prune(self, manifests: list[dict[str, Any]]) -> None:
         """Delete the files that none of the checkpoints needs."""
@@ -90,10 +93,11 @@ class ReplayCallback(Callback):
     def _write_ahead(self, trainer: Trainer, algorithm: Algorithm) -> None:
         buffer = data_of(trainer).buffer
         assert buffer is not None
+        if self._failed:
+            return
         try:
             with algorithm.stopwatch.measure("checkpoint"):
                 self._snapshots.write_ahead(buffer.storage)
         except OSError as error:  # the next checkpoint tries again, and has its own rule
-            if not self._warned:
-                rank_zero_warn(f"the replay could not be written ahead: {error}")
-            self._warned = True
+            rank_zero_warn(f"the replay could not be written ahead of the next checkpoint: {error}")
+            self._failed = True

@@ -86,6 +86,8 @@ class RolloutCallback(Callback):
         """Called with the environment steps made after each vector step, also those of the warm-up."""
         self.step_complete = True
         """Whether all updates owed for the last vector step are made."""
+        self.begun = False
+        """Whether training has begun: what a checkpoint holds is restored, and can be saved again."""
         self._under_way = False
         self._last_state: dict[str, Any] = {}
 
@@ -116,9 +118,17 @@ class RolloutCallback(Callback):
         self.collector = Collector(envs, pl_module, counters=counters, window=self._window)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warm up, unless a checkpoint says that it is done."""
-        assert isinstance(pl_module, Algorithm)
+        """Warm up, unless a checkpoint says that it is done.
+
+        Raises:
+            ConfigurationError: if an environment's state cannot be saved, which a checkpoint would find out too late.
+        """
+        assert isinstance(pl_module, Algorithm) and self.collector is not None
+        self.begun = True
         counters = pl_module.counters
+        if not self.collector.begun:
+            self.collector.reset()
+        self.collector.state_dict()
         if self._warmup(counters.env_steps):
             rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
         while self._warmup(counters.env_steps):
@@ -168,6 +178,8 @@ class RolloutCallback(Callback):
         self.step_complete = not self._ratio.due(pl_module.counters.vector_steps, pl_module.counters.updates)
         if self._finished(pl_module):
             trainer.should_stop = True
+        if self.collector is not None and self.collector.envs.fault is not None:
+            raise self.collector.envs.fault
 
     def _finished(self, algorithm: Algorithm) -> bool:
         counters = algorithm.counters

@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import pickle
 import signal
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
@@ -91,6 +92,7 @@ class WorkerGroup:
         self._names = [spec.task_names[task] for task in plan.tasks]
         self._arrays, self._first = arrays_in(plan.buffer, plan.num_envs, spec), plan.first
         self._arrays.active_E[plan.first : plan.first + len(plan.tasks)] = False
+        self._stepping = False
         self._timeout, self._timeout_now = timeout, max(timeout, START_TIMEOUT)
         self._connection, there = CONTEXT.Pipe()
         self._process: Any = CONTEXT.Process(target=run_worker, args=(there, *plan), name=name, daemon=True)
@@ -106,8 +108,9 @@ class WorkerGroup:
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Ask for a method of ``EnvGroup``; a step costs the shortest message there is."""
-        message = STEP if method == "step" else pickle.dumps((method, args, kwargs))
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker is dead: `answer` says so
+        self._stepping = method == "step"
+        message = STEP if self._stepping else pickle.dumps((method, args, kwargs))
+        with self._within_timeout(), contextlib.suppress(OSError):  # the worker is dead: `answer` says so
             self._connection.send_bytes(message)
 
     def answer(self) -> Any:
@@ -115,6 +118,7 @@ class WorkerGroup:
 
         Raises:
             EnvironmentFaultError: if an environment raised or returned a NaN, or the worker died or hung.
+            ConfigurationError: if an environment cannot be used.
         """
         timeout, self._timeout_now = self._timeout_now, self._timeout
         if not self._connection.poll(timeout):
@@ -122,18 +126,32 @@ class WorkerGroup:
                 f"the worker of {self._all_names()} gave no answer for {self._timeout:g} s (timeout) {self._where()}"
             )
         try:
-            message = self._connection.recv_bytes()
-        except (EOFError, ConnectionResetError):
+            with self._within_timeout():
+                message = self._connection.recv_bytes()
+        except (EOFError, OSError):
             self._process.join(5)
             raise EnvironmentFaultError(
                 f"the worker of {self._all_names()} died (exit code {self._process.exitcode}) {self._where()}"
             ) from None
         if message == DONE:
             return None
-        value, fault = pickle.loads(message)
-        if fault is not None:
-            raise EnvironmentFaultError(fault)
+        value, error = pickle.loads(message)
+        if error is not None:
+            raise error
         return value
+
+    @contextlib.contextmanager
+    def _within_timeout(self) -> Iterator[None]:
+        """Kill a worker that hangs in the middle of a message too large for the pipe; a step's fits."""
+        if self._stepping:
+            yield
+            return
+        timer = threading.Timer(max(self._timeout, self._timeout_now), self._process.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _all_names(self) -> str:
         return ", ".join(dict.fromkeys(self._names))

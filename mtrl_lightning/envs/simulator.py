@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ASSETS = ("mesh_", "hfield_", "tex_", "skin_", "flex_", "bvh_", "oct_", "name", "text_", "mat_", "vis", "stat", "opt")
-"""Prefixes of a model's attributes that are shapes and looks, or no arrays."""
+ASSETS = ("mesh_", "tex_", "skin_", "bvh_", "oct_", "name", "text_", "vis", "stat", "opt")
+"""Prefixes of a model's attributes that are large and never edited, or no arrays."""
 SOLVER = ("efc_", "iefc_", "contact", "solver_", "timer", "warning")
 """Prefixes of a simulation's attributes that each step makes anew, in a size of its own; indices are so, too."""
 

@@ -15,7 +15,13 @@ from gymnasium.vector.utils import batch_space
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.groups import CONTEXT, GroupPlan, LocalGroup, WorkerGroup, close_together
 from mtrl_lightning.envs.worker import arrays_in, num_bytes
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError, RestartsExhaustedError
+from mtrl_lightning.errors import (
+    CallError,
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    RestartsExhaustedError,
+)
 from mtrl_lightning.types import StepResult
 
 
@@ -38,9 +44,9 @@ class VectorEnv(gym.vector.VectorEnv):
         seed: of all draws.
         num_workers: processes; 0 steps in this one; None takes the cores but one.
         timeout: seconds to wait for a worker's answer.
-        max_restarts: how often a group of environments is rebuilt after one of them raised or returned a NaN, or its
-            worker died or hung; None raises at the first fault. The rebuilt environments begin new episodes with
-            draws of their own, and the step is not valid for them.
+        max_restarts: how often a group of environments (a worker's, or all if there is none) is rebuilt after one of
+            them raised or returned a NaN, or its worker died or hung; None raises at the first fault. The rebuilt
+            environments begin new episodes with draws of their own, and the step is not valid for them.
         on_restart: told the reason at each restart.
 
     Raises:
@@ -127,6 +133,7 @@ class VectorEnv(gym.vector.VectorEnv):
         """
         _, faults = self._answers(range(len(self._groups)))
         valid_E = ~self._new_E
+        self._begin_new(faults)
         for i, fault in faults.items():
             rows = self._slices[i]
             self._restart(i, fault)
@@ -135,7 +142,6 @@ class VectorEnv(gym.vector.VectorEnv):
             self._arrays.next_observation_ED[rows] = self._arrays.observation_ED[rows]
             for flag_E in self._arrays[4:7]:
                 flag_E[rows] = False
-        self._new_E[:] = False
         return StepResult._make((*(array.copy() for array in self._arrays[1:7]), valid_E))
 
     def reset(
@@ -156,6 +162,8 @@ class VectorEnv(gym.vector.VectorEnv):
         """Step as Gymnasium's vector environments do; an ended episode's last observation is ``info["final_obs"]``."""
         self.send(actions)
         result = self.receive()
+        self._return_E[~result.valid_E] = 0
+        self._length_E[~result.valid_E] = -1
         self._return_E += result.reward_E
         self._length_E += 1
         everywhere = np.ones(self.num_envs, np.bool_)
@@ -228,17 +236,32 @@ class VectorEnv(gym.vector.VectorEnv):
                 raise self.fault
         return [answers.get(i, [None] * len(self.task_E[rows])) for i, rows in enumerate(self._slices)]
 
+    def _begin_new(self, faults: dict[int, EnvironmentFaultError]) -> None:
+        """Begin the episodes again whose first step was made with an action for another observation."""
+        if not self._new_E.any():
+            return
+        asked = []
+        for i, rows in enumerate(self._slices):
+            if self._new_E[rows].any() and i not in faults and i not in self._dead:
+                self._groups[i].ask("begin", np.flatnonzero(self._new_E[rows]).tolist())
+                asked.append(i)
+        self._new_E[:] = False
+        faults |= self._answers(asked)[1]
+
     def _answers(self, which: Sequence[int]) -> tuple[dict[int, Any], dict[int, EnvironmentFaultError]]:
         """Return answers and faults; all have answered when a fault is raised, so that none is left in a pipe."""
         answers: dict[int, Any] = {}
         faults: dict[int, EnvironmentFaultError] = {}
+        mistakes: list[Exception] = []
         for i in which:
             try:
                 answers[i] = self._groups[i].answer()
+            except (CallError, ConfigurationError) as mistake:
+                mistakes.append(mistake)
             except EnvironmentFaultError as fault:
                 faults[i] = fault
-        if faults and self.max_restarts is None:
-            raise next(iter(faults.values()))
+        if mistakes or (faults and self.max_restarts is None):
+            raise [*mistakes, *faults.values()][0]
         return answers, faults
 
     def _restart(self, i: int, fault: EnvironmentFaultError) -> None:

@@ -24,7 +24,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.state import EnvState
-from mtrl_lightning.errors import EnvironmentFaultError
+from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.types import EnvSpec
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
@@ -113,6 +113,11 @@ class EnvGroup:
         """Begin an episode in every environment."""
         for i, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             self._begin(i, env, seed, options)
+
+    def begin(self, which: Sequence[int]) -> None:
+        """Begin an episode in some environments, told by their place in the group."""
+        for i in which:
+            self._begin(i, self._envs[i], None, None)
 
     def step(self) -> None:
         """Step every environment by its row of the actions; where an episode ends, begin the next one at once.
@@ -213,9 +218,11 @@ def run_worker(
                 else:
                     name, args, kwargs = pickle.loads(message)
                     connection.send_bytes(pickle.dumps((getattr(group, name)(*args, **kwargs), None)))
+            except (EnvironmentFaultError, ConfigurationError) as error:
+                connection.send_bytes(pickle.dumps((None, error)))
             except Exception as error:
-                text = error if isinstance(error, EnvironmentFaultError) else "".join(traceback.format_exception(error))
-                connection.send_bytes(pickle.dumps((None, str(text))))
+                text = "".join(traceback.format_exception(error))
+                connection.send_bytes(pickle.dumps((None, CallError(text))))
     except (EOFError, ConnectionResetError, BrokenPipeError):
         pass
     finally:

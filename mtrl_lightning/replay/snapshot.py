@@ -89,12 +89,16 @@ class ReplaySnapshots:
         spans = enumerate(zip(first_R.tolist(), end_R.tolist(), strict=True))
         rows = storage.take(torch.cat([storage.places(ring, first, end) for ring, (first, end) in spans]))
         unfinished = self.folder / "rows.unfinished"
-        with unfinished.open("wb") as file:
-            summed = _Checksummed(file)
-            for field in rows:
-                np.save(summed, field.numpy(), allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with unfinished.open("wb") as file:
+                summed = _Checksummed(file)
+                for field in rows:
+                    np.save(summed, field.numpy(), allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # others need the room
+            raise
         # the checksum in the name keeps a run that continues from an older checkpoint from overwriting newer files
         name = f"rows_{int(first_R.sum()):012d}_{int(end_R.sum()):012d}_{summed.crc32:08x}.npy"
         unfinished.replace(self.folder / name)

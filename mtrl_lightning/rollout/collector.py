@@ -69,6 +69,11 @@ class Collector:
         self._observation_ED: npt.NDArray | None = None
         self._action_EA: npt.NDArray[np.float32] | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether episodes are under way."""
+        return self._observation_ED is not None
+
     def reset(self, seed: int | Sequence[int] | None = None) -> None:
         """Begin a new episode everywhere; unfinished ones are dropped and count nowhere.
 

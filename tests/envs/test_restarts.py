@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import pytest
 import torch
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, RestartsExhaustedError
-from tests.altered_reach import OnceFaulty
+from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError, RestartsExhaustedError
+from tests.altered_reach import Large, OnceFaulty, Unsavable
 from tests.fakes import Faulty
 
 ROOT = Path(__file__).parents[2]
@@ -319,7 +320,8 @@ def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_an
     for action_EA, result in zip(actions()[AT + 2 :], results[1:], strict=True):
         assert_true(observation_ED, action_EA, result)
         observation_ED = result.observation_ED
-    assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [4], "a whole new episode"
+    results += run(restored, actions()[:1])
+    assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [5], "a whole episode after the drop"
     assert restored.num_restarts == 0
     restored.close()
 
@@ -484,3 +486,60 @@ def test_a_state_needs_as_many_environments_as_there_are():
     begin(envs)
     with pytest.raises((ValueError, ConfigurationError)):
         envs.set_state(envs.get_state()[:2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_environment_that_cannot_be_saved_is_no_fault(workers):
+    envs = VectorEnv(Unsavable(), [0, 1], num_workers=workers, max_restarts=3)
+    envs.reset()
+    with pytest.raises(ConfigurationError, match=r"\.lock is a lock, which cannot be saved"):
+        envs.get_state()
+    with pytest.raises((CallError, AttributeError), match="no_such_thing"):
+        envs.call("no_such_thing")
+    assert envs.num_restarts == 0
+    envs.step(np.zeros((2, 2)))
+    envs.close()
+
+
+def test_a_worker_killed_while_it_sends_a_large_state_leaves_the_others_in_step():
+    envs, told = VectorEnv(Large(), [0, 1, 2], num_workers=3, max_restarts=5), []
+    envs._on_restart = told.append
+    observation_ED, _ = envs.reset()
+    envs.get_state()
+    pid = envs.worker_pids[1]
+    threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL)).start()
+    while not told:
+        envs.get_state()
+    observation_ED = envs._arrays.observation_ED.copy()
+    action_EA = np.full((3, 2), 0.1)
+    for step in range(30):
+        envs.send(action_EA)
+        result = envs.receive()
+        valid_E = result.valid_E
+        assert valid_E.tolist() == [True, step > 0, True]
+        expected_ED = np.clip(observation_ED + 0.2 * action_EA, -1, 1).astype(np.float32)
+        assert np.allclose(result.next_observation_ED[valid_E], expected_ED[valid_E], atol=1e-6)
+        observation_ED = result.observation_ED
+    envs.close()
+
+
+def test_a_worker_that_hangs_in_the_middle_of_a_large_message_is_killed():
+    envs = VectorEnv(Large(), [0, 1], num_workers=2, timeout=2.0, max_restarts=5)
+    envs.reset()
+    states = envs.get_state()
+    os.kill(envs.worker_pids[0], signal.SIGSTOP)
+    envs.set_state(states)
+    assert envs.num_restarts == 1
+    envs.close()
+
+
+def test_a_broken_episode_is_not_added_to_the_next_in_gymnasiums_statistics():
+    envs, _ = make("raise", 1)
+    begin(envs)
+    lengths = []
+    for action_EA in [*actions(), *actions()]:
+        info = envs.step(action_EA)[4]
+        if "final_info" in info:
+            lengths += info["final_info"]["episode"]["l"][info["_final_info"]].tolist()
+    assert lengths and set(lengths) == {5}
+    envs.close()

@@ -787,3 +787,64 @@ def test_the_whole_of_an_environment_may_be_its_own_answer():
     EnvState(other).set(state)
     assert other.step(np.ones(2))[0].tolist() == env.step(np.ones(2))[0].tolist() == [1, 2, 2, 1]
     assert other.num_resets == 0
+
+
+# ---- what a review found -------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_that_is_no_wrapper_is_saved_with_what_it_holds():
+    class Adapter(gym.Env):
+        def __init__(self, seed):
+            self.env = ToyReach().make_env(0, "train", seed)
+            self.env.reset()
+
+    one, other = Adapter(1), Adapter(2)
+    EnvState(other).set(through_a_file(EnvState(one).get()))
+    assert np.array_equal(one.env._position, other.env._position)
+    assert np.array_equal(one.env.reset()[0], other.env.reset()[0])
+
+
+def test_an_array_that_looks_into_another_still_does():
+    one, other = Arm(whole=np.arange(6.0)), Arm(whole=np.zeros(6))
+    one.part, other.part = one.whole[1:3], other.whole[1:3]
+    one.turned = one.whole.reshape(2, 3).T
+    EnvState(other).set(through_a_file(EnvState(one).get()))
+    other.whole[:] += 10
+    assert other.part.tolist() == [11, 12] and other.turned.tolist() == (one.turned + 10).tolist()
+
+
+def test_slots_of_an_environment_are_refused():
+    class Slotted(gym.Env):
+        __slots__ = ("place",)
+
+    with pytest.raises(ConfigurationError, match="Slotted has __slots__"):
+        EnvState(Slotted()).get()
+
+
+def test_an_own_answer_may_hold_arrays():
+    class Own(gym.Env):
+        def get_state(self):
+            return {"place": self.place}
+
+        def set_state(self, state):
+            self.place = state["place"]
+
+    one, other = Own(), Own()
+    one.place, other.place = np.array([1.5, np.nan]), None
+    EnvState(other).set(through_a_file(EnvState(one).get()))
+    assert other.place.tolist()[0] == 1.5 and np.isnan(other.place[1])
+
+
+def test_generators_that_are_spawned_after_a_restore_are_the_same():
+    one, other = Arm(generator=np.random.default_rng(5)), Arm(generator=np.random.default_rng(6))
+    one.generator.spawn(2)
+    EnvState(other).set(through_a_file(EnvState(one).get()))
+    assert one.generator.spawn(1)[0].random() == other.generator.spawn(1)[0].random()
+
+
+def test_an_object_that_only_a_reset_makes_is_refused_when_it_is_saved():
+    arm = Arm(episode=None)
+    state = EnvState(arm)
+    arm.episode = Memory(1, np.zeros(1))
+    with pytest.raises(ConfigurationError, match=r"Arm\.episode is a Memory, which a new environment has none of"):
+        state.get()

@@ -1,0 +1,288 @@
+"""Attributes as plain values and back: what any reader of checkpoints accepts, without executing anything."""
+
+from __future__ import annotations
+
+import enum
+import random
+import types
+from collections import OrderedDict, deque
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec as RegisteredSpec
+from gymnasium.spaces import Box
+from numpy.random.bit_generator import SeedSequence
+
+from mtrl_lightning.envs.simulator import address_of, arrays_of, from_text, to_text
+from mtrl_lightning.errors import ConfigurationError
+
+PLAIN = (type(None), bool, int, float, str)
+CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+STATIC_NAMES = {"fullpath", "_ezpickle_args", "_ezpickle_kwargs", "mujoco_renderer", "_cached_spec"}
+"""Attributes kept as ``make_env`` built them: paths of this machine, windows."""
+DICTS = {"dict": dict, "OrderedDict": OrderedDict}
+SETS = {"set": set, "frozenset": frozenset}
+BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
+REMEDY = "give the class that has it get_state() and set_state(dict)"
+
+
+class Encoder:
+    """Turn attributes into plain values; what several attributes share is written once.
+
+    Args:
+        simulators: MuJoCo's models and data, into whose memory arrays may look.
+    """
+
+    def __init__(self, simulators: list[Any]) -> None:
+        self.found: dict[str, tuple[type, str]] = {}
+        """Classes of the objects met, by name, and where."""
+        self._memory = [
+            (i, name, address_of(array), array.nbytes) for i, s in enumerate(simulators) for name, array in arrays_of(s)
+        ]
+        self._simulators = {id(simulator) for simulator in simulators}
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = []
+
+    @property
+    def classes(self) -> dict[str, type]:
+        """Classes of the objects met."""
+        return {name: kind for name, (kind, _) in self.found.items()}
+
+    def attributes(self, owner: Any, where: str) -> dict[str, Any]:
+        """Return all attributes of an object; ``where`` names it in errors."""
+        return {
+            name: self.encode(value, f"{where}.{name}", owner)
+            for name, value in vars(owner).items()
+            if not _is_static(owner, name)
+        }
+
+    def encode(self, value: Any, where: str, owner: Any = None) -> Any:
+        """Return a value as plain ones.
+
+        Raises:
+            ConfigurationError: if it cannot be saved.
+        """
+        if type(value) in PLAIN:
+            return value
+        if id(value) in self._simulators or isinstance(value, RegisteredSpec):
+            return ["static", ""]
+        if isinstance(value, types.MethodType) and value.__self__ is owner:
+            return ["method", value.__name__]
+        if isinstance(value, (*CODE, np.dtype)):
+            return ["static", _identity(value)]
+        if isinstance(value, enum.Enum):
+            return ["enum", type(value).__qualname__, value.name]
+        if isinstance(value, np.generic):
+            return ["number", value.dtype.str, to_text(np.array(value))]
+        if type(value) is bytes:
+            return ["bytes", value.decode("latin-1")]
+        if id(value) in self._seen:
+            return ["same", self._seen[id(value)]]
+        self._seen[id(value)] = len(self._seen)
+        self._alive.append(value)
+        return self._encode_new(value, where)
+
+    def _encode_new(self, value: Any, where: str) -> list[Any]:
+        kind = type(value).__name__
+        if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
+            return self._encode_array(value, where)
+        if type(value) in (list, tuple, deque):
+            items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+            return [kind, items, getattr(value, "maxlen", None)]
+        if type(value) in DICTS.values() and all(type(key) in PLAIN for key in value):
+            return ["dict", kind, [[key, self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()]]
+        if type(value) in SETS.values() and all(type(item) in PLAIN for item in value):
+            return ["set", kind, sorted(value, key=repr)]
+        if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in BIT_GENERATORS:
+            bits = value.bit_generator
+            seeds = bits.seed_seq if type(bits.seed_seq) is SeedSequence else None
+            told = [getattr(seeds, name) for name in SEEDS] if seeds else None
+            return ["generator", self.encode(bits.state, where), self.encode(told, where)]
+        if type(value) is np.random.RandomState:
+            return ["random_state", self.encode(value.get_state(legacy=True), where)]
+        if type(value) is random.Random:
+            return ["random", value.getstate()]
+        if type(value) is Box:
+            return ["box", *(self.encode(part, where) for part in (value.low, value.high, value._np_random))]
+        if _is_plain_object(value):
+            self.found.setdefault(type(value).__qualname__, (type(value), where))
+            return ["object", type(value).__qualname__, self.attributes(value, where)]
+        raise ConfigurationError(f"the environment's attribute {where} is a {kind}, which cannot be saved: {REMEDY}")
+
+    def _encode_array(self, array: npt.NDArray, where: str) -> list[Any]:
+        start = address_of(array)
+        for i, name, first, num_bytes in self._memory:
+            if array.base is not None and array.size and first <= start < first + num_bytes:
+                return ["view", i, name, start - first, array.dtype.str, list(array.shape), list(array.strides)]
+        if type(array.base) is np.ndarray and array.size and array.base.flags.c_contiguous:
+            base = self.encode(array.base, where)
+            return ["window", base, start - address_of(array.base), array.dtype.str, list(array.shape),
+                    list(array.strides)]  # fmt: skip
+        return ["array", array.dtype.str, list(array.shape), to_text(array)]
+
+
+class Decoder:
+    """Turn plain values into attributes; objects are restored where ``make_env`` put them.
+
+    Args:
+        simulators: as the encoder's.
+        classes: of objects that may be made, by name.
+    """
+
+    def __init__(self, simulators: list[Any], classes: dict[str, type]) -> None:
+        self._simulators, self._classes = simulators, classes
+        self._made: list[Any] = []
+        self._taken: set[int] = set()
+
+    def attributes(self, owner: Any, states: dict[str, Any], where: str) -> None:
+        """Restore all attributes of an object."""
+        attributes = vars(owner)
+        present = dict(attributes)
+        kept = {name: value for name, value in present.items() if _is_static(owner, name)}
+        decoded = {
+            name: self.decode(state, present.get(name), f"{where}.{name}", owner) for name, state in states.items()
+        }
+        attributes.clear()
+        attributes.update(kept | decoded)
+
+    def decode(self, state: Any, present: Any, where: str, owner: Any = None) -> Any:
+        """Return what was encoded.
+
+        Args:
+            state: the plain values.
+            present: what ``make_env`` put there.
+            where: names it in errors.
+            owner: the object whose attribute it is.
+
+        Raises:
+            ConfigurationError: if it is of another environment.
+        """
+        if not isinstance(state, (list, tuple)):
+            return state
+        kind, *rest = state
+        if kind == "static":
+            if rest[0] and rest[0] != _identity(present):
+                raise ConfigurationError(f"the environment's attribute {where} was {rest[0]}, here not: {REMEDY}")
+            return present
+        if kind == "method":
+            return getattr(owner, rest[0])
+        if kind == "enum":
+            if type(present).__qualname__ != rest[0]:
+                raise ConfigurationError(f"the environment's attribute {where} was a {rest[0]}, here not: {REMEDY}")
+            return type(present)[rest[1]]
+        if kind == "number":
+            return from_text(rest[1], rest[0])[0]
+        if kind == "bytes":
+            return rest[0].encode("latin-1")
+        if kind == "same":
+            return self._made[rest[0]]
+        place = len(self._made)
+        self._made.append(None)
+        self._made[place] = made = getattr(self, f"_make_{kind}")(present, place, where, *rest)
+        return made
+
+    def _make_view(
+        self, present: Any, place: int, where: str, simulator: int, name: str, offset: int, dtype: str, shape: Any,
+        strides: Any,
+    ) -> Any:  # fmt: skip
+        memory = getattr(self._simulators[simulator], name)
+        return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
+
+    def _make_array(self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str) -> npt.NDArray:
+        return from_text(text, dtype).reshape(shape).copy()
+
+    def _make_window(
+        self, present: Any, place: int, where: str, base: Any, offset: int, dtype: str, shape: Any, strides: Any
+    ) -> Any:
+        memory = self.decode(base, None, where)
+        return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
+
+    def _make_list(self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None) -> list[Any]:
+        self._made[place] = made = []
+        former = present if isinstance(present, (list, tuple, deque)) and len(present) == len(items) else None
+        for i, item in enumerate(items):
+            made.append(self.decode(item, former[i] if former is not None else None, f"{where}[{i}]"))
+        return made
+
+    def _make_tuple(self, *state: Any) -> tuple:
+        return tuple(self._make_list(*state))
+
+    def _make_deque(self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None) -> deque:
+        return deque(self._make_list(present, place, where, items, maxlen), maxlen)
+
+    def _make_set(self, present: Any, place: int, where: str, kind: str, items: list[Any]) -> Any:
+        return SETS[kind](items)
+
+    def _make_dict(self, present: Any, place: int, where: str, kind: str, items: list[Any]) -> dict:
+        former = present if isinstance(present, dict) else {}
+        self._made[place] = made = DICTS[kind]()
+        for key, item in items:
+            made[key] = self.decode(item, former.get(key), f"{where}[{key!r}]")
+        return made
+
+    def _make_generator(self, present: Any, place: int, where: str, state: Any, seeds: Any) -> np.random.Generator:
+        content, told = self.decode(state, None, where), self.decode(seeds, None, where)
+        seed_sequence = SeedSequence(**dict(zip(SEEDS, told, strict=True))) if told else None
+        bits = getattr(np.random, {name: name for name in BIT_GENERATORS}[content["bit_generator"]])(seed_sequence)
+        bits.state = content
+        return type(present)(bits) if isinstance(present, np.random.Generator) else np.random.Generator(bits)
+
+    def _make_random_state(self, present: Any, place: int, where: str, state: Any) -> np.random.RandomState:
+        made = np.random.RandomState()
+        made.set_state(self.decode(state, None, where))
+        return made
+
+    def _make_random(self, present: Any, place: int, where: str, state: Any) -> random.Random:
+        made = random.Random()
+        made.setstate(state)
+        return made
+
+    def _make_box(self, present: Any, place: int, where: str, *parts: Any) -> Box:
+        low, high, generator = (self.decode(part, None, where) for part in parts)
+        box = Box(low, high, dtype=low.dtype.type)
+        box._np_random = generator
+        return box
+
+    def _make_object(self, present: Any, place: int, where: str, kind: str, states: dict[str, Any]) -> Any:
+        made = present
+        if type(present).__qualname__ != kind or id(present) in self._taken:  # made later, or one of several
+            if kind not in self._classes:
+                raise ConfigurationError(
+                    f"the environment's attribute {where} was a {kind}, here it is a {type(present).__name__}: {REMEDY}"
+                )
+            made = object.__new__(self._classes[kind])
+        self._taken.add(id(made))
+        self._made[place] = made
+        self.attributes(made, states, where)
+        return made
+
+
+def _is_static(owner: Any, name: str) -> bool:
+    return name in STATIC_NAMES or (name == "env" and isinstance(owner, gym.Wrapper))
+
+
+def _identity(value: Any) -> str:
+    """Tell one function, class or type of numbers from another."""
+    line = getattr(getattr(value, "__code__", None), "co_firstlineno", "")
+    name = getattr(value, "__qualname__", getattr(value, "__name__", str(value)))
+    return f"{getattr(value, '__module__', '')}.{name}{line and f':{line}'}"
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Return whether all of an object is in its ``__dict__``."""
+    kinds = type(value).__mro__
+    return (
+        hasattr(value, "__dict__")
+        and type(value).__reduce_ex__ is object.__reduce_ex__
+        and type(value).__reduce__ is object.__reduce__
+        and not has_slots(type(value))
+        and all(kind.__flags__ & (1 << 9) or kind is object for kind in kinds)  # made by a class statement
+    )
+
+
+def has_slots(kind: type) -> bool:
+    """Return whether objects of a class have attributes outside their ``__dict__``."""
+    return any(vars(base).get("__slots__") for base in kind.__mro__)
