@@ -158,7 +158,8 @@ class MultiTaskCLI(LightningCLI):
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", "wandb")
             saved = self._loaded.get("callbacks", {}).get(MetricsCallback.__qualname__, {}).get("wandb_id")
-            logger.init_args.resume = "allow"  # Lightning's default, in place of which W&B's own has been filled in
+            if "resume" in logger.init_args:
+                logger.init_args.resume = "allow"  # Lightning's default, in place of which W&B's own is filled in
             logger.init_args.id = saved or logger.init_args.id or uuid.uuid4().hex[:8]
             logger.init_args.name = logger.init_args.name or f"{name}/{self.run_folder.name}"
 
