@@ -53,10 +53,10 @@ class CommandLine:
 
     def process(self, subcommand, *extra, **kwargs):
         command = [sys.executable, str(ROOT / "cli.py"), *self.arguments(subcommand, *extra, **kwargs)]
-        pipe, together = subprocess.PIPE, subprocess.STDOUT
-        self.processes.append(
-            subprocess.Popen(command, cwd=self.root, stdout=pipe, stderr=together, text=True, start_new_session=True)
-        )
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        # another test in this process may have started W&B's helper, which would take the run for its own
+        environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        self.processes.append(subprocess.Popen(command, cwd=self.root, env=environment, **options))
         return self.processes[-1]
 
     def folder(self, name="run", version=0):

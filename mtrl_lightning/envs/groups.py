@@ -123,7 +123,7 @@ class WorkerGroup:
         timeout, self._timeout_now = self._timeout_now, self._timeout
         if not self._connection.poll(timeout):
             raise EnvironmentFaultError(
-                f"the worker of {self._all_names()} gave no answer for {self._timeout:g} s (timeout) {self._where()}"
+                f"the worker of {self._all_names()} gave no answer for {timeout:g} s (timeout) {self._where()}"
             )
         try:
             with self._within_timeout():
