@@ -79,3 +79,6 @@ def command_line(tmp_path, monkeypatch):
     for process in made.processes:
         process.kill()
         process.wait()
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:  # Lightning would go on with it in the next test
+        wandb.finish()

@@ -42,6 +42,7 @@ def fit(command_line, monkeypatch, tmp_path):
         wandb.finish()
         wandb.teardown()  # W&B's own process writes its file when it ends
 
+    end()  # a run that another test has left open would be gone on with
     yield fit
     end()
 
