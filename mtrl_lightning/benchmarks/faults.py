@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shutil
 import signal
@@ -27,6 +26,7 @@ from mtrl_lightning.benchmarks.breakages import exhausted_row, hang_row, nan_row
 from mtrl_lightning.benchmarks.corruption import corruption_row
 from mtrl_lightning.benchmarks.interruptions import disk_row, kill_row, signal_row
 from mtrl_lightning.benchmarks.trial import TOTAL_STEPS
+from mtrl_lightning.envs.vector import usable_cores
 
 ROWS: dict[str, Callable[[Bench, Row], None]] = {
     "kill": kill_row,
@@ -72,9 +72,8 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def facts() -> dict[str, Any]:
     """Return what has to be said of the machine."""
-    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
     return {
-        "cores": len(affinity(0)),
+        "cores": usable_cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

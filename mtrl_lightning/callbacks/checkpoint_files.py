@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from mtrl_lightning.algorithms.algorithm import check_format
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.datamodule import manifest_of
+from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
 
 
 class DurableIO(TorchCheckpointIO):
@@ -82,7 +82,7 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
         try:
             checkpoint = load_checkpoint(candidate)
             if with_replay:
-                ReplaySnapshots(path.resolve().parent.parent / "replay").verify(manifest_of(checkpoint))
+                ReplaySnapshots(replay_folder(path.resolve().parent.parent)).verify(manifest_of(checkpoint))
         except ConfigurationError as error:
             wrong.append(str(error))
             continue

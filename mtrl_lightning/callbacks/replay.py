@@ -14,6 +14,7 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.common import data_of, find
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.datamodule import replay_folder
 
 
 class ReplayCallback(Callback):
@@ -45,7 +46,7 @@ class ReplayCallback(Callback):
         if stage == TrainerFn.FITTING:
             assert isinstance(pl_module, Algorithm)
             run_folder = Path(trainer.log_dir or trainer.default_root_dir)
-            self._snapshots = ReplaySnapshots(run_folder / "replay", self._chunk_size, self._save_last)
+            self._snapshots = ReplaySnapshots(replay_folder(run_folder), self._chunk_size, self._save_last)
             if self._save and not self._hooked:
                 self._hooked = True
                 find(trainer, RolloutCallback).after_step.append(lambda _: self._write_ahead(trainer, pl_module))
@@ -63,7 +64,7 @@ class ReplayCallback(Callback):
                 " are collected before the next update, and the run is not the one that it would have been"
             )
             return
-        source = Path(trainer.ckpt_path).resolve().parent.parent / "replay"
+        source = replay_folder(Path(trainer.ckpt_path).resolve().parent.parent)
         snapshots = ReplaySnapshots(source, self._chunk_size, self._save_last)
         snapshots.load(data.manifest, data.buffer.storage)
         if source == self._snapshots.folder.resolve():

@@ -77,6 +77,8 @@ class LocalGroup:
         if self._group is not None:
             self._group.close()
 
+    kill = close
+
 
 class WorkerGroup:
     """A group in a process of its own, which ends with this object or with the process that made it.

@@ -24,7 +24,10 @@ STATIC_NAMES = {"fullpath", "_ezpickle_args", "_ezpickle_kwargs", "mujoco_render
 """Attributes kept as ``make_env`` built them: paths of this machine, windows."""
 DICTS = {"dict": dict, "OrderedDict": OrderedDict}
 SETS = {"set": set, "frozenset": frozenset}
-BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+BIT_GENERATORS = {
+    kind.__name__: kind
+    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
 SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
 REMEDY = "give the class that has it get_state() and set_state(dict)"
 
@@ -226,7 +229,7 @@ class Decoder:
     def _make_generator(self, present: Any, place: int, where: str, state: Any, seeds: Any) -> np.random.Generator:
         content, told = self.decode(state, None, where), self.decode(seeds, None, where)
         seed_sequence = SeedSequence(**dict(zip(SEEDS, told, strict=True))) if told else None
-        bits = getattr(np.random, {name: name for name in BIT_GENERATORS}[content["bit_generator"]])(seed_sequence)
+        bits = BIT_GENERATORS[content["bit_generator"]](seed_sequence)
         bits.state = content
         return type(present)(bits) if isinstance(present, np.random.Generator) else np.random.Generator(bits)
 

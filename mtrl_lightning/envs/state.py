@@ -31,7 +31,6 @@ class EnvState:
         self._models = [value for value in attributes if is_mujoco(value, "MjModel")]
         self._datas = [value for value in attributes if is_mujoco(value, "MjData")]
         self._edits = [ModelEdits(model) for model in self._models]
-        self._classes: dict[str, type] = {}
         found = Encoder([*self._models, *self._datas])
         with contextlib.suppress(ConfigurationError):  # `get` says so when the state is wanted
             self._encode_layers(found)

@@ -25,10 +25,15 @@ from mtrl_lightning.errors import (
 from mtrl_lightning.types import StepResult
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # macOS has none
+    return len(affinity(0))
+
+
 def default_num_workers(num_envs: int, spare: int = 1) -> int:
     """Return the number of usable cores less ``spare``, at least one and at most one an environment."""
-    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # macOS has none
-    return max(1, min(num_envs, len(affinity(0)) - spare))
+    return max(1, min(num_envs, usable_cores() - spare))
 
 
 class VectorEnv(gym.vector.VectorEnv):
@@ -268,7 +273,7 @@ class VectorEnv(gym.vector.VectorEnv):
         """Rebuild a group and begin its episodes, or note the fault if the restarts are used up."""
         assert self.max_restarts is not None
         group = self._groups[i]
-        group.kill() if isinstance(group, WorkerGroup) else group.close()
+        group.kill()
         while True:
             if self.num_restarts >= self.max_restarts:
                 self.fault = RestartsExhaustedError(f"{fault} (after {self.num_restarts} restarts, the most allowed)")
@@ -283,5 +288,5 @@ class VectorEnv(gym.vector.VectorEnv):
                 group.answer()
                 return
             except EnvironmentFaultError as again:
-                group.kill() if isinstance(group, WorkerGroup) else group.close()
+                group.kill()
                 fault = again

@@ -107,6 +107,11 @@ class MultiTaskData(LightningDataModule):
             self.buffer.load_state_dict(state_dict["buffer"])
 
 
+def replay_folder(run_folder: Path) -> Path:
+    """Return where a run's replay lies."""
+    return run_folder / "replay"
+
+
 def manifest_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of the replay that a checkpoint needs."""
     return checkpoint.get(MultiTaskData.__qualname__, {}).get("replay") or EMPTY
