@@ -11,6 +11,7 @@ import pytest
 
 from mtrl_lightning.callbacks import CheckpointCallback, EvaluationCallback
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import ReplaySnapshots
 from tests.test_exact_continuation import assert_same
 
@@ -247,12 +248,13 @@ def test_last_is_found_though_its_name_is_gone(command_line):
     assert counters(command_line)["env_steps"] == 1200
 
 
-def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(command_line, capsys, monkeypatch):
+@pytest.mark.parametrize("kind", [RuntimeError, EnvironmentFaultError])
+def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(command_line, capsys, monkeypatch, kind):
     command_line("fit", "--checkpoint.keep_last=-1")
     before = {path: path.read_bytes() for path in command_line.folder().rglob("*") if path.suffix in (".ckpt", ".npy")}
 
     def broken(self, states):
-        raise RuntimeError("no simulator on this host")
+        raise kind("no simulator on this host")
 
     monkeypatch.setattr("mtrl_lightning.envs.state.EnvState.set", broken)
     options = ["--rollout.num_workers=0", "--rollout.max_restarts=2", "--rollout.total_steps=1200"]
