@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in FILES}
 LINES = {path.relative_to(PACKAGE).as_posix(): path.read_text().splitlines() for path in FILES}
 
-BASE = {"types", "counters", "schedules", "errors"}
+BASE = {"types", "counters", "schedules", "errors", "memory"}
 ROOMS = {"envs", "rollout", "replay", "networks", "gradients", "auxiliaries", "algorithms", "callbacks"}
 MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
@@ -42,7 +42,8 @@ FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
-    **{name: {"torch", *LIGHTNING} for name in BASE},
+    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory"}},
+    "memory": LIGHTNING,
 }
 
 

@@ -22,11 +22,13 @@ from torch.optim import Adam, Optimizer
 
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.compiling import Compile, check_compile, compiled
 from mtrl_lightning.algorithms.targets import frozen_copy, polyak_update
 from mtrl_lightning.algorithms.temperature import Temperature
 from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.memory import to_device
 from mtrl_lightning.networks import MLP, Encoder, Ensemble, Identity, Network, SquashedGaussian
 from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch
 
@@ -56,6 +58,8 @@ class SAC(Algorithm):
         actor_optimizer: optimizer of the actor.
         critic_optimizer: optimizer of the critics and the encoder.
         temperature_optimizer: optimizer of the temperature.
+        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also launches them as CUDA
+            graphs; meant for a GPU, slower on a CPU. The first updates wait for the compiler.
         seed: of the weights and of all draws.
 
     Raises:
@@ -83,9 +87,10 @@ class SAC(Algorithm):
         target_every: int = 1,
         actor_max_grad_norm: float | None = 1.0,
         critic_max_grad_norm: float | None = 1.0,
-        actor_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5),
-        critic_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5),
-        temperature_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5),
+        actor_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
+        critic_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
+        temperature_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
+        compile: Compile = "none",
         seed: int = 0,
     ) -> None:
         super().__init__(spec, seed)
@@ -115,6 +120,13 @@ class SAC(Algorithm):
             self.auxiliaries = nn.ModuleList(make(spec, Z) for make in auxiliaries or [])
         self.target_encoder = frozen_copy(self.encoder)
         self.target_critic = frozen_copy(self.critic)
+        check_compile(compile, torch.device("cuda"))  # the device is not known yet
+        self._compile = compile
+        self._losses = compiled(self._critic_losses, compile), compiled(self._actor_losses, compile)
+
+    def setup(self, stage: str) -> None:
+        """Check that the machine can do what was asked for."""
+        check_compile(self._compile, self.trainer.strategy.root_device)
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of critics and encoder, of the actor, of the temperature, and of each auxiliary."""
@@ -136,8 +148,7 @@ class SAC(Algorithm):
             return (2 * torch.rand(shape, generator=generator, device=self.device) - 1).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
-        observation = torch.as_tensor(observation_ED, device=self.device)
-        task = torch.as_tensor(task_E, device=self.device)
+        observation, task = to_device(observation_ED, self.device), to_device(task_E, self.device)
         policy = self._policy(self.encoder(observation, task), task)
         if mode == "exploit":
             return policy.mode().cpu().numpy()
@@ -149,6 +160,8 @@ class SAC(Algorithm):
         optimizers: list[Any] = self.optimizers(use_pl_optimizer=False)  # type: ignore[assignment]
         critic, actor, temperature, *others = optimizers
         update = self.counters.updates
+        if self._compile == "cudagraphs":
+            torch.compiler.cudagraph_mark_step_begin()
         self.encoder.observe(batch.observation_BD)
         self.target_encoder.observe(batch.observation_BD)
         self._update_critic(batch, critic)
@@ -170,40 +183,24 @@ class SAC(Algorithm):
         )
 
     def _update_critic(self, batch: TransitionBatch, optimizer: Optimizer) -> None:
-        with torch.no_grad():
-            alpha_B = self.temperature(batch.task_B).exp()
-            next_policy = self._policy(self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B)
-            next_action_BA, next_log_prob_B = next_policy.sample(self._noise(batch))
-            next_z_BZ = self.target_encoder(batch.next_observation_BD, batch.task_B)
-            next_q_QB = self._q(self.target_critic, next_z_BZ, next_action_BA, batch.task_B)
-            target_B = losses.critic_target(
-                batch.reward_B, batch.terminated_B, next_q_QB, next_log_prob_B, alpha_B, self.discount
-            )
-        z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-        q_QB = self._q(self.critic, z_BZ, batch.action_BA, batch.task_B)
-        loss_T = losses.critic_loss(q_QB, target_B, self._num_trained)
+        loss_T, q = self._losses[0](batch, self._noise(batch))
         optimizer.zero_grad()
         shared = [*self.encoder.parameters(), *self.critic.shared_parameters()]
         self.critic_gradient.backward(loss_T, shared)
         norm = self._step(optimizer, [*self.encoder.parameters(), *self.critic.parameters()], self._critic_max_norm)
         statistics = {f"critic_{name}": value for name, value in self.critic_gradient.metrics().items()}
-        means = {"critic_loss": loss_T.mean(), "q": q_QB.mean(), "critic_grad_norm": norm}
+        means = {"critic_loss": loss_T.mean(), "q": q, "critic_grad_norm": norm}
         self.mean_metrics.add(means | statistics)
 
     def _update_actor(self, batch: TransitionBatch, optimizer: Optimizer, temperature: Optimizer) -> None:
-        with torch.no_grad():
-            z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-        log_alpha_B = self.temperature(batch.task_B)
         with _without_gradients(self.critic):
-            action_BA, log_prob_B = self._policy(z_BZ, batch.task_B).sample(self._noise(batch))
-            q_QB = self._q(self.critic, z_BZ, action_BA, batch.task_B)
-        loss_T = losses.actor_loss(log_prob_B, q_QB, log_alpha_B.detach().exp(), self._num_trained)
+            loss_T, log_prob_B = self._losses[1](batch, self._noise(batch))
         optimizer.zero_grad()
         self.actor_gradient.backward(loss_T, list(self.actor.shared_parameters()))
         norm = self._step(optimizer, self.actor.parameters(), self._actor_max_norm)
 
         temperature_loss = losses.temperature_loss(
-            log_alpha_B, log_prob_B.detach(), self.target_entropy, self._num_trained
+            self.temperature(batch.task_B), log_prob_B.detach(), self.target_entropy, self._num_trained
         ).mean()
         temperature.zero_grad()
         temperature_loss.backward()
@@ -211,6 +208,30 @@ class SAC(Algorithm):
         statistics = {f"actor_{name}": value for name, value in self.actor_gradient.metrics().items()}
         means = {"actor_loss": loss_T.mean(), "temperature_loss": temperature_loss, "entropy": -log_prob_B.mean()}
         self.mean_metrics.add(means | {"actor_grad_norm": norm} | statistics)
+
+    def _critic_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each task's critic loss ``[T]``, and the mean Q value."""
+        with torch.no_grad():
+            alpha_B = self.temperature(batch.task_B).exp()
+            next_policy = self._policy(self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B)
+            next_action_BA, next_log_prob_B = next_policy.sample(noise_BA)
+            next_z_BZ = self.target_encoder(batch.next_observation_BD, batch.task_B)
+            next_q_QB = self._q(self.target_critic, next_z_BZ, next_action_BA, batch.task_B)
+            target_B = losses.critic_target(
+                batch.reward_B, batch.terminated_B, next_q_QB, next_log_prob_B, alpha_B, self.discount
+            )
+        z_BZ = self.encoder(batch.observation_BD, batch.task_B)
+        q_QB = self._q(self.critic, z_BZ, batch.action_BA, batch.task_B)
+        return losses.critic_loss(q_QB, target_B, self._num_trained), q_QB.detach().mean()
+
+    def _actor_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each task's actor loss ``[T]``, and the actions' log densities ``[B]``."""
+        with torch.no_grad():
+            z_BZ = self.encoder(batch.observation_BD, batch.task_B)
+            alpha_B = self.temperature(batch.task_B).exp()
+        action_BA, log_prob_B = self._policy(z_BZ, batch.task_B).sample(noise_BA)
+        q_QB = self._q(self.critic, z_BZ, action_BA, batch.task_B)
+        return losses.actor_loss(log_prob_B, q_QB, alpha_B, self._num_trained), log_prob_B
 
     def _update_targets(self) -> None:
         polyak_update(self.critic, self.target_critic, self.tau)

@@ -16,6 +16,7 @@ from mtrl_lightning.callbacks.common import check_trainer, data_of
 from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
+from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.schedules import Until, UpdateRatio
 from mtrl_lightning.types import Mode
@@ -97,6 +98,7 @@ class RolloutCallback(Callback):
             return
         assert isinstance(pl_module, Algorithm)
         check_trainer(trainer)
+        keep_freed_memory()
         if self._learner_threads is not None:
             torch.set_num_threads(self._learner_threads)
         data = data_of(trainer)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
-from mtrl_lightning.networks.network import Network, hidden_layers, uniform_
+from mtrl_lightning.networks.hidden import HiddenLayers
+from mtrl_lightning.networks.network import Network, uniform_
 
 
 class MLP(Network):
@@ -30,7 +31,7 @@ class MLP(Network):
     ) -> None:  # fmt: skip
         super().__init__()
         self.conditioning = conditioning(num_tasks)
-        self.trunk = hidden_layers(in_dim + self.conditioning.extra_dim, width, depth, layer_norm)
+        self.trunk = HiddenLayers(in_dim + self.conditioning.extra_dim, width, depth, layer_norm)
         self.head = nn.Linear(width, out_dim)
         uniform_(self.head.weight, output_bound, width)
         uniform_(self.head.bias, output_bound, width)

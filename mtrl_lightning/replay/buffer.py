@@ -11,6 +11,7 @@ import torch
 
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay.storage import RingStorage, Rows
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
@@ -23,19 +24,22 @@ class ReplayBuffer:
         capacity: transitions of all tasks together, shared out equally.
         seed: of the draws.
         folder: keep the rows in files here, mapped into memory; None for memory.
+        device: whose memory, without a folder; batches come on it.
 
     Raises:
         ConfigurationError: if the capacity gives a task no row, or memory (or disk) is short.
     """
 
-    def __init__(self, spec: EnvSpec, capacity: int, seed: int = 0, folder: Path | None = None) -> None:
+    def __init__(
+        self, spec: EnvSpec, capacity: int, seed: int = 0, folder: Path | None = None, device: torch.device = CPU
+    ) -> None:
         tasks = spec.train_tasks
         if capacity < len(tasks):
             raise ConfigurationError(f"capacity is {capacity} for {len(tasks)} tasks: give at least one row a task")
-        self.storage = RingStorage(spec, len(tasks), capacity // len(tasks), folder)
+        self.storage = RingStorage(spec, len(tasks), capacity // len(tasks), folder, device)
         self._ring_T = np.full(spec.num_tasks, -1, np.int64)
         self._ring_T[list(tasks)] = np.arange(len(tasks))
-        self._task_R = torch.tensor(tasks, dtype=torch.int64)
+        self._task_R = torch.tensor(tasks, dtype=torch.int64, device=device)
         self._generator = torch.Generator().manual_seed(seed)
         self.stopwatch = Stopwatch()
 

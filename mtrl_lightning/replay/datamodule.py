@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec, known_tasks
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.dataset import ReplayDataset
 from mtrl_lightning.replay.storage import bytes_needed
@@ -32,6 +33,7 @@ class MultiTaskData(LightningDataModule):
         capacity: transitions remembered, over all trained tasks.
         exclude_from_training: names of tasks that are evaluated but never trained on.
         memory_map: keep the replay in a file in the run's folder, mapped into memory, for one larger than the memory.
+        on_device: keep the replay in the memory of the GPU that trains, if it takes at most half of what is free there.
         seed: of the draws from the replay.
 
     Raises:
@@ -46,12 +48,13 @@ class MultiTaskData(LightningDataModule):
         capacity: int = 1_000_000,
         exclude_from_training: list[str] | None = None,
         memory_map: bool = False,
+        on_device: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.benchmark = benchmark
         self.batch_size, self.capacity, self._seed = batch_size, capacity, seed
-        self._memory_map = memory_map
+        self._memory_map, self._on_device = memory_map, on_device
         spec = check_spec(benchmark.spec)
         excluded = known_tasks(exclude_from_training, spec.task_names) if exclude_from_training else ()
         trained = tuple(i for i, name in enumerate(spec.task_names) if name not in excluded)
@@ -77,18 +80,27 @@ class MultiTaskData(LightningDataModule):
         """Say what memory the replay needs and take it; evaluation needs none."""
         if stage == TrainerFn.FITTING and self.buffer is None:
             rows = self.capacity // len(self.spec.train_tasks) * len(self.spec.train_tasks)
-            needed = bytes_needed(self.spec, rows) / 2**20
             folder = Path(self.trainer.default_root_dir) if self._memory_map and self.trainer else None
-            where = f"disk in {folder}" if folder else "memory when full"
-            rank_zero_info(f"Replay of {rows:,} transitions: {needed:,.0f} MiB of {where}")
-            self.buffer = ReplayBuffer(self.spec, self.capacity, self._seed, folder)
+            needed, device = bytes_needed(self.spec, rows), self._device_for(rows)
+            where = f"disk in {folder}" if folder else f"memory of {device} when full"
+            rank_zero_info(f"Replay of {rows:,} transitions: {needed / 2**20:,.0f} MiB of {where}")
+            self.buffer = ReplayBuffer(self.spec, self.capacity, self._seed, folder, device)
+
+    def _device_for(self, rows: int) -> torch.device:
+        """Return where the replay is kept: on the device that trains, or in the computer's memory."""
+        device = self.trainer.strategy.root_device if self.trainer else CPU
+        if device.type != "cuda" or self._memory_map or not self._on_device:
+            return CPU
+        return device if bytes_needed(self.spec, rows) <= free_memory(device) / 2 else CPU
 
     def train_dataloader(self) -> DataLoader:
         """Return the endless stream of batches."""
         assert self.buffer is not None
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
+        dataset, from_memory = ReplayDataset(self.buffer, self.batch_size), self.buffer.storage.device == CPU
+        pinned = from_memory and self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         # a generator of its own, because DataLoader draws a worker seed even without workers
-        return DataLoader(ReplayDataset(self.buffer, self.batch_size), batch_size=None, generator=torch.Generator())
+        return DataLoader(dataset, batch_size=None, generator=torch.Generator(), pin_memory=pinned)
 
     def val_dataloader(self) -> DataLoader | list:
         """Return one empty batch, around which the evaluation callback runs; nothing while fitting."""

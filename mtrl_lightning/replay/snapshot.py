@@ -93,7 +93,7 @@ class ReplaySnapshots:
             with unfinished.open("wb") as file:
                 summed = _Checksummed(file)
                 for field in rows:
-                    np.save(summed, field.numpy(), allow_pickle=False)
+                    np.save(summed, field.cpu().numpy(), allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:

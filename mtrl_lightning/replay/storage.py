@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.memory import CPU, free_memory, to_device
 from mtrl_lightning.types import EnvSpec
 
 
@@ -54,14 +54,17 @@ class RingStorage:
         num_rings: number of rings, ``R``.
         capacity: rows a ring, ``C``.
         folder: keep the rows in files here, mapped into memory, which vanish with this process; None for memory.
+        device: whose memory, without a folder.
 
     Raises:
         ConfigurationError: if there is not enough free memory, or disk; nothing is taken then.
     """
 
-    def __init__(self, spec: EnvSpec, num_rings: int, capacity: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, spec: EnvSpec, num_rings: int, capacity: int, folder: Path | None = None, device: torch.device = CPU
+    ) -> None:
         needed = bytes_needed(spec, num_rings * capacity)
-        free = _free_memory() if folder is None else shutil.disk_usage(folder).free
+        free = free_memory(device) if folder is None else shutil.disk_usage(folder).free
         if needed > free:
             most, where = int(num_rings * capacity * free / needed), "memory" if folder is None else f"disk in {folder}"
             raise ConfigurationError(
@@ -74,7 +77,12 @@ class RingStorage:
         self.oldest_R = np.zeros(num_rings, np.int64)
         """Rows before these, counted likewise, were never restored."""
         shapes = [((num_rings * capacity, *shape), dtype) for shape, dtype in _layout(spec)]
-        self._flat = Rows(*(_empty(shape, dtype, folder) for shape, dtype in shapes))
+        self._flat = Rows(*(_empty(shape, dtype, folder, device) for shape, dtype in shapes))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+        return self._flat.reward.device
 
     @property
     def num_rings(self) -> int:
@@ -93,9 +101,9 @@ class RingStorage:
         order_N = np.argsort(ring_N, kind="stable")
         place_N = np.empty(len(ring_N), np.int64)
         place_N[order_N] = np.arange(len(ring_N)) - np.repeat(np.cumsum(counts_R) - counts_R, counts_R)
-        index_N = torch.from_numpy(ring_N * self.capacity + (self.added_R[ring_N] + place_N) % self.capacity)
+        index_N = to_device(ring_N * self.capacity + (self.added_R[ring_N] + place_N) % self.capacity, self.device)
         for target, source in zip(self._flat, rows, strict=True):
-            target[index_N] = torch.as_tensor(source).to(target.dtype)
+            target[index_N] = to_device(torch.as_tensor(source).to(target.dtype), self.device)
         self.added_R += counts_R
 
     def places(self, ring: int, first: int, end: int) -> Tensor:
@@ -104,13 +112,14 @@ class RingStorage:
         return ring * self.capacity + torch.arange(first, end) % self.capacity
 
     def take(self, index: Tensor) -> Rows:
-        """Return copies of the rows at flat places ``ring * capacity + row``."""
+        """Return copies of the rows at flat places ``ring * capacity + row``, on this storage's device."""
+        index = to_device(index, self.device)
         return Rows(*(field.index_select(0, index) for field in self._flat))
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None, device: torch.device) -> Tensor:
     if folder is None:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=device)
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     with tempfile.TemporaryFile(dir=folder) as file:
         size = int(np.prod(shape)) * kind.itemsize
@@ -119,12 +128,3 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> T
         else:
             file.truncate(size)
         return torch.from_numpy(np.memmap(file, kind, "r+", shape=shape))
-
-
-def _free_memory() -> int:
-    """Return the bytes that this process may still take, also inside a container."""
-    free = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
-        free = min(free, int(most) - int(used.read_text()))
-    return free

@@ -69,3 +69,22 @@ def test_shared_are_all_parameters_but_the_heads():
     names = {name for name, parameter in network.named_parameters() if id(parameter) not in shared}
     assert names == {"heads.weight", "heads.bias"}
     assert len(shared) == len(list(network.parameters())) - 2
+
+
+@pytest.mark.parametrize("out_dim", [1, OUT_DIM])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_any_other(out_dim, rows):
+    torch.manual_seed(0)
+    network = MultiHead(4, out_dim, NUM_TASKS, width=16, depth=2, output_bound=0.5)
+    x_BD, task_B = uniform(NUM_TASKS * rows, 4), torch.arange(NUM_TASKS).repeat_interleave(rows)
+    other_B = torch.arange(len(task_B) - 1, -1, -1)  # backwards: no order of tasks
+    outputs, gradients = [], []
+    for order_B in (torch.arange(len(task_B)), other_B):
+        assert network._is_task_major(task_B[order_B]) == (order_B is not other_B)
+        network.zero_grad()
+        out_BO = torch.empty(len(task_B), out_dim).index_copy(0, order_B, network(x_BD[order_B], task_B[order_B]))
+        (out_BO * uniform(*out_BO.shape, seed=5)).sum().backward()
+        outputs.append(out_BO)
+        gradients.append([parameter.grad.clone() for parameter in network.parameters()])
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)

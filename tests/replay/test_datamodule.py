@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
+from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots, datamodule
 from mtrl_lightning.replay.datamodule import EMPTY, manifest_of
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
@@ -41,6 +41,11 @@ class Numbers(Benchmark):
 
 def make_data(num_tasks=3, batch_size=6, capacity=30, **options):
     return MultiTaskData(Numbers(make_spec(num_tasks)), batch_size, capacity, **options)
+
+
+def trainer_in(folder, device="cpu"):
+    """What the data ask a trainer for."""
+    return SimpleNamespace(default_root_dir=folder, strategy=SimpleNamespace(root_device=torch.device(device)))
 
 
 def fill(data, rows=5):
@@ -174,7 +179,7 @@ def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path, memo
     wanted = [ids_of(batch).tolist() for batch in islice(data.train_dataloader(), 5)]
 
     resumed = make_data(seed=99, memory_map=memory_map)
-    resumed.trainer = SimpleNamespace(default_root_dir=tmp_path)
+    resumed.trainer = trainer_in(tmp_path)
     resumed.setup("fit")
     state = torch.load(tmp_path / "state", weights_only=True)
     manifest = manifest_of({MultiTaskData.__qualname__: state})
@@ -194,6 +199,38 @@ def test_a_replay_that_was_never_saved_has_no_manifest():
     assert resumed.manifest is None
 
 
+@pytest.mark.parametrize(
+    ("device", "options", "free", "kept_on"),
+    [
+        ("cpu", {}, 10_000, "cpu"),
+        ("cuda", {}, 6_000, "cuda"),
+        ("cuda", {}, 5_999, "cpu"),
+        ("cuda", {"on_device": False}, 10_000, "cpu"),
+        ("cuda", {"memory_map": True}, 10_000, "cpu"),
+    ],
+)
+def test_the_replay_lies_on_the_device_that_trains_if_it_takes_at_most_half_of_what_is_free(
+    tmp_path, monkeypatch, device, options, free, kept_on
+):
+    data = make_data(capacity=3_000, **options)
+    data.trainer = trainer_in(tmp_path, device)
+    monkeypatch.setattr(datamodule, "free_memory", lambda asked: {"cuda": bytes_needed(data.spec, free)}[asked.type])
+    made = []
+    monkeypatch.setattr(datamodule, "ReplayBuffer", lambda *given: made.append(given))
+    data.setup("fit")
+    assert made[0][-1] == torch.device(kept_on)
+
+
+@pytest.mark.parametrize(
+    ("device", "kept_on", "pinned"), [("cpu", "cpu", False), ("cuda", "cpu", True), ("cuda", "cuda", False)]
+)
+def test_batches_are_pinned_only_on_their_way_to_a_gpu(tmp_path, device, kept_on, pinned):
+    data = fill(make_data())
+    data.trainer = trainer_in(tmp_path, device)
+    data.buffer = SimpleNamespace(storage=SimpleNamespace(device=torch.device(kept_on)), stopwatch=None)
+    assert data.train_dataloader().pin_memory == pinned
+
+
 def maps_of(folder):
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{folder}/" in line]
 
@@ -202,7 +239,7 @@ def maps_of(folder):
 @pytest.mark.parametrize("memory_map", [False, True])
 def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_for(tmp_path, memory_map):
     data = make_data(memory_map=memory_map)
-    data.trainer = SimpleNamespace(default_root_dir=str(tmp_path))
+    data.trainer = trainer_in(str(tmp_path))
     fill(data)
     assert bool(maps_of(tmp_path)) == memory_map
     assert os.listdir(tmp_path) == [], "it vanishes with the process, also a killed one"
@@ -214,7 +251,7 @@ def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_fo
 
 def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path, monkeypatch):
     data = make_data(capacity=3_000, memory_map=True)
-    data.trainer = SimpleNamespace(default_root_dir=tmp_path)
+    data.trainer = trainer_in(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=bytes_needed(data.spec, 1_000)))
     with pytest.raises(ConfigurationError, match=rf"3,000 transitions .* of disk in {tmp_path} .* at most 1,000$"):
         data.setup("fit")

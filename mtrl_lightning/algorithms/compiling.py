@@ -1,0 +1,43 @@
+"""``torch.compile`` as an option of an algorithm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+
+Compile = Literal["none", "default", "cudagraphs"]
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def compiled(function: F, how: Compile) -> F:
+    """Return the function compiled; with ``cudagraphs`` its kernels are launched as one graph.
+
+    What a graph returns is overwritten by its next call.
+    """
+    if how == "none":
+        return function
+    return torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)  # type: ignore[return-value]
+
+
+def check_compile(how: str, device: torch.device) -> None:
+    """Check that the option is known and that the machine can do it.
+
+    Raises:
+        ConfigurationError: naming what to change.
+    """
+    if how not in ("none", "default", "cudagraphs"):
+        raise ConfigurationError(f"compile is {how!r}: give none, default or cudagraphs")
+    if how == "cudagraphs" and device.type != "cuda":
+        raise ConfigurationError("compile cudagraphs needs a CUDA device: set compile to none or default")
+    if how == "default" and device.type == "cpu":
+        compilers = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
+        if not any(name and shutil.which(name) for name in compilers):
+            raise ConfigurationError(
+                "compile default needs a C++ compiler on the CPU: install g++, or set compile to none"
+            )

@@ -1,0 +1,115 @@
+"""The hidden layers as one function, beside PyTorch's own layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import hidden
+from mtrl_lightning.networks.hidden import HiddenLayers
+from tests.networks import uniform
+
+ROWS, WIDTH = 320, 24
+
+
+@pytest.fixture(params=[True, False], ids=["onednn", "plain products"])
+def layers(request, monkeypatch):
+    if request.param and not hidden._HAS_FUSED_LAYER:
+        pytest.skip("this PyTorch has no oneDNN")
+    monkeypatch.setattr(hidden, "_HAS_FUSED_LAYER", request.param)
+    torch.manual_seed(0)
+    network = HiddenLayers(7, WIDTH, 3, layer_norm=False)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return network
+
+
+def gradients(network, forward, given_BH, dtype):
+    """Gradients of input and parameters for a given gradient of the output."""
+    x_BD = uniform(ROWS, 7, seed=3).requires_grad_()
+    network.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        out_BH = forward(x_BD)
+    out_BH.backward(given_BH.to(out_BH.dtype))
+    return out_BH.detach(), [x_BD.grad, *(parameter.grad for parameter in network.parameters())]
+
+
+def with_rows(num_rows):
+    """A gradient ``[B, H]`` that is zero but for some rows, spread over the batch."""
+    given_BH = torch.zeros(ROWS, WIDTH)
+    given_BH[torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:num_rows]] = uniform(num_rows, WIDTH)
+    return given_BH
+
+
+@pytest.mark.parametrize("num_rows", [ROWS, ROWS - 1, 250, 240, 200, 130, 128, 64, 1, 0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_output_and_gradients_are_those_of_pytorchs_layers(layers, num_rows, dtype, tolerance):
+    given_BH = with_rows(num_rows)
+    out_BH, own = gradients(layers, layers, given_BH, dtype)
+    wanted_BH, wanted = gradients(layers, super(HiddenLayers, layers).forward, given_BH, dtype)
+    torch.testing.assert_close(out_BH, wanted_BH, rtol=tolerance, atol=tolerance)
+    for gradient, right in zip(own, wanted, strict=True):
+        assert gradient.dtype == right.dtype == torch.float32
+        scale = max(right.abs().max().item(), 1e-6)
+        torch.testing.assert_close(gradient / scale, right / scale, rtol=0, atol=tolerance)
+
+
+def test_rows_without_a_gradient_are_not_computed(layers, monkeypatch):
+    seen = []
+    product = hidden._product
+    monkeypatch.setattr(hidden, "_product", lambda g, w: seen.append(len(g)) or product(g, w))
+    for num_rows in (1, 64, 65, 192, 193, ROWS):
+        gradients(layers, layers, with_rows(num_rows), torch.float32)
+    assert seen == [64] * 6 + [128] * 3 + [192] * 3 + [ROWS] * 6  # whole multiples of 64; above three quarters, all
+
+
+def test_a_gradient_too_small_for_its_square_counts(layers):
+    given_BH = torch.zeros(ROWS, WIDTH)
+    given_BH[5] = 1e-30
+    _, own = gradients(layers, layers, given_BH, torch.float32)
+    assert own[0][5].any() and not own[0][:5].any()
+
+
+def test_nan_spreads(layers):
+    given_BH = with_rows(10)
+    given_BH[17, 0] = torch.nan
+    _, own = gradients(layers, layers, given_BH, torch.float32)
+    assert own[0][17].isnan().any() and all(gradient.isnan().any() for gradient in own[1:])
+
+
+def test_only_wanted_gradients_are_computed(layers):
+    x_BD = uniform(ROWS, 7)
+    layers.requires_grad_(False)
+    assert not layers(x_BD).requires_grad
+    out_BH = layers(x_BD.requires_grad_())
+    out_BH.sum().backward()
+    assert x_BD.grad is not None and all(parameter.grad is None for parameter in layers.parameters())
+    layers[2].requires_grad_(True)
+    layers(x_BD.detach()).sum().backward()
+    assert [parameter.grad is not None for parameter in layers.parameters()] == [False, False, True, True, False, False]
+
+
+def test_gradients_equal_finite_differences():
+    torch.manual_seed(0)
+    network = HiddenLayers(3, 4, 2, layer_norm=False).double()
+    with torch.no_grad():
+        for linear in (network[0], network[2]):
+            linear.bias.uniform_(-0.5, 0.5)  # away from ReLU's kink
+    x_BD = uniform(6, 3).double().requires_grad_()
+    torch.autograd.gradcheck(lambda x, *_: network(x), (x_BD, *network.parameters()))
+
+
+def test_layer_norm_stays_pytorchs():
+    torch.manual_seed(0)
+    network = HiddenLayers(3, 8, 2, layer_norm=True)
+    out_BH = network(uniform(5, 3))
+    assert "LayerNorm" in str([type(module).__name__ for module in network])
+    assert out_BH.grad_fn.name() == "ReluBackward0"
+
+
+@pytest.mark.parametrize(("width", "depth"), [(0, 2), (4, 0), (-1, 2)])
+def test_nothing_to_compute_is_an_error(width, depth):
+    with pytest.raises(ConfigurationError, match="both must be at least 1"):
+        HiddenLayers(3, width, depth, layer_norm=False)
