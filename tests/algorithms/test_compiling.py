@@ -1,0 +1,66 @@
+"""The compiled update beside the plain one."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import compiling
+from mtrl_lightning.errors import ConfigurationError
+from tests.algorithms import make_sac, train
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+def test_compiled_losses_give_the_same_updates():
+    plain, fast = (train(make_sac(compile=how), 4) for how in ("none", "default"))
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(fast.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    wanted, found = plain.drain_metrics(), fast.drain_metrics()
+    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4) and len(wanted) > 6
+
+
+def test_only_what_was_asked_for_is_compiled(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode: asked.append((function.__name__, mode)) or function)
+    make_sac()
+    assert asked == []
+    make_sac(compile="default")
+    make_sac(compile="cudagraphs")
+    names = ("_critic_losses", "_actor_losses")
+    assert asked == [(name, mode) for mode in (None, "reduce-overhead") for name in names]
+
+
+def test_every_update_begins_a_new_step_of_the_graphs(monkeypatch):
+    steps = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode: function)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
+    train(make_sac(compile="default"), 2)
+    assert len(steps) == 0
+    train(make_sac(compile="cudagraphs"), 2)
+    assert len(steps) == 2
+
+
+def test_an_unknown_option_is_an_error_at_once():
+    with pytest.raises(ConfigurationError, match="compile is 'graphs': give none, default or cudagraphs"):
+        make_sac(compile="graphs")
+
+
+def test_cuda_graphs_need_a_gpu():
+    compiling.check_compile("cudagraphs", CUDA)
+    with pytest.raises(ConfigurationError, match="needs a CUDA device"):
+        compiling.check_compile("cudagraphs", CPU)
+
+
+def test_compiling_for_the_cpu_needs_a_compiler(monkeypatch):
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    compiling.check_compile("none", CPU)
+    compiling.check_compile("default", CUDA)
+    with pytest.raises(ConfigurationError, match=r"install g\+\+"):
+        compiling.check_compile("default", CPU)
+    monkeypatch.setenv("CXX", "mine")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/bin/{name}" if name == "mine" else None)
+    compiling.check_compile("default", CPU)
