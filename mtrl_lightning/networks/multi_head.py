@@ -29,12 +29,15 @@ class MultiHead(Network):
         conditioning: how the shared layers are told the task.
     """
 
+    tasks_T1: Tensor
+
     def __init__(
         self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, layer_norm: bool = False,
         output_bound: float = 3e-3, conditioning: Callable[[int], TaskConditioning] = OneHot,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_tasks, self.out_dim = num_tasks, out_dim
+        self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
         self.conditioning = conditioning(num_tasks)
         self.trunk = HiddenLayers(in_dim + self.conditioning.extra_dim, width, depth, layer_norm)
         self.heads = nn.Linear(width, num_tasks * out_dim)
@@ -63,7 +66,7 @@ class MultiHead(Network):
         n, rest = divmod(len(task_B), self.num_tasks)
         if rest or task_B.device.type != "cpu" or torch.compiler.is_compiling():
             return False
-        return torch.equal(task_B.view(-1, n), torch.arange(self.num_tasks)[:, None].expand(-1, n))
+        return torch.equal(task_B.view(-1, n), self.tasks_T1.expand(-1, n))
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield the parameters of all but the heads."""

@@ -40,6 +40,7 @@ class ReplayBuffer:
         self._ring_T = np.full(spec.num_tasks, -1, np.int64)
         self._ring_T[list(tasks)] = np.arange(len(tasks))
         self._task_R = torch.tensor(tasks, dtype=torch.int64, device=device)
+        self._first_R1 = torch.arange(len(tasks))[:, None] * self.storage.capacity
         self._generator = torch.Generator().manual_seed(seed)
         self.stopwatch = Stopwatch()
 
@@ -82,7 +83,7 @@ class ReplayBuffer:
         draw_RN = torch.rand(num_rings, rows, generator=self._generator, dtype=torch.float64)
         oldest_R = torch.from_numpy(self.storage.added_R) - size_R
         row_RN = ((draw_RN * size_R[:, None]).long() + oldest_R[:, None]) % self.storage.capacity
-        index_B = (row_RN + torch.arange(num_rings)[:, None] * self.storage.capacity).flatten()
+        index_B = (row_RN + self._first_R1).flatten()
         drawn: Rows = self.storage.take(index_B)
         return TransitionBatch(
             observation_BD=drawn.observation,
