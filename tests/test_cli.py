@@ -177,6 +177,8 @@ BAD = [
     ("training on several devices is not supported yet", ["--trainer.devices=2"]),
     ("trainer.precision is 64-true", ["--trainer.precision=64-true"]),
     ("actor_max_grad_norm", ["--trainer.gradient_clip_val=1.0"]),
+    ("compile cudagraphs needs a CUDA device", ["--model.init_args.compile=cudagraphs"]),
+    ("graphs", ["--model.init_args.compile=graphs"]),
     ("seed_everything", ["--seed_everything=true"]),
     ("learner_threads is 0", ["--rollout.learner_threads=0"]),
 ]

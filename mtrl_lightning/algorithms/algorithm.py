@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
@@ -39,6 +40,13 @@ class Algorithm(LightningModule):
     def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
         """Choose actions ``[E, A]``."""
         raise NotImplementedError
+
+    def check_device(self, device: torch.device) -> None:
+        """Check before training that what was asked for can be done on the device.
+
+        Raises:
+            ConfigurationError: if it cannot.
+        """
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics, averaged since the last call."""

@@ -124,9 +124,9 @@ class SAC(Algorithm):
         self._compile = compile
         self._losses = compiled(self._critic_losses, compile), compiled(self._actor_losses, compile)
 
-    def setup(self, stage: str) -> None:
-        """Check that the machine can do what was asked for."""
-        check_compile(self._compile, self.trainer.strategy.root_device)
+    def check_device(self, device: torch.device) -> None:
+        """Check that the update can be compiled for the device, if that was asked for."""
+        check_compile(self._compile, device)
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of critics and encoder, of the actor, of the temperature, and of each auxiliary."""

@@ -98,6 +98,7 @@ class RolloutCallback(Callback):
             return
         assert isinstance(pl_module, Algorithm)
         check_trainer(trainer)
+        pl_module.check_device(trainer.strategy.root_device)
         keep_freed_memory()
         if self._learner_threads is not None:
             torch.set_num_threads(self._learner_threads)
