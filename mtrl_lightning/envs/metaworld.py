@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from functools import cache
 from typing import Any, Literal
 
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs.benchmark import Benchmark, known_tasks
+from mtrl_lightning.envs.metaworld_fast import fast_class, unchecked_versions
+from mtrl_lightning.envs.metaworld_goals import drawn_goals
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.types import EnvSpec
 
@@ -32,6 +35,8 @@ class MetaWorld(Benchmark):
         horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
         num_goals: goals a task, 1 to 50.
         goal_seed: decides which goals; the same for training and evaluation.
+        fast: build and step with cheaper code of ours, which gives MetaWorld's own observations, rewards and goals to
+            the last bit; MetaWorld's code is used, with a warning, where its version was not compared with ours.
 
     Raises:
         ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number is out of range.
@@ -44,6 +49,7 @@ class MetaWorld(Benchmark):
         horizon: int = 500,
         num_goals: int = MAX_GOALS,
         goal_seed: int = 0,
+        fast: bool = True,
     ) -> None:
         suite = import_optional("metaworld", "metaworld")
         if not 1 <= num_goals <= MAX_GOALS:
@@ -61,6 +67,13 @@ class MetaWorld(Benchmark):
         self.task_names = known_tasks(names, list(suite.ALL_V3_ENVIRONMENTS))
         self.reward_version, self.horizon = reward_version, horizon
         self.num_goals, self.goal_seed = num_goals, goal_seed
+        unchecked = unchecked_versions() if fast else []
+        if unchecked:
+            warnings.warn(
+                f"stepping with MetaWorld's own, slower code: ours was not compared with {' and '.join(unchecked)}",
+                stacklevel=2,
+            )
+        self.fast = fast and not unchecked
 
     @property
     def spec(self) -> EnvSpec:
@@ -87,12 +100,14 @@ class MetaWorld(Benchmark):
         """Make the environment of one task."""
         suite = import_optional("metaworld", "metaworld")
         name = self.task_names[task]
-        env = suite.ALL_V3_ENVIRONMENTS[name](reward_function_version=self.reward_version)
+        goals = _goals(name, self.goal_seed, self.fast)[: self.num_goals]
+        kind = suite.ALL_V3_ENVIRONMENTS[name]
+        env = (fast_class(kind) if self.fast else kind)(reward_function_version=self.reward_version)
         env.max_path_length = self.horizon
         env.seed(seed)
         env = suite.AutoTerminateOnSuccessWrapper(env)
         env.toggle_terminate_on_success(False)
-        return _GoalSelection(env, _goals(name, self.goal_seed)[: self.num_goals], split != "train", seed)
+        return _GoalSelection(env, goals, split != "train", seed)
 
 
 class _GoalSelection(gym.Wrapper):
@@ -135,6 +150,8 @@ def _named_set(suite: Any, name: str) -> list[str]:
 
 
 @cache
-def _goals(name: str, seed: int) -> list[Any]:
-    """Return MetaWorld's own 50 goals of a task; drawing them takes fifty resets, hence the cache."""
+def _goals(name: str, seed: int, fast: bool = False) -> list[Any]:
+    """Return MetaWorld's own 50 goals of a task; it draws them in a hundred resets, hence the cache."""
+    if fast:
+        return drawn_goals(name, seed)
     return import_optional("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

@@ -427,6 +427,27 @@ def test_a_fault_after_a_restored_state_still_names_the_episodes_step(faulty_env
     envs.reset(seed=0, options={})
 
 
+@pytest.mark.parametrize("value", [1e200, np.finfo(np.float32).max])
+def test_an_observation_may_be_as_large_as_its_numbers_allow(faulty_envs, value):
+    """The square of such a number is infinite, the number is not."""
+    envs = faulty_envs[0]
+    envs.reset(seed=[1, 1, 2], options={"fault": "observation", "value": value, "task": "task-1", "step": 1})
+    assert envs.step(np.zeros((3, 2)))[0][1, 2] == value
+    envs.reset(seed=0, options={})
+
+
+def test_a_worker_that_waits_uses_no_core():
+    envs = VectorEnv(ToyReach(), [0, 1], num_workers=2)
+    envs.reset(seed=0)
+    envs.step(np.zeros((2, *envs.single_action_space.shape), np.float32))
+    workers = [psutil.Process(pid) for pid in envs.worker_pids]
+    before = [sum(worker.cpu_times()[:2]) for worker in workers]
+    time.sleep(1)
+    used = [sum(worker.cpu_times()[:2]) - then for worker, then in zip(workers, before, strict=True)]
+    assert max(used) < 0.2
+    envs.close()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_first_observation_that_is_not_finite_names_the_task(faulty_envs, workers, value):

@@ -1,0 +1,170 @@
+"""MetaWorld's arithmetic of a few numbers without the cost of NumPy's and SciPy's calls, equal in bits and types.
+
+What a function here is not made for, it hands to the one that it stands for. Sums of products are left to ``dot`` and
+powers to NumPy's scalars, because Python's round otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FLOAT64 = np.float64
+DOUBLE = np.dtype(np.float64)
+FLOATS = frozenset((float, np.float64))
+NUMBERS = frozenset((int, float, np.float64))
+GAUSSIAN_SCALE, LONG_TAIL_SCALE = np.sqrt(-2 * np.log(0.1)), np.sqrt(1 / 0.1 - 1)
+"""Of sigmoids with the value 0.1 at their margins."""
+ORTHOGONAL = 1e-13
+"""How far a rotation may be from orthogonal; SciPy makes it orthogonal from ten times that."""
+
+
+def norm(x: Any, ord: Any = None) -> Any:
+    """Stand for ``np.linalg.norm`` of a vector or a number."""
+    kind = type(x)
+    if kind is np.ndarray and x.dtype == DOUBLE and x.ndim == 1 and (ord is None or ord == 2):
+        flat = x.ravel("K")
+        return FLOAT64(math.sqrt(flat.dot(flat)))
+    if kind is FLOAT64 and ord is None:
+        return FLOAT64(math.sqrt(x * x))
+    return np.linalg.norm(x, ord)
+
+
+def clip(x: Any, low: Any, high: Any) -> Any:
+    """Stand for ``np.clip`` of a number."""
+    if type(x) in (np.float32, FLOAT64) and type(low) in (int, float) and type(high) in (int, float) and low < x < high:
+        return x
+    return np.clip(x, low, high)
+
+
+def absolute(x: Any) -> Any:
+    """Stand for ``np.abs``."""
+    return abs(x) if type(x) is FLOAT64 else np.abs(x)
+
+
+def hstack(parts: Any) -> npt.NDArray:
+    """Stand for ``np.hstack`` of vectors."""
+    for part in parts:
+        if type(part) is not np.ndarray or part.ndim != 1:
+            return np.hstack(parts)
+    return np.concatenate(parts)
+
+
+def tolerance(
+    x: Any, bounds: Any = (0.0, 0.0), margin: Any = 0.0, sigmoid: Any = "gaussian", value_at_margin: Any = 0.1
+) -> Any:
+    """Stand for ``reward_utils.tolerance`` of a number."""
+    lower, upper = bounds
+    if (
+        type(x) in FLOATS
+        and type(margin) in NUMBERS
+        and type(lower) in NUMBERS
+        and type(upper) in NUMBERS
+        and lower <= upper
+        and margin > 0
+        and sigmoid in SIGMOIDS
+        and value_at_margin == 0.1
+    ):
+        if lower <= x <= upper:
+            return 1.0
+        return float(SIGMOIDS[sigmoid]((lower - x if x < lower else x - upper) / margin))
+    from metaworld.utils import reward_utils
+
+    return reward_utils.tolerance(x, bounds, margin, sigmoid, value_at_margin)
+
+
+def _gaussian(x: Any) -> Any:
+    return np.exp(-0.5 * (x * GAUSSIAN_SCALE) ** 2)
+
+
+def _long_tail(x: Any) -> Any:
+    return 1 / ((x * LONG_TAIL_SCALE) ** 2 + 1)
+
+
+SIGMOIDS = {"gaussian": _gaussian, "long_tail": _long_tail}
+
+
+def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Stand for ``Rotation.from_matrix(matrix).as_quat()``: the quaternion ``(x, y, z, w)`` of a rotation (3, 3)."""
+    (a, b, c), (d, e, f), (g, h, i) = matrix.tolist()
+    if not (
+        abs(a * d + b * e + c * f) < ORTHOGONAL
+        and abs(a * a + b * b + c * c - 1) < ORTHOGONAL
+        and abs(d * d + e * e + f * f - 1) < ORTHOGONAL
+        and abs(b * f - c * e - g) < ORTHOGONAL
+        and abs(c * d - a * f - h) < ORTHOGONAL
+        and abs(a * e - b * d - i) < ORTHOGONAL
+    ):
+        return _scipys(matrix)
+    trace = a + e + i
+    if a >= e and a >= i and a >= trace:
+        x, y, z, w = 1 - trace + 2 * a, d + b, g + c, h - f
+    elif e >= i and e >= trace:
+        x, y, z, w = b + d, 1 - trace + 2 * e, h + f, c - g
+    elif i >= trace:
+        x, y, z, w = c + g, f + h, 1 - trace + 2 * i, d - b
+    else:
+        x, y, z, w = h - f, c - g, d - b, 1 + trace
+    length = math.sqrt(x * x + y * y + z * z + w * w)
+    return np.array((x / length, y / length, z / length, w / length))
+
+
+class Rotation:
+    """Stand for SciPy's, in ``Rotation.from_matrix(matrix).as_quat()``.
+
+    Args:
+        matrix: a rotation (3, 3).
+    """
+
+    __slots__ = ("_matrix",)
+
+    def __init__(self, matrix: npt.NDArray[np.float64]) -> None:
+        self._matrix = matrix
+
+    @classmethod
+    def from_matrix(cls, matrix: npt.NDArray[np.float64]) -> Rotation:
+        """Take a rotation."""
+        return cls(matrix)
+
+    def as_quat(self) -> npt.NDArray[np.float64]:
+        """Return its quaternion."""
+        return quaternion(self._matrix)
+
+
+@cache
+def stand_ins() -> dict[str, Any]:
+    """Return what stands for the names that MetaWorld's files of tasks import."""
+    from metaworld.utils import reward_utils
+    from scipy.spatial.transform import Rotation as Slow
+
+    linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})
+    numpy = SimpleNamespace(**{**vars(np), "linalg": linalg, "clip": clip, "abs": absolute, "hstack": hstack})
+    rewards = SimpleNamespace(**{**vars(reward_utils), "tolerance": tolerance})
+    return {"np": numpy, "reward_utils": rewards, "Rotation": Rotation if _rounds_like_scipy() else Slow}
+
+
+def _rounds_like_scipy() -> bool:
+    """Compare on rotations of every case: a SciPy compiled for fused multiplications rounds otherwise."""
+    generator = np.random.default_rng(0)
+    for place in range(200):
+        x, y, z, w = generator.normal(size=4) * np.where(np.arange(4) == place % 4, 3.0, 1.0)
+        s = 2 / (x * x + y * y + z * z + w * w)
+        matrix = np.array([
+            [1 - s * (y * y + z * z), s * (x * y - z * w), s * (x * z + y * w)],
+            [s * (x * y + z * w), 1 - s * (x * x + z * z), s * (y * z - x * w)],
+            [s * (x * z - y * w), s * (y * z + x * w), 1 - s * (x * x + y * y)],
+        ])  # fmt: skip
+        if quaternion(matrix).tobytes() != _scipys(matrix).tobytes():
+            return False
+    return True
+
+
+def _scipys(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    from scipy.spatial.transform import Rotation as Slow
+
+    return Slow.from_matrix(matrix).as_quat()

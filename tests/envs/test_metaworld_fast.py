@@ -1,0 +1,445 @@
+"""Our MetaWorld beside MetaWorld's own: whatever can be seen is equal to the last bit, and MetaWorld stays as it is."""
+
+import importlib.metadata
+import sys
+import types
+import warnings
+
+import metaworld
+import mujoco
+import numpy as np
+import pytest
+import scipy.spatial.transform
+from metaworld.policies import ENV_POLICY_MAP
+from metaworld.sawyer_xyz_env import SawyerXYZEnv
+from metaworld.utils import reward_utils
+
+from mtrl_lightning.envs import MetaWorld, VectorEnv, metaworld_numbers
+from mtrl_lightning.envs.metaworld_fast import SPARE_MODELS, fast_class, unchecked_versions
+from mtrl_lightning.envs.metaworld_goals import drawn_goals
+from mtrl_lightning.envs.state import EnvState
+
+ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
+HORIZON = {"v1": 250, "v2": 500}
+UNSOLVED = {("hand-insert-v3", "v1"), ("peg-insert-side-v3", "v1"), ("stick-push-v3", "v1")}
+"""Where the scripted policy does not succeed with the first goal."""
+
+
+def same(found, wanted):
+    """Whether two values are equal in type and to the last bit, signs of zeros and NaN among them."""
+    if isinstance(wanted, (tuple, list)):
+        return type(found) is type(wanted) and len(found) == len(wanted) and all(map(same, found, wanted))
+    if isinstance(wanted, dict):
+        return list(found) == list(wanted) and all(same(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, (np.ndarray, np.generic)):
+        return type(found) is type(wanted) and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+    return type(found) is type(wanted) and repr(found) == repr(wanted)
+
+
+def pair(name, version="v2", horizon=500):
+    """Ours and MetaWorld's own environment of a task, each with its wrappers."""
+    return [
+        MetaWorld([name], reward_version=version, horizon=horizon, num_goals=3, fast=fast).make_env(0, "eval", 0)
+        for fast in (True, False)
+    ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_goals():
+    """Three goals a task, whose drawing by MetaWorld itself takes most of the time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(metaworld, "_N_GOALS", 3)
+        patched.setattr("mtrl_lightning.envs.metaworld._goals", metaworlds_goals)
+        yield
+
+
+def metaworlds_goals(name, seed, fast):
+    """Goals for both: that ours are MetaWorld's is tested on its own."""
+    return drawn_goals(name, seed)
+
+
+def scripted(name, horizon, generator):
+    """A policy that solves the task, disturbed in the middle and at the end."""
+    policy = ENV_POLICY_MAP[name]()
+
+    def act(observation, step):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            action = policy.get_action(observation)
+        noise = (0.0, 0.0, 0.3, 0.0, 1.0)[5 * step // horizon]
+        return (action + generator.normal(0, 1, 4) * noise).astype(np.float32)
+
+    return act
+
+
+# ---- Stepping ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("name", ALL)
+def test_every_task_gives_metaworlds_own_numbers(name, version):
+    horizon = HORIZON[version]
+    ours, theirs = pair(name, version, horizon)
+    assert type(theirs.unwrapped) is metaworld.ALL_V3_ENVIRONMENTS[name] is not type(ours.unwrapped)
+    generator = np.random.default_rng(ALL.index(name))
+    act = scripted(name, horizon, generator)
+    observation, info = ours.reset(seed=0)
+    assert same([observation, info], list(theirs.reset(seed=0)))
+    successes = 0
+    for step in range(horizon):
+        action = act(observation, step)
+        result, expected = ours.step(action), theirs.step(action)
+        assert same(result, expected), step
+        assert not np.shares_memory(result[0], ours.unwrapped._last_stable_obs), "the caller may write into it"
+        assert result[3] == (step == horizon - 1)
+        observation = result[0]
+        successes += result[4]["success"]
+    assert successes or (name, version) in UNSOLVED, "the parts of a reward that are paid for success were not seen"
+    for _ in range(2):
+        assert same(ours.reset(), theirs.reset())
+        for _ in range(40):
+            action = generator.uniform(-1.5, 1.5, 4)  # double precision, and out of bounds
+            assert same(ours.step(action), theirs.step(action))
+    assert EnvState(ours).get() == EnvState(theirs).get()
+
+
+ACTIONS = {
+    "single": np.array([0.3, -0.2, 0.9, 0.7], np.float32),
+    "double": np.array([0.3, -0.2, 0.9, 0.7]),
+    "half": np.array([0.3, -0.2, 0.9, 0.7], np.float16),
+    "whole numbers": np.array([1, 0, -1, 1]),
+    "a list": [0.3, -0.2, 0.9, 0.7],
+    "out of bounds": np.array([-7.0, 1.0001, np.inf, -np.inf], np.float32),
+    "every second number": np.arange(8, dtype=np.float32)[::2] / 9 - 0.5,
+    "a NaN": np.array([0.1, np.nan, 0.2, 0.3], np.float32),
+    "a NaN at the gripper": np.array([0.1, 0.2, 0.2, np.nan], np.float32),
+    "too short": np.zeros(3, np.float32),
+    "too long": np.zeros(5, np.float32),
+    "no action": None,
+}
+
+
+def outcome(env, action):
+    """What a step gives, or how it fails."""
+    try:
+        return env.step(action)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_unusual_actions_give_the_same_or_fail_in_the_same_way(kind, version):
+    for name in ("pick-place-v3", "door-open-v3"):
+        ours, theirs = pair(name, version)
+        assert same(ours.reset(seed=1), theirs.reset(seed=1))
+        for _ in range(25):
+            assert same(outcome(ours, ACTIONS[kind]), outcome(theirs, ACTIONS[kind]))
+        assert same(ours.unwrapped.data.mocap_pos, theirs.unwrapped.data.mocap_pos)
+
+
+def test_a_hand_at_the_edge_of_its_space_stays_there():
+    ours, theirs = pair("reach-v3")
+    assert same(ours.reset(seed=1), theirs.reset(seed=1))
+    corners = [np.array([x, y, z, 1], np.float32) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]
+    for action in corners:
+        for _ in range(60):
+            assert same(ours.step(action), theirs.step(action))
+    assert same(ours.unwrapped.data.mocap_pos, theirs.unwrapped.data.mocap_pos)
+
+
+@pytest.mark.filterwarnings("ignore:Constant")
+def test_what_the_fingers_touch_is_told_as_metaworld_does():
+    env, _ = pair("pick-place-v3")
+    act, found = scripted("pick-place-v3", 500, np.random.default_rng(0)), []
+    observation, _ = env.reset(seed=0)
+    for step in range(150):
+        observation = env.step(act(observation, step))[0]
+        for geom in range(env.unwrapped.model.ngeom):
+            found.append(env.unwrapped.touching_object(geom))
+            assert found[-1] == SawyerXYZEnv.touching_object(env.unwrapped, geom)
+    assert any(found) and not all(found)
+
+
+def test_observations_are_clipped_to_their_space():
+    ours, theirs = pair("reach-v3")
+    for env in (ours, theirs):
+        env.reset(seed=1)
+        space = env.unwrapped.sawyer_observation_space
+        space.low[2], space.low[20], space.high[1], space.high[38] = 0.3, 0.35, 0.5, 0.1
+    for _ in range(5):
+        result = ours.step(np.ones(4, np.float32))
+        assert same(result, theirs.step(np.ones(4, np.float32)))
+        assert result[0][[2, 20, 1, 38]].tolist() == [0.3, 0.35, 0.5, 0.1]
+
+
+def test_a_step_beyond_the_horizon_and_one_without_a_task_are_refused_as_metaworld_does():
+    action = np.ones(4, np.float32)
+    ours, theirs = pair("reach-v3", horizon=2)
+    for env in (ours, theirs):
+        env.reset(seed=0)
+        assert [env.step(action)[3] for _ in range(2)] == [False, True]
+    refusal = outcome(ours, action)
+    assert refusal == outcome(theirs, action)
+    assert refusal[0] == "ValueError"
+    assert same(ours.unwrapped.data.mocap_pos, theirs.unwrapped.data.mocap_pos)
+    kind = metaworld.ALL_V3_ENVIRONMENTS["reach-v3"]
+    assert outcome(fast_class(kind)(), action) == outcome(kind(), action)
+    assert outcome(kind(), action)[0] == "RuntimeError"
+
+
+def test_an_unstable_simulation_is_answered_as_metaworld_does():
+    ours, theirs = pair("push-v3")
+    for env in (ours, theirs):
+        env.reset(seed=0)
+        env.step(np.ones(4, np.float32))
+        env.unwrapped._did_see_sim_exception = True
+    for _ in range(3):
+        assert same(ours.step(np.ones(4, np.float32)), theirs.step(np.ones(4, np.float32)))
+    assert same(ours.unwrapped.data.qpos, theirs.unwrapped.data.qpos)
+
+
+def test_a_goal_that_is_hidden_is_hidden():
+    kind = metaworld.ALL_V3_ENVIRONMENTS["reach-v3"]
+    (task,) = metaworld.ML1("reach-v3", seed=0).train_tasks[:1]
+    ours, theirs = fast_class(kind)(), kind()
+    for env in (ours, theirs):
+        env.set_task(task)
+    assert same(ours.reset(), theirs.reset())
+    for _ in range(5):
+        result = ours.step(np.ones(4, np.float32))
+        assert same(result, theirs.step(np.ones(4, np.float32)))
+        assert not result[0][-3:].any()
+
+
+@pytest.mark.parametrize("name", ["push-v3", "push-back-v3", "basketball-v3", "door-lock-v3", "faucet-open-v3"])
+def test_a_reset_leaves_the_whole_simulation_as_metaworlds_does(name):
+    ours, theirs = pair(name)
+    for _ in range(3):
+        assert same(ours.reset(), theirs.reset())
+        assert EnvState(ours).get() == EnvState(theirs).get()
+        for part in (ours.unwrapped, theirs.unwrapped):
+            part.step(np.ones(4, np.float32))
+
+
+@pytest.mark.parametrize("name", ["basketball-v3", "door-lock-v3", "pick-place-v3", "stick-pull-v3"])
+@pytest.mark.parametrize("fast_first", [True, False])
+def test_a_state_of_one_goes_on_in_the_other(name, fast_first):
+    one, other = pair(name)[:: 1 if fast_first else -1]
+    states = EnvState(one), EnvState(other)
+    one.reset(seed=1)
+    generator = np.random.default_rng(0)
+    for _ in range(30):
+        one.step(generator.uniform(-1, 1, 4).astype(np.float32))
+    states[1].set(states[0].get())
+    for _ in range(30):
+        action = generator.uniform(-1, 1, 4).astype(np.float32)
+        assert same(one.step(action), other.step(action))
+    assert same(one.reset(), other.reset())
+    assert states[0].get() == states[1].get()
+
+
+def test_workers_step_the_same():
+    action = np.random.default_rng(0).uniform(-1, 1, (30, 3, 4)).astype(np.float32)
+    seen = []
+    for fast, num_workers in ((True, 2), (False, 0)):
+        benchmark = MetaWorld(["reach", "push", "door-open"], num_goals=1, horizon=20, fast=fast)
+        envs = VectorEnv(benchmark, [0, 1, 2], num_workers=num_workers)
+        seen.append([envs.reset(seed=0)[0], *(envs.step(part)[:4] for part in action)])
+        envs.close()
+    assert same(*seen)
+
+
+# ---- Goals and models ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_goals_of_every_task_are_metaworlds_own(name):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(metaworld, "_N_GOALS", 8)
+        before = str(np.random.get_state())
+        seed = 100 * ALL.index(name)
+        assert drawn_goals(name, seed) == metaworld.MT1(name, seed=seed).train_tasks
+        assert drawn_goals(name, seed) != drawn_goals(name, seed + 1)
+        assert str(np.random.get_state()) == before
+
+
+@pytest.mark.parametrize("name", ["pick-place-v3", "shelf-place-v3"])
+def test_all_fifty_goals_are_metaworlds_own(name):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(metaworld, "_N_GOALS", 50)
+        for seed in (0, 42):
+            goals = drawn_goals(name, seed)
+            assert len(set(goals)) == 50
+            assert goals == metaworld.MT1(name, seed=seed).train_tasks
+
+
+def arrays(model):
+    found = {name: getattr(model, name, None) for name in dir(model) if not name.startswith("_")}
+    return {name: value.copy() for name, value in found.items() if type(value) is np.ndarray}
+
+
+@pytest.mark.parametrize("name", ["basketball-v3", "lever-pull-v3", "box-close-v3"])
+def test_a_model_that_goals_were_drawn_with_is_as_a_new_one_and_belongs_to_one_environment(name):
+    drawn_goals(name, 0)
+    (spare,) = SPARE_MODELS.values()
+    kind = metaworld.ALL_V3_ENVIRONMENTS[name]
+    ours, second, theirs = fast_class(kind)(), fast_class(kind)(), kind()
+    assert ours.model is spare
+    assert second.model is not spare
+    found, wanted = arrays(ours.model), arrays(theirs.model)
+    assert same(found, wanted)
+    assert len(found) > 200
+    (task,) = drawn_goals(name, 1)[:1]
+    ours.set_task(task)
+    ours.reset()
+    assert not same(arrays(ours.model), wanted), "a task edits its model"
+    assert same(arrays(second.model), wanted)
+
+
+# ---- When it is off, and what it leaves alone ----------------------------------------------------------------------
+
+
+def test_the_installed_versions_were_compared():
+    assert unchecked_versions() == []
+
+
+@pytest.mark.parametrize("package", ["metaworld", "mujoco"])
+def test_it_is_off_with_a_warning_where_a_version_was_not_compared(package, monkeypatch):
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.8.7" if name == package else version(name))
+    with pytest.warns(UserWarning, match=f"{package} 9.8.7$"):
+        benchmark = MetaWorld(["reach"])
+    assert not benchmark.fast
+    assert type(benchmark.make_env(0, "train", 0).unwrapped) is metaworld.ALL_V3_ENVIRONMENTS["reach-v3"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MetaWorld(["reach"], fast=False)
+
+
+def test_it_is_on_without_a_warning_and_off_when_told():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on, off = MetaWorld(["reach"]), MetaWorld(["reach"], fast=False)
+    kind = metaworld.ALL_V3_ENVIRONMENTS["reach-v3"]
+    assert type(on.make_env(0, "train", 0).unwrapped) is fast_class(kind)
+    assert type(off.make_env(0, "train", 0).unwrapped) is kind
+    assert on.spec == off.spec, "a checkpoint of one is continued with the other"
+
+
+def test_metaworlds_classes_and_modules_stay_as_they_are():
+    for name in ALL:
+        fast_class(metaworld.ALL_V3_ENVIRONMENTS[name])
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "metaworld"]
+    functions = []
+    for module in modules:
+        for value in vars(module).values():
+            for part in vars(value).values() if isinstance(value, type) else [value]:
+                function = getattr(part, "__func__", getattr(part, "fget", part))
+                functions += [function] if isinstance(function, types.FunctionType) else []
+    assert len(functions) > 500
+    wrong = [
+        f for f in functions if f.__module__.startswith("mtrl_lightning") or "_metaworld_places" in f.__code__.co_names
+    ]
+    assert wrong == []
+    assert {id(vars(module)["np"]) for module in modules if "np" in vars(module)} == {id(np)}
+    tasks = [sys.modules[kind.__module__] for kind in metaworld.ALL_V3_ENVIRONMENTS.values()]
+    assert {id(task.reward_utils) for task in tasks if hasattr(task, "reward_utils")} == {id(reward_utils)}
+    assert np.linalg.norm.__module__ == "numpy.linalg"
+
+
+# ---- Arithmetic ----------------------------------------------------------------------------------------------------
+
+
+def call(function, *args, **kwargs):
+    try:
+        return function(*args, **kwargs)
+    except (ValueError, TypeError) as error:
+        return [type(error).__name__, str(error)]
+
+
+@pytest.mark.filterwarnings("ignore:(divide|invalid|overflow)")
+@pytest.mark.parametrize("sigmoid", ["gaussian", "long_tail", "linear", "quadratic", "no such"])
+def test_tolerance_is_metaworlds(sigmoid):
+    xs = [0.0, -0.0, 0.05, 0.1, 1, 0.3, 7.0, -2.0, np.inf, np.nan, 1e200, np.float32(0.3), np.array([0.02, 0.4])]
+    xs += np.random.default_rng(0).uniform(-1, 1, 50).tolist()
+    for x in [*xs, *map(np.float64, xs[:11])]:
+        for bounds in ((0, 0.05), (0.1, 0.1), (-np.inf, 0.2), (np.float64(0.01), 0.3), (0.2, 0.1), (np.nan, 1.0)):
+            for margin in (0.0, 0, 0.3, 2, np.float64(0.37), -0.1, np.nan, np.float32(0.2)):
+                told = {"bounds": bounds, "margin": margin, "sigmoid": sigmoid}
+                found = call(metaworld_numbers.tolerance, x, **told)
+                assert same(found, call(reward_utils.tolerance, x, **told)), (x, told)
+    if sigmoid in metaworld_numbers.SIGMOIDS:
+        told = {"bounds": (0.0, 0.05), "margin": 0.37, "sigmoid": sigmoid}
+        for x in np.random.default_rng(0).uniform(0.1, 2, 30_000).tolist():  # one power in a thousand is no product
+            assert metaworld_numbers.tolerance(x, **told) == reward_utils.tolerance(x, **told)
+    told = {"bounds": (0, 0.1), "margin": 0.4, "sigmoid": "long_tail", "value_at_margin": 0.2}
+    assert metaworld_numbers.tolerance(0.3, **told) == reward_utils.tolerance(0.3, **told) != pytest.approx(0.1)
+    assert same(metaworld_numbers.tolerance(0.3), reward_utils.tolerance(0.3))
+
+
+def test_norm_clip_absolute_and_hstack_are_numpys():
+    generator = np.random.default_rng(0)
+    block = generator.normal(size=(500, 9))
+    vectors = [row[:n] for row in block for n in (1, 2, 3, 4, 9)]
+    vectors += [block[:, 0], block[0, ::2], block[0, ::-1], block[:3, :3], block[0].astype(np.float32), np.arange(3)]
+    vectors += [np.float64(-0.3), np.float32(0.3), -0.3, [0.3, 0.4], np.array([np.nan, 1.0]), np.array([np.inf, 1.0])]
+    for vector in vectors:
+        assert same(metaworld_numbers.norm(vector), np.linalg.norm(vector))
+    for vector in (block[0], block[0, :3], block[:3, :3]):
+        assert same(metaworld_numbers.norm(vector, ord=2), np.linalg.norm(vector, ord=2))
+        assert same(metaworld_numbers.norm(vector, ord=1), np.linalg.norm(vector, ord=1))
+    numbers = [0.3, -0.3, 1, -0.0, 0.0, 1.0, 5.0, np.nan]
+    for number in [*numbers, *map(np.float64, numbers), *map(np.float32, numbers), block[0]]:
+        assert same(metaworld_numbers.absolute(number), np.abs(number))
+        for bounds in ((-1, 1), (0.0, 1.0), (np.float64(-1), 1.0)):
+            assert same(metaworld_numbers.clip(number, *bounds), np.clip(number, *bounds))
+    for parts in ((block[0], block[1, :3]), [block[:2], block[:2]], (1.0, block[0]), ([1.0, 2.0], [3.0])):
+        assert same(metaworld_numbers.hstack(parts), np.hstack(parts))
+
+
+def scipys(matrix):
+    return scipy.spatial.transform.Rotation.from_matrix(matrix).as_quat()
+
+
+def test_quaternions_are_scipys():
+    generator, matrix = np.random.default_rng(0), np.zeros(9)
+    turns = [*np.eye(4), *(np.array(signs) for signs in ([1, 1, 1, 1], [1, -1, 1, 1], [1, 1, 0, 0], [1, 0, 0, -1]))]
+    turns += list(generator.normal(size=(2000, 4)) * 10.0 ** generator.integers(-9, 1, (2000, 4)))
+    for turn in turns:
+        mujoco.mju_quat2Mat(matrix, turn / np.linalg.norm(turn))
+        rotation = matrix.reshape(3, 3)
+        assert same(metaworld_numbers.quaternion(rotation), scipys(rotation))
+    for scale in (1.1, 1 + 1e-9):  # no rotation: made one
+        assert same(metaworld_numbers.quaternion(rotation * scale), scipys(rotation * scale))
+    for wrong in (-np.eye(3), np.zeros((3, 3))):
+        assert call(metaworld_numbers.quaternion, wrong) == call(scipys, wrong)
+        assert call(scipys, wrong)[0] == "ValueError"
+
+
+def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
+    assert metaworld_numbers.stand_ins()["Rotation"] is metaworld_numbers.Rotation
+    quaternion = metaworld_numbers.quaternion
+    monkeypatch.setattr(metaworld_numbers, "quaternion", lambda matrix: np.nextafter(quaternion(matrix), 1))
+    found = metaworld_numbers.stand_ins.__wrapped__()["Rotation"]
+    assert found is scipy.spatial.transform.Rotation
+
+
+@pytest.mark.parametrize(
+    "told", [{}, {"high_density": True}, {"medium_density": True}, {"desired_gripper_effort": 0.5}]
+)
+@pytest.mark.parametrize("closed", [-1.0, 0.3, 1.0])
+def test_the_reward_for_caging_an_object_is_metaworlds(told, closed):
+    ours, theirs = pair("coffee-pull-v3")
+    generator, action = np.random.default_rng(0), np.array([0, 0, 0, closed], np.float32)
+    for env in (ours, theirs):
+        env.reset(seed=0)
+    sizes = {"obj_radius": 0.015, "pad_success_thresh": 0.05, "object_reach_radius": 0.01, "xz_thresh": 0.005}
+    at_hand = ours.unwrapped.tcp_center
+    for place in [at_hand, *(at_hand + generator.normal(0, 0.03, (50, 3)))]:
+        found, wanted = (env.unwrapped._gripper_caging_reward(action, place, **sizes, **told) for env in (ours, theirs))
+        assert same(found, wanted)
+    both = [call(env.unwrapped._gripper_caging_reward, action, place, **sizes, high_density=True, medium_density=True)
+            for env in (ours, theirs)]  # fmt: skip
+    assert both[0] == both[1] and both[0][0] == "ValueError"
