@@ -32,7 +32,7 @@ def test_the_small_version_survives_everything(tmp_path):
     assert (worker["injected"], worker["survived"], worker["lost"], worker["false"]) == (2, 2, 0, 0)
     assert nan["injected"] >= 1 and (nan["lost"], nan["false"]) == (0, 0)
     assert corruption["injected"] == corruption["survived"] == 30
-    assert found["facts"]["torch"] == torch.__version__ and found["facts"]["cores"] >= 1
+    assert found["machine"]["torch"] == torch.__version__ and found["machine"]["cores"] >= 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from mtrl_lightning.benchmarks.bench import Bench, Row, table
 from mtrl_lightning.benchmarks.breakages import exhausted_row, hang_row, nan_row, worker_row
 from mtrl_lightning.benchmarks.corruption import corruption_row
 from mtrl_lightning.benchmarks.interruptions import disk_row, kill_row, signal_row
+from mtrl_lightning.benchmarks.measuring import described, end_on_sigterm, machine
 from mtrl_lightning.benchmarks.trial import TOTAL_STEPS
-from mtrl_lightning.envs.vector import usable_cores
 
 ROWS: dict[str, Callable[[Bench, Row], None]] = {
     "kill": kill_row,
@@ -70,16 +65,6 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def facts() -> dict[str, Any]:
-    """Return what has to be said of the machine."""
-    return {
-        "cores": usable_cores(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def run_row(bench: Bench, name: str, run: Callable[[Bench, Row], None]) -> Row:
     """Run a row; an error is its failure."""
     begun, row = time.monotonic(), Row(name)
@@ -95,11 +80,11 @@ def run_row(bench: Bench, name: str, run: Callable[[Bench, Row], None]) -> Row:
 def report(rows: list[Row], json_path: str | None) -> int:
     """Print the table, write JSON, and return the exit code."""
     ok = bool(rows) and all(row.ok for row in rows)
-    content = json.dumps({"ok": ok, "facts": facts(), "rows": [row.as_dict() for row in rows]}, indent=1)
+    content = json.dumps({"ok": ok, "machine": machine(), "rows": [row.as_dict() for row in rows]}, indent=1)
     if json_path == "-":
         print(content)
     else:
-        print(", ".join(f"{name} {value}" for name, value in facts().items()))
+        print(described(machine()))
         print(table(rows))
         print(f"{'all rows are ok' if ok else 'SOME ROWS FAILED'} ({sum(row.seconds for row in rows) / 60:.1f} min)")
     if json_path not in (None, "-"):
@@ -128,5 +113,5 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left
+    end_on_sigterm()
     sys.exit(main())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mtrl_lightning.benchmarks.measuring import described, machine
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, Rows, bytes_needed
@@ -44,7 +44,7 @@ def main() -> None:
     if given.json:
         print(json.dumps({"machine": machine(), "medians": medians, "runs": runs}))
         return
-    print(f"{given.rows:,} transitions of MT10, {given.repeats} repeats, medians; {machine()}")
+    print(f"{given.rows:,} transitions of MT10, {given.repeats} repeats, medians; {described(machine())}")
     for name, value in medians.items():
         print(f"{name:<58} {value:12,.3f}")
 
@@ -124,13 +124,6 @@ def seconds(work: Callable[[], Any]) -> float:
 def used(folder: Path) -> int:
     """Return the bytes of a folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def machine() -> str:
-    """Return what the numbers were measured on."""
-    return (
-        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, torch {torch.__version__}"
-    )
 
 
 if __name__ == "__main__":

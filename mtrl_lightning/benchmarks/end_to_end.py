@@ -1,0 +1,209 @@
+"""How fast a whole training run is, beside Stable-Baselines3 and a plain PyTorch loop.
+
+``python -m mtrl_lightning.benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml`` through the command
+line, as users do, in both precisions; Stable-Baselines3's SAC on the same MetaWorld environments with the same sizes
+(batch, layers, twin critics, learning rates, one update a vector step); and a plain PyTorch loop of our algorithm on
+Gymnasium's vector environments (CleanRL's way). Peers are run with environments in their process and in processes of
+their own, and compared by the quicker of the two.
+
+Each is a process of its own. All are started and warmed up; then they take turns: one makes a window of vector steps
+while the others wait. Start-up, warm-up, evaluation, checkpoints and logging are not in the windows. A vector step is
+one step of every environment and one update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtrl_lightning.benchmarks.contestants import Job
+from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
+from mtrl_lightning.benchmarks.measuring import (
+    alternate,
+    end_on_sigterm,
+    finish,
+    machine,
+    parser_of,
+    quickest,
+    report,
+    require,
+    results,
+    say,
+    spread,
+)
+from mtrl_lightning.benchmarks.trial import COMMAND
+from mtrl_lightning.benchmarks.upstream import names_of
+from mtrl_lightning.envs.vector import default_num_workers
+from mtrl_lightning.errors import ConfigurationError
+
+CONFIG = Path("configs/experiment/mt10_mtmhsac.yaml")
+NETWORKS = ("actor", "critic")
+
+
+def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = parser_of("end_to_end", __doc__, repeats=5)
+    add = parser.add_argument
+    add("--contestants", nargs="+", choices=["ours", "sb3", "plain"], default=["ours", "sb3", "plain"])
+    add("--precisions", nargs="+", default=["32-true", "bf16-mixed"], help="of ours (default %(default)s)")
+    add("--threads", nargs="+", type=int, help="PyTorch's threads for ours, each value a variant (default its own)")
+    add("--workers", nargs="+", type=int, help="worker processes of ours, each a variant (default the program's)")
+    add(
+        "--also", nargs="+", action="append", default=[], metavar="OPTION=VALUE",
+        help="options of the command line, without the dashes, with which all variants of ours are measured once more",
+    )  # fmt: skip
+    add("--peer_threads", type=int, help="PyTorch's threads for the peers (default its own choice, one a core)")
+    add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--config", type=Path, default=CONFIG, help="what ours trains (default %(default)s)")
+    add("--tasks", nargs="+", default=["MT10"], help="MT10, MT25, MT50, or names (default %(default)s)")
+    add("--batch_size", type=int, default=1280, help="(default %(default)s)")
+    add("--width", type=int, default=400, help="of the hidden layers (default %(default)s)")
+    add("--depth", type=int, default=3, help="number of hidden layers (default %(default)s)")
+    add("--capacity", type=int, default=1_000_000, help="of the replay (default %(default)s)")
+    add("--warmup", type=int, default=100, help="vector steps with random actions (default %(default)s)")
+    add("--settle", type=int, default=10, help="vector steps with updates before the windows (default %(default)s)")
+    add("--steps", type=int, default=40, help="vector steps of a window (default %(default)s)")
+    add("--minutes", type=float, default=9.0, help="after which no further round is begun (default %(default)s)")
+    options = parser.parse_args(args)
+    if any("=" not in pair for also in options.also for pair in also):
+        parser.error("--also takes OPTION=VALUE, such as rollout.num_workers=0")
+    if not options.config.is_file():
+        parser.error(f"{options.config} is not there: start in the repository's folder, or give --config")
+    try:
+        if "sb3" in options.contestants:
+            require("stable_baselines3", "leave it out with --contestants ours plain")
+        options.names = names_of(options.tasks)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    return options
+
+
+def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
+    """Return what takes part, not started yet."""
+    sizes = ("tasks", "width", "depth", "batch_size", "capacity", "warmup", "steps", "settle", "device")
+    job = Job(**{name: getattr(options, name) for name in sizes}, threads=options.peer_threads)
+    found: list[Entrant] = []
+    for chosen in variants(options) if "ours" in options.contestants else []:
+        command = ours(job, len(options.names), options.config, folder, chosen)
+        found.append(Entrant(name_of(chosen), "ours", command, folder))
+    for kind, vectors in (("sb3", ("dummy", "subproc")), ("plain", ("sync", "async"))):
+        if kind in options.contestants:
+            for vector in vectors:
+                more = {"kind": kind, "vector": vector} | ({"bf16": False} if kind == "plain" else {})
+                found.append(Entrant(f"{kind} {vector}", kind, of_module("contestants", asdict(job) | more), folder))
+    return found
+
+
+def variants(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the command line's options that tell the variants of ours apart."""
+    threads, workers = options.threads or [None], options.workers or [None]
+    chosen = [
+        {"trainer.precision": p, "rollout.learner_threads": t, "rollout.num_workers": w}
+        for p, t, w in itertools.product(options.precisions, threads, workers)
+    ]
+    plain = [{name: value for name, value in one.items() if value is not None} for one in chosen]
+    more: list[dict[str, Any]] = [dict(pair.split("=", 1) for pair in also) for also in options.also]
+    return plain + [one | also for also in more for one in plain]
+
+
+def name_of(chosen: dict[str, Any]) -> str:
+    """Return the name of a variant of ours, such as ``ours 32-true, learner_threads 1``."""
+    first, *rest = chosen.items()
+    return ", ".join([f"ours {first[1]}", *(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in rest)])
+
+
+def ours(job: Job, num_tasks: int, config: Path, folder: Path, chosen: dict[str, Any]) -> Callable[[int], list[str]]:
+    """Return what makes the command line that users type, with less warm-up and no evaluation nor checkpoint."""
+    never = 10**12
+    networks = {f"model.init_args.{n}.init_args.{k}": getattr(job, k) for n in NETWORKS for k in ("width", "depth")}
+    options = {
+        "root": folder,
+        "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
+        "trainer.enable_progress_bar": "false",
+        "data.benchmark.init_args.tasks": job.tasks[0] if len(job.tasks) == 1 else json.dumps(job.tasks),
+        "data.batch_size": job.batch_size,
+        "data.capacity": job.capacity,
+        "rollout.warmup_steps": job.warmup * num_tasks,
+        "rollout.total_steps": never,
+        **{f"{section}.every": never for section in ("evaluation", "metrics", "checkpoint")},
+        **networks,
+        **chosen,
+    }
+    command = [sys.executable, "-c", COMMAND, "fit", "-c", str(config), *(f"--{k}={v}" for k, v in options.items())]
+
+    def paced(descriptor: int) -> list[str]:
+        pace = {"steps": job.steps, "settle": job.settle, "descriptor": descriptor}
+        callback = {"class_path": "mtrl_lightning.benchmarks.pace_callback.PaceCallback", "init_args": pace}
+        return [*command, f"--trainer.callbacks+={json.dumps(callback)}"]
+
+    return paced
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Start all, let them take turns, and return the JSON's content."""
+    with tempfile.TemporaryDirectory(prefix="end_to_end-") as folder:
+        taking_part = entrants(options, Path(folder))
+        with started(taking_part):
+            say(f"{options.repeats} rounds of {options.steps} vector steps each")
+            seconds = alternate({e.name: e.window for e in taking_part}, options.repeats, options.minutes)
+            memory = {e.name: e.memory() for e in taking_part}
+    a_step = {name: [value / options.steps for value in values] for name, values in seconds.items()}
+    references = [quickest(a_step, [e.name for e in taking_part if e.kind == kind]) for kind in ("sb3", "plain")]
+    rows = results(a_step, references)
+    for row, entrant in zip(rows, taking_part, strict=True):
+        row["env_steps_per_second"] = spread([len(options.names) * 1e3 / value for value in row["rounds"]])
+        row["seconds_until_ready"], row["memory_mib"] = entrant.ready_seconds, memory[entrant.name]
+        row["time_fractions"] = entrant.fractions()
+        row["command"] = entrant.command
+    return {
+        "benchmark": "end_to_end",
+        "machine": machine(),
+        "threads": {"torch": torch.get_num_threads(), "peers": options.peer_threads or torch.get_num_threads()},
+        "default_workers": default_num_workers(len(options.names)),
+        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "json"},
+        "unit": "ms a vector step",
+        "results": rows,
+    }
+
+
+def text_of(content: dict[str, Any]) -> str:
+    """Return the tables."""
+    rows = []
+    for row in content["results"]:
+        rate, fractions = row["env_steps_per_second"]["median"], row["time_fractions"]
+        cells = {
+            "env steps/s": f"{rate:,.0f}",
+            "MiB": f"{row['memory_mib']:,.0f}",
+            "where the time goes": ", ".join(f"{name} {part:.0%}" for name, part in fractions.items()) or "-",
+        }
+        rows.append({**row, **cells})
+    settings = content["settings"]
+    title = (
+        f"{' '.join(settings['tasks'])} on {settings['device']}, batch {settings['batch_size']}, {settings['depth']} x"
+        f" {settings['width']}, one update a vector step, windows of {settings['steps']} vector steps;"
+        f" threads of PyTorch {content['threads']['torch']}, workers of ours {content['default_workers']},"
+        " unless the variant says otherwise"
+    )
+    return report(title, rows, "ms a vector step", ("env steps/s", "MiB", "where the time goes"))
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = parse(args)
+    content = measure(options)
+    finish(content, text_of(content), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    end_on_sigterm()
+    sys.exit(main())

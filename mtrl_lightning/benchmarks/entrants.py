@@ -1,0 +1,117 @@
+"""Processes that train in turns: how each is started, asked for a window, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrl_lightning.benchmarks.measuring import proportional_set_size, say
+
+PATIENCE = 900.0
+"""Seconds to wait for a window, or for the end of start-up and warm-up."""
+
+
+class Entrant:
+    """A process that trains one window at a time and waits between them.
+
+    Args:
+        name: in the table.
+        kind: ``ours``, ``sb3`` or ``plain``.
+        command: what to start, given the descriptor of the file to write to.
+        folder: of what it prints.
+    """
+
+    def __init__(self, name: str, kind: str, command: Callable[[int], list[str]], folder: Path) -> None:
+        self.name, self.kind = name, kind
+        self.ready_seconds = 0.0
+        """From the start to the end of the warm-up."""
+        self.about: dict[str, Any] = {}
+        """What it said when it was ready."""
+        self.command: list[str] = []
+        self._make, self._log = command, folder / f"{name.replace(' ', '_').replace(',', '')}.log"
+        self._fractions: list[dict[str, float]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._results, self._rest = -1, b""
+
+    def start(self) -> None:
+        """Start it and wait until its warm-up is over."""
+        self._results, written = os.pipe()
+        begun, self.command = time.monotonic(), self._make(written)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[written], start_new_session=True
+            )
+        os.close(written)
+        self.about = self._answer()
+        self.ready_seconds = time.monotonic() - begun
+
+    def window(self) -> float:
+        """Let it train for a window; return the window's seconds."""
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer, which is said with what it printed
+            self._process.stdin.write(b"go\n")
+            self._process.stdin.flush()
+        answer = self._answer()
+        self._fractions.append(answer["fractions"])
+        return answer["seconds"]
+
+    def fractions(self) -> dict[str, float]:
+        """Return the median share of the time that named things took, largest first."""
+        names = {name for found in self._fractions for name in found}
+        medians = {name: statistics.median(found.get(name, 0.0) for found in self._fractions) for name in names}
+        return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+    def memory(self) -> float:
+        """Return the MiB that it takes with all its processes."""
+        assert self._process is not None
+        return proportional_set_size(self._process.pid)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None
+        end = time.monotonic() + PATIENCE
+        while b"\n" not in self._rest:
+            readable, _, _ = select.select([self._results], [], [], 1.0)
+            read = os.read(self._results, 65536) if readable else b""
+            self._rest += read
+            if (readable and not read) or self._process.poll() is not None or time.monotonic() > end:
+                break
+        line, _, self._rest = self._rest.partition(b"\n")
+        if not line:
+            raise RuntimeError(f"{self.name} gave no answer; it printed:\n{self._log.read_text()[-3000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End it with all that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            os.close(self._results)
+
+
+@contextlib.contextmanager
+def started(entrants: Sequence[Entrant]) -> Iterator[None]:
+    """Start processes one after the other, and end them."""
+    with contextlib.ExitStack() as stack:
+        for entrant in entrants:
+            say(f"{entrant.name}: start-up and warm-up")
+            stack.callback(entrant.close)
+            entrant.start()
+        yield
+
+
+def of_module(module: str, options: dict[str, Any]) -> Callable[[int], list[str]]:
+    """Return what starts a module of this package with options as JSON, to which the descriptor is added."""
+    return lambda descriptor: [
+        sys.executable, "-m", f"mtrl_lightning.benchmarks.{module}", json.dumps({**options, "descriptor": descriptor})
+    ]  # fmt: skip

@@ -1,0 +1,236 @@
+r"""Learning curves of several variants of a run, over seeds, with intervals.
+
+``python -m mtrl_lightning.benchmarks.learning`` trains a configuration through the command line, once for every variant
+and seed, and compares the curves: the interquartile mean over seeds and tasks with a 95 % bootstrap interval (Agarwal
+et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"), as a table and a figure. A variant
+is a name and options of ``fit``. Called again with the same folder it goes on: finished runs are read, broken off ones
+continued from their last checkpoint.
+
+    python -m mtrl_lightning.benchmarks.learning --config configs/quickstart.yaml --folder runs/learning \
+        --variant 32-true --variant bf16-mixed --trainer.precision bf16-mixed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.benchmarks.measuring import end_on_sigterm, finish, machine, say
+from mtrl_lightning.callbacks.curves import read_metrics
+from mtrl_lightning.errors import ConfigurationError
+
+COMMAND = "from mtrl_lightning.cli import main; main()"
+RESAMPLES = 2_000
+
+
+class Variant(NamedTuple):
+    """One line of the comparison."""
+
+    name: str
+    options: list[str]
+
+
+class Curves(NamedTuple):
+    """What a variant's runs gave: ``S`` seeds, ``T`` tasks, ``N`` evaluations."""
+
+    env_steps_N: npt.NDArray[np.int64]
+    scores_STN: npt.NDArray[np.float64]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what is not trained yet, compare, and print a table or JSON."""
+    given, variants = parse(sys.argv[1:] if arguments is None else arguments)
+    end_on_sigterm()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    seeds = range(1, given.seeds + 1)
+    train([(variant, seed) for seed in seeds for variant in variants], given)
+    curves = {variant.name: read(given.folder, variant.name, seeds, given.metric) for variant in variants}
+    rows = compare(curves, given.threshold)
+    figure = plot(curves, given.metric, given.folder / "learning.png")
+    content = {
+        "machine": machine(), "config": str(given.config), "metric": given.metric, "seeds": given.seeds,
+        "variants": {variant.name: variant.options for variant in variants}, "rows": rows, "figure": str(figure),
+    }  # fmt: skip
+    (given.folder / "learning.json").write_text(json.dumps(content, indent=1))
+    finish(content, f"{markdown(rows, given)}\n\n{figure}", given.json)
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
+    """Return the options, and the variants: each ``--variant NAME`` takes the options of ``fit`` that follow it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mtrl_lightning.benchmarks.learning", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"), help="(default %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/learning"), help="of the runs (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each variant (default %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default %(default)s)")
+    parser.add_argument("--metric", default="eval/success", help="of every task (default %(default)s)")
+    parser.add_argument("--threshold", type=float, default=0.8, help="of the mean over tasks (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
+    parser.add_argument("--variant", metavar="NAME [OPTION ...]", help="and options of fit; give several, last")
+    first = list(arguments).index("--variant") if "--variant" in arguments else len(arguments)
+    given = parser.parse_args(arguments[:first])
+    variants: list[Variant] = []
+    for word in arguments[first:]:
+        if word == "--variant":
+            variants.append(Variant("", []))
+        elif not variants[-1].name:
+            variants[-1] = Variant(word, [])
+        else:
+            variants[-1].options.append(word)
+    names = [variant.name for variant in variants]
+    if not variants or not all(names) or len(set(names)) < len(names) or any(name.startswith("-") for name in names):
+        parser.error("give each --variant a name of its own, and its options after it")
+    if min(given.seeds, given.jobs) < 1:
+        parser.error("--seeds and --jobs take 1 or more")
+    return given, variants
+
+
+def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> None:
+    """Make every run that is not finished.
+
+    Raises:
+        ConfigurationError: with the end of its output, if a run fails.
+    """
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for _ in pool.map(lambda one: _train_one(one[0], one[1], given), wanted):
+            pass
+
+
+def _train_one(variant: Variant, seed: int, given: argparse.Namespace) -> None:
+    name, finished = f"{variant.name}_{seed}", given.folder / f"{variant.name}_{seed}.json"
+    made_with = {"config": Path(given.config).read_text(), "options": variant.options}
+    if finished.exists():
+        if json.loads(finished.read_text()) != made_with:
+            raise ConfigurationError(f"{finished} is of a run with other options: give another --folder or name")
+        return
+    begun = sorted((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
+    going_on = ["--ckpt_path", "last"] if begun else []
+    say(f"{name}: {'continued' if begun else 'begun'}")
+    options = ["--root", str(given.folder), "--name", name, "--seed_everything", str(seed), *variant.options, *going_on]
+    line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options]
+    threads = str(max(1, (os.cpu_count() or 1) // given.jobs))
+    run = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": threads})
+    if run.returncode:
+        raise ConfigurationError(f"{name} ended with code {run.returncode}: {(run.stdout + run.stderr)[-2000:]}")
+    finished.write_text(json.dumps(made_with))
+    say(f"{name}: finished")
+
+
+def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
+    """Return a variant's curves from the runs' ``metrics.csv``.
+
+    Raises:
+        ConfigurationError: if no task has this metric, or the runs were evaluated at different steps.
+    """
+    found, ticks = [], set()
+    for seed in seeds:
+        metrics = read_metrics(sorted((folder / f"{name}_{seed}").glob("version_*"))[-1])
+        curves = [metrics[key] for key in sorted(metrics) if key.startswith(f"{metric}/")]
+        ticks |= {tuple(env_steps) for env_steps, _ in curves}
+        found.append([values for _, values in curves])
+    if len(ticks) != 1 or len({len(curves) for curves in found}) != 1:
+        what = "has no values" if not ticks else "was not measured at the same steps in all runs"
+        raise ConfigurationError(f"{metric} of {name} {what}: give a --metric such as eval/success")
+    return Curves(np.array(ticks.pop()), np.array(found))
+
+
+def interquartile_mean(scores: npt.NDArray) -> float:
+    """Return the mean of the middle half of all scores; a score that the quarter cuts counts in part."""
+    ordered = np.sort(scores, axis=None)
+    cut, edges = len(ordered) / 4, np.arange(len(ordered) + 1)
+    weights = np.diff(np.clip(edges, cut, len(ordered) - cut))
+    return float(ordered @ weights / weights.sum())
+
+
+def interval(scores_ST: npt.NDArray, generator: np.random.Generator) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the interquartile mean; seeds are drawn anew for each task."""
+    num_seeds, num_tasks = scores_ST.shape
+    drawn = generator.integers(num_seeds, size=(RESAMPLES, num_seeds, num_tasks))
+    means = [interquartile_mean(np.take_along_axis(scores_ST, one, axis=0)) for one in drawn]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]:
+    """Return a row for each variant: at the end, on average over training, against the first, and to the threshold."""
+    rows, first = [], next(iter(curves.values()))
+    for name, (env_steps_N, scores_STN) in curves.items():
+        generator = np.random.default_rng(0)
+        final_ST, area_ST = scores_STN[:, :, -1], scores_STN.mean(2)
+        reached_SN = scores_STN.mean(1) >= threshold
+        steps = [int(env_steps_N[row.argmax()]) for row in reached_SN if row.any()]
+        rows.append(
+            {
+                "variant": name,
+                "final": interquartile_mean(final_ST),
+                "final_interval": interval(final_ST, generator),
+                "average": interquartile_mean(area_ST),
+                "average_interval": interval(area_ST, generator),
+                "less_first": _difference(area_ST.mean(1), first.scores_STN.mean((1, 2)), generator),
+                "reached": len(steps),
+                "seeds": len(scores_STN),
+                "env_steps_to_threshold": float(np.median(steps)) if steps else None,
+                "final_of_seeds": final_ST.mean(1).tolist(),
+            }
+        )
+    return rows
+
+
+def _difference(area_S: npt.NDArray, first_S: npt.NDArray, generator: np.random.Generator) -> list[float]:
+    """Return the difference of two means over seeds, and its 95 % bootstrap interval."""
+    drawn = [generator.choice(a, (RESAMPLES, len(a))).mean(1) for a in (area_S, first_S)]
+    low, high = np.percentile(drawn[0] - drawn[1], [2.5, 97.5])
+    return [float(area_S.mean() - first_S.mean()), float(low), float(high)]
+
+
+def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    """Return the comparison as a Markdown table."""
+    header = ["variant", "seeds", "at the end", "over training", "less the first", f"env steps to {given.threshold:g}"]
+    lines = [header, ["---"] * len(header)]
+    for row in rows:
+        cells = [
+            f"{row[k]:.2f} [{row[f'{k}_interval'][0]:.2f}, {row[f'{k}_interval'][1]:.2f}]" for k in ("final", "average")
+        ]
+        difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"])
+        steps = row["env_steps_to_threshold"]
+        reached = f"{steps:,.0f} ({row['reached']} of {row['seeds']})" if steps else f"- (0 of {row['seeds']})"
+        lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{given.config}, {given.metric}: interquartile mean [95 % bootstrap interval]\n\n{text}"
+
+
+def plot(curves: dict[str, Curves], metric: str, path: Path) -> Path:
+    """Plot all variants over each other; return the file's path."""
+    from matplotlib.figure import Figure  # takes a second to import
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, (env_steps_N, scores_STN) in curves.items():
+        generator, ticks = np.random.default_rng(0), range(len(env_steps_N))
+        means = [interquartile_mean(scores_STN[:, :, n]) for n in ticks]
+        low, high = zip(*(interval(scores_STN[:, :, n], generator) for n in ticks), strict=True)
+        (line,) = axes.plot(env_steps_N, means, marker=".", label=f"{name} ({len(scores_STN)} seeds)")
+        axes.fill_between(env_steps_N, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    axes.set(xlabel="environment steps, all tasks", ylabel=f"{metric}, interquartile mean")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+if __name__ == "__main__":
+    main()

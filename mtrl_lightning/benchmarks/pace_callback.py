@@ -1,0 +1,40 @@
+"""A run of the command line in windows: see ``pacing.py``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.benchmarks.pacing import Pacer
+from mtrl_lightning.counters import Stopwatch
+
+
+class PaceCallback(Callback):
+    """Let a run of the command line, or of a trainer alone, make its updates in windows; one update is one step.
+
+    Args:
+        steps: updates of a window.
+        settle: updates before the first window.
+        descriptor: of the open file that the windows' seconds are written to.
+    """
+
+    def __init__(self, steps: int, settle: int, descriptor: int) -> None:
+        self._given = (steps, settle, descriptor)
+        self._pacer: Pacer | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Wait where a window is over."""
+        assert isinstance(pl_module, Algorithm)
+        if self._pacer is None:
+            watches = [pl_module.stopwatch, *self._of_the_replay(trainer)]
+            self._pacer = Pacer(*self._given, drain=lambda: {k: v for w in watches for k, v in w.drain().items()})
+        if not self._pacer.tick():
+            sys.exit(0)
+
+    @staticmethod
+    def _of_the_replay(trainer: Trainer) -> list[Stopwatch]:
+        buffer = getattr(trainer.datamodule, "buffer", None)  # type: ignore[attr-defined]
+        return [] if buffer is None else [buffer.stopwatch]

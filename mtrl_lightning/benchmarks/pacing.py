@@ -1,0 +1,55 @@
+"""Windows of a training run that another process asks for, so that several runs take turns on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+class Pacer:
+    """Run a window of steps for each line on the standard input, and write its seconds as a line of JSON.
+
+    Args:
+        steps: of a window: vector steps, or updates.
+        settle: steps before the first window.
+        descriptor: of the open file that the lines are written to.
+        drain: returns the seconds that were spent on named things since the last call.
+        about: what is written when it is ready for the first window.
+    """
+
+    def __init__(
+        self, steps: int, settle: int, descriptor: int, drain: Callable[[], dict[str, float]] = dict,
+        about: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        self._steps, self._left, self._drain, self._about = steps, settle, drain, dict(about or {})
+        self._out = os.fdopen(descriptor, "w", buffering=1)
+        self._begun: float | None = None
+
+    def tick(self) -> bool:
+        """Note that a step is about to begin; wait where a window is over. Return False when none follows."""
+        if self._left == 0:
+            _synchronize()
+            self._out.write(json.dumps(self._measured()) + "\n")
+            if not sys.stdin.readline():
+                return False
+            self._drain()
+            self._left, self._begun = self._steps, time.perf_counter()
+        self._left -= 1
+        return True
+
+    def _measured(self) -> dict[str, Any]:
+        if self._begun is None:
+            return self._about
+        seconds = time.perf_counter() - self._begun
+        return {"seconds": seconds, "fractions": {name: spent / seconds for name, spent in self._drain().items()}}
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -1,0 +1,91 @@
+"""The programs that ``stepping`` compares, each a process that steps environments in windows: see ``pacing.py``.
+
+``python -m mtrl_lightning.benchmarks.steppers OPTIONS`` is one of them; ``OPTIONS`` is JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from mtrl_lightning.benchmarks.measuring import proportional_set_size
+from mtrl_lightning.benchmarks.pacing import Pacer
+from mtrl_lightning.benchmarks.upstream import make_vec, names_of
+from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.errors import import_optional
+
+ACTIONS = 64
+"""Random actions of a vector step that are used in turn."""
+
+
+@dataclass
+class Walk:
+    """What is stepped, and how."""
+
+    kind: Literal["ours", "sync", "async"]
+    """``ours``, or Gymnasium's vector environment."""
+    tasks: list[str]
+    """A set such as ``MT10``, or names."""
+    workers: int
+    """Of ours."""
+    fast: bool
+    """Of ours: with the cheaper code for MetaWorld, or with MetaWorld's own."""
+    steps: int
+    """Vector steps of a window."""
+    settle: int
+    """Vector steps before the first window."""
+    descriptor: int = -1
+    """Of the open file that the windows' seconds are written to."""
+
+
+def build(walk: Walk) -> tuple[gym.vector.VectorEnv, Callable[[Any], Any]]:
+    """Return the environments, and what steps them."""
+    if walk.kind != "ours":
+        theirs = make_vec(walk.tasks, walk.kind)
+        return theirs, theirs.step
+    tasks: Any = walk.tasks[0] if len(walk.tasks) == 1 else walk.tasks
+    benchmark = MetaWorld(tasks) if walk.fast else MetaWorld(tasks, fast=False)
+    envs = VectorEnv(benchmark, range(len(names_of(walk.tasks))), seed=1, num_workers=walk.workers)
+
+    def step(action_EA: Any) -> Any:  # as a collector does
+        envs.send(action_EA)
+        return envs.receive()
+
+    return envs, step
+
+
+def main() -> None:
+    """Step until nobody asks for more."""
+    walk = Walk(**json.loads(sys.argv[1]))
+    import_optional("metaworld", "metaworld")  # its import belongs to no variant
+    gym.logger.min_level = gym.logger.ERROR
+    before = proportional_set_size()
+    begun = time.perf_counter()
+    envs, step = build(walk)
+    envs.reset(seed=1)
+    about = {"build_seconds": time.perf_counter() - begun}
+    draws, shape = np.random.default_rng(0), (envs.num_envs, *envs.single_action_space.shape)  # type: ignore[misc]
+    actions = itertools.cycle([draws.uniform(-1, 1, shape).astype(np.float32) for _ in range(ACTIONS)])
+    step(next(actions))
+    about["memory_mib"] = proportional_set_size()
+    about["memory_mib_per_env"] = (about["memory_mib"] - before) / envs.num_envs
+    begun = time.perf_counter()
+    envs.reset(seed=2)
+    about["reset_seconds"] = time.perf_counter() - begun
+    pacer = Pacer(walk.steps, walk.settle, walk.descriptor, about=about)
+    while pacer.tick():
+        step(next(actions))
+    envs.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""How fast MetaWorld's environments are stepped, beside Gymnasium's vector environments.
+
+``python -m mtrl_lightning.benchmarks.stepping`` steps MetaWorld's tasks with random actions: through our ``VectorEnv``
+with several numbers of workers (0 steps in the learner's process), with our cheaper code for MetaWorld and with
+MetaWorld's own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv`` as MetaWorld makes them
+(``gymnasium.make_vec("Meta-World/MT10", ...)``). All have reward v2, horizon 500, 50 goals a task, and begin the next
+episode in the step that ends one.
+
+Each variant is a process of its own; those of a table take turns. Besides, each tells the seconds from nothing to the
+first observations, the milliseconds of a reset of one environment, and the memory of its processes (shared pages are
+divided among those who share them), in all and for each environment, without what was there before the environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
+from mtrl_lightning.benchmarks.measuring import (
+    alternate,
+    end_on_sigterm,
+    finish,
+    machine,
+    parser_of,
+    report,
+    results,
+    say,
+    spread,
+)
+from mtrl_lightning.benchmarks.steppers import Walk
+from mtrl_lightning.benchmarks.upstream import NAMED, names_of
+from mtrl_lightning.envs.vector import usable_cores
+
+KINDS = ("ours", "slow", "sync", "async")
+
+
+def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = parser_of("stepping", __doc__, repeats=5)
+    add = parser.add_argument
+    workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
+    add("--tasks", nargs="+", type=int, default=[1, 10, 25, 50], help="1 to 50, each a table (default %(default)s)")
+    add("--workers", nargs="+", type=int, default=workers, help="of ours, each a variant (default %(default)s)")
+    add(
+        "--variants", nargs="+", choices=KINDS, default=list(KINDS),
+        help="slow is ours with MetaWorld's own code, with the last number of workers (default all)",
+    )  # fmt: skip
+    add("--env_steps", type=int, default=2_000, help="of a window, over all environments (default %(default)s)")
+    add("--settle", type=int, default=20, help="vector steps before the first window (default %(default)s)")
+    options = parser.parse_args(args)
+    if not all(1 <= number <= max(NAMED) for number in options.tasks):
+        parser.error(f"--tasks takes numbers from 1 to {max(NAMED)}")
+    return options
+
+
+def tasks_of(number: int) -> list[str]:
+    """Return MetaWorld's set of so many tasks, or names of that many."""
+    if number in NAMED:
+        return [NAMED[number]]
+    return list(names_of([NAMED[min(size for size in NAMED if size >= number)]])[:number])
+
+
+def entrants(number: int, options: argparse.Namespace, folder: Path) -> list[Entrant]:
+    """Return the variants of one table, not started yet."""
+    steps = max(5, options.env_steps // number)
+    walks: dict[str, Walk] = {}
+
+    def add(name: str, kind: Any, workers: int = 0, fast: bool = True) -> None:
+        walks[name] = Walk(kind, tasks_of(number), workers, fast, steps, options.settle)
+
+    numbers = list(dict.fromkeys(min(workers, number) for workers in options.workers))  # no more than environments
+    for workers in numbers if "ours" in options.variants else []:
+        add(f"ours, {workers} workers", "ours", workers)
+    if "slow" in options.variants:
+        add(f"ours with MetaWorld's code, {numbers[-1]} workers", "ours", numbers[-1], fast=False)
+    for kind in ("sync", "async"):
+        if kind in options.variants:
+            add(f"gymnasium {kind}", kind)
+    return [Entrant(name, walk.kind, of_module("steppers", asdict(walk)), folder) for name, walk in walks.items()]
+
+
+def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Let the variants take turns; return one table's content."""
+    say(f"{number} tasks")
+    taking_part, steps = entrants(number, options, folder), max(5, options.env_steps // number)
+    with started(taking_part):
+        seconds = alternate({entrant.name: entrant.window for entrant in taking_part}, options.repeats)
+    a_step = {name: [value / steps for value in values] for name, values in seconds.items()}
+    rows = results(a_step, [name for name in ("gymnasium sync", "gymnasium async") if name in a_step])
+    for row, entrant in zip(rows, taking_part, strict=True):
+        row["env_steps_per_second"] = spread([number * 1e3 / value for value in row["rounds"]])
+        row |= entrant.about
+    return {"tasks": number, "steps": steps, "unit": "ms a vector step", "results": rows}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the JSON's content."""
+    with tempfile.TemporaryDirectory(prefix="stepping-") as folder:
+        tables = [compare(number, options, Path(folder)) for number in options.tasks]
+    return {
+        "benchmark": "stepping",
+        "machine": machine(),
+        "settings": {name: value for name, value in vars(options).items() if name != "json"},
+        "tables": tables,
+    }
+
+
+def text_of(content: dict[str, Any]) -> str:
+    """Return the tables."""
+    parts = []
+    for found in content["tables"]:
+        rows = [
+            {
+                **row,
+                "env steps/s": f"{row['env_steps_per_second']['median']:,.0f}",
+                "s to build": f"{row['build_seconds']:.1f}",
+                "ms a reset": f"{row['reset_seconds'] * 1e3 / found['tasks']:.1f}",
+                "MiB": f"{row['memory_mib']:,.0f}",
+                "MiB an environment": f"{row['memory_mib_per_env']:.1f}",
+            }
+            for row in found["results"]
+        ]
+        title = f"{found['tasks']} tasks, windows of {found['steps']} vector steps"
+        columns = ("env steps/s", "s to build", "ms a reset", "MiB", "MiB an environment")
+        parts.append(report(title, rows, found["unit"], columns))
+    return "\n\n".join(parts)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = parse(args)
+    content = measure(options)
+    finish(content, text_of(content), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    end_on_sigterm()
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""The programs that ``updating`` compares, each a process that makes updates in windows: see ``pacing.py``.
+
+``python -m mtrl_lightning.benchmarks.updaters OPTIONS`` is one of them; ``OPTIONS`` is JSON. Batches are drawn once and
+used in turn, so that only the update is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, IterableDataset
+
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.benchmarks.pace_callback import PaceCallback
+from mtrl_lightning.benchmarks.pacing import Pacer
+from mtrl_lightning.benchmarks.plain_sac import Batch, PlainSAC, Sizes
+from mtrl_lightning.errors import import_optional
+from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.networks import MultiHead
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+OBSERVATION, ACTION = 39, 4
+"""MetaWorld's sizes."""
+BATCHES = 8
+"""Batches that are used in turn."""
+
+
+@dataclass
+class Work:
+    """What is updated, and how."""
+
+    tasks: int
+    batch_size: int
+    """Over all tasks."""
+    width: int
+    depth: int
+    precision: str
+    """``32-true`` or ``bf16-mixed``."""
+    compile: str
+    """Option of ``SAC``."""
+    device: str
+    """``cpu`` or ``cuda``."""
+    threads: int | None
+    """PyTorch's; None for its own choice."""
+    steps: int
+    """Updates of a window."""
+    settle: int
+    """Updates before the first window."""
+    descriptor: int = -1
+    """Of the open file that the windows' seconds are written to."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Tasks with MetaWorld's spaces."""
+        return EnvSpec(
+            task_names=tuple(f"task-{i}" for i in range(self.tasks)),
+            observation_space=Box(-np.inf, np.inf, (OBSERVATION,), np.float64),
+            action_space=Box(-1.0, 1.0, (ACTION,), np.float32),
+            horizon=500,
+            has_success=True,
+            train_tasks=tuple(range(self.tasks)),
+            protocol={},
+        )
+
+    @property
+    def autocast(self) -> torch.autocast:
+        """Lightning's, for this precision."""
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16-mixed", cache_enabled=False)
+
+
+def make_sac(work: Work, seed: int = 1) -> SAC:
+    """Return the algorithm with the numbers of ``configs/experiment/mt10_mtmhsac.yaml``."""
+    network = partial(MultiHead, width=work.width, depth=work.depth)
+    actor, critic = partial(network, output_bound=1e-3), partial(network, output_bound=3e-3)
+    how: Any = work.compile
+    return SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed).to(work.device)
+
+
+def make_batches(work: Work) -> list[TransitionBatch]:
+    """Return batches of standard normal numbers, task-major."""
+    generator, B = torch.Generator().manual_seed(0), work.batch_size
+    task_B = torch.arange(work.tasks).repeat_interleave(B // work.tasks)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    batches = [
+        TransitionBatch(
+            draw(B, OBSERVATION), draw(B, ACTION).tanh(), draw(B), draw(B, OBSERVATION), draw(B) > 3, task_B
+        )
+        for _ in range(BATCHES)
+    ]
+    return [TransitionBatch(*(field.to(work.device) for field in batch)) for batch in batches]
+
+
+def with_one_hot(batch: TransitionBatch, num_tasks: int) -> Batch:
+    """Return the batch as the plain loop takes it."""
+    code_BT = torch.nn.functional.one_hot(batch.task_B, num_tasks).float()
+    observation_BD, next_BD = (torch.cat([x, code_BT], 1) for x in (batch.observation_BD, batch.next_observation_BD))
+    return Batch(observation_BD, batch.action_BA, batch.reward_B, next_BD, batch.terminated_B, batch.task_B)
+
+
+def direct_update(work: Work, sac: SAC) -> Callable[[TransitionBatch], None]:
+    """Return ``SAC.training_step`` without a trainer, in the precision that a trainer would set."""
+    optimizers = sac.configure_optimizers()
+    sac.optimizers = lambda use_pl_optimizer=True: optimizers  # type: ignore[method-assign, assignment, return-value]
+
+    def update(batch: TransitionBatch) -> None:
+        with work.autocast:
+            sac.training_step(batch, 0)
+
+    return update
+
+
+def run_direct(work: Work) -> None:
+    """Call ``SAC.training_step``."""
+    update, batches = direct_update(work, make_sac(work)), itertools.cycle(make_batches(work))
+    _run(work, lambda: update(next(batches)))
+
+
+def run_plain(work: Work) -> None:
+    """Call the plain loop's update."""
+    sizes = Sizes(OBSERVATION, ACTION, work.tasks, work.batch_size, work.width, work.depth)
+    agent = PlainSAC(sizes, work.device, bf16=work.precision == "bf16-mixed")
+    batches = itertools.cycle([with_one_hot(batch, work.tasks) for batch in make_batches(work)])
+    _run(work, lambda: agent.update(next(batches)))
+
+
+def run_sb3(work: Work) -> None:
+    """Call the update of Stable-Baselines3's SAC, which draws its batch each time."""
+    sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
+    network = {"net_arch": [work.width] * work.depth, "n_critics": 2, "optimizer_kwargs": {"eps": 1e-5}}
+    model = sb3.SAC(
+        "MlpPolicy", _Spaces(work.tasks), learning_rate=3e-4, buffer_size=20_000, batch_size=work.batch_size,
+        tau=0.005, gamma=0.99, device=work.device, seed=1, policy_kwargs=network,
+    )  # fmt: skip
+    model.set_logger(sb3.common.logger.configure(None, []))
+    buffer, draws = model.replay_buffer, np.random.default_rng(0)
+    for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards):
+        array[:] = draws.standard_normal(array.shape)
+    buffer.full = True
+    _run(work, lambda: model.train(gradient_steps=1, batch_size=work.batch_size))
+
+
+def run_trainer(work: Work) -> None:
+    """Let Lightning's trainer make the updates, without any of our callbacks."""
+    trainer = Trainer(
+        accelerator="gpu" if work.device == "cuda" else "cpu", devices=1, precision=work.precision, max_epochs=-1,  # type: ignore[arg-type]
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[PaceCallback(work.steps, work.settle, work.descriptor)],
+    )  # fmt: skip
+    trainer.fit(make_sac(work), DataLoader(_Batches(make_batches(work)), batch_size=None))
+
+
+def _run(work: Work, update: Callable[[], Any]) -> None:
+    pacer = Pacer(work.steps, work.settle, work.descriptor)
+    while pacer.tick():
+        update()
+
+
+class _Batches(IterableDataset[TransitionBatch]):
+    def __init__(self, batches: list[TransitionBatch]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __iter__(self) -> Iterator[TransitionBatch]:
+        return itertools.cycle(self._batches)
+
+
+class _Spaces(gym.Env):
+    """Spaces as MetaWorld's with the one-hot; nothing is stepped."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (OBSERVATION + num_tasks,), np.float64)
+        self.action_space = Box(-1.0, 1.0, (ACTION,), np.float32)
+
+
+RUN = {"direct": run_direct, "trainer": run_trainer, "plain": run_plain, "sb3": run_sb3}
+
+
+def options_of(work: Work, kind: str) -> dict[str, Any]:
+    """Return what the process of a kind takes."""
+    return {"kind": kind, **asdict(work)}
+
+
+def main() -> None:
+    """Make updates until nobody asks for more."""
+    options = json.loads(sys.argv[1])
+    run = RUN[options.pop("kind")]
+    work = Work(**options)
+    if work.threads is not None:
+        torch.set_num_threads(work.threads)
+    if run in (run_direct, run_trainer):
+        keep_freed_memory()  # as a run of ours does
+    run(work)
+
+
+if __name__ == "__main__":
+    main()

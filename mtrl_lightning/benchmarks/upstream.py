@@ -1,0 +1,57 @@
+"""MetaWorld as its own package and Gymnasium offer it, without anything of ours."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from mtrl_lightning.errors import ConfigurationError, import_optional
+
+NAMED = {10: "MT10", 25: "MT25", 50: "MT50"}
+"""MetaWorld's sets of tasks, by their size."""
+
+
+def names_of(tasks: list[str]) -> tuple[str, ...]:
+    """Return the names of the tasks of a set, such as ``["MT10"]``, or of those named one by one.
+
+    Raises:
+        ConfigurationError: if MetaWorld is missing or has no such task.
+    """
+    suite = import_optional("metaworld", "metaworld")
+    if len(tasks) == 1 and tasks[0] in NAMED.values():
+        return tuple(getattr(suite.env_dict, f"{tasks[0]}_V3"))
+    names = tuple(name if name.endswith("-v3") else f"{name}-v3" for name in tasks)
+    unknown = [name for name in names if name not in suite.ALL_V3_ENVIRONMENTS]
+    if unknown:
+        raise ConfigurationError(f"MetaWorld has no task {unknown[0]}: give {', '.join(NAMED.values())}, or names")
+    return names
+
+
+def make_vec(
+    tasks: list[str], strategy: Literal["sync", "async"], use_one_hot: bool = False, seed: int = 1
+) -> gym.vector.VectorEnv:
+    """Make Gymnasium's ``SyncVectorEnv`` or ``AsyncVectorEnv`` of MetaWorld's environments, as MetaWorld does.
+
+    They have our protocol: reward v2, horizon 500, 50 goals a task, same-step autoreset.
+    """
+    import_optional("metaworld", "metaworld")
+    options: dict[str, Any] = {"vector_strategy": strategy, "seed": seed, "use_one_hot": use_one_hot}
+    if len(tasks) == 1 and tasks[0] in NAMED.values():
+        return gym.make_vec(f"Meta-World/{tasks[0]}", **options)
+    return gym.make_vec("Meta-World/custom-mt-envs", envs_list=list(names_of(tasks)), **options)
+
+
+def make_sb3(tasks: list[str], strategy: Literal["dummy", "subproc"], seed: int = 1) -> Any:
+    """Make Stable-Baselines3's ``DummyVecEnv`` or ``SubprocVecEnv`` of the same environments, with the one-hot."""
+    import_optional("metaworld", "metaworld")
+    vec_env = import_optional("stable_baselines3", '"mtrl_lightning[bench]"').common.vec_env
+    names = names_of(tasks)
+    make = [partial(_make_one, name, i, len(names), seed) for i, name in enumerate(names)]
+    return (vec_env.DummyVecEnv if strategy == "dummy" else vec_env.SubprocVecEnv)(make)
+
+
+def _make_one(name: str, place: int, number: int, seed: int) -> gym.Env:
+    make_mt_envs = import_optional("metaworld", "metaworld").make_mt_envs
+    return make_mt_envs(name, seed=seed, use_one_hot=True, env_id=place, num_tasks=number)

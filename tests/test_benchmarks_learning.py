@@ -1,0 +1,120 @@
+"""Comparing learning curves: the statistics by hand, and real runs that are made, read again and continued."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import yaml
+
+from mtrl_lightning.benchmarks import learning
+from mtrl_lightning.benchmarks.learning import Curves, Variant
+from mtrl_lightning.errors import ConfigurationError
+
+TINY = {
+    "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
+    "data": {
+        "benchmark": {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {"num_tasks": 2, "horizon": 5}},
+        "batch_size": 4,
+        "capacity": 200,
+    },
+    "rollout": {"total_steps": 60, "warmup_steps": 10, "num_workers": 0, "learner_threads": 1},
+    "evaluation": {"every": 20, "num_episodes": 2, "num_workers": 0},
+    "checkpoint": {"every": 20},
+    "model": {
+        "class_path": "mtrl_lightning.algorithms.SAC",
+        "init_args": {
+            part: {"class_path": "mtrl_lightning.networks.MLP", "init_args": {"width": 8, "depth": 1}}
+            for part in ("actor", "critic")
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("scores", "wanted"),
+    [
+        ([5.0], 5.0),
+        ([0.0, 1.0, 2.0, 30.0], 1.5),
+        ([1.0, 2.0, 3.0, 4.0, 100.0], (0.75 * 2 + 3 + 0.75 * 4) / 2.5),
+        ([[7.0, -90.0], [5.0, 90.0]], 6.0),
+    ],
+)
+def test_the_interquartile_mean_by_hand(scores, wanted):
+    assert learning.interquartile_mean(np.array(scores)) == pytest.approx(wanted)
+
+
+def test_the_interval_covers_what_resampling_gives():
+    generator = np.random.default_rng(0)
+    same_ST = np.full((4, 3), 0.25)
+    assert learning.interval(same_ST, generator) == (0.25, 0.25)
+    scores_ST = np.random.default_rng(1).normal(0.5, 0.1, (5, 3))
+    low, high = learning.interval(scores_ST, generator)
+    assert scores_ST.min() < low < learning.interquartile_mean(scores_ST) < high < scores_ST.max()
+    # tasks are never mixed: with one seed there is nothing to resample
+    low, high = learning.interval(scores_ST[:1], generator)
+    assert low == high == learning.interquartile_mean(scores_ST[:1])
+
+
+def test_a_comparison_by_hand():
+    steps_N = np.array([10, 20, 30])
+    first = Curves(steps_N, np.array([[[0.0, 0.5, 1.0]], [[0.0, 1.0, 1.0]]]))
+    other = Curves(steps_N, np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]))
+    rows = learning.compare({"a": first, "b": other}, 0.8)
+    assert [row["final"] for row in rows] == pytest.approx([1.0, 0.7])
+    assert [row["average"] for row in rows] == pytest.approx([(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2])
+    assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [(2, 25.0), (1, 30.0)]
+    assert rows[0]["less_first"][0] == 0 and rows[0]["less_first"][1] <= 0 <= rows[0]["less_first"][2]
+    assert rows[1]["less_first"][0] == pytest.approx((0.2 + 0.8 / 3) / 2 - (0.5 + 2 / 3) / 2)
+    assert rows[1]["less_first"][2] < 0, "every resample of the second is below every one of the first"
+    assert rows[1]["final_of_seeds"] == pytest.approx([0.6, 0.8])
+    text = learning.markdown(rows, Namespace(threshold=0.8, config="x.yaml", metric="eval/success"))
+    assert "| b | 2 | 0.70 [0.60, 0.80] |" in text and "30 (1 of 2)" in text
+
+
+def test_variants_take_the_options_that_follow_them():
+    words = "--seeds 2 --variant a --variant b --x.y 3 --z --variant c -o"
+    given, variants = learning.parse(words.split())
+    assert given.seeds == 2
+    assert variants == [Variant("a", []), Variant("b", ["--x.y", "3", "--z"]), Variant("c", ["-o"])]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "--variant", "--variant a --variant a", "--variant --x 3", "--seeds 0 --variant a"]
+)
+def test_variants_without_a_name_of_their_own_are_an_error(arguments, capsys):
+    with pytest.raises(SystemExit):
+        learning.parse(arguments.split())
+    assert "error:" in capsys.readouterr().err
+
+
+def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(TINY))
+    base = ["--config", str(config), "--folder", str(tmp_path / "out"), "--seeds", "2", "--jobs", "2", "--json"]
+    variants = ["--variant", "plain", "--variant", "wide", "--model.init_args.actor.init_args.width", "9"]
+    learning.main([*base, *variants])
+    content = json.loads(capsys.readouterr().out)
+    assert [row["variant"] for row in content["rows"]] == ["plain", "wide"]
+    assert [row["seeds"] for row in content["rows"]] == [2, 2]
+    assert (tmp_path / "out" / "learning.png").read_bytes()[:4] == b"\x89PNG"
+    assert json.loads((tmp_path / "out" / "learning.json").read_text()) == content
+    saved = yaml.safe_load((tmp_path / "out" / "wide_2" / "version_0" / "config.yaml").read_text())
+    assert saved["seed_everything"] == 2 and saved["model"]["init_args"]["actor"]["init_args"]["width"] == 9
+
+    # a run that is not finished is continued, the others are not made again
+    (tmp_path / "out" / "plain_1.json").unlink()
+    calls = []
+    run = learning.subprocess.run
+    monkeypatch.setattr(learning.subprocess, "run", lambda line, **given: calls.append(line) or run(line, **given))
+    learning.main([*base, *variants])
+    assert [line[-2:] for line in calls] == [["--ckpt_path", "last"]]
+    assert json.loads(capsys.readouterr().out)["rows"] == content["rows"]
+    with pytest.raises(ConfigurationError, match="with other options"):
+        learning.main([*base, "--variant", "plain", "--data.seed", "3"])
+    with pytest.raises(ConfigurationError, match=r"(?s)broken_1 ended with code 2: .*bananas"):
+        learning.main([*base, "--seeds", "1", "--variant", "broken", "--data.bananas", "3"])
+    with pytest.raises(ConfigurationError, match="eval/nothing of plain has no values"):
+        learning.main([*base, "--metric", "eval/nothing", "--variant", "plain"])

@@ -1,0 +1,319 @@
+"""The commands that measure speed, made small, what they compute from the seconds, and the plain loop's losses."""
+
+import io
+import json
+import os
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from mtrl_lightning.benchmarks import end_to_end, measuring, replay, stepping, updating
+from mtrl_lightning.benchmarks.entrants import Entrant, started
+from mtrl_lightning.benchmarks.pacing import Pacer
+from mtrl_lightning.benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
+from mtrl_lightning.benchmarks.updaters import (
+    ACTION,
+    OBSERVATION,
+    Work,
+    direct_update,
+    make_batches,
+    make_sac,
+    with_one_hot,
+)
+from mtrl_lightning.benchmarks.upstream import make_vec, names_of
+from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.errors import ConfigurationError
+from tests.conftest import ROOT
+
+WORK = Work(
+    tasks=3, batch_size=12, width=16, depth=2, precision="32-true", compile="none", device="cpu", threads=None,
+    steps=2, settle=1,
+)  # fmt: skip
+
+
+def printed_json(main, *args, capsys):
+    assert main([*args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def check_rows(rows, repeats):
+    for row in rows:
+        assert len(row["rounds"]) == repeats and row["min"] <= row["median"] <= row["max"]
+        for reference, ratio in row["times_as_fast_as"].items():
+            theirs = next(r["rounds"] for r in rows if r["variant"] == reference)
+            each = [b / a for a, b in zip(row["rounds"], theirs, strict=True)]
+            assert ratio == pytest.approx({"median": np.median(each), "min": min(each), "max": max(each)})
+
+
+def check_machine(found):
+    assert {"cpu", "cores", "gpu", "python", "torch", "lightning", "mujoco", "metaworld", "gymnasium"} <= {*found}
+    assert found["torch"] == torch.__version__ and found["cores"] >= 1
+
+
+def test_end_to_end_runs_all_contestants(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    small = ["--tasks=reach", "--batch_size=8", "--width=8", "--depth=1", "--capacity=100", "--warmup=10"]
+    short = ["--settle=1", "--steps=2", "--repeats=2", "--precisions=32-true", "--workers=0"]
+    found = printed_json(end_to_end.main, *small, *short, capsys=capsys)
+    check_machine(found["machine"])
+    check_rows(found["results"], repeats=2)
+    rows = {row["variant"]: row for row in found["results"]}
+    assert set(rows) == {"ours 32-true, num_workers 0", "sb3 dummy", "sb3 subproc", "plain sync", "plain async"}
+    ours = rows["ours 32-true, num_workers 0"]
+    assert {r.split()[0] for r in ours["times_as_fast_as"]} == {"sb3", "plain"}
+    rate = sorted(1e3 / value for value in ours["rounds"])
+    assert ours["env_steps_per_second"] == pytest.approx({"median": sum(rate) / 2, "min": rate[0], "max": rate[1]})
+    assert 0 < ours["time_fractions"]["update"] < sum(ours["time_fractions"].values()) <= 1
+    assert "ms a vector step" in end_to_end.text_of(found)
+
+
+def test_updating_runs_all_variants(capsys):
+    small = ["--num_tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=2", "--settle=1", "--repeats=2"]
+    found = printed_json(
+        updating.main, *small, "--precisions=32-true", "--grow=width", "--grow_width=16", capsys=capsys
+    )
+    check_machine(found["machine"])
+    first, wider = found["tables"]
+    assert [row["variant"] for row in first["results"]] == [
+        f"{k} 32-true" for k in ("direct", "trainer", "plain", "sb3")
+    ]
+    assert [row["variant"] for row in wider["results"]] == ["direct 32-true", "plain 32-true"]
+    for table in found["tables"]:
+        check_rows(table["results"], repeats=2)
+        assert {"plain 32-true"} <= {*table["results"][0]["times_as_fast_as"]}
+    direct, trainer = (np.array(row["rounds"]) for row in first["results"][:2])
+    assert first["framework_ms"]["32-true"]["median"] == pytest.approx(np.median(trainer - direct))
+    assert (wider["sizes"]["width"], wider["sizes"]["batch_size"]) == (16, 8)
+    assert "Lightning's trainer costs" in updating.text_of(found)
+
+
+def test_sizes_grow_one_at_a_time_and_windows_stay_short():
+    base = replace(WORK, tasks=10, batch_size=1280, width=400, depth=3, steps=20)
+    assert updating.grown(base, "tasks", 50) == replace(base, tasks=50, batch_size=6400, steps=4)
+    assert updating.grown(base, "width", 2048) == replace(base, width=2048, steps=2)
+    assert updating.grown(base, "batch", 325) == replace(base, batch_size=320)
+
+
+def test_stepping_runs_all_variants(capsys):
+    found = printed_json(
+        stepping.main, "--tasks=1", "--workers", "0", "1", "--env_steps=5", "--settle=1", "--repeats=2", capsys=capsys
+    )
+    check_machine(found["machine"])
+    (table,) = found["tables"]
+    check_rows(table["results"], repeats=2)
+    names = ["ours, 0 workers", "ours, 1 workers", "ours with MetaWorld's code, 1 workers"]
+    assert [row["variant"] for row in table["results"]] == [*names, "gymnasium sync", "gymnasium async"]
+    for row in table["results"]:
+        assert set(row["times_as_fast_as"]) == {"gymnasium sync", "gymnasium async"}
+        assert (
+            row["build_seconds"] > 0 and row["reset_seconds"] > 0 and row["memory_mib"] > row["memory_mib_per_env"] > 0
+        )
+    assert "MiB an environment" in stepping.text_of(found)
+
+
+def test_replay_runs_all_variants(capsys):
+    small = ["--tasks=3", "--rows=4", "--capacity=60", "--calls=2", "--updates=1", "--width=8", "--depth=1"]
+    found = printed_json(replay.main, *small, "--repeats=2", capsys=capsys)
+    check_machine(found["machine"])
+    (table,) = found["tables"]
+    for rows in table["results"].values():
+        check_rows(rows, repeats=2)
+        assert [row["variant"] for row in rows] == ["ours", "sb3", "rings", "naive"]
+    # two observations, an action and a reward in float32, and whether it ended
+    assert table["bytes_per_transition"]["ours"] == 4 * (39 + 39 + 4 + 1) + 1
+    assert table["bytes_per_transition"]["rings"] == 4 * (42 + 42 + 4 + 1) + 1
+    assert table["bytes_per_transition"]["sb3"] == 8 * (42 + 42) + 4 * (4 + 1 + 1 + 1)
+    assert set(table["share_of_update"]) == {"32-true", "bf16-mixed"}
+    assert "of an update 32-true" in replay.text_of(found)
+
+
+@pytest.mark.parametrize("module", [end_to_end, updating, replay])
+def test_a_missing_peer_is_named_with_its_remedy(module, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with pytest.raises(SystemExit) as ended:
+        module.parse([])
+    assert ended.value.code == 2
+    assert 'stable_baselines3 is not installed: pip install "mtrl_lightning[bench]"' in capsys.readouterr().err
+    without = {end_to_end: "--contestants=plain", updating: "--variants=plain", replay: "--variants=rings"}[module]
+    module.parse([without])
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "message"),
+    [
+        (end_to_end, ["--config=nowhere.yaml"], "nowhere.yaml is not there"),
+        (end_to_end, ["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
+        (end_to_end, ["--also", "rollout.num_workers"], "takes OPTION=VALUE"),
+        (stepping, ["--tasks=51"], "numbers from 1 to 50"),
+    ],
+)
+def test_mistakes_are_said(module, args, message, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        module.parse(args)
+    assert message in capsys.readouterr().err
+
+
+def test_variants_of_ours_are_combined(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    options = end_to_end.parse(
+        ["--precisions", "32-true", "--threads", "1", "2", "--workers", "0", "--also", "data.memory_map=true"]
+    )
+    first, second, *more = end_to_end.variants(options)
+    assert first == {"trainer.precision": "32-true", "rollout.learner_threads": 1, "rollout.num_workers": 0}
+    assert second == {**first, "rollout.learner_threads": 2}
+    assert more == [{**one, "data.memory_map": "true"} for one in (first, second)]
+    assert end_to_end.name_of(more[0]) == "ours 32-true, learner_threads 1, num_workers 0, memory_map true"
+
+
+def test_spread_and_ratios_by_hand():
+    assert measuring.spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
+    # 2 s against 4 s is twice as fast; 2 against 2 the same; 4 against 2 half. Not the ratio of the medians, 1.
+    assert measuring.times_as_fast([2.0, 2.0, 4.0], [4.0, 2.0, 2.0]) == {"median": 1.0, "min": 0.5, "max": 2.0}
+    assert measuring.times_as_fast([1.0, 10.0, 100.0], [3.0, 20.0, 100.0])["median"] == 2.0
+    rows = measuring.results({"a": [0.001, 0.003], "b": [0.002, 0.003]}, ["b", None])
+    assert rows[0] == {
+        "variant": "a", "rounds": [1.0, 3.0], "median": 2.0, "min": 1.0, "max": 3.0,
+        "times_as_fast_as": {"b": {"median": 1.5, "min": 1.0, "max": 2.0}},
+    }  # fmt: skip
+    assert measuring.quickest({"a": [1.0, 9.0, 9.0], "b": [8.0, 8.0, 8.0]}, ["a", "b", "c"]) == "b"
+    assert measuring.quickest({}, ["a"]) is None
+    assert measuring.shown({"median": 1.234, "min": 0.5, "max": 20.0}) == "1.23 [0.50, 20.00]"
+
+
+def test_variants_take_turns():
+    order = []
+    variants = {name: lambda name=name: float(order.append(name) or len(order)) for name in "abc"}
+    assert measuring.alternate(variants, 2) == {"a": [1.0, 4.0], "b": [2.0, 5.0], "c": [3.0, 6.0]}
+    assert order == ["a", "b", "c"] * 2
+    over = measuring.alternate({"a": lambda: 1.0, "b": lambda: 2.0}, 5, minutes=-1.0)
+    assert over == {"a": [1.0], "b": [2.0]}  # the first round is always made
+
+
+def test_the_memory_of_a_process_is_found():
+    before = measuring.proportional_set_size()
+    held = np.ones(50 << 17)  # 50 MiB
+    assert 45 < measuring.proportional_set_size() - before < 60
+    del held
+
+
+def test_a_pacer_runs_a_window_for_each_line(monkeypatch):
+    read, written = os.pipe()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
+    drained = []
+    pacer = Pacer(2, 3, written, drain=lambda: drained.append(1) or {"update": 1e-9}, about={"built": 4.0})
+    assert sum(1 for _ in iter(pacer.tick, False)) == 3 + 2 + 2
+    lines = [json.loads(line) for line in os.read(read, 10_000).decode().splitlines()]
+    assert lines[0] == {"built": 4.0}
+    assert [set(line) for line in lines[1:]] == [{"seconds", "fractions"}] * 2
+    assert lines[1]["fractions"]["update"] == pytest.approx(1e-9 / lines[1]["seconds"])
+    assert len(drained) == 4  # at the beginning and at the end of both windows
+    os.close(read)
+
+
+def test_a_contestant_that_fails_says_what_it_printed(tmp_path):
+    broken = Entrant("one that breaks", "ours", lambda _: [sys.executable, "-c", "print(1 + 1); 1 / 0"], tmp_path)
+    with (
+        pytest.raises(RuntimeError, match=r"one that breaks gave no answer(.|\n)*ZeroDivisionError"),
+        started([broken]),
+    ):
+        pass
+    once = "import os, sys; os.write(int(sys.argv[1]), b'{}\\n'); sys.stdin.readline(); print('the end', flush=True)"
+    ends = Entrant("ends", "ours", lambda d: [sys.executable, "-c", once, str(d)], tmp_path)
+    with started([ends]), pytest.raises(RuntimeError, match=r"ends gave no answer(.|\n)*the end"):
+        ends.window()
+
+
+def test_no_contestant_is_left(tmp_path):
+    waits = "import os, sys, time; os.write(int(sys.argv[1]), b'{}\\n'); time.sleep(600)"
+    entrant = Entrant("waits", "ours", lambda d: [sys.executable, "-c", waits, str(d)], tmp_path)
+    with started([entrant]):
+        assert entrant._process.poll() is None and entrant.memory() > 1
+    assert entrant._process.poll() is not None
+
+
+def pairs_of(plain, sac):
+    """The plain loop's parameters, each with that of SAC, whose critics see the action before the one-hot."""
+    D, T, A = OBSERVATION, sac.spec.num_tasks, ACTION
+    columns = [*range(D), *range(D + A, D + A + T), *range(D, D + A)]
+    networks = [
+        (plain.actor, sac.actor),
+        *zip((plain.qf1, plain.qf2), sac.critic.members, strict=True),
+        *zip((plain.qf1_target, plain.qf2_target), sac.target_critic.members, strict=True),
+    ]
+    for mine, theirs in networks:
+        for k, (a, b) in enumerate(zip(mine.parameters(), theirs.parameters(), strict=True)):
+            yield a, b[:, columns] if k == 0 and mine is not plain.actor else b
+
+
+def test_the_plain_loop_learns_what_sac_does():
+    sac = make_sac(WORK)
+    plain = PlainSAC(Sizes(OBSERVATION, ACTION, WORK.tasks, WORK.batch_size, WORK.width, WORK.depth))
+    with torch.no_grad():
+        for a, b in pairs_of(plain, sac):
+            a.copy_(b)
+    plain.generator.set_state(sac.generators.get("learn", sac.device).get_state())
+    update = direct_update(WORK, sac)
+    for batch in make_batches(WORK):
+        update(batch)
+        ours, theirs = sac.drain_metrics(), plain.update(with_one_hot(batch, WORK.tasks))
+        for name, value in theirs.items():
+            assert ours[f"train/{name}"] == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
+    torch.testing.assert_close(sac.temperature.log_alpha, plain.log_alpha_T, rtol=1e-5, atol=1e-7)
+    for a, b in pairs_of(plain, sac):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_measured_model_is_that_of_the_experiment():
+    given = yaml.safe_load((ROOT / "configs" / "experiment" / "mt10_mtmhsac.yaml").read_text())
+    wanted = given["model"]["init_args"]
+    sac = make_sac(replace(WORK, width=400, depth=3, tasks=10, batch_size=1280))
+    for name, value in wanted.items():
+        if not isinstance(value, dict):
+            assert sac.hparams[name] == value, name
+    for k, kind in enumerate(("critic", "actor", "temperature")):
+        found, options = sac.configure_optimizers()[k], wanted[f"{kind}_optimizer"]["init_args"]
+        assert {name: found.defaults[name] for name in options} == options
+        assert type(found).__name__ == wanted[f"{kind}_optimizer"]["class_path"].rsplit(".", 1)[1]
+    assert sac.temperature.log_alpha.shape == (10,) and sac.temperature.log_alpha.abs().max() == 0
+    for network, kind in ((sac.actor, "actor"), (sac.critic.members[0], "critic")):
+        options = wanted[kind]["init_args"]
+        assert type(network).__name__ == wanted[kind]["class_path"].rsplit(".", 1)[1]
+        assert network.heads.in_features == options["width"] == 400 and options["depth"] == 3
+        assert network.heads.weight.abs().max() <= options["output_bound"]
+
+
+def test_the_plain_replay_gives_back_whole_rows():
+    ring = PlainReplay(2, 3, 1, capacity=8)
+    for step in range(6):  # four rows an environment: the first two are overwritten
+        value = np.array([[step], [step + 100]], np.float32)
+        ring.add(np.repeat(value, 3, 1), value, value[:, 0], np.repeat(value + 1, 3, 1), value[:, 0] < 0)
+    batch = ring.sample(400)
+    assert batch.task_B.tolist() == [0] * 200 + [1] * 200
+    assert {*batch.reward_B[:200].tolist()} == {2, 3, 4, 5} and {*batch.reward_B[200:].tolist()} == {102, 103, 104, 105}
+    assert torch.equal(batch.observation_BD, batch.reward_B[:, None].expand(-1, 3))
+    assert torch.equal(batch.next_observation_BD, batch.observation_BD + 1)
+    assert torch.equal(batch.action_BA[:, 0], batch.reward_B) and not batch.terminated_B.any()
+
+
+def test_upstream_has_our_protocol():
+    assert names_of(["MT10"]) == MetaWorld("MT10").task_names
+    assert names_of(["reach", "push-v3"]) == ("reach-v3", "push-v3")
+    with pytest.raises(ConfigurationError, match="no task nothing-v3"):
+        names_of(["nothing"])
+    assert stepping.tasks_of(25) == ["MT25"] and stepping.tasks_of(1) == ["reach-v3"]
+    assert len(stepping.tasks_of(11)) == 11
+    envs = make_vec(["reach", "push"], "sync", use_one_hot=True)
+    spec = MetaWorld(["reach", "push"]).spec
+    assert envs.single_observation_space.shape == (39 + 2,) and envs.metadata["autoreset_mode"].value == "SameStep"
+    for one in envs.envs:
+        assert one.unwrapped.max_path_length == spec.horizon == 500
+        assert one.unwrapped.reward_function_version == spec.protocol["reward_version"] == "v2"
+    observation, _ = envs.reset(seed=0)
+    assert observation[:, 39:].tolist() == [[1, 0], [0, 1]]
+    envs.close()
