@@ -13,6 +13,8 @@ from torch import Tensor
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 KEPT = 1 << 30
+"""Bytes, enough for the activations of large networks."""
+MOST_IN_OLDER_GLIBC = 1 << 25
 CPU = torch.device("cpu")
 
 
@@ -34,12 +36,13 @@ def keep_freed_memory(num_bytes: int = KEPT) -> bool:
     thousands of page faults. It changes no number.
 
     Returns:
-        Whether that could be said: only glibc, the usual C library of Linux, can be told.
+        Whether glibc, the usual C library of Linux, was told so; there is no way to tell another.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
-    library = ctypes.CDLL(None)
-    return all(library.mallopt(option, num_bytes) == 1 for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
+    tell = ctypes.CDLL(None).mallopt
+    kept = tell(_M_TRIM_THRESHOLD, num_bytes) == 1
+    return kept and any(tell(_M_MMAP_THRESHOLD, size) == 1 for size in (num_bytes, MOST_IN_OLDER_GLIBC))
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:

@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
+from tests.test_benchmarks_learning import TINY
 
 COMMANDS = [
     line
@@ -19,7 +21,14 @@ SHORT = {
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
 }
-SMALL = {"snapshots": ["--rows=20000", "--every=1000", "--repeats=1"], "faults": ["--help"]}  # tests/test_benchmarks.py
+SMALL = {  # in full in tests/test_benchmarks*.py
+    "snapshots": ["--rows=20000", "--every=1000", "--repeats=1"],
+    "faults": ["--help"],
+    "stepping": ["--tasks=1", "--workers=0", "--env_steps=5", "--repeats=1"],
+    "updating": ["--num_tasks=2", "--rows=4", "--width=8", "--updates=2", "--repeats=1"],
+    "replay": ["--tasks=3", "--rows=4", "--capacity=60", "--width=8", "--calls=2", "--repeats=1"],
+    "end_to_end": ["--help"],
+}
 EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete"}
 STEPS = ["--rollout.warmup_steps=40", "--rollout.total_steps=120"]
 
@@ -69,10 +78,17 @@ def test_every_command_runs(quickstart_folder, command):
 
 
 @pytest.mark.parametrize("command", BENCHMARKS)
-def test_every_benchmark_runs(command):
-    module = command.split()[2]
-    options = SMALL[module.rsplit(".", 1)[1]]
-    result = subprocess.run([sys.executable, "-m", module, *options], capture_output=True, text=True, check=False)
+def test_every_benchmark_runs(command, tmp_path):
+    module, *given = command.split()[2:]
+    name = module.rsplit(".", 1)[1]
+    if name == "learning":  # the same variants of a tiny run
+        config = tmp_path / "tiny.yaml"
+        config.write_text(yaml.safe_dump(TINY))
+        first = given.index("--variant")
+        given = [word.replace("configs/quickstart.yaml", str(config)) for word in given]
+        given[first:first] = ["--seeds=1", f"--folder={tmp_path / 'out'}"]
+    line = [sys.executable, "-m", module, *given, *SMALL.get(name, [])]
+    result = subprocess.run(line, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 

@@ -19,20 +19,23 @@ def compiled(function: F, how: Compile) -> F:
     """Return the function compiled; with ``cudagraphs`` its kernels are launched as one graph.
 
     What a graph returns is overwritten by its next call.
+
+    Raises:
+        ConfigurationError: if the option is unknown.
     """
+    if how not in ("none", "default", "cudagraphs"):
+        raise ConfigurationError(f"compile is {how!r}: give none, default or cudagraphs")
     if how == "none":
         return function
     return torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)  # type: ignore[return-value]
 
 
 def check_compile(how: str, device: torch.device) -> None:
-    """Check that the option is known and that the machine can do it.
+    """Check that the machine can compile for the device.
 
     Raises:
         ConfigurationError: naming what to change.
     """
-    if how not in ("none", "default", "cudagraphs"):
-        raise ConfigurationError(f"compile is {how!r}: give none, default or cudagraphs")
     if how == "cudagraphs" and device.type != "cuda":
         raise ConfigurationError("compile cudagraphs needs a CUDA device: set compile to none or default")
     if how == "default" and device.type == "cpu":

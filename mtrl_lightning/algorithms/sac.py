@@ -120,9 +120,9 @@ class SAC(Algorithm):
             self.auxiliaries = nn.ModuleList(make(spec, Z) for make in auxiliaries or [])
         self.target_encoder = frozen_copy(self.encoder)
         self.target_critic = frozen_copy(self.critic)
-        check_compile(compile, torch.device("cuda"))  # the device is not known yet
         self._compile = compile
-        self._losses = compiled(self._critic_losses, compile), compiled(self._actor_losses, compile)
+        self._compiled_critic_losses = compiled(self._critic_losses, compile)
+        self._compiled_actor_losses = compiled(self._actor_losses, compile)
 
     def check_device(self, device: torch.device) -> None:
         """Check that the update can be compiled for the device, if that was asked for."""
@@ -183,7 +183,7 @@ class SAC(Algorithm):
         )
 
     def _update_critic(self, batch: TransitionBatch, optimizer: Optimizer) -> None:
-        loss_T, q = self._losses[0](batch, self._noise(batch))
+        loss_T, q = self._compiled_critic_losses(batch, self._noise(batch))
         optimizer.zero_grad()
         shared = [*self.encoder.parameters(), *self.critic.shared_parameters()]
         self.critic_gradient.backward(loss_T, shared)
@@ -194,7 +194,7 @@ class SAC(Algorithm):
 
     def _update_actor(self, batch: TransitionBatch, optimizer: Optimizer, temperature: Optimizer) -> None:
         with _without_gradients(self.critic):
-            loss_T, log_prob_B = self._losses[1](batch, self._noise(batch))
+            loss_T, log_prob_B = self._compiled_actor_losses(batch, self._noise(batch))
         optimizer.zero_grad()
         self.actor_gradient.backward(loss_T, list(self.actor.shared_parameters()))
         norm = self._step(optimizer, self.actor.parameters(), self._actor_max_norm)

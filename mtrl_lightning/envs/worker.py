@@ -189,6 +189,7 @@ class EnvGroup:
         self._arrays.active_E[row] = False
 
     def _check_finite(self, i: int, observation: npt.NDArray) -> None:
+        observation = np.asarray(observation)
         if observation.ndim == 1 and observation.dtype.char in "fd" and math.isfinite(observation.dot(observation)):
             return  # the cheaper test; where squares overflow, the numbers may still be finite
         if not np.isfinite(observation).all():

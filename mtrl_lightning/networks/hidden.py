@@ -6,6 +6,7 @@ Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``K`` rows tha
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
 
-_HAS_FUSED_LAYER = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
-_FUSED_TYPES = (torch.float32, torch.bfloat16)
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+"""Whether float32 products go to oneDNN, which on some processors is quicker than PyTorch's choice (MKL)."""
 FEW_ROWS = 0.75
 """Share of rows with a gradient up to which the others are left out of the backward pass."""
 ROWS = 64
@@ -25,7 +26,7 @@ ROWS = 64
 class HiddenLayers(nn.Sequential):
     """``depth`` layers of Linear, LayerNorm if wanted, ReLU; He-uniform weights and zero biases.
 
-    On a CPU, without LayerNorm, it is computed as one function: each layer in one call of oneDNN, and backwards only
+    On a CPU, without LayerNorm, it is computed as one function with oneDNN's products, and backwards only
     for the rows that have a gradient. The actor's loss gives a critic one only where it is the smaller, and a single
     task's loss has one for this task's rows alone.
 
@@ -49,21 +50,21 @@ class HiddenLayers(nn.Sequential):
             nn.init.zeros_(linear.bias)
             layers += [linear, nn.LayerNorm(width), nn.ReLU()] if layer_norm else [linear, nn.ReLU()]
         super().__init__(*layers)
-        self._plain = layer_norm
+        self._layer_norm = layer_norm
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Map ``[B, D]`` to ``[B, H]``."""
-        if self._plain or x_BD.device.type != "cpu" or torch.compiler.is_compiling():
+        one_by_one = self._layer_norm or x_BD.device.type != "cpu" or x_BD.ndim != 2 or x_BD.dtype == torch.float64
+        if one_by_one or torch.compiler.is_compiling():
             return super().forward(x_BD)
-        parameters: list[Tensor] = list(self.parameters())
+        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
+        parameters: list[Tensor] = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             x_BD, parameters = x_BD.to(dtype), [parameter.to(dtype) for parameter in parameters]
         if torch.is_grad_enabled():
             return _Layers.apply(x_BD, *parameters)  # type: ignore[no-any-return]
-        for weight_HD, bias_H in zip(parameters[::2], parameters[1::2], strict=True):
-            x_BD = _layer(x_BD, weight_HD, bias_H)
-        return x_BD
+        return _outputs(x_BD, parameters)[-1]
 
 
 class _Layers(torch.autograd.Function):
@@ -71,10 +72,8 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BD: Tensor, *parameters: Tensor) -> Tensor:
-        outputs = [x_BD]
-        for weight_HD, bias_H in zip(parameters[::2], parameters[1::2], strict=True):
-            outputs.append(_layer(outputs[-1], weight_HD, bias_H))
-        ctx.save_for_backward(*outputs, *parameters[::2])
+        outputs = _outputs(x_BD, parameters)
+        ctx.save_for_backward(x_BD, *parameters, *outputs)
         return outputs[-1]
 
     @staticmethod
@@ -84,10 +83,14 @@ class _Layers(torch.autograd.Function):
         With ``g_i = dL/dx_i [x_i > 0]``: ``dL/dx_(i-1) = g_i W_i``,
         ``dL/dW_i = g_i' x_(i-1)``, ``dL/db_i = sum_B g_i``.
         """
-        depth = len(ctx.saved_tensors) // 2
-        outputs, weights = list(ctx.saved_tensors[: depth + 1]), ctx.saved_tensors[depth + 1 :]
-        gradient_BH = gradients[0]
-        num_rows = len(gradient_BH)
+        depth, (gradient_BH,) = len(ctx.saved_tensors) // 3, gradients
+        inputs, outputs = (
+            ctx.saved_tensors[: 2 * depth + 1],
+            [ctx.saved_tensors[0], *ctx.saved_tensors[2 * depth + 1 :]],
+        )
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient_BH):
+            return _differentiable_gradients(inputs, gradient_BH, ctx.needs_input_grad)
+        weights, num_rows = inputs[1::2], len(gradient_BH)
         row_K = _rows_with_gradient(gradient_BH)
         if row_K is not None:
             gradient_BH, outputs = gradient_BH[row_K], [output[row_K] for output in outputs]
@@ -106,14 +109,33 @@ class _Layers(torch.autograd.Function):
         return (gradient_BH, *reversed(results))
 
 
-def _layer(x_BD: Tensor, weight_HD: Tensor, bias_H: Tensor) -> Tensor:
-    if _HAS_FUSED_LAYER and x_BD.dtype in _FUSED_TYPES:
-        return torch.ops.mkldnn._linear_pointwise(x_BD, weight_HD, bias_H, "relu", [], "")  # type: ignore[no-any-return]
-    return F.linear(x_BD, weight_HD, bias_H).relu_()
+def _differentiable_gradients(
+    inputs: Sequence[Tensor], gradient_BH: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by PyTorch's own layers: they can be differentiated again, and computed for many at once."""
+    with torch.enable_grad():
+        x_BH = inputs[0]
+        for weight_HD, bias_H in zip(inputs[1::2], inputs[2::2], strict=True):
+            x_BH = F.linear(x_BH, weight_HD, bias_H).relu()
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(x_BH, wanted, gradient_BH, create_graph=torch.is_grad_enabled()))
+    return tuple(next(found) if need else None for need in needed)
+
+
+def _outputs(x_BD: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the output ``[B, H]`` of each layer."""
+    outputs: list[Tensor] = []
+    for weight_HD, bias_H in zip(parameters[::2], parameters[1::2], strict=True):
+        if _HAS_ONEDNN and x_BD.dtype == torch.float32:  # its own ReLU would turn a NaN into 0
+            x_BD = torch.ops.mkldnn._linear_pointwise(x_BD, weight_HD, bias_H, "none", [], "").relu_()
+        else:
+            x_BD = F.linear(x_BD, weight_HD, bias_H).relu_()
+        outputs.append(x_BD)
+    return outputs
 
 
 def _product(gradient_BH: Tensor, weight_HD: Tensor) -> Tensor:
-    if _HAS_FUSED_LAYER and gradient_BH.dtype in _FUSED_TYPES:
+    if _HAS_ONEDNN and gradient_BH.dtype == torch.float32:
         return torch.ops.mkldnn._linear_pointwise(gradient_BH, weight_HD.t(), None, "none", [], "")  # type: ignore[no-any-return]
     return gradient_BH @ weight_HD
 

@@ -58,13 +58,13 @@ class MultiHead(Network):
         weight_TAH = self.heads.weight.view(self.num_tasks, self.out_dim, -1)
         bias_T1A = self.heads.bias.view(self.num_tasks, 1, self.out_dim)
         if self.out_dim == 1:
-            return (h_TnH * weight_TAH).sum(-1, keepdim=True) + bias_T1A
+            return ((h_TnH * weight_TAH).sum(-1, keepdim=True) + bias_T1A).to(h_TnH.dtype)
         return torch.baddbmm(bias_T1A, h_TnH, weight_TAH.transpose(1, 2))
 
     def _is_task_major(self, task_B: Tensor) -> bool:
         """Return whether each task has the same number of rows, in order; a GPU is not stopped to find out."""
         n, rest = divmod(len(task_B), self.num_tasks)
-        if rest or task_B.device.type != "cpu" or torch.compiler.is_compiling():
+        if not n or rest or task_B.device.type != "cpu" or torch.compiler.is_compiling():
             return False
         return torch.equal(task_B.view(-1, n), self.tasks_T1.expand(-1, n))
 

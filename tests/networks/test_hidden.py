@@ -15,9 +15,9 @@ ROWS, WIDTH = 320, 24
 
 @pytest.fixture(params=[True, False], ids=["onednn", "plain products"])
 def layers(request, monkeypatch):
-    if request.param and not hidden._HAS_FUSED_LAYER:
+    if request.param and not hidden._HAS_ONEDNN:
         pytest.skip("this PyTorch has no oneDNN")
-    monkeypatch.setattr(hidden, "_HAS_FUSED_LAYER", request.param)
+    monkeypatch.setattr(hidden, "_HAS_ONEDNN", request.param)
     torch.manual_seed(0)
     network = HiddenLayers(7, WIDTH, 3, layer_norm=False)
     with torch.no_grad():
@@ -77,6 +77,62 @@ def test_nan_spreads(layers):
     given_BH[17, 0] = torch.nan
     _, own = gradients(layers, layers, given_BH, torch.float32)
     assert own[0][17].isnan().any() and all(gradient.isnan().any() for gradient in own[1:])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_broken_observation_or_weight_is_not_hidden(layers, bad, autocast):
+    x_BD = uniform(ROWS, 7)
+    x_BD[3, 2] = bad
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out_BH, wanted_BH = layers(x_BD), super(HiddenLayers, layers).forward(x_BD)
+        assert torch.equal(out_BH.isfinite(), wanted_BH.isfinite()) and not out_BH[3].isfinite().all()
+    with torch.no_grad():
+        layers[0].weight[0, 0] = torch.nan
+    assert not layers(uniform(ROWS, 7)).isfinite().any()
+
+
+def second_derivatives(network, forward):
+    """Gradients of the squared norm of a loss's gradient, as GradNorm and gradient penalties take them."""
+    x_BD = uniform(ROWS, 7).requires_grad_()
+    loss = (forward(x_BD) * with_rows(100)).square().sum()
+    first = torch.autograd.grad(loss, [x_BD, *network.parameters()], create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), [x_BD, *network.parameters()], allow_unused=True)
+
+
+def test_gradients_can_be_differentiated_again(layers):
+    own = second_derivatives(layers, layers)
+    wanted = second_derivatives(layers, super(HiddenLayers, layers).forward)
+    assert any(gradient is not None and gradient.any() for gradient in wanted)
+    torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_many_losses_can_be_taken_at_once(layers):
+    given_KBH = torch.stack([with_rows(64), uniform(ROWS, WIDTH, seed=2)])
+    out_BH = layers(uniform(ROWS, 7))
+    at_once = torch.autograd.grad(
+        out_BH, list(layers.parameters()), given_KBH, is_grads_batched=True, retain_graph=True
+    )
+    for k, given_BH in enumerate(given_KBH):
+        one = torch.autograd.grad(out_BH, list(layers.parameters()), given_BH, retain_graph=True)
+        torch.testing.assert_close([g[k] for g in at_once], list(one), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 5, 7), (0, 7)])
+def test_inputs_of_any_shape(layers, shape):
+    x, other = (uniform(*shape, seed=4).requires_grad_() for _ in range(2))
+    out, wanted = layers(x), super(HiddenLayers, layers).forward(other)
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
+    out.sum().backward()
+    wanted.sum().backward()
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_autocast_leaves_double_precision_alone():
+    network = HiddenLayers(3, 4, 2, layer_norm=False).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(uniform(2, 3).double()).dtype == torch.float64
 
 
 def test_only_wanted_gradients_are_computed(layers):

@@ -88,3 +88,12 @@ def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_
         gradients.append([parameter.grad.clone() for parameter in network.parameters()])
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("out_dim", [1, OUT_DIM])
+def test_the_order_of_the_rows_does_not_decide_the_type(out_dim):
+    network = MultiHead(4, out_dim, NUM_TASKS, width=16, depth=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        for task_B in (torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]), torch.tensor([], dtype=torch.int64)):
+            out_BO = network(uniform(len(task_B), 4), task_B)
+            assert out_BO.dtype == torch.bfloat16 and out_BO.shape == (len(task_B), out_dim)
