@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from argparse import Namespace
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -66,7 +70,7 @@ def test_a_comparison_by_hand():
     assert [row["final"] for row in rows] == pytest.approx([1.0, 0.7])
     assert [row["average"] for row in rows] == pytest.approx([(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2])
     assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [(2, 25.0), (1, 30.0)]
-    assert rows[0]["less_first"][0] == 0 and rows[0]["less_first"][1] <= 0 <= rows[0]["less_first"][2]
+    assert rows[0]["less_first"] is None
     assert rows[1]["less_first"][0] == pytest.approx((0.2 + 0.8 / 3) / 2 - (0.5 + 2 / 3) / 2)
     assert rows[1]["less_first"][2] < 0, "every resample of the second is below every one of the first"
     assert rows[1]["final_of_seeds"] == pytest.approx([0.6, 0.8])
@@ -107,8 +111,8 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
     # a run that is not finished is continued, the others are not made again
     (tmp_path / "out" / "plain_1.json").unlink()
     calls = []
-    run = learning.subprocess.run
-    monkeypatch.setattr(learning.subprocess, "run", lambda line, **given: calls.append(line) or run(line, **given))
+    popen = learning.subprocess.Popen
+    monkeypatch.setattr(learning.subprocess, "Popen", lambda line, **given: calls.append(line) or popen(line, **given))
     learning.main([*base, *variants])
     assert [line[-2:] for line in calls] == [["--ckpt_path", "last"]]
     assert json.loads(capsys.readouterr().out)["rows"] == content["rows"]
@@ -118,3 +122,19 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
         learning.main([*base, "--seeds", "1", "--variant", "broken", "--data.bananas", "3"])
     with pytest.raises(ConfigurationError, match="eval/nothing of plain has no values"):
         learning.main([*base, "--metric", "eval/nothing", "--variant", "plain"])
+
+
+def test_a_signal_ends_the_runs_too_and_they_can_be_continued(tmp_path):
+    config, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    config.write_text(yaml.safe_dump(TINY | {"rollout": TINY["rollout"] | {"total_steps": 1_000_000}}))
+    line = [sys.executable, "-m", learning.__name__, "--config", str(config), "--folder", str(out), "--variant", "a"]
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+    csv = out / "a_1" / "version_0" / "metrics.csv"
+    while not csv.exists():
+        assert process.poll() is None
+        time.sleep(0.2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert psutil.wait_procs(children, 20)[1] == []
+    assert (out / "a_1" / "version_0" / "checkpoints" / "last.ckpt").exists() and not (out / "a_1.json").exists()

@@ -45,7 +45,7 @@ def test_kept_memory_is_used_again_without_page_faults():
         line = [sys.executable, "-c", FAULTS, how]
         faults[how] = int(subprocess.run(line, capture_output=True, text=True, check=True, env=environment).stdout)
     assert faults["give back"] > 10_000, "otherwise there would be nothing to keep"
-    assert faults["keep"] < 100
+    assert faults["keep"] < faults["give back"] / 10
 
 
 def test_another_c_library_is_left_alone(monkeypatch):

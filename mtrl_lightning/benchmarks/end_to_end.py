@@ -28,11 +28,13 @@ import torch
 from mtrl_lightning.benchmarks.contestants import Job
 from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
 from mtrl_lightning.benchmarks.measuring import (
+    PRECISIONS,
     alternate,
     end_on_sigterm,
     finish,
     machine,
     parser_of,
+    positive,
     quickest,
     report,
     require,
@@ -54,7 +56,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("end_to_end", __doc__, repeats=5)
     add = parser.add_argument
     add("--contestants", nargs="+", choices=["ours", "sb3", "plain"], default=["ours", "sb3", "plain"])
-    add("--precisions", nargs="+", default=["32-true", "bf16-mixed"], help="of ours (default %(default)s)")
+    add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of ours (default %(default)s)")
     add("--threads", nargs="+", type=int, help="PyTorch's threads for ours, each value a variant (default its own)")
     add("--workers", nargs="+", type=int, help="worker processes of ours, each a variant (default the program's)")
     add(
@@ -65,13 +67,13 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--config", type=Path, default=CONFIG, help="what ours trains (default %(default)s)")
     add("--tasks", nargs="+", default=["MT10"], help="MT10, MT25, MT50, or names (default %(default)s)")
-    add("--batch_size", type=int, default=1280, help="(default %(default)s)")
-    add("--width", type=int, default=400, help="of the hidden layers (default %(default)s)")
-    add("--depth", type=int, default=3, help="number of hidden layers (default %(default)s)")
-    add("--capacity", type=int, default=1_000_000, help="of the replay (default %(default)s)")
-    add("--warmup", type=int, default=100, help="vector steps with random actions (default %(default)s)")
+    add("--batch_size", type=positive, default=1280, help="(default %(default)s)")
+    add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
+    add("--depth", type=positive, default=3, help="number of hidden layers (default %(default)s)")
+    add("--capacity", type=positive, default=1_000_000, help="of the replay (default %(default)s)")
+    add("--warmup", type=positive, default=100, help="vector steps with random actions (default %(default)s)")
     add("--settle", type=int, default=10, help="vector steps with updates before the windows (default %(default)s)")
-    add("--steps", type=int, default=40, help="vector steps of a window (default %(default)s)")
+    add("--steps", type=positive, default=40, help="vector steps of a window (default %(default)s)")
     add("--minutes", type=float, default=9.0, help="after which no further round is begun (default %(default)s)")
     options = parser.parse_args(args)
     if any("=" not in pair for also in options.also for pair in also):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_lightning.benchmarks.measuring import proportional_set_size, say
+from mtrl_lightning.errors import ConfigurationError
 
 PATIENCE = 900.0
 """Seconds to wait for a window, or for the end of start-up and warm-up."""
@@ -97,11 +98,20 @@ class Entrant:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             os.close(self._results)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
 
 
 @contextlib.contextmanager
 def started(entrants: Sequence[Entrant]) -> Iterator[None]:
-    """Start processes one after the other, and end them."""
+    """Start processes one after the other, and end them.
+
+    Raises:
+        ConfigurationError: if two have the same name.
+    """
+    names = [entrant.name for entrant in entrants]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"give each variant once: {', '.join(names)}")
     with contextlib.ExitStack() as stack:
         for entrant in entrants:
             say(f"{entrant.name}: start-up and warm-up")

@@ -13,8 +13,10 @@ continued from their last checkpoint.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,11 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.benchmarks.measuring import end_on_sigterm, finish, machine, say
+from mtrl_lightning.benchmarks.measuring import end_on_sigterm, finish, machine, positive, say
+from mtrl_lightning.benchmarks.trial import COMMAND
 from mtrl_lightning.callbacks.curves import read_metrics
+from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 
-COMMAND = "from mtrl_lightning.cli import main; main()"
 RESAMPLES = 2_000
 
 
@@ -73,8 +76,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     )  # fmt: skip
     parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"), help="(default %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"), help="of the runs (default %(default)s)")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each variant (default %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (default %(default)s)")
+    parser.add_argument("--seeds", type=positive, default=5, help="runs of each variant (default %(default)s)")
+    parser.add_argument("--jobs", type=positive, default=1, help="runs at the same time (default %(default)s)")
     parser.add_argument("--metric", default="eval/success", help="of every task (default %(default)s)")
     parser.add_argument("--threshold", type=float, default=0.8, help="of the mean over tasks (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
@@ -92,38 +95,51 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     names = [variant.name for variant in variants]
     if not variants or not all(names) or len(set(names)) < len(names) or any(name.startswith("-") for name in names):
         parser.error("give each --variant a name of its own, and its options after it")
-    if min(given.seeds, given.jobs) < 1:
-        parser.error("--seeds and --jobs take 1 or more")
     return given, variants
 
 
 def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> None:
-    """Make every run that is not finished.
+    """Make every run that is not finished; none is left running when this ends.
 
     Raises:
         ConfigurationError: with the end of its output, if a run fails.
     """
+    running: set[subprocess.Popen[str]] = set()
     with ThreadPoolExecutor(given.jobs) as pool:
-        for _ in pool.map(lambda one: _train_one(one[0], one[1], given), wanted):
-            pass
+        try:
+            tasks = [pool.submit(_train_one, variant, seed, given, running) for variant, seed in wanted]
+            for task in tasks:
+                task.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in list(running):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(run.pid, signal.SIGTERM)  # it saves a checkpoint, from which the next call goes on
+            raise
 
 
-def _train_one(variant: Variant, seed: int, given: argparse.Namespace) -> None:
+def _train_one(variant: Variant, seed: int, given: argparse.Namespace, running: set[subprocess.Popen[str]]) -> None:
     name, finished = f"{variant.name}_{seed}", given.folder / f"{variant.name}_{seed}.json"
     made_with = {"config": Path(given.config).read_text(), "options": variant.options}
     if finished.exists():
         if json.loads(finished.read_text()) != made_with:
             raise ConfigurationError(f"{finished} is of a run with other options: give another --folder or name")
         return
-    begun = sorted((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
-    going_on = ["--ckpt_path", "last"] if begun else []
+    begun = any((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
     say(f"{name}: {'continued' if begun else 'begun'}")
-    options = ["--root", str(given.folder), "--name", name, "--seed_everything", str(seed), *variant.options, *going_on]
-    line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options]
-    threads = str(max(1, (os.cpu_count() or 1) // given.jobs))
-    run = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": threads})
+    options = ["--root", str(given.folder), "--name", name, "--seed_everything", str(seed), *variant.options]
+    going_on = ["--ckpt_path", "last"] if begun else []
+    line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options, *going_on]
+    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // given.jobs))}
+    run = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**threads, **os.environ},
+        start_new_session=True,
+    )  # fmt: skip
+    running.add(run)
+    printed, _ = run.communicate()
+    running.discard(run)
     if run.returncode:
-        raise ConfigurationError(f"{name} ended with code {run.returncode}: {(run.stdout + run.stderr)[-2000:]}")
+        raise ConfigurationError(f"{name} ended with code {run.returncode}: {printed[-2000:]}")
     finished.write_text(json.dumps(made_with))
     say(f"{name}: finished")
 
@@ -136,7 +152,7 @@ def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
     """
     found, ticks = [], set()
     for seed in seeds:
-        metrics = read_metrics(sorted((folder / f"{name}_{seed}").glob("version_*"))[-1])
+        metrics = read_metrics(next((folder / f"{name}_{seed}").glob("version_*")))
         curves = [metrics[key] for key in sorted(metrics) if key.startswith(f"{metric}/")]
         ticks |= {tuple(env_steps) for env_steps, _ in curves}
         found.append([values for _, values in curves])
@@ -178,7 +194,7 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
                 "final_interval": interval(final_ST, generator),
                 "average": interquartile_mean(area_ST),
                 "average_interval": interval(area_ST, generator),
-                "less_first": _difference(area_ST.mean(1), first.scores_STN.mean((1, 2)), generator),
+                "less_first": None if scores_STN is first.scores_STN else _difference(area_ST, first, generator),
                 "reached": len(steps),
                 "seeds": len(scores_STN),
                 "env_steps_to_threshold": float(np.median(steps)) if steps else None,
@@ -188,11 +204,12 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
     return rows
 
 
-def _difference(area_S: npt.NDArray, first_S: npt.NDArray, generator: np.random.Generator) -> list[float]:
-    """Return the difference of two means over seeds, and its 95 % bootstrap interval."""
-    drawn = [generator.choice(a, (RESAMPLES, len(a))).mean(1) for a in (area_S, first_S)]
+def _difference(area_ST: npt.NDArray, first: Curves, generator: np.random.Generator) -> list[float]:
+    """Return the difference of the averages over training, and its 95 % bootstrap interval over seeds."""
+    areas = area_ST.mean(1), first.scores_STN.mean((1, 2))
+    drawn = [generator.choice(area_S, (RESAMPLES, len(area_S))).mean(1) for area_S in areas]
     low, high = np.percentile(drawn[0] - drawn[1], [2.5, 97.5])
-    return [float(area_S.mean() - first_S.mean()), float(low), float(high)]
+    return [float(areas[0].mean() - areas[1].mean()), float(low), float(high)]
 
 
 def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
@@ -203,7 +220,7 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         cells = [
             f"{row[k]:.2f} [{row[f'{k}_interval'][0]:.2f}, {row[f'{k}_interval'][1]:.2f}]" for k in ("final", "average")
         ]
-        difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"])
+        difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"]) if row["less_first"] else "-"
         steps = row["env_steps_to_threshold"]
         reached = f"{steps:,.0f} ({row['reached']} of {row['seeds']})" if steps else f"- (0 of {row['seeds']})"
         lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached])

@@ -62,6 +62,16 @@ def described(found: Mapping[str, Any]) -> str:
     return ", ".join([*filter(None, hardware), *(f"{k} {v}" for k, v in found.items() if k not in left_out)])
 
 
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+def positive(text: str) -> int:
+    """Return a number from the command line that must be 1 or more."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return number
+
+
 def parser_of(name: str, text: str | None, repeats: int) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks have."""
     parser = argparse.ArgumentParser(
@@ -71,7 +81,10 @@ def parser_of(name: str, text: str | None, repeats: int) -> argparse.ArgumentPar
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     parser.add_argument(
-        "--repeats", type=int, default=repeats, help="rounds, each measuring every variant once (default %(default)s)"
+        "--repeats",
+        type=positive,
+        default=repeats,
+        help="rounds, each measuring every variant once (default %(default)s)",
     )
     return parser
 

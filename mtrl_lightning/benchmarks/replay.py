@@ -30,6 +30,7 @@ from mtrl_lightning.benchmarks.measuring import (
     finish,
     machine,
     parser_of,
+    positive,
     report,
     require,
     results,
@@ -51,16 +52,19 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = parser_of("replay", __doc__, repeats=7)
     add = parser.add_argument
-    add("--tasks", nargs="+", type=int, default=[10, 50], help="each a table (default %(default)s)")
-    add("--rows", type=int, default=128, help="of a batch for each task (default %(default)s)")
-    add("--capacity", type=int, default=200_000, help="transitions that are held (default %(default)s)")
+    add("--tasks", nargs="+", type=positive, default=[10, 50], help="each a table (default %(default)s)")
+    add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
+    add("--capacity", type=positive, default=200_000, help="transitions that are held (default %(default)s)")
     add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
     add(
-        "--calls", type=int, default=50, help="of drawing in a round; ten times as many of adding (default %(default)s)"
+        "--calls",
+        type=positive,
+        default=50,
+        help="of drawing in a round; ten times as many of adding (default %(default)s)",
     )
-    add("--updates", type=int, default=3, help="in a round (default %(default)s)")
-    add("--width", type=int, default=400, help="of the updated networks' hidden layers (default %(default)s)")
-    add("--depth", type=int, default=3, help="number of their hidden layers (default %(default)s)")
+    add("--updates", type=positive, default=3, help="in a round (default %(default)s)")
+    add("--width", type=positive, default=400, help="of the updated networks' hidden layers (default %(default)s)")
+    add("--depth", type=positive, default=3, help="number of their hidden layers (default %(default)s)")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
     options = parser.parse_args(args)

@@ -28,6 +28,7 @@ from mtrl_lightning.benchmarks.measuring import (
     finish,
     machine,
     parser_of,
+    positive,
     report,
     results,
     say,
@@ -45,13 +46,15 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("stepping", __doc__, repeats=5)
     add = parser.add_argument
     workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
-    add("--tasks", nargs="+", type=int, default=[1, 10, 25, 50], help="1 to 50, each a table (default %(default)s)")
+    add(
+        "--tasks", nargs="+", type=positive, default=[1, 10, 25, 50], help="1 to 50, each a table (default %(default)s)"
+    )
     add("--workers", nargs="+", type=int, default=workers, help="of ours, each a variant (default %(default)s)")
     add(
         "--variants", nargs="+", choices=KINDS, default=list(KINDS),
         help="slow is ours with MetaWorld's own code, with the last number of workers (default all)",
     )  # fmt: skip
-    add("--env_steps", type=int, default=2_000, help="of a window, over all environments (default %(default)s)")
+    add("--env_steps", type=positive, default=2_000, help="of a window, over all environments (default %(default)s)")
     add("--settle", type=int, default=20, help="vector steps before the first window (default %(default)s)")
     options = parser.parse_args(args)
     if not all(1 <= number <= max(NAMED) for number in options.tasks):

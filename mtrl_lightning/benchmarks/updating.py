@@ -24,13 +24,16 @@ from typing import Any
 
 import torch
 
+from mtrl_lightning.algorithms.compiling import check_compile
 from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
 from mtrl_lightning.benchmarks.measuring import (
+    PRECISIONS,
     alternate,
     end_on_sigterm,
     finish,
     machine,
     parser_of,
+    positive,
     report,
     require,
     results,
@@ -53,23 +56,28 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     kinds = ["direct", "trainer", "plain", "sb3"]
     add("--variants", nargs="+", choices=kinds, default=kinds, help="of the first table (default all)")
-    add("--precisions", nargs="+", default=["32-true", "bf16-mixed"], help="(default %(default)s)")
+    add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="(default %(default)s)")
     add(
         "--compile", nargs="+", choices=["none", "default", "cudagraphs"], default=["none"],
         help="values of SAC's option, each a variant (default %(default)s)",
     )  # fmt: skip
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
-    add("--num_tasks", type=int, default=10, help="of the first table (default %(default)s)")
-    add("--width", type=int, default=400, help="of the hidden layers, in the first table (default %(default)s)")
-    add("--depth", type=int, default=3, help="number of hidden layers (default %(default)s)")
-    add("--rows", type=int, default=128, help="of a batch for each task (default %(default)s)")
-    add("--updates", type=int, default=20, help="of a window; fewer where one is longer (default %(default)s)")
+    add("--num_tasks", type=positive, default=10, help="of the first table (default %(default)s)")
+    add("--width", type=positive, default=400, help="of the hidden layers, in the first table (default %(default)s)")
+    add("--depth", type=positive, default=3, help="number of hidden layers (default %(default)s)")
+    add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
+    add("--updates", type=positive, default=20, help="of a window; fewer where one is longer (default %(default)s)")
     add("--settle", type=int, default=5, help="updates before the first window (default %(default)s)")
     add("--grow", nargs="*", choices=list(GROWING), default=list(GROWING), help="further tables (default all)")
     for name, values in GROWING.items():
         add(f"--grow_{name}", nargs="+", type=int, default=values, help="(default %(default)s)")
     options = parser.parse_args(args)
+    try:
+        for how in options.compile:
+            check_compile(how, torch.device(options.device))
+    except ConfigurationError as error:
+        parser.error(str(error))
     if "sb3" in options.variants:
         try:
             require("stable_baselines3", "leave it out with --variants direct trainer plain")
