@@ -79,7 +79,7 @@ def test_updating_runs_all_variants(capsys):
     check_machine(found["machine"])
     first, wider = found["tables"]
     assert [row["variant"] for row in first["results"]] == [
-        f"{k} 32-true" for k in ("direct", "trainer", "plain", "sb3")
+        f"{k} 32-true" for k in ("direct", "trainer", "plain", "sb3", "products")
     ]
     assert [row["variant"] for row in wider["results"]] == ["direct 32-true", "plain 32-true"]
     for table in found["tables"]:

@@ -154,6 +154,27 @@ def run_sb3(work: Work) -> None:
     _run(work, lambda: model.train(gradient_steps=1, batch_size=work.batch_size))
 
 
+def run_products(work: Work) -> None:
+    """Multiply what the hidden layers of an update have to multiply, and nothing else.
+
+    Forward: the policy now and next, two critics, their targets, and the critics that the policy asks. Backward to the
+    inputs: the critics, the policy, and the smaller of the critics that it asked. Backward to the weights: the critics
+    and the policy.
+    """
+    dtype = torch.bfloat16 if work.precision == "bf16-mixed" else torch.float32
+    x_BH = torch.randn(work.batch_size, work.width, device=work.device).to(dtype)
+    weight_HH = torch.randn(work.width, work.width, device=work.device).to(dtype)
+
+    def update() -> None:
+        for _ in range(work.depth - 1):
+            for _ in range(8 + 4):
+                torch.mm(x_BH, weight_HH)
+            for _ in range(3):
+                torch.mm(x_BH.t(), x_BH)
+
+    _run(work, update)
+
+
 def run_trainer(work: Work) -> None:
     """Let Lightning's trainer make the updates, without any of our callbacks."""
     trainer = Trainer(
@@ -189,7 +210,7 @@ class _Spaces(gym.Env):
         self.action_space = Box(-1.0, 1.0, (ACTION,), np.float32)
 
 
-RUN = {"direct": run_direct, "trainer": run_trainer, "plain": run_plain, "sb3": run_sb3}
+RUN = {"direct": run_direct, "trainer": run_trainer, "plain": run_plain, "sb3": run_sb3, "products": run_products}
 
 
 def options_of(work: Work, kind: str) -> dict[str, Any]:
@@ -204,7 +225,7 @@ def main() -> None:
     work = Work(**options)
     if work.threads is not None:
         torch.set_num_threads(work.threads)
-    if run in (run_direct, run_trainer):
+    if run in (run_direct, run_trainer, run_products):
         keep_freed_memory()  # as a run of ours does
     run(work)
 

@@ -3,10 +3,11 @@
 ``python -m mtrl_lightning.benchmarks.updating`` measures one update of multi-task multi-head SAC (critics, actor,
 temperatures, targets) on batches that are there already, with the numbers of ``configs/experiment/mt10_mtmhsac.yaml``:
 
-  direct   ``SAC.training_step`` called in a loop
-  trainer  the same, called by Lightning's trainer without our callbacks: the difference is what the framework costs
-  plain    a plain PyTorch loop of the same algorithm (CleanRL's way), which gives the same losses
-  sb3      Stable-Baselines3's SAC of the same sizes, which is told the task by its one-hot and draws its batch itself
+  direct    ``SAC.training_step`` called in a loop
+  trainer   the same, called by Lightning's trainer without our callbacks: the difference is the framework's cost
+  plain     a plain PyTorch loop of the same algorithm (CleanRL's way), which gives the same losses
+  sb3       Stable-Baselines3's SAC of the same sizes, which is told the task by its one-hot and draws its batch itself
+  products  only the hidden layers' matrix products, which no implementation of these formulas can do without
 
 It then tells how the cost grows with tasks, width and batch. Each variant is a process of its own; the variants of a
 table take turns.
@@ -54,7 +55,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = parser_of("updating", __doc__, repeats=5)
     add = parser.add_argument
-    kinds = ["direct", "trainer", "plain", "sb3"]
+    kinds = ["direct", "trainer", "plain", "sb3", "products"]
     add("--variants", nargs="+", choices=kinds, default=kinds, help="of the first table (default all)")
     add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="(default %(default)s)")
     add(
