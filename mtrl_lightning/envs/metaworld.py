@@ -36,7 +36,8 @@ class MetaWorld(Benchmark):
         num_goals: goals a task, 1 to 50.
         goal_seed: decides which goals; the same for training and evaluation.
         fast: build and step with cheaper code of ours, which gives MetaWorld's own observations, rewards and goals to
-            the last bit; MetaWorld's code is used, with a warning, where its version was not compared with ours.
+            the last bit; MetaWorld's code is used, with a warning, where its version was not compared with ours. A
+            fast environment cannot be pickled.
 
     Raises:
         ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number is out of range.
@@ -150,7 +151,7 @@ def _named_set(suite: Any, name: str) -> list[str]:
 
 
 @cache
-def _goals(name: str, seed: int, fast: bool = False) -> list[Any]:
+def _goals(name: str, seed: int, fast: bool) -> list[Any]:
     """Return MetaWorld's own 50 goals of a task; it draws them in a hundred resets, hence the cache."""
     if fast:
         return drawn_goals(name, seed)

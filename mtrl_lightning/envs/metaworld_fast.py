@@ -25,7 +25,7 @@ Upstream: Any = object
 CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
 PLACES = "_metaworld_places"
-"""The attribute beside MetaWorld's own, which is no part of an environment's state."""
+"""The attribute beside MetaWorld's own."""
 EVALUATING = ("evaluate_state", "compute_reward", "_get_pos_objects", "_get_quat_objects", "_gripper_caging_reward",
               "_reward_quat", "_reward_pos", "_reward_grab_effort", "_stick_is_inserted")  # fmt: skip
 """Methods of a task that look at the simulation and leave it as it is."""
@@ -84,6 +84,8 @@ class _Places:
 
 class _FastSawyer(Upstream):
     """What all tasks share, before MetaWorld's class of a task."""
+
+    static_names = (PLACES,)
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
         model = SPARE_MODELS.pop(self.fullpath, None)

@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.metaworld_fast import SPARE_MODELS
+from mtrl_lightning.envs.metaworld_fast import SPARE_MODELS, Upstream
 from mtrl_lightning.envs.simulator import ModelEdits
 from mtrl_lightning.errors import import_optional
-
-Upstream: Any = object
-"""MetaWorld's class of a task, which comes after ours where a class is made of both."""
 
 
 class _Drawing(Upstream):

@@ -15,14 +15,13 @@ from gymnasium.envs.registration import EnvSpec as RegisteredSpec
 from gymnasium.spaces import Box
 from numpy.random.bit_generator import SeedSequence
 
-from mtrl_lightning.envs.metaworld_fast import PLACES
 from mtrl_lightning.envs.simulator import address_of, arrays_of, from_text, to_text
 from mtrl_lightning.errors import ConfigurationError
 
 PLAIN = (type(None), bool, int, float, str)
 CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
-STATIC_NAMES = {"fullpath", "_ezpickle_args", "_ezpickle_kwargs", "mujoco_renderer", "_cached_spec", PLACES}
-"""Attributes kept as ``make_env`` built them: paths of this machine, windows, places in a simulation's memory."""
+STATIC_NAMES = {"fullpath", "_ezpickle_args", "_ezpickle_kwargs", "mujoco_renderer", "_cached_spec"}
+"""Attributes kept as ``make_env`` built them: paths of this machine, windows; a class adds ``static_names``."""
 DICTS = {"dict": dict, "OrderedDict": OrderedDict}
 SETS = {"set": set, "frozenset": frozenset}
 BIT_GENERATORS = {
@@ -265,7 +264,8 @@ class Decoder:
 
 
 def _is_static(owner: Any, name: str) -> bool:
-    return name in STATIC_NAMES or (name == "env" and isinstance(owner, gym.Wrapper))
+    own = getattr(type(owner), "static_names", ())
+    return name in STATIC_NAMES or name in own or (name == "env" and isinstance(owner, gym.Wrapper))
 
 
 def _identity(value: Any) -> str:
