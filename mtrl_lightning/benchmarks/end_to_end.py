@@ -31,11 +31,12 @@ from mtrl_lightning.benchmarks.measuring import (
     PRECISIONS,
     alternate,
     end_on_sigterm,
-    finish,
-    machine,
+    heading,
     parser_of,
     positive,
+    program,
     quickest,
+    refusing,
     report,
     require,
     results,
@@ -45,7 +46,6 @@ from mtrl_lightning.benchmarks.measuring import (
 from mtrl_lightning.benchmarks.trial import COMMAND
 from mtrl_lightning.benchmarks.upstream import names_of
 from mtrl_lightning.envs.vector import default_num_workers
-from mtrl_lightning.errors import ConfigurationError
 
 CONFIG = Path("configs/experiment/mt10_mtmhsac.yaml")
 NETWORKS = ("actor", "critic")
@@ -80,12 +80,10 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--also takes OPTION=VALUE, such as rollout.num_workers=0")
     if not options.config.is_file():
         parser.error(f"{options.config} is not there: start in the repository's folder, or give --config")
-    try:
+    with refusing(parser):
         if "sb3" in options.contestants:
             require("stable_baselines3", "leave it out with --contestants ours plain")
         options.names = names_of(options.tasks)
-    except ConfigurationError as error:
-        parser.error(str(error))
     return options
 
 
@@ -167,11 +165,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         row["time_fractions"] = entrant.fractions()
         row["command"] = entrant.command
     return {
-        "benchmark": "end_to_end",
-        "machine": machine(),
+        **heading("end_to_end", options),
         "threads": {"torch": torch.get_num_threads(), "peers": options.peer_threads or torch.get_num_threads()},
         "default_workers": default_num_workers(len(options.names)),
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "json"},
         "unit": "ms a vector step",
         "results": rows,
     }
@@ -198,14 +194,8 @@ def text_of(content: dict[str, Any]) -> str:
     return report(title, rows, "ms a vector step", ("env steps/s", "MiB", "where the time goes"))
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    options = parse(args)
-    content = measure(options)
-    finish(content, text_of(content), options.json)
-    return 0
-
+main = program(parse, measure, text_of)
 
 if __name__ == "__main__":
     end_on_sigterm()
-    sys.exit(main())
+    sys.exit(main(None))

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.benchmarks.measuring import end_on_sigterm, finish, machine, positive, say
+from mtrl_lightning.benchmarks.measuring import end_on_sigterm, finish, machine, parser_of, positive, say
 from mtrl_lightning.benchmarks.trial import COMMAND
 from mtrl_lightning.callbacks.curves import read_metrics
 from mtrl_lightning.envs.vector import usable_cores
@@ -70,17 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     """Return the options, and the variants: each ``--variant NAME`` takes the options of ``fit`` that follow it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mtrl_lightning.benchmarks.learning", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("learning", __doc__)
     parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"), help="(default %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"), help="of the runs (default %(default)s)")
     parser.add_argument("--seeds", type=positive, default=5, help="runs of each variant (default %(default)s)")
     parser.add_argument("--jobs", type=positive, default=1, help="runs at the same time (default %(default)s)")
     parser.add_argument("--metric", default="eval/success", help="of every task (default %(default)s)")
     parser.add_argument("--threshold", type=float, default=0.8, help="of the mean over tasks (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     parser.add_argument("--variant", metavar="NAME [OPTION ...]", help="and options of fit; give several, last")
     first = list(arguments).index("--variant") if "--variant" in arguments else len(arguments)
     given = parser.parse_args(arguments[:first])

@@ -12,7 +12,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +72,27 @@ def positive(text: str) -> int:
     return number
 
 
-def parser_of(name: str, text: str | None, repeats: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks have."""
+def parser_of(name: str, text: str | None, repeats: int | None = None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks have; ``--repeats`` only with a default for it."""
     parser = argparse.ArgumentParser(
         prog=f"python -m mtrl_lightning.benchmarks.{name}",
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
-    parser.add_argument(
-        "--repeats",
-        type=positive,
-        default=repeats,
-        help="rounds, each measuring every variant once (default %(default)s)",
-    )
+    if repeats is not None:
+        text = "rounds, each measuring every variant once (default %(default)s)"
+        parser.add_argument("--repeats", type=positive, default=repeats, help=text)
     return parser
+
+
+@contextlib.contextmanager
+def refusing(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """End the program as a wrong option does where a ``ConfigurationError`` is raised."""
+    try:
+        yield
+    except ConfigurationError as error:
+        parser.error(str(error))
 
 
 def require(module: str, instead: str) -> None:
@@ -214,6 +220,34 @@ def say(text: str) -> None:
 def end_on_sigterm() -> None:
     """Let a signal end the program as an error does, so that no process is left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+def heading(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the JSON of every benchmark begins with."""
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "json"}
+    return {"benchmark": name, "machine": machine(), "settings": settings}
+
+
+def program(
+    parse: Callable[[Sequence[str] | None], argparse.Namespace],
+    measure: Callable[[argparse.Namespace], Mapping[str, Any]],
+    text_of: Callable[[Any], str],
+) -> Callable[[Sequence[str] | None], int]:
+    """Return a benchmark's ``main``, which measures, prints, and returns the exit code.
+
+    Args:
+        parse: returns the options.
+        measure: returns the JSON's content.
+        text_of: returns the content as tables.
+    """
+
+    def main(args: Sequence[str] | None = None) -> int:
+        options = parse(args)
+        content = measure(options)
+        finish(content, text_of(content), options.json)
+        return 0
+
+    return main
 
 
 def finish(content: Mapping[str, Any], text: str, as_json: bool) -> None:

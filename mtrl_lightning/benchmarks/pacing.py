@@ -34,7 +34,7 @@ class Pacer:
     def tick(self) -> bool:
         """Note that a step is about to begin; wait where a window is over. Return False when none follows."""
         if self._left == 0:
-            _synchronize()
+            synchronize()
             self._out.write(json.dumps(self._measured()) + "\n")
             if not sys.stdin.readline():
                 return False
@@ -50,6 +50,7 @@ class Pacer:
         return {"seconds": seconds, "fractions": {name: spent / seconds for name, spent in self._drain().items()}}
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
+    """Wait for what a GPU was asked for."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

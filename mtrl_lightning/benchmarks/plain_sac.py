@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrl_lightning.types import TransitionBatch
+
 
 class Sizes(NamedTuple):
     """Sizes of the networks and of the batch."""
@@ -30,17 +32,6 @@ class Sizes(NamedTuple):
     batch_size: int
     width: int = 400
     depth: int = 3
-
-
-class Batch(NamedTuple):
-    """Transitions to learn from."""
-
-    observation_BD: Tensor
-    action_BA: Tensor
-    reward_B: Tensor
-    next_observation_BD: Tensor
-    terminated_B: Tensor
-    task_B: Tensor
 
 
 class MultiHeadMLP(nn.Module):
@@ -111,12 +102,12 @@ class PlainSAC:
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._bf16):
             return self.sample_action(x_ED, task_E)[0].cpu().numpy()
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, batch: TransitionBatch) -> dict[str, Tensor]:
         """Make one update of critics, actor, temperatures and targets; return the losses."""
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._bf16):
             return {**self._update_critic(batch), **self._update_actor(batch)}
 
-    def _update_critic(self, batch: Batch) -> dict[str, Tensor]:
+    def _update_critic(self, batch: TransitionBatch) -> dict[str, Tensor]:
         task_B = batch.task_B
         with torch.no_grad():
             alpha_B = self.log_alpha_T.exp()[task_B]
@@ -136,7 +127,7 @@ class PlainSAC:
         self.q_optimizer.step()
         return {"critic_loss": loss.detach(), "critic_grad_norm": norm}
 
-    def _update_actor(self, batch: Batch) -> dict[str, Tensor]:
+    def _update_actor(self, batch: TransitionBatch) -> dict[str, Tensor]:
         task_B = batch.task_B
         action_BA, log_prob_B = self.sample_action(batch.observation_BD, task_B)
         x = torch.cat([batch.observation_BD, action_BA], 1)
@@ -187,10 +178,10 @@ class PlainReplay:
             ring[row] = field
         self._added += 1
 
-    def sample(self, batch_size: int, device: str = "cpu") -> Batch:
+    def sample(self, batch_size: int, device: str = "cpu") -> TransitionBatch:
         """Draw the same number of transitions from every environment."""
         n = batch_size // self._num_envs
         row = self._generator.integers(0, min(self._added, self._rows), n * self._num_envs)
         env = np.repeat(np.arange(self._num_envs), n)
         rings = (self._observation, self._action, self._reward, self._next_observation, self._terminated)
-        return Batch(*(torch.as_tensor(a, device=device) for a in (*(ring[row, env] for ring in rings), env)))
+        return TransitionBatch(*(torch.as_tensor(a, device=device) for a in (*(ring[row, env] for ring in rings), env)))

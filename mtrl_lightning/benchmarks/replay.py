@@ -27,10 +27,11 @@ import torch
 from mtrl_lightning.benchmarks.measuring import (
     alternate,
     end_on_sigterm,
-    finish,
-    machine,
+    heading,
     parser_of,
     positive,
+    program,
+    refusing,
     report,
     require,
     results,
@@ -38,9 +39,9 @@ from mtrl_lightning.benchmarks.measuring import (
     shown,
     spread,
 )
+from mtrl_lightning.benchmarks.pacing import synchronize
 from mtrl_lightning.benchmarks.replays import NaiveReplay, make_replays
 from mtrl_lightning.benchmarks.updaters import Work, direct_update, make_batches, make_sac
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import keep_freed_memory
 
 KINDS = ("ours", "sb3", "rings", "naive")
@@ -68,11 +69,9 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
     options = parser.parse_args(args)
-    if "sb3" in options.variants:
-        try:
+    with refusing(parser):
+        if "sb3" in options.variants:
             require("stable_baselines3", "leave it out with --variants ours rings naive")
-        except ConfigurationError as error:
-            parser.error(str(error))
     return options
 
 
@@ -80,19 +79,14 @@ def timed(call: Callable[[], Any], calls: int) -> Callable[[], float]:
     """Return what measures the seconds of one of several calls."""
 
     def measure() -> float:
-        _synchronize()
+        synchronize()
         begun = time.perf_counter()
         for _ in range(calls):
             call()
-        _synchronize()
+        synchronize()
         return (time.perf_counter() - begun) / calls
 
     return measure
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -148,10 +142,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     np.random.seed(0)  # Stable-Baselines3 draws from the global generator
     tables = [measured(number, options) for number in options.tasks]
     return {
-        "benchmark": "replay",
-        "machine": machine(),
+        **heading("replay", options),
         "threads": torch.get_num_threads(),
-        "settings": {name: value for name, value in vars(options).items() if name != "json"},
         "wanted_share_of_update": SHARE,
         "tables": tables,
     }
@@ -182,14 +174,8 @@ def _shares(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return list(found["share_of_update"].items())
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    options = parse(args)
-    content = measure(options)
-    finish(content, text_of(content), options.json)
-    return 0
-
+main = program(parse, measure, text_of)
 
 if __name__ == "__main__":
     end_on_sigterm()
-    sys.exit(main())
+    sys.exit(main(None))

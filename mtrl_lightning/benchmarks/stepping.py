@@ -25,10 +25,10 @@ from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
 from mtrl_lightning.benchmarks.measuring import (
     alternate,
     end_on_sigterm,
-    finish,
-    machine,
+    heading,
     parser_of,
     positive,
+    program,
     report,
     results,
     say,
@@ -69,9 +69,8 @@ def tasks_of(number: int) -> list[str]:
     return list(names_of([NAMED[min(size for size in NAMED if size >= number)]])[:number])
 
 
-def entrants(number: int, options: argparse.Namespace, folder: Path) -> list[Entrant]:
+def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path) -> list[Entrant]:
     """Return the variants of one table, not started yet."""
-    steps = max(5, options.env_steps // number)
     walks: dict[str, Walk] = {}
 
     def add(name: str, kind: Any, workers: int = 0, fast: bool = True) -> None:
@@ -91,7 +90,8 @@ def entrants(number: int, options: argparse.Namespace, folder: Path) -> list[Ent
 def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Let the variants take turns; return one table's content."""
     say(f"{number} tasks")
-    taking_part, steps = entrants(number, options, folder), max(5, options.env_steps // number)
+    steps = max(5, options.env_steps // number)
+    taking_part = entrants(number, steps, options, folder)
     with started(taking_part):
         seconds = alternate({entrant.name: entrant.window for entrant in taking_part}, options.repeats)
     a_step = {name: [value / steps for value in values] for name, values in seconds.items()}
@@ -107,9 +107,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stepping-") as folder:
         tables = [compare(number, options, Path(folder)) for number in options.tasks]
     return {
-        "benchmark": "stepping",
-        "machine": machine(),
-        "settings": {name: value for name, value in vars(options).items() if name != "json"},
+        **heading("stepping", options),
         "tables": tables,
     }
 
@@ -135,14 +133,8 @@ def text_of(content: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    options = parse(args)
-    content = measure(options)
-    finish(content, text_of(content), options.json)
-    return 0
-
+main = program(parse, measure, text_of)
 
 if __name__ == "__main__":
     end_on_sigterm()
-    sys.exit(main())
+    sys.exit(main(None))

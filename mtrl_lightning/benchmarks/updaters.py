@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.benchmarks.pace_callback import PaceCallback
 from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.plain_sac import Batch, PlainSAC, Sizes
+from mtrl_lightning.benchmarks.plain_sac import PlainSAC, Sizes
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.networks import MultiHead
@@ -105,11 +105,11 @@ def make_batches(work: Work) -> list[TransitionBatch]:
     return [TransitionBatch(*(field.to(work.device) for field in batch)) for batch in batches]
 
 
-def with_one_hot(batch: TransitionBatch, num_tasks: int) -> Batch:
+def with_one_hot(batch: TransitionBatch, num_tasks: int) -> TransitionBatch:
     """Return the batch as the plain loop takes it."""
     code_BT = torch.nn.functional.one_hot(batch.task_B, num_tasks).float()
     observation_BD, next_BD = (torch.cat([x, code_BT], 1) for x in (batch.observation_BD, batch.next_observation_BD))
-    return Batch(observation_BD, batch.action_BA, batch.reward_B, next_BD, batch.terminated_B, batch.task_B)
+    return batch._replace(observation_BD=observation_BD, next_observation_BD=next_BD)
 
 
 def direct_update(work: Work, sac: SAC) -> Callable[[TransitionBatch], None]:

@@ -31,10 +31,11 @@ from mtrl_lightning.benchmarks.measuring import (
     PRECISIONS,
     alternate,
     end_on_sigterm,
-    finish,
-    machine,
+    heading,
     parser_of,
     positive,
+    program,
+    refusing,
     report,
     require,
     results,
@@ -43,7 +44,6 @@ from mtrl_lightning.benchmarks.measuring import (
     spread,
 )
 from mtrl_lightning.benchmarks.updaters import OBSERVATION, Work, options_of
-from mtrl_lightning.errors import ConfigurationError
 
 GROWING = {"tasks": [1, 10, 25, 50], "width": [400, 1024, 2048], "batch": [320, 1280, 5120]}
 """What the cost is shown against, unless other values are given."""
@@ -74,16 +74,11 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     for name, values in GROWING.items():
         add(f"--grow_{name}", nargs="+", type=int, default=values, help="(default %(default)s)")
     options = parser.parse_args(args)
-    try:
+    with refusing(parser):
         for how in options.compile:
             check_compile(how, torch.device(options.device))
-    except ConfigurationError as error:
-        parser.error(str(error))
-    if "sb3" in options.variants:
-        try:
-            require("stable_baselines3", "leave it out with --variants direct trainer plain")
-        except ConfigurationError as error:
-            parser.error(str(error))
+        if "sb3" in options.variants:
+            require("stable_baselines3", "leave it out with --variants direct trainer plain products")
     return options
 
 
@@ -161,10 +156,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 work = grown(base, growing, value)
                 tables.append(compare(f"{growing} {value}", work, GROWN, options, folder))
     return {
-        "benchmark": "updating",
-        "machine": machine(),
+        **heading("updating", options),
         "threads": options.threads or torch.get_num_threads(),
-        "settings": {name: value for name, value in vars(options).items() if name != "json"},
         "tables": tables,
     }
 
@@ -188,14 +181,8 @@ def text_of(content: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Measure and print."""
-    options = parse(args)
-    content = measure(options)
-    finish(content, text_of(content), options.json)
-    return 0
-
+main = program(parse, measure, text_of)
 
 if __name__ == "__main__":
     end_on_sigterm()
-    sys.exit(main())
+    sys.exit(main(None))

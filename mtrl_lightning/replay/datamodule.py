@@ -81,17 +81,18 @@ class MultiTaskData(LightningDataModule):
         if stage == TrainerFn.FITTING and self.buffer is None:
             rows = self.capacity // len(self.spec.train_tasks) * len(self.spec.train_tasks)
             folder = Path(self.trainer.default_root_dir) if self._memory_map and self.trainer else None
-            needed, device = bytes_needed(self.spec, rows), self._device_for(rows)
+            needed = bytes_needed(self.spec, rows)
+            device = self._device_for(needed)
             where = f"disk in {folder}" if folder else f"memory of {device} when full"
             rank_zero_info(f"Replay of {rows:,} transitions: {needed / 2**20:,.0f} MiB of {where}")
             self.buffer = ReplayBuffer(self.spec, self.capacity, self._seed, folder, device)
 
-    def _device_for(self, rows: int) -> torch.device:
-        """Return where the replay is kept: on the device that trains, or in the computer's memory."""
+    def _device_for(self, needed: int) -> torch.device:
+        """Return where a replay of so many bytes is kept: on the device that trains, or in the computer's memory."""
         device = self.trainer.strategy.root_device if self.trainer else CPU
         if device.type != "cuda" or self._memory_map or not self._on_device:
             return CPU
-        return device if bytes_needed(self.spec, rows) <= free_memory(device) / 2 else CPU
+        return device if needed <= free_memory(device) / 2 else CPU
 
     def train_dataloader(self) -> DataLoader:
         """Return the endless stream of batches."""
