@@ -29,6 +29,7 @@ from mtrl_lightning.callbacks import (
     MetricsCallback,
     MetricsCSV,
     ReplayCallback,
+    ResetCallback,
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
@@ -96,6 +97,7 @@ class MultiTaskCLI(LightningCLI):
             (MetricsCallback, "metrics"),
             (ReplayCallback, "replay"),
             (CheckpointCallback, "checkpoint"),
+            (ResetCallback, "resets"),  # last: what is evaluated and saved at that step are the networks before
         ):
             parser.add_lightning_class_args(callback, section)
         parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")

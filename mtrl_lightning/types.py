@@ -5,12 +5,15 @@ Shapes: ``T`` tasks, ``E`` environments, ``B`` batch (``B = T * n``, task-major)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
+
+from mtrl_lightning.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +73,8 @@ class Transitions(NamedTuple):
     terminated_E: npt.NDArray
     truncated_E: npt.NDArray
     task_E: npt.NDArray
+    env_E: npt.NDArray
+    """The environment's place in the vector."""
 
 
 class TransitionBatch(NamedTuple):
@@ -101,3 +106,22 @@ class Policy(Protocol):
     def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
         """Choose actions ``[E, A]`` between -1 and 1."""
         ...
+
+
+def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names if all are known and none appears twice.
+
+    Raises:
+        ConfigurationError: naming the nearest known tasks, or the duplicates.
+    """
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+            raise ConfigurationError(f"unknown task {name!r}: {hint}")
+    duplicates = sorted({name for name in names if list(names).count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
+    if not names:
+        raise ConfigurationError("no task is named: give at least one")
+    return tuple(names)

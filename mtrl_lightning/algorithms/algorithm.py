@@ -14,7 +14,7 @@ from torch import Tensor
 from mtrl_lightning.algorithms.state import Generators, MeanMetrics, global_generators, restore_global_generators
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import EnvSpec, Mode
+from mtrl_lightning.types import EnvSpec, Mode, Transitions
 
 FORMAT = 2
 """Version of what a checkpoint holds."""
@@ -47,6 +47,20 @@ class Algorithm(LightningModule):
         Raises:
             ConfigurationError: if it cannot.
         """
+
+    def observe(self, transitions: Transitions) -> None:
+        """Hear of the transitions of one vector step, as they happen."""
+
+    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
+        """Hear of each trained task's mean reward in the replay, before the first update and at each reset."""
+
+    def reset_networks(self) -> None:
+        """Begin anew with other weights; what was seen stays.
+
+        Raises:
+            ConfigurationError: if the algorithm cannot.
+        """
+        raise ConfigurationError(f"{type(self).__name__} cannot begin anew: set resets.every to null")
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics, averaged since the last call."""
@@ -85,8 +99,8 @@ class Algorithm(LightningModule):
         self.mean_metrics.load_state_dict(state["metrics"])
 
     def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
-        own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-        given = {name: tuple(value.shape) for name, value in weights.items()}
+        own = {name: _shape(value) for name, value in self.state_dict().items()}
+        given = {name: _shape(value) for name, value in weights.items()}
         wrong = [name for name in [*own, *(n for n in given if n not in own)] if own.get(name) != given.get(name)]
         if wrong:
             name = wrong[0]
@@ -94,6 +108,10 @@ class Algorithm(LightningModule):
                 f"the checkpoint is of another network: {name} has shape {given.get(name, 'none')} there and"
                 f" {own.get(name, 'none')} here ({len(wrong)} such weights); use the config.yaml in its run's folder"
             )
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()  # a module's extra state
 
 
 def check_format(checkpoint: dict[str, Any]) -> None:

@@ -30,14 +30,24 @@ def compiled(function: F, how: Compile) -> F:
     return torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)  # type: ignore[return-value]
 
 
-def check_compile(how: str, device: torch.device) -> None:
+def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> None:
     """Check that the machine can compile for the device.
+
+    Args:
+        how: the option.
+        device: that trains.
+        is_one_pass: whether the losses are differentiated once.
 
     Raises:
         ConfigurationError: naming what to change.
     """
     if how == "cudagraphs" and device.type != "cuda":
         raise ConfigurationError("compile cudagraphs needs a CUDA device: set compile to none or default")
+    if how == "cudagraphs" and not is_one_pass:
+        raise ConfigurationError(
+            "compile cudagraphs cannot differentiate task by task, as the gradient method does: set compile to none or"
+            " default"
+        )
     if how == "default" and device.type == "cpu":
         compilers = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
         if not any(name and shutil.which(name) for name in compilers):

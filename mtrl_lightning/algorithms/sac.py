@@ -7,8 +7,7 @@ Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``D`` observation
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,23 @@ import torch
 from gymnasium.spaces import Box
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Adam, Optimizer
 
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.checks import check_ranges
 from mtrl_lightning.algorithms.compiling import Compile, check_compile, compiled
-from mtrl_lightning.algorithms.targets import frozen_copy, polyak_update
+from mtrl_lightning.algorithms.descent import Descent, without_gradients
+from mtrl_lightning.algorithms.reward_scale import RewardScale
+from mtrl_lightning.algorithms.targets import assign_parameters, frozen_copy, polyak_update
 from mtrl_lightning.algorithms.temperature import Temperature
+from mtrl_lightning.algorithms.values import Scalar, Value
+from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.auxiliaries import Auxiliary
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.memory import to_device
-from mtrl_lightning.networks import MLP, Encoder, Ensemble, Identity, Network, SquashedGaussian
-from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch
+from mtrl_lightning.memory import CPU, to_device
+from mtrl_lightning.networks import MLP, Encoder, Ensemble, Identity, Network, SquashedGaussian, set_task_names
+from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch, Transitions
 
 
 class SAC(Algorithm):
@@ -43,6 +45,9 @@ class SAC(Algorithm):
         encoder: maps observations to what actor and critics see; trained by the critic's loss.
         actor_gradient: how the tasks' actor losses become one gradient.
         critic_gradient: how the tasks' critic losses become one gradient.
+        value: what a critic's outputs mean, and how it learns.
+        task_weighting: how much each task's losses of actor and critic count.
+        reward_scale: brings the tasks' rewards to one scale when they are sampled.
         temperature: weight of the entropy.
         auxiliaries: further losses that train the encoder.
         num_critics: Q functions of which the smallest counts, ``Q``.
@@ -66,6 +71,8 @@ class SAC(Algorithm):
         ConfigurationError: if a number is out of its range.
     """
 
+    _task_T: Tensor
+
     def __init__(
         self,
         spec: EnvSpec,
@@ -75,6 +82,9 @@ class SAC(Algorithm):
         encoder: Callable[[Box, int], Encoder] = Identity,
         actor_gradient: Callable[[int], GradientMethod] = Mean,
         critic_gradient: Callable[[int], GradientMethod] = Mean,
+        value: Callable[[], Value] = Scalar,
+        task_weighting: Callable[[EnvSpec], TaskWeighting] = EqualWeights,
+        reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
         temperature: Callable[[int], Temperature] = Temperature,
         auxiliaries: list[Callable[[EnvSpec, int], Auxiliary]] | None = None,
         num_critics: int = 2,
@@ -96,54 +106,81 @@ class SAC(Algorithm):
         super().__init__(spec, seed)
         warnings.filterwarnings("ignore", ".*removed from hparams")  # factories given in Python are not saved
         self.save_hyperparameters(ignore=["spec"])
-        _check_ranges(num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max)
-        _check_norms(actor_max_grad_norm, critic_max_grad_norm)
+        check_ranges(num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max)
         self.discount, self.tau = discount, tau
         self.action_dim = spec.action_space.shape[0]
         self.target_entropy = -float(self.action_dim) if target_entropy is None else target_entropy
-        self._log_std = (log_std_min, log_std_max)
-        self.actor_every, self.target_every = actor_every, target_every
-        self._actor_max_norm, self._critic_max_norm = actor_max_grad_norm, critic_max_grad_norm
+        self._log_std, self.actor_every, self.target_every = (log_std_min, log_std_max), actor_every, target_every
         self._optimizers = (critic_optimizer, actor_optimizer, temperature_optimizer)
         self._num_trained = len(spec.train_tasks)
+        self.register_buffer("_task_T", torch.tensor(spec.train_tasks), persistent=False)
 
-        T, A = spec.num_tasks, self.action_dim
+        self.value = value()
+        self._make = (encoder, actor, lambda *sizes: Ensemble(lambda: critic(*sizes), num_critics))
+        self._make_gradients = (actor_gradient, critic_gradient)
+        self.encoder, self.actor, self.critic, self.actor_gradient, self.critic_gradient = self._new_networks(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed + 1)
+            self.auxiliaries = nn.ModuleList(make(spec, self.encoder.out_dim) for make in auxiliaries or [])
+        self.temperature = temperature(spec.num_tasks)
+        self.task_weighting, self.reward_scale = task_weighting(spec), reward_scale(spec)
+        self.target_encoder, self.target_critic = frozen_copy(self.encoder), frozen_copy(self.critic)
+        critics, graph = self.critic.members, compile != "none"
+        self._descents = {
+            "critic": Descent(self.critic_gradient, critics, self.encoder, critic_max_grad_norm, graph),
+            "actor": Descent(self.actor_gradient, [self.actor], None, actor_max_grad_norm, graph),
+        }
+        self._critic_parameters = [p for p in self.critic.parameters() if p.requires_grad]
+        self._compile, self._compiled_critic_losses = compile, compiled(self._critic_losses, compile)
+        self._compiled_actor_losses = compiled(self._actor_losses, compile)
+
+    def _new_networks(self, seed: int) -> tuple[Encoder, Network, Ensemble, GradientMethod, GradientMethod]:
+        """Build what is trained with weights of this seed."""
+        make_encoder, make_actor, make_critic = self._make
+        T, A = self.spec.num_tasks, self.action_dim
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.encoder = encoder(spec.observation_space, T)
-            Z = self.encoder.out_dim
-            self.actor = actor(Z, 2 * A, T)
-            self.critic = Ensemble(lambda: critic(Z + A, 1, T), num_critics)
-            self.temperature = temperature(T)
-            self.actor_gradient = actor_gradient(self._num_trained)
-            self.critic_gradient = critic_gradient(self._num_trained)
-            self.auxiliaries = nn.ModuleList(make(spec, Z) for make in auxiliaries or [])
-        self.target_encoder = frozen_copy(self.encoder)
-        self.target_critic = frozen_copy(self.critic)
-        self._compile = compile
-        self._compiled_critic_losses = compiled(self._critic_losses, compile)
-        self._compiled_actor_losses = compiled(self._actor_losses, compile)
+            encoder = make_encoder(self.spec.observation_space, T)
+            Z = encoder.out_dim
+            actor, critic = make_actor(Z, 2 * A, T), make_critic(Z + A, self.value.out_dim, T)
+            actor_gradient, critic_gradient = (make(self._num_trained) for make in self._make_gradients)
+        for module in (encoder, actor, critic):
+            set_task_names(module, self.spec.task_names)
+        return encoder, actor, critic, actor_gradient, critic_gradient
+
+    def reset_networks(self) -> None:
+        """Begin anew with other weights of actor, critics and encoder, their optimizers and gradient methods.
+
+        Buffers (an encoder's statistics), the temperatures and the auxiliaries stay.
+        """
+        seed = int(torch.randint(2**31, (), generator=self.generators.get("reset", CPU)))
+        *networks, actor_gradient, critic_gradient = self._new_networks(seed)
+        for network, fresh in zip((self.encoder, self.actor, self.critic), networks, strict=True):
+            assign_parameters(fresh, network)
+        self.actor_gradient.load_state_dict(actor_gradient.state_dict())
+        self.critic_gradient.load_state_dict(critic_gradient.state_dict())
+        assign_parameters(self.encoder, self.target_encoder)
+        assign_parameters(self.critic, self.target_critic)
+        optimizers: list[Optimizer] = self.optimizers(use_pl_optimizer=False)  # type: ignore[assignment]
+        for optimizer in optimizers[:2]:
+            optimizer.state.clear()
 
     def check_device(self, device: torch.device) -> None:
         """Check that the update can be compiled for the device, if that was asked for."""
-        check_compile(self._compile, device)
+        check_compile(self._compile, device, self.actor_gradient.is_one_pass and self.critic_gradient.is_one_pass)
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of critics and encoder, of the actor, of the temperature, and of each auxiliary."""
         critic, actor, temperature = self._optimizers
-        own = [
-            critic([*self.encoder.parameters(), *self.critic.parameters()]),
-            actor(self.actor.parameters()),
-            temperature(self.temperature.parameters()),
-        ]
         encoder = list(self.encoder.parameters())
+        own = [critic([*encoder, *self.critic.parameters()]), actor(self.actor.parameters())]
+        own.append(temperature(self.temperature.parameters()))
         return own + [a.make_optimizer([*encoder, *a.parameters()]) for a in self.auxiliaries]  # type: ignore[operator]
 
     @torch.no_grad()
     def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
         """Choose actions ``[E, A]`` between -1 and 1."""
-        shape = (len(observation_ED), self.action_dim)
-        generator = self.generators.get("act", self.device)
+        shape, generator = (len(observation_ED), self.action_dim), self.generators.get("act", self.device)
         if mode == "random":
             return (2 * torch.rand(shape, generator=generator, device=self.device) - 1).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
@@ -159,6 +196,8 @@ class SAC(Algorithm):
         """Make one update of the critics, and those of actor, temperature, targets and auxiliaries that are due."""
         optimizers: list[Any] = self.optimizers(use_pl_optimizer=False)  # type: ignore[assignment]
         critic, actor, temperature, *others = optimizers
+        scaled_B = self.reward_scale(batch.reward_B, batch.task_B, self.temperature.values(), self.target_entropy)
+        batch = batch._replace(reward_B=scaled_B)
         update = self.counters.updates
         if self._compile == "cudagraphs":
             torch.compiler.cudagraph_mark_step_begin()
@@ -168,7 +207,8 @@ class SAC(Algorithm):
         if update % self.actor_every == 0:
             self._update_actor(batch, actor, temperature)
         if update % self.target_every == 0:
-            self._update_targets()
+            polyak_update(self.critic, self.target_critic, self.tau)
+            polyak_update(self.encoder, self.target_encoder, self.tau)
         for auxiliary, optimizer in zip(self.auxiliaries, others, strict=True):
             if update % auxiliary.every == 0:  # type: ignore[operator]
                 self._update_auxiliary(batch, auxiliary, optimizer)
@@ -176,38 +216,43 @@ class SAC(Algorithm):
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics since the last call, and every task's temperature now."""
-        names, alpha = self.spec.task_names, self.temperature.values().tolist()
-        metrics = super().drain_metrics()
-        return (
-            metrics | {f"train/temperature/{name}": a for name, a in zip(names, alpha, strict=True)} if metrics else {}
-        )
+        metrics, alpha = super().drain_metrics(), self.temperature.values().tolist()
+        temperatures = {f"train/temperature/{n}": a for n, a in zip(self.spec.task_names, alpha, strict=True)}
+        return metrics | temperatures if metrics else {}
+
+    def observe(self, transitions: Transitions) -> None:
+        """Let the rewards' scale hear of them."""
+        self.reward_scale.observe(transitions)
+
+    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
+        """Let the rewards' scale hear of the replay's mean rewards."""
+        self.reward_scale.rescale(mean_reward_R)
 
     def _update_critic(self, batch: TransitionBatch, optimizer: Optimizer) -> None:
-        loss_T, q = self._compiled_critic_losses(batch, self._noise(batch))
-        optimizer.zero_grad()
-        shared = [*self.encoder.parameters(), *self.critic.shared_parameters()]
-        self.critic_gradient.backward(loss_T, shared)
-        norm = self._step(optimizer, [*self.encoder.parameters(), *self.critic.parameters()], self._critic_max_norm)
-        statistics = {f"critic_{name}": value for name, value in self.critic_gradient.metrics().items()}
-        means = {"critic_loss": loss_T.mean(), "q": q, "critic_grad_norm": norm}
-        self.mean_metrics.add(means | statistics)
+        noise_BA = self._noise(batch)
+        loss_T, q = self._compiled_critic_losses(batch, noise_BA)
+        self._descend("critic", loss_T, optimizer, lambda: self._critic_losses(batch, noise_BA)[0])
+        self.mean_metrics.add({"q": q})
 
     def _update_actor(self, batch: TransitionBatch, optimizer: Optimizer, temperature: Optimizer) -> None:
-        with _without_gradients(self.critic):
-            loss_T, log_prob_B = self._compiled_actor_losses(batch, self._noise(batch))
-        optimizer.zero_grad()
-        self.actor_gradient.backward(loss_T, list(self.actor.shared_parameters()))
-        norm = self._step(optimizer, self.actor.parameters(), self._actor_max_norm)
+        noise_BA = self._noise(batch)
+        with without_gradients(self._critic_parameters):
+            loss_T, log_prob_B = self._compiled_actor_losses(batch, noise_BA)
+        self._descend("actor", loss_T, optimizer, lambda: self._actor_losses(batch, noise_BA)[0])
 
-        temperature_loss = losses.temperature_loss(
-            self.temperature(batch.task_B), log_prob_B.detach(), self.target_entropy, self._num_trained
-        ).mean()
+        log_alpha_B, log_prob_B = self.temperature(batch.task_B), log_prob_B.detach()
+        loss = losses.temperature_loss(log_alpha_B, log_prob_B, self.target_entropy, self._num_trained).mean()
         temperature.zero_grad()
-        temperature_loss.backward()
-        self._step(temperature, self.temperature.parameters(), None)
-        statistics = {f"actor_{name}": value for name, value in self.actor_gradient.metrics().items()}
-        means = {"actor_loss": loss_T.mean(), "temperature_loss": temperature_loss, "entropy": -log_prob_B.mean()}
-        self.mean_metrics.add(means | {"actor_grad_norm": norm} | statistics)
+        loss.backward()
+        temperature.step()
+        self.mean_metrics.add({"temperature_loss": loss, "entropy": -log_prob_B.mean()})
+
+    def _descend(self, name: str, loss_T: Tensor, optimizer: Optimizer, again: Callable[[], Tensor]) -> None:
+        with torch.no_grad():
+            weight_T = self.task_weighting(self.temperature(self._task_T))
+        generators = (self.generators.get("gradient", CPU), self.generators.get("repair", self.device))
+        statistics = self._descents[name].step(loss_T, weight_T, self._task_T, optimizer, again, *generators)
+        self.mean_metrics.add({f"{name}_{key}": value for key, value in statistics.items()})
 
     def _critic_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return each task's critic loss ``[T]``, and the mean Q value."""
@@ -216,13 +261,14 @@ class SAC(Algorithm):
             next_policy = self._policy(self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B)
             next_action_BA, next_log_prob_B = next_policy.sample(noise_BA)
             next_z_BZ = self.target_encoder(batch.next_observation_BD, batch.task_B)
-            next_q_QB = self._q(self.target_critic, next_z_BZ, next_action_BA, batch.task_B)
-            target_B = losses.critic_target(
-                batch.reward_B, batch.terminated_B, next_q_QB, next_log_prob_B, alpha_B, self.discount
-            )
+            next_output_QBK = self._outputs(self.target_critic, next_z_BZ, next_action_BA, batch.task_B)
         z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-        q_QB = self._q(self.critic, z_BZ, batch.action_BA, batch.task_B)
-        return losses.critic_loss(q_QB, target_B, self._num_trained), q_QB.detach().mean()
+        output_QBK = self._outputs(self.critic, z_BZ, batch.action_BA, batch.task_B)
+        loss_T = self.value.loss(
+            output_QBK, next_output_QBK, batch.reward_B, batch.terminated_B, next_log_prob_B, alpha_B, self.discount,
+            self._num_trained,
+        )  # fmt: skip
+        return loss_T, self.value.q(output_QBK.detach()).mean()
 
     def _actor_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return each task's actor loss ``[T]``, and the actions' log densities ``[B]``."""
@@ -230,63 +276,22 @@ class SAC(Algorithm):
             z_BZ = self.encoder(batch.observation_BD, batch.task_B)
             alpha_B = self.temperature(batch.task_B).exp()
         action_BA, log_prob_B = self._policy(z_BZ, batch.task_B).sample(noise_BA)
-        q_QB = self._q(self.critic, z_BZ, action_BA, batch.task_B)
+        q_QB = self.value.q(self._outputs(self.critic, z_BZ, action_BA, batch.task_B))
         return losses.actor_loss(log_prob_B, q_QB, alpha_B, self._num_trained), log_prob_B
-
-    def _update_targets(self) -> None:
-        polyak_update(self.critic, self.target_critic, self.tau)
-        polyak_update(self.encoder, self.target_encoder, self.tau)
 
     def _update_auxiliary(self, batch: TransitionBatch, auxiliary: nn.Module, optimizer: Optimizer) -> None:
         loss = auxiliary.loss(batch, self.encoder).mean()  # type: ignore[operator]
         optimizer.zero_grad()
         loss.backward()
-        self._step(optimizer, [*self.encoder.parameters(), *auxiliary.parameters()], None)
+        optimizer.step()
         self.mean_metrics.add({f"{type(auxiliary).__name__.lower()}_loss": loss})
 
     def _policy(self, z_BZ: Tensor, task_B: Tensor) -> SquashedGaussian:
         return SquashedGaussian.from_network(self.actor(z_BZ, task_B), *self._log_std)
 
-    def _q(self, critic: Ensemble, z_BZ: Tensor, action_BA: Tensor, task_B: Tensor) -> Tensor:
+    def _outputs(self, critic: Ensemble, z_BZ: Tensor, action_BA: Tensor, task_B: Tensor) -> Tensor:
         return critic(torch.cat([z_BZ, action_BA], dim=-1), task_B).float()
 
     def _noise(self, batch: TransitionBatch) -> Tensor:
         generator = self.generators.get("learn", self.device)
         return torch.randn(batch.action_BA.shape, generator=generator, device=self.device)
-
-    def _step(self, optimizer: Optimizer, parameters: Iterable[Parameter], max_norm: float | None) -> Tensor:
-        """Clip and step; every optimizer's step comes through here. Return the norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(parameters, float("inf") if max_norm is None else max_norm)
-        optimizer.step()
-        return norm
-
-
-@contextmanager
-def _without_gradients(module: nn.Module) -> Iterator[None]:
-    """Leave a module's parameters out of the graph, so that its input alone gets a gradient."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-def _check_ranges(
-    num_critics: int, discount: float, tau: float, actor_every: int, target_every: int, low: float, high: float
-) -> None:
-    if min(num_critics, actor_every, target_every) < 1:
-        raise ConfigurationError("num_critics, actor_every and target_every must be at least 1")
-    if not (0 <= discount <= 1 and 0 < tau <= 1):
-        raise ConfigurationError(f"discount is {discount}, tau {tau}: give 0 <= discount <= 1 and 0 < tau <= 1")
-    if not low < high:
-        raise ConfigurationError(f"log_std_min {low} must be below log_std_max {high}")
-
-
-def _check_norms(*norms: float | None) -> None:
-    if any(norm is not None and not norm > 0 for norm in norms):
-        raise ConfigurationError(
-            "actor_max_grad_norm and critic_max_grad_norm must be above 0, or null for no clipping"
-        )

@@ -17,6 +17,13 @@ def frozen_copy(module: M) -> M:
 
 
 @torch.no_grad()
+def assign_parameters(source: nn.Module, target: nn.Module) -> None:
+    """Give the target the source's parameters."""
+    for parameter, value in zip(target.parameters(), source.parameters(), strict=True):
+        parameter.copy_(value)
+
+
+@torch.no_grad()
 def polyak_update(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Move the target's parameters towards the source's, ``t <- t + tau (s - t)``, and copy the buffers."""
     sources: list[Tensor] = list(source.parameters())

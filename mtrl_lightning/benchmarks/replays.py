@@ -46,7 +46,7 @@ class OurReplay:
         self._buffer = ReplayBuffer(work.spec, capacity, device=torch.device(work.device))
         tasks = np.arange(work.tasks)
         observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks)
-        self._step = Transitions(observation_ED, action_EA, reward_E, next_ED, terminated_E, terminated_E, tasks)
+        self._step = Transitions(observation_ED, action_EA, reward_E, next_ED, terminated_E, terminated_E, tasks, tasks)
         for _ in range(capacity // work.tasks):
             self._buffer.add(self._step)
         self.bytes_per_transition = sum(f.nbytes for f in self._buffer.storage._flat) / self._buffer.capacity

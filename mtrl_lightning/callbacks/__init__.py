@@ -7,6 +7,7 @@ from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.replay import ReplayCallback
+from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
@@ -21,6 +22,7 @@ __all__ = [
     "MetricsCSV",
     "MetricsCallback",
     "ReplayCallback",
+    "ResetCallback",
     "RolloutCallback",
     "plot_curves",
     "read_metrics",

@@ -139,6 +139,10 @@ class RolloutCallback(Callback):
             self._receive(trainer, pl_module)
             check_signals(trainer)
         self._refill(trainer, pl_module)
+        if counters.updates == 0:
+            buffer = data_of(trainer).buffer
+            assert buffer is not None
+            pl_module.begin_learning(buffer.mean_rewards())
         self._ratio.start(counters.vector_steps, counters.updates)
         self.step_complete = not self._ratio.due(counters.vector_steps, counters.updates)
         if self._finished(pl_module):
@@ -200,6 +204,7 @@ class RolloutCallback(Callback):
         buffer = data_of(trainer).buffer
         assert buffer is not None
         buffer.add(transitions)
+        algorithm.observe(transitions)
         for call in self.after_step:
             call(algorithm.counters.env_steps)
 

@@ -2,7 +2,7 @@
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.metaworld import MetaWorld
-from mtrl_lightning.envs.toy import ToyReach
+from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
 
-__all__ = ["Benchmark", "MetaWorld", "ToyReach", "VectorEnv"]
+__all__ = ["Benchmark", "MetaWorld", "ToyConflict", "ToyReach", "VectorEnv"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import gymnasium as gym
 import numpy as np
@@ -60,22 +58,3 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
         )
     return spec
-
-
-def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names if all are known and none appears twice.
-
-    Raises:
-        ConfigurationError: naming the nearest known tasks, or the duplicates.
-    """
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-            hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
-            raise ConfigurationError(f"unknown task {name!r}: {hint}")
-    duplicates = sorted({name for name in names if list(names).count(name) > 1})
-    if duplicates:
-        raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
-    if not names:
-        raise ConfigurationError("no task is named: give at least one")
-    return tuple(names)

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from mtrl_lightning.envs.benchmark import Benchmark, known_tasks
+from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.metaworld_fast import fast_class, unchecked_versions
 from mtrl_lightning.envs.metaworld_goals import drawn_goals
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.types import EnvSpec, known_tasks
 
 MAX_GOALS = 50
 """Goals that MetaWorld draws for a task."""

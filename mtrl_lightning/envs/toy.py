@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -38,27 +39,77 @@ class ToyReach(Benchmark):
     @property
     def spec(self) -> EnvSpec:
         """Two numbers in, two numbers out."""
-        square = Box(-1.0, 1.0, (2,), np.float32)
-        return EnvSpec(
-            task_names=tuple(f"goal-{i}" for i in range(self.num_tasks)),
-            observation_space=square,
-            action_space=square,
-            horizon=self.horizon,
-            has_success=True,
-            train_tasks=tuple(range(self.num_tasks)),
-            protocol={"benchmark": "toy", "horizon": self.horizon},
-        )
+        return _spec(self.num_tasks, self.horizon, {"benchmark": "toy", "horizon": self.horizon})
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
         return _ToyEnv(task, 2 * np.pi * task / self.num_tasks, self.horizon, split != "train", seed)
 
 
+class ToyConflict(Benchmark):
+    """``ToyReach`` with tasks that contradict each other, in what an action does and in the size of the reward.
+
+    Task ``i`` has its goal at the angle ``4 pi i / num_tasks`` and rotates actions by ``2 pi i / num_tasks``. With an
+    even number of tasks, ``i`` and ``i + num_tasks / 2`` share a goal, and what leads to it in one leads away from it
+    in the other, wherever the point is. Rewards grow from task to task. A network that is not told its task can solve
+    one of such two at most.
+
+    Args:
+        num_tasks: number of tasks, at least 2.
+        horizon: steps in an episode.
+        reward_spread: the last task's rewards are so many times as large as the first's, those between geometrically.
+    """
+
+    def __init__(self, num_tasks: int = 6, horizon: int = 20, reward_spread: float = 10.0) -> None:
+        if num_tasks < 2 or horizon < 1 or not reward_spread > 0:
+            raise ConfigurationError(
+                f"num_tasks {num_tasks} must be at least 2, horizon {horizon} at least 1 and reward_spread"
+                f" {reward_spread} above 0"
+            )
+        self.num_tasks, self.horizon, self.reward_spread = num_tasks, horizon, reward_spread
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Two numbers in, two numbers out."""
+        names = {"benchmark": "toy_conflict", "horizon": self.horizon, "reward_spread": self.reward_spread}
+        return _spec(self.num_tasks, self.horizon, names)
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        angle = 2 * np.pi * task / self.num_tasks
+        scale = self.reward_spread ** (task / (self.num_tasks - 1))
+        return _ToyEnv(task, 2 * angle, self.horizon, split != "train", seed, rotation=angle, scale=scale)
+
+
+def _spec(num_tasks: int, horizon: int, protocol: Mapping[str, Any]) -> EnvSpec:
+    square = Box(-1.0, 1.0, (2,), np.float32)
+    return EnvSpec(
+        task_names=tuple(f"goal-{i}" for i in range(num_tasks)),
+        observation_space=square,
+        action_space=square,
+        horizon=horizon,
+        has_success=True,
+        train_tasks=tuple(range(num_tasks)),
+        protocol=protocol,
+    )
+
+
 class _ToyEnv(gym.Env):
-    def __init__(self, task: int, angle: float, horizon: int, numbered: bool, seed: int) -> None:
+    def __init__(
+        self,
+        task: int,
+        angle: float,
+        horizon: int,
+        numbered: bool,
+        seed: int,
+        rotation: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
         self.observation_space = self.action_space = Box(-1.0, 1.0, (2,), np.float32)
         self._goal = 0.7 * np.array([np.cos(angle), np.sin(angle)])
         self._task, self._horizon, self._numbered = task, horizon, numbered
+        self._turn = np.array([[np.cos(rotation), -np.sin(rotation)], [np.sin(rotation), np.cos(rotation)]])
+        self._scale = scale
         self._position = np.zeros(2)
         self._steps = 0
         self._next_episode = 0
@@ -76,8 +127,9 @@ class _ToyEnv(gym.Env):
         return self._position.astype(np.float32), {}
 
     def step(self, action: npt.NDArray) -> tuple[npt.NDArray, float, bool, bool, dict[str, Any]]:
-        self._position = np.clip(self._position + STEP * np.clip(action, -1, 1), -1, 1)
+        self._position = np.clip(self._position + STEP * self._turn @ np.clip(action, -1, 1), -1, 1)
         self._steps += 1
         distance = float(np.linalg.norm(self._position - self._goal))
         truncated = self._steps >= self._horizon
-        return self._position.astype(np.float32), 1 - distance, False, truncated, {"success": distance < RADIUS}
+        reward = self._scale * (1 - distance)
+        return self._position.astype(np.float32), reward, False, truncated, {"success": distance < RADIUS}

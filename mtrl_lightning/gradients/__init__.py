@@ -1,6 +1,22 @@
-"""How the tasks' losses become one gradient."""
+"""How the tasks' losses become one gradient: one method a file."""
 
+from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
+from mtrl_lightning.gradients.cagrad import CAGrad
+from mtrl_lightning.gradients.famo import FAMO
+from mtrl_lightning.gradients.gradnorm import GradNorm
 from mtrl_lightning.gradients.mean import Mean
-from mtrl_lightning.gradients.method import GradientMethod
+from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
+from mtrl_lightning.gradients.nash_mtl import NashMTL
+from mtrl_lightning.gradients.pcgrad import PCGrad
 
-__all__ = ["GradientMethod", "Mean"]
+__all__ = [
+    "FAMO",
+    "AlignedMTL",
+    "CAGrad",
+    "GradNorm",
+    "GradientMethod",
+    "Mean",
+    "NashMTL",
+    "PCGrad",
+    "TaskParameters",
+]

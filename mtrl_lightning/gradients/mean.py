@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from mtrl_lightning.gradients.method import GradientMethod
+from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 
 
 class Mean(GradientMethod):
@@ -17,6 +15,14 @@ class Mean(GradientMethod):
         num_tasks: number of trained tasks, ``T``.
     """
 
-    def backward(self, loss_T: Tensor, shared: Sequence[Parameter]) -> None:
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether the losses are differentiated once: they are."""
+        return True
+
+    def check(self, parameters: TaskParameters) -> None:
+        """Take any network, also one that shares nothing."""
+
+    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Add the gradient of the mean loss to every parameter's ``.grad``."""
         loss_T.mean().backward()

@@ -1,11 +1,31 @@
-"""What every gradient method is."""
+"""What every gradient method is.
+
+Shapes: ``T`` trained tasks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+
+from mtrl_lightning.errors import ConfigurationError
+
+
+class TaskParameters(NamedTuple):
+    """What the tasks' losses train."""
+
+    shared: list[Parameter]
+    """Parameters that several tasks use: tasks may conflict on these."""
+    own: list[Parameter]
+    """All others, such as one output layer a task: they get the gradient of the mean loss."""
+    last_shared: list[Parameter]
+    """The weights of each network's last shared layer; they are among ``shared``."""
+    in_one_pass: bool = True
+    """Whether a GPU may compute all tasks' gradients in one batched pass, which compiled losses do not allow."""
 
 
 class GradientMethod(nn.Module):
@@ -21,14 +41,39 @@ class GradientMethod(nn.Module):
         super().__init__()
         self.num_tasks = num_tasks
 
-    def backward(self, loss_T: Tensor, shared: Sequence[Parameter]) -> None:
-        """Set ``.grad`` of everything that the losses depend on; gradients must be cleared before.
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether the losses are differentiated once, and not task by task."""
+        return False
+
+    def check(self, parameters: TaskParameters) -> None:
+        """Check that there is something to work on.
+
+        Raises:
+            ConfigurationError: if tasks share no parameter.
+        """
+        if not parameters.shared:
+            raise ConfigurationError(
+                f"the tasks share no parameter, so {type(self).__name__} has nothing to work on: use gradients.Mean, or"
+                " another network"
+            )
+
+    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+        """Set ``.grad`` of the parameters, which must have been cleared.
 
         Args:
             loss_T: one loss a task.
-            shared: the parameters on which tasks may conflict; all others get the gradient of the mean loss.
+            parameters: what the losses train.
+            generator: for draws, on the CPU.
         """
         raise NotImplementedError
+
+    def after_step(self, losses: Callable[[], Tensor]) -> None:
+        """Learn from what the optimizer's step changed.
+
+        Args:
+            losses: computes the same batch's losses ``[T]`` with the same noise and targets again, without a graph.
+        """
 
     def metrics(self) -> dict[str, Tensor]:
         """Return statistics of the last call as scalar tensors."""

@@ -1,22 +1,61 @@
 """Neural networks: one architecture a file. Nothing here imports Lightning."""
 
-from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
-from mtrl_lightning.networks.encoder import Encoder, Identity, Standardize
+from mtrl_lightning.networks.assignments import Assignment, Attention, Average, Clusters, Gate, OwnExpert
+from mtrl_lightning.networks.care import CARE
+from mtrl_lightning.networks.conditioning import (
+    Embedding,
+    NeedsTaskNames,
+    NoConditioning,
+    OneHot,
+    TaskConditioning,
+    TaskEncoder,
+    set_task_names,
+)
+from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity, Standardize
 from mtrl_lightning.networks.ensemble import Ensemble
+from mtrl_lightning.networks.experts import Experts
+from mtrl_lightning.networks.film import FiLM
 from mtrl_lightning.networks.gaussian import SquashedGaussian
+from mtrl_lightning.networks.language import Language
+from mtrl_lightning.networks.mixture import MixtureOfEncoders
 from mtrl_lightning.networks.mlp import MLP
+from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
 from mtrl_lightning.networks.network import Network
+from mtrl_lightning.networks.paco import PaCo
+from mtrl_lightning.networks.separate import Separate
+from mtrl_lightning.networks.soft_modularization import SoftModularization
 
 __all__ = [
+    "CARE",
     "MLP",
+    "MOORE",
+    "AppendTask",
+    "Assignment",
+    "Attention",
+    "Average",
+    "Clusters",
+    "Embedding",
     "Encoder",
     "Ensemble",
+    "Experts",
+    "FiLM",
+    "Gate",
     "Identity",
+    "Language",
+    "MixtureOfEncoders",
     "MultiHead",
+    "NeedsTaskNames",
     "Network",
+    "NoConditioning",
     "OneHot",
+    "OwnExpert",
+    "PaCo",
+    "Separate",
+    "SoftModularization",
     "SquashedGaussian",
     "Standardize",
     "TaskConditioning",
+    "TaskEncoder",
+    "set_task_names",
 ]

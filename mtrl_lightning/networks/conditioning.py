@@ -1,35 +1,42 @@
 """How a network is told the task.
 
-Shapes: ``B`` batch, ``D`` features, ``T`` tasks.
+Shapes: ``B`` batch, ``C`` numbers that tell the task, ``T`` tasks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.hidden import HiddenLayers
 
 
 class TaskConditioning(nn.Module):
-    """Features and a task in, features that know the task out; built by a factory ``(num_tasks) -> TaskConditioning``.
+    """A task in, the numbers that tell it out; built by a factory ``(num_tasks) -> TaskConditioning``.
 
     Args:
         num_tasks: number of tasks, ``T``.
     """
 
-    extra_dim: int
-    """Features that are added to those that come in."""
+    out_dim: int
+    """How many numbers tell the task, ``C``."""
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
         self.num_tasks = num_tasks
 
-    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, D]`` to ``[B, D + extra_dim]``."""
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map tasks ``[B]`` (integers) to ``[B, out_dim]``."""
         raise NotImplementedError
 
 
 class OneHot(TaskConditioning):
-    """Append the task's one-hot vector.
+    """The task's one-hot vector.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -39,9 +46,111 @@ class OneHot(TaskConditioning):
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__(num_tasks)
-        self.extra_dim = num_tasks
+        self.out_dim = num_tasks
         self.register_buffer("table_TT", torch.eye(num_tasks), persistent=False)
 
-    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, D]`` to ``[B, D + T]``."""
-        return torch.cat([x_BD, self.table_TT[task_B].to(x_BD.dtype)], dim=-1)
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to ``[B, T]``."""
+        return self.table_TT[task_B]
+
+
+class NoConditioning(TaskConditioning):
+    """Nothing, for a network whose features already tell the task.
+
+    Args:
+        num_tasks: number of tasks, ``T``.
+    """
+
+    table_T0: Tensor
+
+    def __init__(self, num_tasks: int) -> None:
+        super().__init__(num_tasks)
+        self.out_dim = 0
+        self.register_buffer("table_T0", torch.zeros(num_tasks, 0), persistent=False)
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to ``[B, 0]``."""
+        return self.table_T0[task_B]
+
+
+class Embedding(TaskConditioning):
+    """A learned vector for each task; BRC's (Nauman et al. 2025) with 32 numbers and ``unit_norm``.
+
+    Args:
+        num_tasks: number of tasks, ``T``.
+        dim: numbers of a vector, ``C``; 32 in BRC, 50 in mtrl.
+        unit_norm: whether a vector is divided by its length whenever it is used.
+
+    Raises:
+        ConfigurationError: if a vector would have no number.
+    """
+
+    def __init__(self, num_tasks: int, *, dim: int = 32, unit_norm: bool = False) -> None:
+        super().__init__(num_tasks)
+        if dim < 1:
+            raise ConfigurationError(f"a task embedding's dim is {dim}: it must be at least 1")
+        self.out_dim, self._unit_norm = dim, unit_norm
+        self.weight_TC = nn.Parameter(torch.randn(num_tasks, dim))
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to ``[B, C]``."""
+        embedding_BC = self.weight_TC[task_B]
+        return F.normalize(embedding_BC, dim=-1) if self._unit_norm else embedding_BC
+
+
+class TaskEncoder(TaskConditioning):
+    """A perceptron on what tells the task, as in CARE (Sodhani et al. 2021) and mtrl.
+
+    Args:
+        num_tasks: number of tasks, ``T``.
+        width: features of a hidden layer; 50 in CARE.
+        depth: number of hidden layers; 2 in CARE.
+        out_dim: numbers that come out, ``C``; 50 in CARE.
+        embedding: what tells the perceptron the task: learned vectors of 50 numbers, or a frozen ``Language``.
+
+    Raises:
+        ConfigurationError: if there would be no layer, no feature or no number.
+    """
+
+    tasks_T: Tensor
+
+    def __init__(
+        self, num_tasks: int, *, width: int = 50, depth: int = 2, out_dim: int = 50,
+        embedding: Callable[[int], TaskConditioning] = lambda num_tasks: Embedding(num_tasks, dim=50),
+    ) -> None:  # fmt: skip
+        super().__init__(num_tasks)
+        if out_dim < 1:
+            raise ConfigurationError(f"a task encoder's out_dim is {out_dim}: it must be at least 1")
+        self.out_dim = out_dim
+        self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)
+        self.embedding = embedding(num_tasks)
+        self.hidden = HiddenLayers(self.embedding.out_dim, width, depth, layer_norm=False)
+        self.output = nn.Linear(width, out_dim)
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to ``[B, C]``."""
+        # once for each task, not for each row: there are far fewer tasks
+        return self.output(self.hidden(self.embedding(self.tasks_T)))[task_B]
+
+
+@runtime_checkable
+class NeedsTaskNames(Protocol):
+    """A module that has to know what the tasks are called."""
+
+    def set_task_names(self, names: Sequence[str]) -> None:
+        """Take the names of all tasks; called once, before anything is computed.
+
+        Raises:
+            ConfigurationError: if nothing is known of a task.
+        """
+
+
+def set_task_names(module: nn.Module, names: Sequence[str]) -> None:
+    """Tell the tasks' names to every part of a module that has to know them.
+
+    Raises:
+        ConfigurationError: if a part knows nothing of a task.
+    """
+    for part in module.modules():
+        if isinstance(part, NeedsTaskNames):
+            part.set_task_names(names)

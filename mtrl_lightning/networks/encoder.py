@@ -5,9 +5,13 @@ The critic's loss trains the encoder; the actor sees its features detached.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
+
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 
 
 class Encoder(nn.Module):
@@ -48,6 +52,29 @@ class Identity(Encoder):
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the observations."""
         return observation_BD
+
+
+class AppendTask(Identity):
+    """Append what tells the task to a state vector: one learned table for actor and critics, trained by the critics.
+
+    BRC (Nauman et al. 2025, arXiv 2505.23150) does it with an ``Embedding`` of 32 numbers and unit norm.
+
+    Args:
+        observation_space: one-dimensional.
+        num_tasks: number of tasks, ``T``.
+        conditioning: how the task is told.
+    """
+
+    def __init__(
+        self, observation_space: Box, num_tasks: int, *, conditioning: Callable[[int], TaskConditioning] = OneHot
+    ) -> None:
+        super().__init__(observation_space, num_tasks)
+        self.conditioning = conditioning(num_tasks)
+        self.out_dim += self.conditioning.out_dim
+
+    def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, D]`` to ``[B, D + C]``."""
+        return torch.cat([observation_BD, self.conditioning(task_B)], dim=-1)
 
 
 class Standardize(Identity):

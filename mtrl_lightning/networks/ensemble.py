@@ -12,7 +12,7 @@ from mtrl_lightning.networks.network import Network
 
 
 class Ensemble(nn.Module):
-    """``Q`` networks with one output each, on the same input.
+    """``Q`` networks on the same input.
 
     Args:
         make: builds one network.
@@ -24,10 +24,25 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(make() for _ in range(size))
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, D]`` and ``[B]`` to ``[Q, B]``."""
-        return torch.stack([member(x_BD, task_B).squeeze(-1) for member in self.members])
+        """Map ``[B, D]`` and ``[B]`` to ``[Q, B, out_dim]``."""
+        return torch.stack([member(x_BD, task_B) for member in self.members])
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield the parameters that several tasks use."""
         for member in self.members:
             yield from member.shared_parameters()  # type: ignore[operator]
+
+    def last_shared_weights(self) -> list[Parameter]:
+        """Return the weights of each network's last shared layer."""
+        return [member.last_shared_weight() for member in self.members]  # type: ignore[operator]
+
+    def mask_losses(self, loss_T: Tensor) -> Tensor:
+        """Return the tasks' losses ``[T]``, with 0 for a task that one of the networks must not learn from now."""
+        for member in self.members:
+            loss_T = member.mask_losses(loss_T)  # type: ignore[operator]
+        return loss_T
+
+    def after_step(self, loss_T: Tensor, task_T: Tensor, generator: torch.Generator) -> None:
+        """Let every network repair what a step of the optimizer cannot."""
+        for member in self.members:
+            member.after_step(loss_T, task_T, generator)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Shared hidden layers, one output layer a task."""
+"""Shared hidden layers, one head a task."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.networks.experts import TaskExperts, is_task_major
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, uniform_
+from mtrl_lightning.networks.residual import ResidualLayers
 
 
 class MultiHead(Network):
-    """Hidden layers that all tasks share, and an output layer for each task.
+    """Hidden layers that all tasks share, and a head for each task.
 
     The task stays in the input too (MetaWorld+, McLean et al. 2025). With one task it equals an ``MLP``.
 
@@ -23,52 +26,77 @@ class MultiHead(Network):
         out_dim: numbers that come out.
         num_tasks: number of tasks, ``T``.
         width: features of a hidden layer; 400 in MetaWorld's protocols.
-        depth: number of hidden layers; 3 in MetaWorld's protocols.
+        depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
         layer_norm: whether LayerNorm follows each hidden layer's linear map.
+        residual: whether the hidden layers are one layer and residual blocks, which always have LayerNorm.
+        head_width: features of a hidden layer in each head, as in mtrl (Sodhani et al. 2021); 0 for linear heads.
         output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
         conditioning: how the shared layers are told the task.
-    """
 
-    tasks_T1: Tensor
+    Raises:
+        ConfigurationError: if ``head_width`` is negative.
+    """
 
     def __init__(
         self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, layer_norm: bool = False,
-        output_bound: float = 3e-3, conditioning: Callable[[int], TaskConditioning] = OneHot,
+        residual: bool = False, head_width: int = 0, output_bound: float = 3e-3,
+        conditioning: Callable[[int], TaskConditioning] = OneHot,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.num_tasks, self.out_dim = num_tasks, out_dim
-        self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
+        if head_width < 0:
+            raise ConfigurationError(f"head_width is {head_width}: give a number of features, or 0 for linear heads")
         self.conditioning = conditioning(num_tasks)
-        self.trunk = HiddenLayers(in_dim + self.conditioning.extra_dim, width, depth, layer_norm)
-        self.heads = nn.Linear(width, num_tasks * out_dim)
-        uniform_(self.heads.weight, output_bound, width)
-        uniform_(self.heads.bias, output_bound, width)
+        in_dim += self.conditioning.out_dim
+        self.trunk: nn.Module = (
+            ResidualLayers(in_dim, width, depth) if residual else HiddenLayers(in_dim, width, depth, layer_norm)
+        )
+        self.heads: nn.Module = (
+            TaskExperts(num_tasks, width, out_dim, width=head_width, depth=1, output_bound=output_bound)
+            if head_width
+            else LinearHeads(width, out_dim, num_tasks, output_bound)
+        )
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        h_BH = self.trunk(self.conditioning(x_BD, task_B))
-        if self._is_task_major(task_B):
-            return self._own_heads(h_BH.view(self.num_tasks, -1, h_BH.shape[1])).reshape(-1, self.out_dim)
-        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each row
-        y_BTA = self.heads(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
-        return y_BTA[torch.arange(len(task_B), device=task_B.device), task_B]
-
-    def _own_heads(self, h_TnH: Tensor) -> Tensor:
-        """Map each task's features ``[T, n, H]`` to ``[T, n, out_dim]``."""
-        weight_TAH = self.heads.weight.view(self.num_tasks, self.out_dim, -1)
-        bias_T1A = self.heads.bias.view(self.num_tasks, 1, self.out_dim)
-        if self.out_dim == 1:
-            return ((h_TnH * weight_TAH).sum(-1, keepdim=True) + bias_T1A).to(h_TnH.dtype)
-        return torch.baddbmm(bias_T1A, h_TnH, weight_TAH.transpose(1, 2))
-
-    def _is_task_major(self, task_B: Tensor) -> bool:
-        """Return whether each task has the same number of rows, in order; a GPU is not stopped to find out."""
-        n, rest = divmod(len(task_B), self.num_tasks)
-        if not n or rest or task_B.device.type != "cpu" or torch.compiler.is_compiling():
-            return False
-        return torch.equal(task_B.view(-1, n), self.tasks_T1.expand(-1, n))
+        return self.heads(self.trunk(torch.cat([x_BD, self.conditioning(task_B)], dim=-1)), task_B)  # type: ignore[no-any-return]
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield the parameters of all but the heads."""
         yield from self.conditioning.parameters()
         yield from self.trunk.parameters()
+
+
+class LinearHeads(nn.Linear):
+    """A linear map for each task.
+
+    Args:
+        in_dim: features that come in.
+        out_dim: numbers that come out.
+        num_tasks: number of tasks, ``T``.
+        output_bound: weights and biases start uniform within this bound (0 for 1 / sqrt(in_dim)).
+    """
+
+    tasks_T1: Tensor
+
+    def __init__(self, in_dim: int, out_dim: int, num_tasks: int, output_bound: float) -> None:
+        super().__init__(in_dim, num_tasks * out_dim)
+        self.num_tasks, self.out_dim = num_tasks, out_dim
+        self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
+        uniform_(self.weight, output_bound, in_dim)
+        uniform_(self.bias, output_bound, in_dim)
+
+    def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
+        """Map features ``[B, H]`` and tasks ``[B]`` to ``[B, out_dim]``."""
+        if task_B.device.type == "cpu" and is_task_major(task_B, self.tasks_T1):  # a GPU is not stopped to find out
+            return self._own(h_BH.view(self.num_tasks, -1, h_BH.shape[1])).reshape(-1, self.out_dim)
+        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each row
+        y_BTA = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
+        return y_BTA[torch.arange(len(task_B), device=task_B.device), task_B]
+
+    def _own(self, h_TnH: Tensor) -> Tensor:
+        """Map each task's features ``[T, n, H]`` to ``[T, n, out_dim]``."""
+        weight_TAH = self.weight.view(self.num_tasks, self.out_dim, -1)
+        bias_T1A = self.bias.view(self.num_tasks, 1, self.out_dim)
+        if self.out_dim == 1:
+            return ((h_TnH * weight_TAH).sum(-1, keepdim=True) + bias_T1A).to(h_TnH.dtype)
+        return torch.baddbmm(bias_T1A, h_TnH, weight_TAH.transpose(1, 2))

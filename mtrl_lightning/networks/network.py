@@ -1,6 +1,6 @@
 """What every architecture is.
 
-Shapes: ``B`` batch.
+Shapes: ``B`` batch, ``T`` trained tasks.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -20,8 +21,25 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters that several tasks use; a gradient method works on these."""
+        """Yield the parameters that several tasks use, from input to output; a gradient method works on these."""
         return self.parameters()
+
+    def last_shared_weight(self) -> Parameter:
+        """Return the weights of the last layer that all tasks share: the last matrix of ``shared_parameters``."""
+        return max(reversed(list(self.shared_parameters())), key=lambda parameter: parameter.ndim > 1)
+
+    def mask_losses(self, loss_T: Tensor) -> Tensor:
+        """Return the tasks' losses ``[T]``, with 0 for a task that this network must not learn from now."""
+        return loss_T
+
+    def after_step(self, loss_T: Tensor, task_T: Tensor, generator: torch.Generator) -> None:
+        """Repair what a step of the optimizer cannot.
+
+        Args:
+            loss_T: the losses that the step was made for, before they were masked.
+            task_T: which task each of them is of.
+            generator: for draws, on the network's device.
+        """
 
 
 def uniform_(parameter: Tensor, bound: float, fan_in: int) -> None:

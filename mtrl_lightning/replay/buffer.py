@@ -94,6 +94,10 @@ class ReplayBuffer:
             task_B=self._task_R.repeat_interleave(rows),
         )
 
+    def mean_rewards(self) -> npt.NDArray[np.float64]:
+        """Return the mean reward of each trained task over what is held, ``[R]``; NaN for a task without any."""
+        return self.storage.mean_rewards()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the generator; the rows are saved by ``ReplaySnapshots``."""
         return {"generator": self._generator.get_state()}

@@ -12,13 +12,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
-from mtrl_lightning.envs.benchmark import Benchmark, check_spec, known_tasks
+from mtrl_lightning.envs.benchmark import Benchmark, check_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.dataset import ReplayDataset
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.types import EnvSpec, known_tasks
 
 EMPTY: dict[str, Any] = {"capacity": 0, "added": [], "oldest": [], "chunks": []}
 """The manifest of no replay."""

@@ -111,6 +111,12 @@ class RingStorage:
         assert self.added_R[ring] - self.size_R[ring] <= first <= end <= self.added_R[ring]
         return ring * self.capacity + torch.arange(first, end) % self.capacity
 
+    def mean_rewards(self) -> npt.NDArray[np.float64]:
+        """Return the mean reward of the rows that each ring holds, ``[R]``."""
+        ends = zip(self.added_R - self.size_R, self.added_R, strict=True)
+        places = [self.places(ring, int(first), int(end)) for ring, (first, end) in enumerate(ends)]
+        return np.array([float(self._flat.reward[to_device(place, self.device)].double().mean()) for place in places])
+
     def take(self, index: Tensor) -> Rows:
         """Return copies of the rows at flat places ``ring * capacity + row``, on this storage's device."""
         index = to_device(index, self.device)

@@ -66,6 +66,7 @@ class Collector:
         self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
         self.listeners = list(listeners)
         self._running = RunningEpisodes(envs.task_E)
+        self._env_E = np.arange(envs.num_envs)
         self._observation_ED: npt.NDArray | None = None
         self._action_EA: npt.NDArray[np.float32] | None = None
 
@@ -116,7 +117,7 @@ class Collector:
         kept = slice(None) if kept_E.all() else kept_E
         transitions = Transitions(
             observation_ED[kept], action_EA[kept], result.reward_E[kept], result.next_observation_ED[kept],
-            result.terminated_E[kept], result.truncated_E[kept], self.envs.task_E[kept],
+            result.terminated_E[kept], result.truncated_E[kept], self.envs.task_E[kept], self._env_E[kept],
         )  # fmt: skip
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())

@@ -238,7 +238,7 @@ class Recorder(GradientMethod):
         super().__init__(num_tasks)
         self.name, self.log, self.sac = name, log, []
 
-    def backward(self, loss_T: torch.Tensor, shared) -> None:
+    def backward(self, loss_T: torch.Tensor, parameters, generator) -> None:
         (sac,) = self.sac
         mine = sac.actor if self.name == "actor" else nn.ModuleList([sac.critic, sac.encoder])
         others = [p for p in sac.parameters() if id(p) not in {id(q) for q in mine.parameters()}]
@@ -251,7 +251,7 @@ class Recorder(GradientMethod):
             for a, b in zip(after, before, strict=True)
         )
         note = {"name": self.name, "num_tasks": self.num_tasks, "loss_T": loss_T.detach().clone()}
-        self.log.append({**note, "shared": [id(p) for p in shared], "clear": clear, "kept": kept})
+        self.log.append({**note, "shared": [id(p) for p in parameters.shared], "clear": clear, "kept": kept})
 
     def metrics(self) -> dict[str, torch.Tensor]:
         return {"conflicts": torch.tensor(float(len(self.log)))}
@@ -298,11 +298,11 @@ class LinearEncoder(Encoder):
 class Embedding(TaskConditioning):
     def __init__(self, num_tasks: int) -> None:
         super().__init__(num_tasks)
-        self.extra_dim = 4
+        self.out_dim = 4
         self.table = nn.Embedding(num_tasks, 4)
 
-    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x_BD, self.table(task_B)], dim=-1)
+    def forward(self, task_B: torch.Tensor) -> torch.Tensor:
+        return self.table(task_B)
 
 
 embedded_heads = partial(MultiHead, width=16, depth=2, output_bound=0.3, conditioning=Embedding, layer_norm=True)

@@ -10,8 +10,9 @@ import pytest
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs import MetaWorld, ToyReach
-from mtrl_lightning.envs.benchmark import check_spec, known_tasks
+from mtrl_lightning.envs.benchmark import check_spec
 from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.types import known_tasks
 
 ROOT = Path(__file__).parents[2]
 

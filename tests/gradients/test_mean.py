@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import Parameter
 
-from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
+
+GENERATOR = torch.Generator()
 
 
 def losses(shared, own):
@@ -20,7 +22,7 @@ def parameters():
 
 def test_the_gradient_by_hand():
     shared, own = parameters()
-    Mean(3).backward(losses(shared, own), [shared])
+    Mean(3).backward(losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR)
     # the sum is -1: d/ds (s t - 1)^2 = 2 t (s t - 1) is -4, -4 and -1.5 for the targets 1, -2 and 0.5
     torch.testing.assert_close(shared.grad, torch.full((2,), (-4 - 4 - 1.5) / 3))
     torch.testing.assert_close(own.grad, torch.tensor([6.0, 12.0, -6.0]) / 3)
@@ -28,7 +30,7 @@ def test_the_gradient_by_hand():
 
 def test_the_gradient_is_the_mean_of_the_tasks_gradients():
     shared, own = parameters()
-    Mean(3).backward(losses(shared, own), [shared, own])
+    Mean(3).backward(losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR)
     alone = [torch.autograd.grad(losses(shared, own)[i], [shared, own]) for i in range(3)]
     for parameter, gradients in zip((shared, own), zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(parameter.grad, torch.stack(gradients).mean(0))
@@ -39,14 +41,15 @@ def test_the_gradient_is_that_of_the_whole_batch():
     x_BD = torch.arange(24.0).view(12, 2) / 10
     (x_BD @ weight - 1).square().mean().backward()
     batch, weight.grad = weight.grad, None
-    Mean(3).backward((x_BD @ weight - 1).square().view(3, 4).mean(1), [weight])
+    loss_T = (x_BD @ weight - 1).square().view(3, 4).mean(1)
+    Mean(3).backward(loss_T, TaskParameters([weight], [], [weight]), GENERATOR)
     torch.testing.assert_close(weight.grad, batch)
 
 
 def test_what_is_said_to_be_shared_makes_no_difference():
     first, second = parameters(), parameters()
-    Mean(3).backward(losses(*first), [])
-    Mean(3).backward(losses(*second), list(second))
+    Mean(3).backward(losses(*first), TaskParameters([], list(first), []), GENERATOR)
+    Mean(3).backward(losses(*second), TaskParameters(list(second), [], []), GENERATOR)
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a.grad, b.grad)
 

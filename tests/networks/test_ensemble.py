@@ -21,9 +21,9 @@ def make(architecture, size=3):
 def test_the_output_is_that_of_each_member(architecture, size):
     ensemble, x_BD = make(architecture, size), uniform(6, 4)
     q_QB = ensemble(x_BD, TASK_B)
-    assert q_QB.shape == (size, 6)
+    assert q_QB.shape == (size, 6, 1)
     for member, q_B in zip(ensemble.members, q_QB, strict=True):
-        assert torch.equal(q_B, member(x_BD, TASK_B)[:, 0])
+        assert torch.equal(q_B, member(x_BD, TASK_B))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -9,25 +9,50 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.networks import MLP, Network, OneHot, TaskConditioning
+from mtrl_lightning.networks import MLP, MultiHead, Network, OneHot
 from tests.networks import ARCHITECTURES, uniform
+from tests.networks.test_experts import (
+    CONTRACT,
+    IN_DIM,
+    NUM_TASKS,
+    OUT_DIM,
+    Dense,
+    it_can_be_vectorized_over_parameters,
+    num_parameters,
+)
+
+PLAIN = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return MLP(IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options})
+
+
+def make_residual(**options):
+    return make(residual=True, **options)
+
+
+@pytest.mark.parametrize("check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters])
+def test_the_contract(check):  # the hidden layers are one function on a CPU, which knows no vmap
+    check(make)
+
+
+@pytest.mark.parametrize("check", CONTRACT)
+def test_the_contract_with_residual_blocks(check):
+    check(make_residual)
 
 
 def test_one_hot_by_hand():
-    x_BD = torch.tensor([[1.5, -2.0], [0.25, 4.0], [7.0, 8.0]])
-    out = OneHot(3)(x_BD, torch.tensor([2, 0, 2]))
-    assert out.tolist() == [[1.5, -2, 0, 0, 1], [0.25, 4, 1, 0, 0], [7, 8, 0, 0, 1]]
+    out = OneHot(3)(torch.tensor([2, 0, 2]))
+    assert out.tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
 
 
-def test_one_hot_says_how_many_features_it_adds_and_learns_nothing():
+def test_one_hot_says_how_many_numbers_it_gives_and_learns_nothing():
     one_hot = OneHot(5)
-    assert one_hot.extra_dim == 5
+    assert one_hot.out_dim == 5
     assert list(one_hot.parameters()) == []
     assert one_hot.state_dict() == {}
-
-
-def test_one_hot_keeps_the_type_of_the_features():
-    assert OneHot(2)(torch.ones(1, 3, dtype=torch.bfloat16), torch.tensor([1])).dtype == torch.bfloat16
 
 
 def by_hand(weights, x, task, num_tasks, depth, layer_norm):
@@ -61,7 +86,7 @@ def test_the_output_equals_a_loop_over_numbers(depth, width, layer_norm):
     torch.testing.assert_close(network(x_BD, task_B), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_hidden_layers_begin_he_uniform_with_zero_biases(architecture, layer_norm):
     torch.manual_seed(0)
@@ -78,7 +103,7 @@ def test_hidden_layers_begin_he_uniform_with_zero_biases(architecture, layer_nor
         assert torch.equal(linear.bias, torch.zeros(400))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 @pytest.mark.parametrize(("given", "bound"), [(3e-3, 3e-3), (0.5, 0.5), (0, 1 / math.sqrt(256))])
 def test_the_output_layer_begins_within_its_bound(architecture, given, bound):
     torch.manual_seed(0)
@@ -94,13 +119,13 @@ def kinds(network):
     return [type(module) for module in network.trunk]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 def test_layer_norm_is_there_only_when_it_is_asked_for(architecture):
     assert kinds(architecture(2, 1, 1, width=4, depth=2)) == [nn.Linear, nn.ReLU] * 2
     assert kinds(architecture(2, 1, 1, width=4, depth=2, layer_norm=True)) == [nn.Linear, nn.LayerNorm, nn.ReLU] * 2
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 def test_the_defaults_are_those_of_the_protocol(architecture):
     defaults = {name: p.default for name, p in inspect.signature(architecture).parameters.items()}
     assert (defaults["width"], defaults["depth"], defaults["layer_norm"]) == (400, 3, False)
@@ -116,7 +141,7 @@ def test_an_architecture_is_built_by_three_positional_numbers(architecture):
     assert network(uniform(4, 5), torch.tensor([0, 1, 2, 1])).shape == (4, 7)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 def test_the_task_makes_a_difference(architecture):
     torch.manual_seed(0)
     network = architecture(3, 2, 3, width=16, output_bound=0.5)
@@ -124,7 +149,7 @@ def test_the_task_makes_a_difference(architecture):
     assert len({tuple(row) for row in out.tolist()}) == 3
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 def test_a_row_does_not_depend_on_the_others(architecture):
     torch.manual_seed(0)
     network = architecture(3, 2, 3, width=16, output_bound=0.5, layer_norm=True).double()
@@ -136,31 +161,28 @@ def test_a_row_does_not_depend_on_the_others(architecture):
     torch.testing.assert_close(network(x_BD[order], task_B[order]), whole[order], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 def test_every_parameter_gets_a_gradient(architecture):
     torch.manual_seed(0)
-    network = architecture(3, 2, 2, width=16, output_bound=0.5, layer_norm=True, conditioning=Embedding)
+    network = architecture(3, 2, 2, width=16, output_bound=0.5, layer_norm=True, conditioning=Dense)
     network(uniform(20, 3), torch.arange(20) % 2).square().sum().backward()
     assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-class Embedding(TaskConditioning):
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
-        self.extra_dim = 4
-        self.table = nn.Embedding(num_tasks, 4)
-
-    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x_BD, self.table(task_B)], dim=-1)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", PLAIN)
 def test_another_conditioning_takes_the_place_of_the_one_hot(architecture):
-    network = architecture(3, 2, 7, width=8, conditioning=Embedding)
-    assert network.trunk[0].in_features == 3 + 4
+    network = architecture(3, 2, 7, width=8, conditioning=Dense)
+    assert network.trunk[0].in_features == 3 + 5
     assert any(parameter is network.conditioning.table.weight for parameter in network.shared_parameters())
 
 
 def test_all_of_an_mlp_is_shared():
     network = MLP(3, 2, 2, width=8)
     assert list(map(id, network.shared_parameters())) == list(map(id, network.parameters()))
+
+
+def test_residual_blocks_take_the_place_of_the_hidden_layers():
+    network = MLP(3, 2, 4, width=8, depth=2, residual=True)
+    assert kinds(network)[:3] == [nn.Linear, nn.LayerNorm, nn.ReLU] and len(network.trunk) == 3 + 2
+    assert num_parameters(network) == (8 * 8 + 16) + 2 * 2 * (9 * 8 + 16) + 9 * 2
+    assert network.last_shared_weight() is network.head.weight

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead
+from mtrl_lightning.networks.experts import is_task_major
 from tests.networks import uniform
+from tests.networks.test_experts import (
+    CONTRACT,
+    assert_equals_row_by_row,
+    it_can_be_vectorized_over_parameters,
+    num_parameters,
+    perceptron,
+)
 
 NUM_TASKS, OUT_DIM = 3, 2
 
@@ -14,6 +23,25 @@ NUM_TASKS, OUT_DIM = 3, 2
 def make(**options):
     torch.manual_seed(0)
     return MultiHead(4, OUT_DIM, NUM_TASKS, width=16, depth=2, output_bound=0.5, **options)
+
+
+def make_two_layers(**options):
+    return make(head_width=6, **options)
+
+
+def make_residual(**options):
+    return make(residual=True, head_width=6, **options)
+
+
+@pytest.mark.parametrize("check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters])
+@pytest.mark.parametrize("variant", [make, make_two_layers])
+def test_the_contract(check, variant):  # the hidden layers are one function on a CPU, which knows no vmap
+    check(variant)
+
+
+@pytest.mark.parametrize("check", CONTRACT)
+def test_the_contract_with_residual_blocks(check):
+    check(make_residual)
 
 
 def head_rows(network, task):
@@ -35,7 +63,7 @@ def test_with_one_task_it_is_an_mlp(layer_norm):
 def test_each_task_has_the_output_of_its_own_head():
     network = make()
     x_BD, task_B = uniform(9, 4), torch.tensor([0, 2, 1, 1, 2, 0, 0, 1, 2])
-    features = network.trunk(network.conditioning(x_BD, task_B))
+    features = network.trunk(torch.cat([x_BD, network.conditioning(task_B)], dim=-1))
     weight = network.heads.weight.view(NUM_TASKS, OUT_DIM, -1)
     bias = network.heads.bias.view(NUM_TASKS, OUT_DIM)
     wanted = torch.stack([weight[t] @ f + bias[t] for f, t in zip(features, task_B.tolist(), strict=True)])
@@ -80,7 +108,7 @@ def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_
     other_B = torch.arange(len(task_B) - 1, -1, -1)  # backwards: no order of tasks
     outputs, gradients = [], []
     for order_B in (torch.arange(len(task_B)), other_B):
-        assert network._is_task_major(task_B[order_B]) == (order_B is not other_B)
+        assert is_task_major(task_B[order_B], network.heads.tasks_T1) == (order_B is not other_B)
         network.zero_grad()
         out_BO = torch.empty(len(task_B), out_dim).index_copy(0, order_B, network(x_BD[order_B], task_B[order_B]))
         (out_BO * uniform(*out_BO.shape, seed=5)).sum().backward()
@@ -97,3 +125,31 @@ def test_the_order_of_the_rows_does_not_decide_the_type(out_dim):
         for task_B in (torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]), torch.tensor([], dtype=torch.int64)):
             out_BO = network(uniform(len(task_B), 4), task_B)
             assert out_BO.dtype == torch.bfloat16 and out_BO.shape == (len(task_B), out_dim)
+
+
+@pytest.mark.parametrize("head_width", [0, 6])
+def test_it_is_a_head_for_each_task_row_by_row(head_width):
+    def slow(network, x_D, task):
+        h_H = network.trunk(torch.cat([x_D, network.conditioning(torch.tensor([task]))[0]])[None])[0]
+        if head_width:
+            return perceptron(network.heads.experts.weights, network.heads.experts.biases, task, h_H)
+        rows = slice(task * OUT_DIM, (task + 1) * OUT_DIM)
+        return network.heads.weight[rows] @ h_H + network.heads.bias[rows]
+
+    assert_equals_row_by_row(make(head_width=head_width), slow)
+
+
+def test_heads_of_two_layers_are_the_tasks_own():
+    network = make_two_layers()
+    shared = {id(parameter) for parameter in network.shared_parameters()}
+    assert {name for name, p in network.named_parameters() if id(p) not in shared} == {
+        f"heads.experts.{kind}.{layer}" for kind in ("weights", "biases") for layer in (0, 1)
+    }
+    assert network.last_shared_weight() is network.trunk[2].weight
+    assert num_parameters(network.heads) == NUM_TASKS * (17 * 6 + 7 * OUT_DIM)
+    assert 0.4 < network.heads.experts.weights[1].abs().max().item() <= 0.5
+
+
+def test_a_negative_width_of_heads_is_refused():
+    with pytest.raises(ConfigurationError, match="head_width"):
+        make(head_width=-1)

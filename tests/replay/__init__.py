@@ -58,6 +58,7 @@ def make_transitions(ids: Sequence[int], tasks: Sequence[int]) -> Transitions:
         terminated_E=terminated,
         truncated_E=np.ones(len(ids), bool),
         task_E=np.array(tasks, np.int64),
+        env_E=np.arange(len(ids)),
     )
 
 

@@ -1,0 +1,113 @@
+"""How a critic's outputs tell a value, and how they learn one.
+
+Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``Q`` critics, ``K`` outputs of a critic.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mtrl_lightning.algorithms import losses
+from mtrl_lightning.errors import ConfigurationError
+
+
+class Value(nn.Module):
+    """What a critic's outputs mean; built by a factory ``() -> Value``."""
+
+    out_dim: int
+    """Outputs of a critic, ``K``."""
+
+    def q(self, output_QBK: Tensor) -> Tensor:
+        """Return the values ``[Q', B]``, of which the smallest counts."""
+        raise NotImplementedError
+
+    def loss(
+        self, output_QBK: Tensor, next_output_QBK: Tensor, reward_B: Tensor, terminated_B: Tensor,
+        next_log_prob_B: Tensor, alpha_B: Tensor, discount: float, num_tasks: int,
+    ) -> Tensor:  # fmt: skip
+        """Return each task's critic loss ``[T]``.
+
+        Args:
+            output_QBK: of the critics, for the batch's actions.
+            next_output_QBK: of the target critics, for the policy's next actions; without a graph.
+            reward_B: rewards.
+            terminated_B: where nothing is bootstrapped.
+            next_log_prob_B: log densities of the next actions.
+            alpha_B: temperatures.
+            discount: gamma.
+            num_tasks: number of trained tasks, ``T``.
+        """
+        raise NotImplementedError
+
+
+class Scalar(Value):
+    """One output a critic, its value, learned by squared error; of several critics the smallest value counts."""
+
+    out_dim = 1
+
+    def q(self, output_QBK: Tensor) -> Tensor:
+        """Return the outputs ``[Q, B]``."""
+        return output_QBK.squeeze(-1)
+
+    def loss(
+        self, output_QBK: Tensor, next_output_QBK: Tensor, reward_B: Tensor, terminated_B: Tensor,
+        next_log_prob_B: Tensor, alpha_B: Tensor, discount: float, num_tasks: int,
+    ) -> Tensor:  # fmt: skip
+        """Return ``sum_i mean (Q_i - y)^2``."""
+        next_q_QB = self.q(next_output_QBK)
+        target_B = losses.critic_target(reward_B, terminated_B, next_q_QB, next_log_prob_B, alpha_B, discount)
+        return losses.critic_loss(self.q(output_QBK), target_B, num_tasks)
+
+
+class Categorical(Value):
+    """A distribution over equally spaced values, learned by cross-entropy.
+
+    Bellemare et al. 2017 (C51); with the mean over the critics' distributions in place of the smallest value, as in
+    BRC (Nauman et al. 2025, arXiv 2505.23150). Rewards have to be scaled so that values fit between the bounds.
+
+    Args:
+        num_bins: number of values, ``K``; 101 in BRC.
+        bound: the values lie between ``-bound`` and ``bound``; 10 in BRC.
+
+    Raises:
+        ConfigurationError: if there are fewer than 2 bins or the bound is not above 0.
+    """
+
+    bin_K: Tensor
+
+    def __init__(self, num_bins: int = 101, bound: float = 10.0) -> None:
+        super().__init__()
+        if num_bins < 2 or not bound > 0:
+            raise ConfigurationError(f"num_bins is {num_bins} and bound {bound}: give at least 2 bins and a bound > 0")
+        self.out_dim = num_bins
+        self._bound = bound
+        self.register_buffer("bin_K", torch.linspace(-bound, bound, num_bins), persistent=False)
+
+    def q(self, output_QBK: Tensor) -> Tensor:
+        """Return the expected value under the critics' mean distribution, ``[1, B]``."""
+        return (output_QBK.softmax(-1) @ self.bin_K).mean(0, keepdim=True)
+
+    def loss(
+        self, output_QBK: Tensor, next_output_QBK: Tensor, reward_B: Tensor, terminated_B: Tensor,
+        next_log_prob_B: Tensor, alpha_B: Tensor, discount: float, num_tasks: int,
+    ) -> Tensor:  # fmt: skip
+        """Return ``sum_i mean -sum_k p_k log q_ik``, ``p`` the projection of ``r + discount (z - alpha log pi)``."""
+        next_BK = next_output_QBK.softmax(-1).mean(0)
+        bootstrap_BK = discount * (self.bin_K - (alpha_B * next_log_prob_B)[:, None])
+        target_BK = reward_B[:, None] + torch.where(terminated_B[:, None], 0.0, bootstrap_BK)
+        wanted_BK = self.project(next_BK, target_BK)
+        loss_QB = -(wanted_BK * F.log_softmax(output_QBK, -1)).sum(-1)
+        return losses.per_task(loss_QB.sum(0), num_tasks)
+
+    def project(self, probability_BK: Tensor, value_BK: Tensor) -> Tensor:
+        """Spread the probability of every value over its two neighbouring bins, ``[B, K]``.
+
+        A bin gets ``max(0, 1 - distance)`` of it, with distances in widths of a bin; values beyond the bounds count as
+        the bounds.
+        """
+        width = 2 * self._bound / (self.out_dim - 1)
+        value_BK = value_BK.clamp(-self._bound, self._bound)
+        share_BKK = (1 - (value_BK[:, :, None] - self.bin_K).abs() / width).clamp(min=0)
+        return torch.einsum("bk,bkj->bj", probability_BK, share_BKK)

@@ -1,0 +1,60 @@
+"""CARE, contextual attention-based representation learning (Sodhani, Zhang and Pineau, ICML 2021).
+
+Shapes: ``B`` batch, ``C`` context, ``D`` observation, ``K`` experts, ``Z`` features of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.conditioning import TaskConditioning, TaskEncoder
+from mtrl_lightning.networks.encoder import Encoder
+from mtrl_lightning.networks.language import Language
+from mtrl_lightning.networks.mixture import make_encoders
+
+
+class CARE(Encoder):
+    """Features ``sum_k a_k z_k(observation) || z_context(task)`` with ``a = softmax_k <z_k, sg(z_context)>``.
+
+    The features tell the task: actor and critic go with ``NoConditioning``. The stop-gradient ``sg`` leaves
+    the context to be trained by its part of the features alone.
+
+    Args:
+        observation_space: one-dimensional.
+        num_tasks: number of tasks, ``T``.
+        num_experts: number of encoders ``z_k``, ``k`` in the paper; 6 for MT10, 10 for MT50.
+        width: features of a hidden layer of encoders and context; 50 in the paper.
+        depth: number of hidden layers of encoders and context; 2 in the paper.
+        out_dim: features of an encoder, ``Z``; 50 in the paper.
+        conditioning: what tells the context the task: the description's frozen embedding in the paper.
+        context_dim: numbers of the context, ``C``; as many as ``out_dim``.
+
+    Raises:
+        ConfigurationError: if observations are images, context and encoders differ in size, or there would be
+            no encoder, layer or feature.
+    """
+
+    def __init__(
+        self, observation_space: Box, num_tasks: int, *, num_experts: int = 6, width: int = 50, depth: int = 2,
+        out_dim: int = 50, conditioning: Callable[[int], TaskConditioning] = Language, context_dim: int = 50,
+    ) -> None:  # fmt: skip
+        super().__init__(observation_space, num_tasks)
+        if context_dim != out_dim:
+            raise ConfigurationError(
+                f"context_dim is {context_dim} and out_dim {out_dim}: attention is their product, make them equal"
+            )
+        self.experts = make_encoders(observation_space, num_experts, width, depth, out_dim)
+        self.context = TaskEncoder(num_tasks, embedding=conditioning, width=width, depth=depth, out_dim=context_dim)
+        self.out_dim = out_dim + context_dim
+
+    def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, D]`` and ``[B]`` to ``[B, Z + C]``."""
+        z_KBZ, context_BC = self.experts(observation_BD), self.context(task_B)
+        attention_BK = torch.einsum("kbz,bz->bk", z_KBZ, context_BC.detach()).softmax(-1)
+        z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, attention_BK)
+        return torch.cat([z_BZ, context_BC], dim=-1)

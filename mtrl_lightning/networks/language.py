@@ -1,0 +1,160 @@
+"""What language says of the tasks: descriptions, and frozen embeddings of them.
+
+Shapes: ``B`` batch, ``C`` numbers of an embedding, ``T`` tasks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.conditioning import TaskConditioning
+
+DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
+"""What each task of MetaWorld and dm_control asks for, in a sentence."""
+EMBEDDINGS = Path(__file__).parent / "data" / "embeddings.json"
+"""These sentences' embeddings, made by ``python -m mtrl_lightning.networks.embed_descriptions``."""
+
+_OLD_NAMES = {
+    "basketball": "basket-ball",
+    "button-press-topdown": "button-press_topdown",
+    "disassemble": "dissassemble",
+}
+"""What MetaWorld's first version called its tasks, where it was something else."""
+
+
+class TaskTable(nn.Module):
+    """Numbers of each task that are known, and frozen, once the tasks' names are; a checkpoint holds them.
+
+    Args:
+        num_tasks: number of tasks, ``T``.
+        dim: numbers of a task, ``C``.
+    """
+
+    table_TC: Tensor
+
+    def __init__(self, num_tasks: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("table_TC", torch.full((num_tasks, dim), torch.nan))
+        self._filled = False
+        self.register_load_state_dict_post_hook(_notice_whether_filled)
+
+    def fill(self, table_TC: np.ndarray) -> None:
+        """Take the numbers ``[T, C]``."""
+        assert table_TC.shape == self.table_TC.shape, f"{table_TC.shape[0]} tasks' names for {len(self.table_TC)} tasks"
+        self.table_TC.copy_(torch.from_numpy(table_TC))
+        self._filled = True
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map tasks ``[B]`` to ``[B, C]``."""
+        assert self._filled, "the tasks have no names yet: call mtrl_lightning.networks.set_task_names first"
+        return self.table_TC[task_B]
+
+
+def _notice_whether_filled(table: TaskTable, _: Any) -> None:
+    table._filled = bool(table.table_TC.isfinite().all())
+
+
+class Language(TaskConditioning):
+    """A frozen embedding of each task's description.
+
+    Args:
+        num_tasks: number of tasks, ``T``.
+        path: JSON file with a list of numbers for each task's name, as mtrl's; null for this package's own,
+            384 numbers for each task of MetaWorld and dm_control.
+
+    Raises:
+        ConfigurationError: if the file cannot be used.
+    """
+
+    def __init__(self, num_tasks: int, *, path: str | None = None) -> None:
+        super().__init__(num_tasks)
+        self._path = EMBEDDINGS if path is None else Path(path)
+        self.out_dim = len(next(iter(_read_embeddings(self._path).values())))
+        self.embeddings = TaskTable(num_tasks, self.out_dim)
+
+    def set_task_names(self, names: Sequence[str]) -> None:
+        """Pick the tasks' embeddings.
+
+        Raises:
+            ConfigurationError: if the file has none for a task.
+        """
+        self.embeddings.fill(load_embeddings(self._path, names))
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to ``[B, C]``."""
+        return self.embeddings(task_B)
+
+
+def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
+    """Return the embeddings ``[T, C]`` of tasks in a JSON file ``{name: [numbers]}``.
+
+    A task ``reach-v3`` is also found as ``reach-v2``, ``reach-v1`` or ``reach``.
+
+    Raises:
+        ConfigurationError: if the file cannot be used or has no embedding for a task.
+    """
+    embeddings = _read_embeddings(path)
+    found = [find_name(name, embeddings) for name in names]
+    for name, key in zip(names, found, strict=True):
+        if key is None:
+            nearest = ", ".join(difflib.get_close_matches(name, embeddings, n=3, cutoff=0))
+            raise ConfigurationError(
+                f"{path} has no embedding of the task {name}; nearest are {nearest}. Add the task to the file, or to"
+                " descriptions of your own and run python -m mtrl_lightning.networks.embed_descriptions"
+            )
+    return np.stack([embeddings[key] for key in found if key is not None])
+
+
+def find_name(name: str, known: Collection[str]) -> str | None:
+    """Return what a task is called among known names: the same, or the name of another version of it, or None."""
+    stem = re.sub(r"-v\d+$", "", name)
+    stems = [stem, _OLD_NAMES.get(stem, stem)]
+    others = [s + version for s in stems for version in ("-v3", "-v2", "-v1", "")]
+    return next((candidate for candidate in [name, *others] if candidate in known), None)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Return a JSON file's values by task name.
+
+    Raises:
+        ConfigurationError: if it cannot be read, is no JSON, or holds no values by name.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror}): check the path") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no JSON file ({error}): make it again") from error
+    if not isinstance(content, dict) or not content:
+        raise ConfigurationError(f'{path} must hold values by task name, as in {{"reach-v3": ...}}')
+    return content
+
+
+def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
+    """Return each task's embedding, after a check that they are finite numbers and equally many."""
+    embeddings: dict[str, np.ndarray] = {}
+    for name, row in read_json(path).items():
+        if not isinstance(row, list) or not row or not all(type(number) in (int, float) for number in row):
+            raise ConfigurationError(f"{path}: the embedding of {name} must be a list of numbers")
+        with np.errstate(over="ignore"):
+            row_C = np.array(row, dtype=np.float64).astype(np.float32)
+        if not np.isfinite(row_C).all():
+            raise ConfigurationError(f"{path}: the embedding of {name} holds a number that is not finite")
+        embeddings[name] = row_C
+    first, dim = next((name, len(row_C)) for name, row_C in embeddings.items())
+    for name, row_C in embeddings.items():
+        if len(row_C) != dim:
+            raise ConfigurationError(
+                f"{path}: the embedding of {name} has {len(row_C)} numbers, that of {first} has {dim}: make them equal"
+            )
+    return embeddings

@@ -1,0 +1,64 @@
+"""A mixture of encoders, whose assignment to tasks is chosen (mtrl; Sodhani et al. 2021).
+
+Shapes: ``B`` batch, ``D`` observation, ``K`` experts, ``Z`` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.assignments import Assignment, Average
+from mtrl_lightning.networks.encoder import Encoder
+from mtrl_lightning.networks.experts import Experts
+
+
+class MixtureOfEncoders(Encoder):
+    """Features ``sum_k a_k(task) z_k(observation)`` of ``K`` perceptrons ``z_k``.
+
+    Args:
+        observation_space: one-dimensional.
+        num_tasks: number of tasks, ``T``.
+        num_experts: number of perceptrons, ``K``; up to 10 in mtrl.
+        width: features of a hidden layer; 50 in mtrl.
+        depth: number of hidden layers; 2 in mtrl.
+        out_dim: features that come out, ``Z``; 50 in mtrl.
+        assignment: how a task weighs the perceptrons, ``a``.
+
+    Raises:
+        ConfigurationError: if observations are images, or there would be no perceptron, layer or feature.
+    """
+
+    def __init__(
+        self, observation_space: Box, num_tasks: int, *, num_experts: int = 10, width: int = 50, depth: int = 2,
+        out_dim: int = 50, assignment: Callable[[int, int], Assignment] = Average,
+    ) -> None:  # fmt: skip
+        super().__init__(observation_space, num_tasks)
+        self.experts = make_encoders(observation_space, num_experts, width, depth, out_dim)
+        self.assignment = assignment(num_tasks, num_experts)
+        self.out_dim = out_dim
+
+    def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, D]`` and ``[B]`` to ``[B, Z]``."""
+        return torch.einsum("kbz,bk->bz", self.experts(observation_BD), self.assignment(task_B))
+
+
+def make_encoders(observation_space: Box, num_experts: int, width: int, depth: int, out_dim: int) -> Experts:
+    """Return perceptrons that encode state vectors.
+
+    Raises:
+        ConfigurationError: if observations are images, or there would be no perceptron, layer or feature.
+    """
+    if len(observation_space.shape) != 1:
+        raise ConfigurationError(
+            f"observations have the shape {observation_space.shape}: a mixture of encoders takes state vectors"
+        )
+    if min(num_experts, width, depth, out_dim) < 1:
+        raise ConfigurationError(
+            f"num_experts is {num_experts}, width {width}, depth {depth} and out_dim {out_dim}: all must be at least 1"
+        )
+    return Experts(num_experts, observation_space.shape[0], out_dim, width=width, depth=depth)

@@ -1,0 +1,154 @@
+"""Rewards brought to one scale, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale
+from mtrl_lightning.algorithms.reward_scale import discounted_returns
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import Transitions
+from tests.algorithms import attach, make_batch, make_sac, make_spec, train
+
+TASK_B = torch.tensor([0, 0, 1, 2])
+REWARD_B = torch.tensor([1.0, -2.0, 3.0, 4.0])
+
+
+def step(rewards, tasks, envs, terminated=(), truncated=()):
+    n = len(rewards)
+    empty = np.zeros((n, 1), np.float32)
+    ended = [np.array([env in which for env in envs]) for which in (terminated, truncated)]
+    return Transitions(empty, empty, np.array(rewards), empty, *ended, np.array(tasks), np.array(envs))
+
+
+def scaled(scale, alpha=(0.0, 0.0, 0.0), target_entropy=-2.0):
+    return scale(REWARD_B, TASK_B, torch.tensor(alpha), target_entropy).tolist()
+
+
+def test_without_a_scale_rewards_stay_as_they_are():
+    assert scaled(RewardScale(make_spec(3))) == REWARD_B.tolist()
+
+
+def test_mean_reward_makes_the_means_equal():
+    scale = MeanReward(make_spec(3))
+    assert scaled(scale) == REWARD_B.tolist(), "before the replay is known"
+    scale.rescale(np.array([0.5, 4.0, -1.0]))
+    assert scaled(scale) == [8.0, -16.0, 3.0, 16.0]  # 4 / 0.5, 4 / 4 and 4 / |-1|
+
+
+def test_mean_reward_of_a_task_without_any_is_bounded_and_of_no_task_is_one():
+    scale = MeanReward(make_spec(3), max_factor=50.0)
+    scale.rescale(np.array([0.0, 4.0, 2.0]))
+    assert scale.factor_T.tolist() == [50, 1, 2]
+    scale.rescale(np.zeros(3))
+    assert scale.factor_T.tolist() == [1, 1, 1]
+
+
+def test_mean_reward_knows_the_trained_tasks_alone():
+    scale = MeanReward(make_spec(3, train_tasks=(0, 2)))
+    scale.rescale(np.array([1.0, 5.0]))
+    assert scale.factor_T.tolist() == [5, 1, 1]
+
+
+def test_discounted_returns_by_hand():
+    assert discounted_returns(np.array([1.0, 2.0, 3.0]), 4.0, 0.5).tolist() == [3.25, 4.5, 5.0]
+
+
+def test_return_range_by_hand():
+    scale = ReturnRange(make_spec(3), discount=0.5, bound=10.0)
+    scale.observe(step([1.0, -1.0], [0, 1], [0, 1]))
+    assert scale.largest_T.tolist() == [0, 0, 0], "no episode has ended"
+    scale.observe(step([3.0, -5.0], [0, 1], [0, 1], terminated=[0], truncated=[1]))
+    # task 0 ends: 3 and 1 + 1.5. Task 1 is cut off: it goes on with 2 x its mean of -3: -5 - 3 = -8 and -1 - 4 = -5
+    assert scale.largest_T.tolist() == [3, 8, 0]
+    # the temperature's term is alpha H target_entropy / 2 = -2 alpha
+    assert scaled(scale, alpha=(0.5, 0.0, 1.0)) == pytest.approx([10 / 4, -20 / 4, 30 / 8, 40 / 2])
+
+
+def test_return_range_keeps_the_largest_and_begins_each_episode_anew():
+    scale = ReturnRange(make_spec(3), discount=0.5)
+    scale.observe(step([8.0], [0], [0], terminated=[0]))
+    scale.observe(step([1.0], [0], [0], terminated=[0]))
+    assert scale.largest_T[0] == 8
+
+
+def test_return_range_drops_an_episode_with_a_fault():
+    scale = ReturnRange(make_spec(3), discount=0.5)
+    scale.observe(step([100.0, 1.0], [0, 1], [0, 1]))
+    scale.observe(step([1.0], [1], [1]))  # environment 0 had a fault and begins anew
+    scale.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
+    assert scale.largest_T.tolist() == [2, 0, 0]
+
+
+def test_return_range_goes_on_in_the_middle_of_an_episode():
+    scale, other = ReturnRange(make_spec(3), discount=0.5), ReturnRange(make_spec(3), discount=0.5)
+    scale.observe(step([4.0, 1.0], [0, 1], [0, 1]))
+    other.load_state_dict(scale.state_dict())
+    for one in (scale, other):
+        one.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
+    assert scale.largest_T.tolist() == other.largest_T.tolist() == [5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MeanReward(make_spec(3), max_factor=0.5),
+        lambda: ReturnRange(make_spec(3), discount=1.0),
+        lambda: ReturnRange(make_spec(3), bound=0.0),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make):
+    with pytest.raises(ConfigurationError, match="give"):
+        make()
+
+
+class Tenfold(RewardScale):
+    def forward(self, reward_B, task_B, alpha_T, target_entropy):
+        assert alpha_T.shape == (3,) and target_entropy == -2
+        return 10 * reward_B
+
+
+def test_sac_learns_from_the_scaled_rewards():
+    spec = make_spec(3)
+    batch = make_batch(spec)
+    one, two = make_sac(spec, reward_scale=Tenfold), make_sac(spec)
+    for sac, given in ((one, batch), (two, batch._replace(reward_B=10 * batch.reward_B))):
+        attach(sac)
+        sac.training_step(given, 0)
+    for a, b in zip(one.critic.parameters(), two.critic.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_reset_gives_other_weights_and_forgets_the_optimizers_and_keeps_the_rest():
+    sac = make_sac(make_spec(3))
+    optimizers = attach(sac)
+    for update in range(3):
+        sac.training_step(make_batch(sac.spec), update)
+    before = {name: value.clone() for name, value in sac.state_dict().items()}
+    sac.reset_networks()
+    after = sac.state_dict()
+    fresh = {name for name in before if not torch.equal(before[name], after[name])}
+    networks = [name for name in before if name.startswith(("actor.", "critic.", "target_critic."))]
+    weights = {name for name in networks if "bias" not in name}
+    assert weights <= fresh and "temperature.log_alpha" not in fresh
+    assert not optimizers[0].state and not optimizers[1].state and optimizers[2].state
+    for target, source in zip(sac.target_critic.parameters(), sac.critic.parameters(), strict=True):
+        assert torch.equal(target, source)
+    seeded = make_sac(make_spec(3), seed=0)
+    assert not torch.equal(next(seeded.actor.parameters()), next(sac.actor.parameters()))
+    train(sac, 2)
+
+
+def test_two_resets_differ_and_are_repeated_by_the_seed():
+    def weights(seed, resets):
+        sac = make_sac(make_spec(3), seed=seed)
+        attach(sac)
+        for _ in range(resets):
+            sac.reset_networks()
+        return next(sac.actor.parameters()).detach().clone()
+
+    assert not torch.equal(weights(0, 1), weights(0, 2))
+    assert torch.equal(weights(0, 2), weights(0, 2))
+    assert not torch.equal(weights(0, 1), weights(1, 1))

@@ -1,0 +1,118 @@
+"""What critics' outputs mean, by hand and by loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import Categorical, Scalar, losses
+from mtrl_lightning.errors import ConfigurationError
+
+Q, B, K, T = 2, 6, 5, 3
+
+
+def draws(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def arguments():
+    terminated_B = torch.tensor([False, True, False, False, True, False])
+    return {
+        "reward_B": draws(B, seed=1),
+        "terminated_B": terminated_B,
+        "next_log_prob_B": draws(B, seed=2),
+        "alpha_B": draws(B, seed=3).exp(),
+        "discount": 0.9,
+        "num_tasks": T,
+    }
+
+
+def test_a_scalar_value_is_the_output_and_learns_by_squared_error():
+    output, following = draws(Q, B, 1, seed=4), draws(Q, B, 1, seed=5)
+    given = arguments()
+    wanted_T = [0.0] * T
+    for b in range(B):
+        smallest = min(following[i, b, 0].item() for i in range(Q))
+        value = smallest - given["alpha_B"][b].item() * given["next_log_prob_B"][b].item()
+        target = given["reward_B"][b].item() + (0 if given["terminated_B"][b] else 0.9 * value)
+        for i in range(Q):
+            wanted_T[b // 2] += (output[i, b, 0].item() - target) ** 2 / 2
+    assert Scalar().loss(output, following, **given).tolist() == pytest.approx(wanted_T, rel=1e-5)
+    assert torch.equal(Scalar().q(output), output[..., 0])
+
+
+def projection(probabilities, values, low, high):
+    """C51's projection, one value at a time (Bellemare et al. 2017, algorithm 1)."""
+    width = (high - low) / (len(probabilities) - 1)
+    result = [0.0] * len(probabilities)
+    for p, value in zip(probabilities, values, strict=True):
+        place = (min(max(value, low), high) - low) / width
+        lower, upper = math.floor(place + 1e-9), math.ceil(place - 1e-9)
+        if lower == upper:
+            result[lower] += p
+        else:
+            result[lower] += p * (upper - place)
+            result[upper] += p * (place - lower)
+    return result
+
+
+def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
+    value = Categorical(num_bins=K, bound=2.0)
+    output, following = draws(Q, B, K, seed=4), draws(Q, B, K, seed=5)
+    given = arguments()
+    bins = [-2.0, -1.0, 0.0, 1.0, 2.0]
+    wanted_T = [0.0] * T
+    for b in range(B):
+        mean = following[:, b].softmax(-1).mean(0).tolist()
+        entropy = given["alpha_B"][b].item() * given["next_log_prob_B"][b].item()
+        rest = 0.0 if given["terminated_B"][b] else 0.9
+        moved = [given["reward_B"][b].item() + rest * (z - entropy) for z in bins]
+        target = projection(mean, moved, -2.0, 2.0)
+        for i in range(Q):
+            log_q = output[i, b].log_softmax(-1).tolist()
+            wanted_T[b // 2] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / 2
+    assert value.loss(output, following, **given).tolist() == pytest.approx(wanted_T, rel=1e-4)
+
+
+def test_the_value_of_distributions_is_the_mean_of_their_expectations():
+    value, output = Categorical(num_bins=K, bound=2.0), draws(Q, B, K)
+    q = value.q(output)
+    assert q.shape == (1, B)
+    bins = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
+    wanted = [sum(float(output[i, b].softmax(-1) @ bins) for i in range(Q)) / Q for b in range(B)]
+    assert q[0].tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_projection_keeps_probability_and_mean_and_stays_within_the_bounds():
+    value = Categorical(num_bins=101, bound=10.0)
+    probability = draws(8, 101).softmax(-1)
+    inside = 5 * draws(8, 101, seed=1).tanh()
+    projected = value.project(probability, inside)
+    torch.testing.assert_close(projected.sum(-1), torch.ones(8))
+    torch.testing.assert_close(projected @ value.bin_K, (probability * inside).sum(-1), rtol=1e-4, atol=1e-4)
+    beyond = value.project(probability, torch.full((8, 101), 1e6))
+    torch.testing.assert_close(beyond[:, -1], torch.ones(8))
+
+
+def test_the_target_has_no_gradient_and_the_outputs_have():
+    value = Categorical(num_bins=K, bound=2.0)
+    output = draws(Q, B, K).requires_grad_()
+    value.loss(output, draws(Q, B, K, seed=5), **arguments()).sum().backward()
+    assert output.grad.abs().sum(-1).gt(0).all()
+
+
+@pytest.mark.parametrize("options", [{"num_bins": 1}, {"bound": 0.0}, {"bound": -1.0}])
+def test_bins_out_of_range_are_refused(options):
+    with pytest.raises(ConfigurationError, match="at least 2 bins"):
+        Categorical(**options)
+
+
+def test_scalar_is_what_the_losses_say():
+    given = arguments()
+    output, following = draws(Q, B, 1, seed=4), draws(Q, B, 1, seed=5)
+    target = losses.critic_target(
+        given["reward_B"], given["terminated_B"], following[..., 0], given["next_log_prob_B"], given["alpha_B"], 0.9
+    )
+    assert torch.equal(Scalar().loss(output, following, **given), losses.critic_loss(output[..., 0], target, T))

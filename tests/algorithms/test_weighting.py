@@ -1,0 +1,67 @@
+"""How much each task counts."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from mtrl_lightning.algorithms import ByHand, ByTemperature, EqualWeights
+from mtrl_lightning.errors import ConfigurationError
+from tests.algorithms import attach, make_batch, make_sac, make_spec
+
+
+def test_equal_weights_are_ones():
+    assert EqualWeights(make_spec(3))(torch.tensor([0.3, -2.0, 1.0])).tolist() == [1, 1, 1]
+
+
+def test_by_temperature_is_the_softmax_of_what_is_computed_by_hand():
+    log_alpha = [math.log(1.0), math.log(0.5), math.log(0.25)]
+    # exp(-log alpha) is 1, 2 and 4: shares 1/7, 2/7, 4/7 of three tasks
+    weights = ByTemperature(make_spec(3))(torch.tensor(log_alpha, requires_grad=True))
+    assert weights.tolist() == pytest.approx([3 / 7, 6 / 7, 12 / 7], rel=1e-5)
+    assert not weights.requires_grad
+
+
+def test_by_hand_is_scaled_to_the_number_of_tasks_and_leaves_others_at_one():
+    assert ByHand(make_spec(3), {"task-1": 4.0})(torch.zeros(3)).tolist() == pytest.approx([0.5, 2.0, 0.5])
+    trained = make_spec(3, train_tasks=(0, 2))
+    assert ByHand(trained, {"task-2": 3.0})(torch.zeros(2)).tolist() == pytest.approx([0.5, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"task-9": 1.0}, "unknown task 'task-9'"),
+        ({"task-0": -1.0}, "0 and above"),
+        ({"task-0": math.nan}, "0 and above"),
+        ({"task-0": 0.0, "task-1": 0.0, "task-2": 0.0}, "at least one above 0"),
+        ({}, "no task is named"),
+    ],
+)
+def test_wrong_weights_are_refused(weights, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ByHand(make_spec(3), weights)
+
+
+def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss():
+    """A task of weight 0 leaves the networks where the other task alone, counted twice, takes them."""
+    spec, alone = make_spec(2), make_spec(2, train_tasks=(0,))
+    still = partial(SGD, lr=0.1)
+    options = {"critic_optimizer": still, "actor_optimizer": still, "actor_max_grad_norm": None}
+    weighted = make_sac(spec, task_weighting=lambda s: ByHand(s, {"task-1": 0.0}), critic_max_grad_norm=None, **options)
+    plain = make_sac(alone, critic_max_grad_norm=None, **options)
+    batch = make_batch(spec, rows=4)
+    first = type(batch)(*(field[:4] for field in batch))
+    for sac, given in ((weighted, batch), (plain, first)):
+        attach(sac)
+        sac._noise = lambda b: torch.ones_like(b.action_BA)
+        sac.training_step(given, 0)
+    for a, b in zip(weighted.actor.parameters(), plain.actor.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    for a, b in zip(weighted.critic.parameters(), plain.critic.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert weighted.drain_metrics()["train/critic_loss"] != plain.drain_metrics()["train/critic_loss"]

@@ -1,0 +1,70 @@
+"""Networks that begin anew, through the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.callbacks import ResetCallback
+from mtrl_lightning.errors import ConfigurationError
+from tests.test_exact_continuation import assert_same_end
+
+RESETS = (
+    "--resets.every=300",
+    "--resets.times=2",
+    "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
+)
+LONG = ("--rollout.total_steps=1200", "--checkpoint.every=100", "--checkpoint.keep_last=-1")
+
+
+@pytest.fixture
+def resets(monkeypatch):
+    """Return the environment steps of each reset and the mean rewards told before and at them."""
+    seen, told = [], []
+    reset, begin = SAC.reset_networks, SAC.begin_learning
+
+    def note_reset(sac):
+        seen.append(sac.counters.env_steps)
+        reset(sac)
+
+    def note_means(sac, mean_reward_R):
+        told.append(mean_reward_R)
+        begin(sac, mean_reward_R)
+
+    monkeypatch.setattr(SAC, "reset_networks", note_reset)
+    monkeypatch.setattr(SAC, "begin_learning", note_means)
+    return seen, told
+
+
+def test_the_networks_begin_anew_on_schedule_and_scales_are_computed_at_once(command_line, resets):
+    command_line("fit", *RESETS, *LONG)
+    seen, told = resets
+    assert seen == [600], "the first multiple of 300 after the warm-up, and none beyond times x every"
+    assert len(told) == 2
+    assert all(mean.shape == (3,) and (mean != 0).all() for mean in told)
+
+
+def test_what_is_evaluated_and_saved_at_a_reset_are_the_networks_before(command_line):
+    command_line("fit", *RESETS, *LONG, "--name=whole")
+    command_line("fit", *LONG, *RESETS[2:], "--name=plain")
+    same = [row for row in command_line.rows("plain") if float(row["env_steps"]) <= 600]
+    assert len(same) >= 3 and command_line.rows("whole")[: len(same)] == same
+    assert command_line.rows("whole") != command_line.rows("plain")
+
+
+def test_without_a_schedule_nothing_begins_anew(command_line, resets):
+    command_line("fit")
+    assert resets[0] == [] and len(resets[1]) == 1
+
+
+def test_a_run_with_resets_continued_is_the_same_run(command_line):
+    command_line("fit", *RESETS, *LONG, "--name=whole")
+    command_line("fit", *RESETS, *LONG, "--rollout.total_steps=600", "--name=parts")
+    command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
+    assert_same_end(command_line, "whole", "parts")
+
+
+@pytest.mark.parametrize("options", [{"every": 0}, {"every": 10, "times": 0}, {"times": 2}])
+def test_wrong_schedules_are_refused(options):
+    with pytest.raises(ConfigurationError, match="resets"):
+        ResetCallback(**options)

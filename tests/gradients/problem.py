@@ -1,0 +1,65 @@
+"""Small multi-task problems whose gradients are known."""
+
+import torch
+from torch.nn import Parameter
+
+from mtrl_lightning.gradients.method import TaskParameters
+
+
+class Problem:
+    """Task ``i`` alone uses ``own[i]``; what is shared is one vector, in two parameters; a third is not used."""
+
+    def __init__(self, gradients, offset=1.0):
+        self.gradient_TD = torch.as_tensor(gradients, dtype=torch.float32)
+        num_tasks, size = self.gradient_TD.shape
+        self.offset = offset
+        self.shared = [Parameter(torch.zeros(size - 1, 1)), Parameter(torch.zeros(1))]
+        self.own = [Parameter(torch.zeros(num_tasks))]
+        self.unused = Parameter(torch.ones(3))
+        self.slope_T = torch.arange(1.0, num_tasks + 1)
+
+    @property
+    def parameters(self):
+        return TaskParameters([*self.shared, self.unused], self.own, self.shared)
+
+    @property
+    def theta_D(self):
+        return torch.cat([parameter.flatten() for parameter in self.shared])
+
+    def losses(self):
+        """Linear: their gradients are the given rows and the slopes."""
+        return self.gradient_TD @ self.theta_D + self.slope_T * self.own[0] + self.offset
+
+    def update(self, method, generator=None, lr=0.0):
+        """One update; return the gradient of what is shared."""
+        every = [*self.shared, *self.own, self.unused]
+        for parameter in every:
+            parameter.grad = None
+        method.backward(self.losses(), self.parameters, generator or torch.Generator().manual_seed(0))
+        found_D = torch.cat([parameter.grad.flatten() for parameter in self.shared])
+        with torch.no_grad():
+            for parameter in every[:-1]:
+                parameter -= lr * parameter.grad
+        method.after_step(lambda: self.losses().detach())
+        return found_D
+
+
+class Quadratic(Problem):
+    """Losses that bend, so that the gradients are others after each update; they can be negative."""
+
+    def losses(self):
+        distance_TD = self.theta_D - self.gradient_TD
+        return self.slope_T * distance_TD.square().sum(1) / 2 + self.own[0].square() + self.own[0] + self.offset
+
+
+def update(method, gradients, generator=None, offset=1.0):
+    return Problem(gradients, offset).update(method, generator)
+
+
+def random_gradients(num_tasks, size=6, seed=0):
+    return torch.randn(num_tasks, size, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_near(found, expected, atol=1e-6, rtol=1e-5):
+    expected = torch.as_tensor(expected).to(found.dtype)
+    torch.testing.assert_close(found, expected, atol=atol, rtol=rtol)

@@ -1,0 +1,54 @@
+"""Aligned-MTL against the singular values it is defined by."""
+
+import pytest
+import torch
+
+from mtrl_lightning.gradients.aligned_mtl import AlignedMTL, alignment
+from tests.gradients.problem import assert_near, random_gradients, update
+
+
+def by_svd(gradients):
+    """The closest matrix whose singular values all equal the smallest: ``s_min U V'``, and its mean row."""
+    left, size, right = torch.linalg.svd(gradients.double(), full_matrices=False)
+    kept = size > 1e-2 * size.max()
+    return (size[kept].min() * left[:, kept] @ right[kept]).mean(0)
+
+
+@pytest.mark.parametrize(("num_tasks", "size"), [(2, 4), (5, 8), (10, 40)])
+def test_it_is_the_mean_of_the_aligned_gradients(num_tasks, size):
+    gradients = random_gradients(num_tasks, size, seed=num_tasks)
+    assert_near(update(AlignedMTL(num_tasks), gradients), by_svd(gradients))
+
+
+def test_more_tasks_than_parameters():
+    gradients = random_gradients(8, 3)
+    assert_near(update(AlignedMTL(8), gradients), by_svd(gradients), atol=1e-5)
+
+
+def test_all_singular_values_become_the_smallest():
+    gradients = random_gradients(4).double()
+    aligned = alignment(gradients @ gradients.t()) @ gradients
+    smallest = torch.linalg.svdvals(gradients).min()
+    assert_near(torch.linalg.svdvals(aligned), smallest.expand(4))
+
+
+def test_orthogonal_gradients_by_hand():
+    # singular values 3 and 1: both become 1
+    assert_near(update(AlignedMTL(2), [[3.0, 0.0], [0.0, 1.0]]), [0.5, 0.5])
+
+
+def test_conflicting_gradients_by_hand():
+    # (1, 0) and (-0.6, 0.8): eigenvalues 1.6 for (1, -1) and 0.4 for (1, 1), so that B (1, 1)/2 = (1, 1)/2
+    assert_near(update(AlignedMTL(2), [[1.0, 0.0], [-0.6, 0.8]]), [0.2, 0.4])
+
+
+def test_parallel_gradients_of_any_length_give_the_mean():
+    method = AlignedMTL(3)
+    assert_near(update(method, [[1.0, 1.0], [3.0, 3.0], [0.5, 0.5]]), [1.5, 1.5])
+    assert float(method.metrics()["conflicts"]) == 0
+    assert float(method.metrics()["cosine"]) == pytest.approx(1)
+
+
+def test_rounding_is_no_component():
+    gradients = torch.ones(3, 5) + 1e-5 * random_gradients(3, 5)
+    assert_near(update(AlignedMTL(3), gradients), torch.ones(5), atol=1e-4)

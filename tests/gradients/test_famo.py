@@ -1,0 +1,104 @@
+"""FAMO: updates by hand."""
+
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients.famo import FAMO
+from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients
+
+GENERATOR = torch.Generator()
+
+
+def test_the_gradient_is_that_of_the_balanced_logarithms():
+    problem, method = Quadratic(random_gradients(3)), FAMO(3)
+    method.logit_T.copy_(torch.tensor([0.3, -0.5, 1.0]))
+    z_T = method.logit_T.softmax(0)
+    loss_T = problem.losses()
+    c = 1 / (z_T / (loss_T + 1e-8)).sum().detach()
+    every = [*problem.shared, *problem.own]
+    expected = torch.autograd.grad(c * (z_T * (loss_T + 1e-8).log()).sum(), every)
+    method.backward(problem.losses(), problem.parameters, GENERATOR)
+    for parameter, gradient in zip(every, expected, strict=True):
+        assert_near(parameter.grad, gradient)
+
+
+def test_the_weights_by_hand():
+    # losses 1 and 3 at equal z: weights 3/4 and 1/4, for own parameters too
+    problem, method = Problem([[4.0, 0.0], [0.0, 8.0]]), FAMO(2)
+    problem.offset = torch.tensor([1.0, 3.0])
+    assert_near(problem.update(method), [3.0, 2.0])
+    assert_near(problem.own[0].grad, [0.75, 0.5])
+    assert {name: float(value) for name, value in method.metrics().items()} == pytest.approx(
+        {"weight_min": 0.5, "weight_max": 1.5}
+    )
+
+
+def test_two_updates_with_an_explicit_jacobian():
+    method = FAMO(3, lr=0.1, decay=0.01)
+    logit = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    adam = torch.optim.Adam([logit], lr=0.1, weight_decay=0.01)
+    problem = Problem(torch.ones(3, 2))
+    for before, after in (([1.0, 2.0, 4.0], [0.5, 2.2, 3.9]), ([0.7, 1.0, 3.0], [0.8, 0.6, 2.0])):
+        problem.offset = torch.tensor(before)
+        method.backward(problem.losses(), problem.parameters, GENERATOR)
+        method.after_step(lambda after=after: torch.tensor(after))
+        z = logit.detach().softmax(0)
+        jacobian = torch.diag(z) - torch.outer(z, z)
+        fall = (torch.tensor(before).double() + 1e-8).log() - (torch.tensor(after).double() + 1e-8).log()
+        logit.grad = jacobian.t() @ fall
+        adam.step()
+        assert_near(method.logit_T, logit.detach())
+    assert method.logit_T.abs().max() > 0.05
+
+
+def test_weight_goes_to_the_task_that_improves_least():
+    method, problem = FAMO(3), Problem(torch.ones(3, 2))
+    for _ in range(20):
+        method.backward(problem.losses(), problem.parameters, GENERATOR)
+        method.after_step(lambda: torch.tensor([0.5, 0.99, 0.8]))
+    z = method.logit_T.softmax(0)
+    assert z[1] > z[2] > z[0]
+
+
+def test_decay_draws_the_weights_together():
+    method, problem = FAMO(2, decay=0.01), Problem(torch.ones(2, 2))
+    method.logit_T.copy_(torch.tensor([1.0, -1.0]))
+    for _ in range(10):
+        method.backward(problem.losses(), problem.parameters, GENERATOR)
+        method.after_step(lambda: torch.ones(2))
+    assert 0 < method.logit_T[0] < 0.8
+
+
+def test_a_negative_loss_is_compared_with_itself_under_one_shift():
+    method, problem = FAMO(2, decay=0.0), Problem(torch.ones(2, 2), offset=-1.0)
+    gradients = []
+    method.optimizer.register_forward_pre_hook(lambda module, args: gradients.append(args[0].clone()))
+    method.backward(problem.losses(), problem.parameters, GENERATOR)
+    method.after_step(lambda: torch.tensor([-3.0, -1.0]))
+    # lowest -3 and -1, lower -7 and -3: the losses are 6 and 2 before, 4 and 2 after; J is [[1, -1], [-1, 1]] / 4
+    fall = torch.tensor(6 / 4).log()
+    assert_near(gradients[0], torch.stack([fall, -fall]) / 4)
+
+
+def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
+    method, problem = FAMO(2), Problem(torch.ones(2, 2))
+    method.backward(problem.losses(), problem.parameters, GENERATOR)
+    method.after_step(lambda: torch.tensor([float("nan"), 1.0]))
+    assert torch.equal(method.logit_T, torch.zeros(2))
+    problem.offset = torch.tensor([float("nan"), 1.0])
+    assert problem.update(method).isnan().any()
+    assert torch.equal(method.logit_T, torch.zeros(2))
+
+
+def test_the_losses_are_computed_once_more_each_update():
+    method, problem, calls = FAMO(2), Problem(torch.ones(2, 2)), []
+    method.backward(problem.losses(), problem.parameters, GENERATOR)
+    method.after_step(lambda: calls.append(1) or torch.ones(2))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("options", [{"lr": 0.0}, {"decay": -0.1}])
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(ConfigurationError, match="FAMO"):
+        FAMO(3, **options)

@@ -1,0 +1,148 @@
+"""GradNorm against automatic differentiation of its loss."""
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients.gradnorm import GradNorm
+from mtrl_lightning.gradients.method import TaskParameters
+from mtrl_lightning.gradients.positive import WeightOptimizer
+from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
+
+GENERATOR = torch.Generator()
+
+
+class Net(nn.Module):
+    """Two shared layers, one output a task."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.heads = nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def parameters_of(self):
+        shared = [*self.first.parameters(), *self.last.parameters()]
+        return TaskParameters(shared, list(self.heads.parameters()), [self.last.weight])
+
+    def losses(self, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        x_BD, y_BT = (torch.randn(8, 3, generator=generator) for _ in range(2))
+        out_BT = self.heads(self.last(self.first(x_BD).relu()).relu())
+        return (out_BT - y_BT * torch.tensor([1.0, 3.0, 10.0])).square().mean(0)
+
+
+class Recorder(WeightOptimizer):
+    def forward(self, gradient_T):
+        self.seen = gradient_T.clone()
+        return super().forward(gradient_T)
+
+
+def by_autograd(net, seed, weight_T, initial_T, asymmetry):
+    """The gradient of ``sum_i |G_i - target_i|`` through the gradients of the network."""
+    weight_T = weight_T.clone().requires_grad_()
+    loss_T = net.losses(seed)
+    norms = []
+    for i in range(3):
+        (gradient,) = torch.autograd.grad(weight_T[i] * loss_T[i], net.last.weight, create_graph=True)
+        norms.append(gradient.norm())
+    norm_T = torch.stack(norms)
+    ratio_T = (loss_T / initial_T).detach()
+    target_T = norm_T.mean().detach() * (ratio_T / ratio_T.mean()) ** asymmetry
+    return torch.autograd.grad((norm_T - target_T).abs().sum(), weight_T)[0]
+
+
+def test_the_weights_gradient_is_that_of_the_paper():
+    net, method = Net(), GradNorm(3, asymmetry=0.7, lr=0.05)
+    method.optimizer = Recorder(3, 0.05)
+    initial_T = net.losses(0).detach()
+    for seed in range(4):
+        expected = by_autograd(net, seed, method.weight_T, initial_T, 0.7)
+        before_T = method.weight_T.clone()
+        method.backward(net.losses(seed), net.parameters_of(), GENERATOR)
+        assert_near(method.optimizer.seen, expected, rtol=1e-4)
+        assert not torch.equal(before_T, method.weight_T)
+        assert float(method.weight_T.sum()) == pytest.approx(3)
+
+
+def test_the_first_step_by_hand():
+    # norms 3, 1, 2 have the mean 2: the first weight falls by the learning rate, the second rises, the third rests
+    method = GradNorm(3, lr=0.1)
+    update(method, [[3.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
+    assert_near(method.weight_T, [0.9, 1.1, 1.0])
+
+
+def test_rounding_moves_no_weight():
+    values = random_gradients(1, 9)[0]
+    orders = [torch.randperm(9, generator=torch.Generator().manual_seed(seed)) for seed in range(7)]
+    method = GradNorm(7)
+    for _ in range(3):
+        update(method, torch.stack([values[order] for order in orders]))
+    assert_near(method.weight_T, torch.ones(7))
+
+
+def test_the_networks_gradient_is_that_of_the_weighted_mean_loss():
+    problem, method = Problem([[3.0, 0.0], [0.0, 1.0]]), GradNorm(2)
+    method.weight_T.copy_(torch.tensor([0.5, 1.5]))
+    assert_near(problem.update(method), [0.75, 0.75])
+    assert_near(problem.own[0].grad, [0.25, 1.5])
+    assert {name: float(value) for name, value in method.metrics().items()} == {"weight_min": 0.5, "weight_max": 1.5}
+
+
+def test_a_slower_task_gets_more():
+    problem, method = Problem([[1.0, 0.0], [0.0, 1.0]]), GradNorm(2)
+    problem.update(method)
+    assert_near(method.weight_T, [1.0, 1.0])
+    for _ in range(5):
+        with torch.no_grad():  # the second task's loss falls, the first's does not
+            problem.shared[1] -= 0.1
+        problem.update(method)
+    assert method.weight_T[0] > 1.05 > 0.95 > method.weight_T[1]
+
+
+def test_only_the_last_shared_layer_counts():
+    problem, method = Problem([[9.0, 1.0], [0.0, 1.0]]), GradNorm(2)
+    parameters = problem.parameters._replace(last_shared=[problem.shared[1]])
+    method.backward(problem.losses(), parameters, GENERATOR)
+    assert_near(method.weight_T, [1.0, 1.0])
+
+
+def test_the_first_losses_are_kept():
+    problem, method = Quadratic(random_gradients(3)), GradNorm(3)
+    first_T = problem.losses().detach().clone()
+    for _ in range(4):
+        problem.update(method, lr=0.1)
+    assert torch.equal(method.initial_T, first_T)
+    fresh = GradNorm(3)
+    fresh.load_state_dict(method.state_dict())
+    problem.update(fresh, lr=0.1)
+    assert torch.equal(fresh.initial_T, first_T)
+
+
+def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
+    problem, method = Quadratic(random_gradients(2)), GradNorm(2)
+    problem.update(method, lr=0.1)
+    state = {name: value.clone() for name, value in method.state_dict().items()}
+    found = Problem([[float("nan"), 1.0], [1.0, 1.0]]).update(method)
+    assert found.isnan().any()
+    assert all(torch.equal(value, state[name]) for name, value in method.state_dict().items())
+
+
+def test_weights_stay_above_zero():
+    method = GradNorm(2, lr=5.0)
+    for _ in range(4):
+        update(method, [[100.0, 0.0], [0.0, 1.0]])
+        assert method.weight_T.min() > 0
+        assert float(method.weight_T.sum()) == pytest.approx(2)
+
+
+def test_no_shared_layer_is_refused():
+    problem = Problem(torch.ones(2, 2))
+    with pytest.raises(ConfigurationError, match="choose a network"):
+        GradNorm(2).backward(problem.losses(), problem.parameters._replace(last_shared=[]), GENERATOR)
+
+
+@pytest.mark.parametrize("options", [{"asymmetry": -1.0}, {"lr": 0.0}])
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(ConfigurationError, match="GradNorm"):
+        GradNorm(3, **options)

@@ -1,0 +1,102 @@
+"""Nash-MTL: the equation it solves."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients.nash_mtl import NashMTL, bargain, solve
+from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
+
+
+@pytest.mark.parametrize(("num_tasks", "size"), [(2, 3), (5, 8), (50, 80)])
+def test_the_solution_solves_the_equation(num_tasks, size):
+    gradients = random_gradients(num_tasks, size, seed=num_tasks).double()
+    gradients *= torch.logspace(-3, 3, num_tasks, dtype=torch.float64)[:, None]
+    weight = bargain(gradients @ gradients.t())
+    assert weight.min() > 0
+    # a = s w with G a = 1 / a has one s: w (G w) is the same for every task
+    residual = weight * (gradients @ gradients.t() @ weight)
+    assert float((residual / residual.mean() - 1).abs().max()) < 2e-5
+    norm = gradients.norm(dim=1)
+    assert float((weight * norm).sum()) == pytest.approx(float(norm.mean()))
+
+
+def test_the_equation_before_any_scaling():
+    gradients = random_gradients(4).double()
+    gradients /= gradients.norm(dim=1, keepdim=True)
+    a = solve(gradients @ gradients.t())
+    assert_near(gradients @ (a @ gradients), 1 / a, atol=2e-5)
+
+
+def test_two_tasks_by_hand():
+    # unit gradients with cosine r: a = 1 / sqrt(1 + r) for both; the mean of the directions times the mean norm
+    assert_near(
+        update(NashMTL(2), [[2.0, 0.0], [-3.0, 3.0]]), torch.tensor([1 - 0.5**0.5, 0.5**0.5]) * (2 + 18**0.5) / 4
+    )
+    assert_near(solve(torch.tensor([[1.0, -0.6], [-0.6, 1.0]]).double()), torch.full((2,), 0.4**-0.5), atol=1e-5)
+
+
+def test_orthogonal_gradients_of_one_length_give_the_mean():
+    assert_near(update(NashMTL(3), torch.eye(3) * 2), torch.full((3,), 2 / 3))
+
+
+def test_all_tasks_improve_by_shares_that_multiply_to_the_most():
+    gradients = random_gradients(4)
+    found = update(NashMTL(4), gradients)
+    products = gradients @ found
+    assert products.min() > 0
+    directions = random_gradients(300, seed=3)
+    directions = directions / directions.norm(dim=1, keepdim=True) * found.norm()
+    near = found + 0.1 * directions
+    near = near / near.norm(dim=1, keepdim=True) * found.norm()
+    others = near @ gradients.t()
+    assert (others.clamp_min(0).prod(1) < products.prod()).all()
+
+
+def test_opposite_gradients_are_a_draw():
+    assert_near(update(NashMTL(2), [[1.0, 0.0], [-1.0, 0.0]]), [0.0, 0.0])
+
+
+def test_a_zero_gradient_takes_no_part():
+    found = update(NashMTL(3), [[2.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
+    assert_near(found, torch.tensor([1.0, 1.0]) / 2 * (2 + 4 + 0) / 3)
+
+
+def test_the_norm_is_limited_for_shared_parameters_only():
+    gradients = random_gradients(3) * 100
+    free, limited = Problem(gradients), Problem(gradients)
+    direction = free.update(NashMTL(3))
+    found = limited.update(NashMTL(3, max_norm=1.5))
+    assert float(found.norm()) == pytest.approx(1.5, rel=1e-5)
+    assert_near(found / found.norm(), direction / direction.norm())
+    assert torch.equal(limited.own[0].grad, free.own[0].grad)
+    assert_near(update(NashMTL(3, max_norm=1e6), gradients), direction)
+
+
+def test_weights_are_kept_for_as_many_updates_as_asked():
+    problem = Quadratic(random_gradients(3))
+    method = NashMTL(3, update_every=3)
+    kept = []
+    for _ in range(7):
+        problem.update(method, lr=0.1)
+        kept.append(method.weight_T.clone())
+        assert ("cosine" in method.metrics()) == (len(kept) in (1, 4, 7))
+    same = [torch.equal(a, b) for a, b in pairwise(kept)]
+    assert same == [True, True, False, True, True, False]
+
+
+def test_kept_weights_are_applied_to_new_gradients():
+    first, second = random_gradients(3), random_gradients(3, seed=9)
+    method = NashMTL(3, update_every=2)
+    update(method, first)
+    problem = Problem(second)
+    assert_near(problem.update(method), method.weight_T.float() @ second)
+    assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 0.0}, {"update_every": 0}])
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(ConfigurationError, match="Nash-MTL"):
+        NashMTL(3, **options)

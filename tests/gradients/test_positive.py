@@ -1,0 +1,51 @@
+"""Losses above zero, and Adam in a module's state."""
+
+import torch
+
+from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
+from tests.gradients.problem import assert_near, random_gradients
+
+
+def test_losses_that_were_never_negative_are_left_alone():
+    shifted = ShiftedLosses(2)
+    shifted.observe(torch.tensor([0.0, 3.0]))
+    assert torch.equal(shifted(torch.tensor([0.5, 2.0])), torch.tensor([0.5, 2.0]))
+
+
+def test_the_shift_by_hand():
+    shifted = ShiftedLosses(3)
+    shifted.observe(torch.tensor([-2.0, 3.0, -0.25]))
+    assert_near(shifted(torch.tensor([-2.0, 3.0, 1.0])), [3.0, 3.0, 2.5])
+    shifted.observe(torch.tensor([-1.0, -4.0, 5.0]))  # the lowest counts, not the last
+    assert_near(shifted(torch.tensor([-1.0, -4.0, 5.0])), [4.0, 5.0, 6.5])
+
+
+def test_what_was_seen_is_above_zero_and_changes_no_gradient():
+    shifted = ShiftedLosses(5)
+    for loss_T in random_gradients(20, 5) * 100:
+        shifted.observe(loss_T)
+        assert (shifted(loss_T) >= torch.where(shifted.lowest_T < 0, 1 - shifted.lowest_T, loss_T)).all()
+    loss_T = torch.zeros(5, requires_grad=True)
+    shifted(loss_T).sum().backward()
+    assert torch.equal(loss_T.grad, torch.ones(5))
+
+
+def test_losses_that_are_not_finite_are_not_remembered():
+    shifted = ShiftedLosses(3)
+    shifted.observe(torch.tensor([float("nan"), -float("inf"), -1.0]))
+    assert torch.equal(shifted.lowest_T, torch.tensor([0.0, 0.0, -1.0]))
+
+
+def test_the_optimizer_is_adam():
+    weight = torch.nn.Parameter(torch.zeros(4))
+    adam, ours, own = torch.optim.Adam([weight], lr=0.03), WeightOptimizer(4, 0.03), torch.zeros(4)
+    for gradient in random_gradients(30, 4) * torch.tensor([1.0, 1e-3, 1e3, 0.0]):
+        weight.grad = gradient.clone()
+        adam.step()
+        own -= ours(gradient)
+    assert_near(own, weight.detach())
+
+
+def test_its_state_is_in_the_module():
+    assert set(WeightOptimizer(2, 0.1).state_dict()) == {"first_T", "second_T", "count"}
+    assert list(WeightOptimizer(2, 0.1).parameters()) == []

@@ -1,0 +1,115 @@
+"""Every task's own gradient, and how they are put together."""
+
+import pytest
+import torch
+
+from mtrl_lightning.gradients.task_gradients import (
+    TaskGradients,
+    batched_gradients,
+    statistics,
+    weight_statistics,
+    weighted_backward,
+    weights_from,
+)
+from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients
+
+ROWS = [[3.0, 0.0, 4.0], [0.0, 2.0, 0.0], [-1.0, 0.0, 0.0]]
+
+
+def test_gradients_of_each_task_and_their_products():
+    problem = Problem(ROWS)
+    found = TaskGradients.of(problem.losses(), problem.parameters)
+    assert_near(torch.cat([g.flatten(1) for g in found.shared[:2]], 1), torch.tensor(ROWS))
+    assert torch.equal(found.shared[2], torch.zeros(3, 3))
+    assert_near(found.own[0], torch.tensor([1.0, 2.0, 3.0]) / 3)
+    gram = found.gram()
+    assert gram.dtype == torch.float64
+    assert_near(gram, [[25.0, 0, -3], [0, 4, 0], [-3, 0, 1]])
+
+
+def test_one_batched_pass_gives_the_same():
+    problem = Quadratic(ROWS)
+    loss_T = problem.losses()
+    shared = problem.parameters.shared
+    found = batched_gradients(loss_T, [*shared, *problem.own], retain_graph=True)
+    expected = TaskGradients.of(loss_T, problem.parameters)
+    for gradient, other in zip(found[:-1], expected.shared, strict=True):
+        assert gradient.shape == other.shape
+        assert_near(gradient, other)
+    assert_near(found[-1].mean(0), expected.own[0])
+
+
+def test_the_combination_by_hand():
+    problem = Problem(ROWS)
+    TaskGradients.of(problem.losses(), problem.parameters).combine(torch.tensor([1.0, 0.5, -2.0]))
+    assert_near(torch.cat([p.grad.flatten() for p in problem.shared]), [5.0, 1.0, 4.0])
+    assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
+    assert torch.equal(problem.unused.grad, torch.zeros(3))
+
+
+def test_shares_are_those_of_the_mean_loss():
+    problem = Problem(ROWS)
+    found = TaskGradients.of(problem.losses(), problem.parameters, torch.tensor([0.5, 0.25, 0.25]))
+    assert_near(found.own[0], [0.5, 0.5, 0.75])
+
+
+def test_the_graph_can_be_kept():
+    problem = Quadratic(ROWS)
+    loss_T = problem.losses()
+    first = TaskGradients.of(loss_T, problem.parameters, retain_graph=True)
+    second = TaskGradients.of(loss_T, problem.parameters)
+    assert_near(first.gram(), second.gram())
+    with pytest.raises(RuntimeError, match="second time"):
+        TaskGradients.of(loss_T, problem.parameters)
+
+
+@pytest.mark.parametrize("keep_own", [True, False])
+def test_known_weights_give_the_same_in_two_passes(keep_own):
+    weight_T = torch.tensor([0.2, 3.0, -1.0], dtype=torch.float64)
+    one, other = Quadratic(ROWS), Quadratic(ROWS)
+    parameters = [p.parameters if keep_own else p.parameters._replace(own=[]) for p in (one, other)]
+    TaskGradients.of(one.losses(), parameters[0]).combine(weight_T)
+    weighted_backward(other.losses(), weight_T, parameters[1])
+    for a, b in zip([*one.shared, one.unused], [*other.shared, other.unused], strict=True):
+        assert_near(a.grad, b.grad)
+    assert (other.own[0].grad is not None) == keep_own
+    if keep_own:
+        assert_near(one.own[0].grad, other.own[0].grad)
+
+
+def test_statistics_by_hand():
+    rows = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    weight_T, share_T = torch.tensor([0.5, 0.125, 0.25, 0.25]), torch.full((4,), 0.25)
+    found = statistics(rows @ rows.t(), weight_T, share_T)
+    # cosines of the pairs: -1, 0.6, 0, -0.6, 0, 0
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {"conflicts": 2 / 6, "cosine": -1 / 6, "weight_min": 0.5, "weight_max": 2.0}
+    )
+    assert {name: float(value) for name, value in weight_statistics(torch.tensor([2.0, 1.0, 4.0])).items()} == {
+        "weight_min": 1.0,
+        "weight_max": 4.0,
+    }
+
+
+def test_one_task_has_no_pairs():
+    found = statistics(torch.ones(1, 1, dtype=torch.float64), torch.ones(1), torch.ones(1))
+    assert float(found["conflicts"]) == float(found["cosine"]) == 0
+
+
+def test_where_there_is_no_answer_the_mean_is_followed():
+    share_T = torch.tensor([0.5, 0.5], dtype=torch.float64)
+
+    def solve(gram_TT):
+        raise AssertionError("not to be solved")
+
+    for gram in ([[0.0, 0.0], [0.0, 0.0]], [[1.0, float("nan")], [float("nan"), 1.0]], [[float("inf"), 1], [1, 1]]):
+        assert weights_from(torch.tensor(gram), share_T, solve) is share_T
+
+
+def test_the_matrix_to_solve_for_is_scaled():
+    rows = random_gradients(3).double()
+    gram = rows @ rows.t()
+    seen = []
+    weights_from(gram, torch.ones(3), lambda scaled: seen.append(scaled) or torch.ones(3))
+    assert_near(seen[0] * gram.diagonal().mean(), gram)
+    assert float(seen[0].diagonal().mean()) == pytest.approx(1)

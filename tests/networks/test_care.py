@@ -1,0 +1,177 @@
+"""CARE beside its equations, row by row."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.care import CARE
+from mtrl_lightning.networks.conditioning import Embedding, NoConditioning, set_task_names
+from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
+from mtrl_lightning.networks.mlp import MLP
+from tests.networks import uniform
+from tests.networks.test_conditioning import (
+    DTYPES,
+    assert_gradients_of_many_losses_at_once,
+    assert_same_output_and_gradients,
+    layers,
+    randomize,
+)
+from tests.networks.test_mixture import one_expert
+
+SPACE = Box(-np.inf, np.inf, (5,), np.float32)
+NAMES = ["reach-v3", "door-open-v3", "push-v3", "cheetah-run"]
+TASK_B = torch.tensor([2, 0, 2, 1, 3, 3, 0])
+Z = 3
+
+
+def make(seed=0, **settings):
+    settings = {"num_experts": 4, "width": 6, "out_dim": Z, "context_dim": Z, **settings}
+    encoder = CARE(SPACE, 4, **settings)
+    set_task_names(encoder, NAMES)
+    return randomize(encoder, seed)
+
+
+def slow(encoder, x_BD, task_B):
+    """Sodhani et al. 2021, section 4: encoders, context, attention, and what the policy sees."""
+    table_TC, context, rows = torch.from_numpy(load_embeddings(EMBEDDINGS, NAMES)).to(x_BD), encoder.context, []
+    for x_D, task in zip(x_BD, task_B.tolist(), strict=True):
+        context_C = layers(table_TC[task], [context.hidden[0], context.hidden[2], context.output])
+        z = [one_expert(encoder.experts, k, x_D) for k in range(4)]
+        power = [torch.exp((z_Z * context_C.detach()).sum()) for z_Z in z]
+        mixed_Z = sum(power[k] / sum(power) * z[k] for k in range(4))
+        rows.append(torch.cat([mixed_Z, context_C]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+def test_features_and_gradients_equal_a_loop_over_rows_and_experts(dtype, tolerance):
+    encoder, x_BD = make().to(dtype), uniform(7, 5, seed=9).to(dtype)
+    assert_same_output_and_gradients(encoder, encoder(x_BD, TASK_B), slow(encoder, x_BD, TASK_B), tolerance)
+
+
+def test_attention_is_sharp_and_differs_between_rows():
+    # so that the comparison above is of attention and not of a mean
+    encoder, x_BD = make(), uniform(7, 5, seed=9)
+    z_KBZ = encoder.experts(x_BD)
+    mean_BZ = z_KBZ.mean(0)
+    assert (encoder(x_BD, TASK_B)[:, :Z] - mean_BZ).abs().max() > 0.1
+
+
+def test_attention_by_hand():
+    encoder = make(num_experts=2)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()
+        encoder.context.output.bias.copy_(torch.tensor([1.0, 0.0, 2.0]))
+        encoder.experts.biases[-1][:, 0] = torch.tensor([[1.0, 5.0, 0.0], [0.0, -5.0, 1.0]])
+    # products 1 and 2
+    e, out = np.e, encoder(uniform(1, 5), torch.tensor([0]))[0].tolist()
+    assert out == pytest.approx([1 / (1 + e), 5 / (1 + e) - 5 * e / (1 + e), e / (1 + e), 1, 0, 2], rel=1e-5)
+
+
+def test_the_context_learns_from_its_own_part_of_the_features_alone():
+    encoder, x_BD = make(), uniform(7, 5)
+    parameters = list(encoder.context.parameters())
+    of_mixture = torch.autograd.grad(
+        encoder(x_BD, TASK_B)[:, :Z].square().sum(), parameters, allow_unused=True, materialize_grads=True
+    )
+    assert not any(gradient.any() for gradient in of_mixture)
+    of_context = torch.autograd.grad(encoder(x_BD, TASK_B)[:, Z:].square().sum(), parameters)
+    assert all(gradient.any() for gradient in of_context)
+
+
+def test_the_encoders_learn_from_the_attention_too():
+    encoder, x_BD = make(), uniform(7, 5)
+    with torch.no_grad():
+        context_BC = encoder.context(TASK_B)
+        weight_BK = torch.einsum("kbz,bz->bk", encoder.experts(x_BD), context_BC).softmax(-1)
+    own = torch.autograd.grad(encoder(x_BD, TASK_B)[:, 0].sum(), list(encoder.experts.parameters()))
+    fixed = torch.einsum("kbz,bk->bz", encoder.experts(x_BD), weight_BK)[:, 0].sum()
+    without = torch.autograd.grad(fixed, list(encoder.experts.parameters()))
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(own, without, strict=True))
+
+
+def test_the_embedding_is_frozen_and_everything_else_learns():
+    encoder = make()
+    encoder(uniform(7, 5), TASK_B).square().sum().backward()
+    assert [name for name, parameter in encoder.named_parameters() if not parameter.grad.any()] == []
+    assert any(buffer.shape == (4, 384) for buffer in encoder.buffers())
+    assert not any(384 in parameter.shape[:1] for parameter in encoder.parameters())
+
+
+def test_another_conditioning_takes_the_place_of_language():
+    encoder = make(conditioning=lambda num_tasks: Embedding(num_tasks, dim=3))
+    encoder(uniform(7, 5), TASK_B).square().sum().backward()
+    assert encoder.context.embedding.weight_TC.grad.any()
+
+
+def test_a_row_does_not_depend_on_the_others():
+    encoder, x_BD, order = make(), uniform(7, 5), torch.tensor([6, 3, 0, 5, 1, 4, 2])
+    whole = encoder(x_BD, TASK_B)
+    torch.testing.assert_close(encoder(x_BD[order], TASK_B[order]), whole[order])
+    torch.testing.assert_close(torch.cat([encoder(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole)
+
+
+def test_an_empty_batch_half_precision_and_many_losses_at_once():
+    encoder, x_BD = make(), uniform(7, 5)
+    assert encoder(x_BD[:0], TASK_B[:0]).shape == (0, 2 * Z) and encoder.out_dim == 2 * Z
+    assert_gradients_of_many_losses_at_once(encoder, encoder(x_BD, TASK_B))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = encoder(x_BD, TASK_B)
+    out.float().square().sum().backward()
+    torch.testing.assert_close(out.float(), encoder(x_BD, TASK_B), rtol=0.1, atol=0.1)
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+
+
+def test_the_state_holds_all_and_the_tasks_embeddings():
+    before, after, x_BD = make(), CARE(SPACE, 4, num_experts=4, width=6, out_dim=Z, context_dim=Z), uniform(7, 5)
+    with pytest.raises(AssertionError, match="set_task_names"):
+        after(x_BD, TASK_B)
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
+
+
+def test_actor_and_critic_see_the_task_in_the_features_alone():
+    encoder = make()
+    head = MLP(encoder.out_dim, 2, 4, width=8, output_bound=0.5, conditioning=NoConditioning)
+    out = head(encoder(uniform(1, 5).expand(4, 5), torch.arange(4)), torch.arange(4))
+    assert head.trunk[0].in_features == 2 * Z
+    assert len({tuple(row) for row in out.tolist()}) == 4
+
+
+def test_the_sizes_are_the_papers():
+    defaults = {name: p.default for name, p in inspect.signature(CARE).parameters.items()}
+    names = ("num_experts", "width", "depth", "out_dim", "context_dim")
+    assert [defaults[name] for name in names] == [6, 50, 2, 50, 50]
+    encoder = CARE(SPACE, 10)
+    assert encoder.out_dim == 100
+    assert [tuple(weight.shape) for weight in encoder.experts.weights] == [(6, 5, 50), (6, 50, 50), (6, 50, 50)]
+    assert [tuple(parameter.shape) for parameter in encoder.context.parameters()][::2] == [
+        (50, 384),
+        (50, 50),
+        (50, 50),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: make(context_dim=4), "context_dim is 4 and out_dim 3"),
+        (lambda: make(num_experts=0), "num_experts is 0"),
+        (lambda: make(depth=0), "depth 0"),
+        (lambda: make(width=0), "width 0"),
+        (lambda: make(out_dim=0, context_dim=0), "out_dim 0"),
+        (lambda: CARE(Box(0, 1, (3, 8, 8)), 2), r"the shape \(3, 8, 8\)"),
+        (lambda: set_task_names(CARE(SPACE, 1), ["goal-99"]), "no embedding of the task goal-99"),
+    ],
+)
+def test_what_cannot_work_is_refused(build, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build()

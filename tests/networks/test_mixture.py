@@ -1,0 +1,263 @@
+"""Mixtures of encoders and how tasks weigh them, beside the equations row by row."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.assignments import WORDS, Attention, Average, Clusters, Gate, OwnExpert
+from mtrl_lightning.networks.conditioning import Embedding, TaskEncoder, set_task_names
+from mtrl_lightning.networks.language import DESCRIPTIONS, Language
+from mtrl_lightning.networks.mixture import MixtureOfEncoders
+from tests.networks import uniform
+from tests.networks.test_conditioning import (
+    DTYPES,
+    assert_gradients_of_many_losses_at_once,
+    assert_same_output_and_gradients,
+    layers,
+    randomize,
+)
+
+SPACE = Box(-np.inf, np.inf, (5,), np.float32)
+NAMES = ["reach-v3", "door-open-v3", "push-v3", "drawer-close-v3"]
+GROUPS = [["open", "close"], ["push", "pull"], ["reach", "drawer"], ["door", "puck"]]
+CLUSTER_WEIGHTS = [[0, 0, 1, 0], [1 / 3, 1 / 3, 0, 1 / 3], [0, 1 / 2, 0, 1 / 2], [1 / 3, 1 / 3, 1 / 3, 0]]
+TASK_B = torch.tensor([2, 0, 2, 1, 3, 3, 0])
+K = 4
+
+
+def embedded(assignment, **settings):
+    return lambda t, k: assignment(t, k, conditioning=lambda n: Embedding(n, dim=3), width=6, **settings)
+
+
+def clusters(num_tasks, num_experts):
+    return Clusters(num_tasks, num_experts, words=GROUPS)
+
+
+KINDS = [
+    pytest.param(OwnExpert, id="identity"),
+    pytest.param(Average, id="ensemble"),
+    pytest.param(clusters, id="cluster"),
+    pytest.param(Gate, id="gate"),
+    pytest.param(embedded(Gate), id="gate of an embedding"),
+    pytest.param(Attention, id="attention"),
+    pytest.param(embedded(Attention, temperature=0.3), id="attention of an embedding"),
+]
+
+
+def make(assignment, seed=0, **settings):
+    settings = {"num_experts": K, "width": 6, "depth": 2, "out_dim": 3, **settings}
+    mixture = MixtureOfEncoders(SPACE, 4, assignment=assignment, **settings)
+    set_task_names(mixture, NAMES)
+    return randomize(mixture, seed)
+
+
+def one_expert(experts, k, x_D):
+    """``z_k(x)``: linear maps with ReLU between them, by sums over single features."""
+    pairs = list(zip(experts.weights, experts.biases, strict=True))
+    for i, (weight_KDH, bias_K1H) in enumerate(pairs):
+        x_D = torch.stack([(column_D * x_D).sum() for column_D in weight_KDH[k].T]) + bias_K1H[k, 0]
+        x_D = x_D if i + 1 == len(pairs) else x_D.clamp(min=0)
+    return x_D
+
+
+def slow_weights(assignment, task):
+    """``a(task)`` from the definition of each assignment."""
+    if isinstance(assignment, OwnExpert):
+        return [float(k == task) for k in range(K)]
+    if isinstance(assignment, Average):
+        return [1 / K] * K
+    if isinstance(assignment, Clusters):
+        return CLUSTER_WEIGHTS[task]
+    parts = assignment.scores
+    told_C = parts.conditioning(torch.tensor([task]))[0].detach()
+    score_K = layers(told_C, [parts.hidden[0], parts.hidden[2], parts.output])
+    if isinstance(assignment, Attention):
+        power_K = torch.stack([torch.exp(score / assignment._temperature) for score in score_K])
+        return power_K / power_K.sum()
+    best = sorted(range(K), key=lambda k: -score_K[k].item())[:2]
+    total = sum(torch.exp(score_K[k]) for k in best)
+    return [torch.exp(score_K[k]) / total if k in best else 0.0 for k in range(K)]
+
+
+def slow(mixture, x_BD, task_B):
+    rows = []
+    for x_D, task in zip(x_BD, task_B.tolist(), strict=True):
+        weight_K = slow_weights(mixture.assignment, task)
+        rows.append(sum(weight_K[k] * one_expert(mixture.experts, k, x_D) for k in range(K)))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixture_equals_a_loop_over_rows_and_experts(kind, dtype, tolerance):
+    mixture, x_BD = make(kind).to(dtype), uniform(7, 5, seed=9).to(dtype)
+    if kind is clusters:
+        tolerance = max(tolerance, 1e-6)  # the table's thirds are float32
+    assert_same_output_and_gradients(mixture, mixture(x_BD, TASK_B), slow(mixture, x_BD, TASK_B), tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_not_negative_and_sum_to_one(kind):
+    weight_BK = make(kind).assignment(TASK_B)
+    assert weight_BK.shape == (7, K) and (weight_BK >= 0).all()
+    torch.testing.assert_close(weight_BK.sum(-1), torch.ones(7))
+
+
+def test_weights_by_hand():
+    task_B = torch.tensor([2, 0, 3])
+    assert OwnExpert(4, 4)(task_B).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
+    assert Average(4, 5)(task_B).tolist() == [[pytest.approx(0.2)] * 5] * 3
+    gate, attention = Gate(4, 4), Attention(4, 4, temperature=2.0)
+    for assignment in (gate, attention):
+        with torch.no_grad():
+            assignment.scores.output.weight.zero_()
+            assignment.scores.output.bias.copy_(torch.tensor([1.0, 3.0, -1.0, 2.0]))
+    e = math.e
+    assert gate(task_B[:1]).tolist()[0] == pytest.approx([0, e / (e + 1), 0, 1 / (e + 1)])
+    powers = [math.exp(score / 2) for score in (1, 3, -1, 2)]
+    assert attention(task_B[:1]).tolist()[0] == pytest.approx([power / sum(powers) for power in powers])
+
+
+@pytest.mark.parametrize("num_chosen", [1, 2, 3, 4])
+def test_a_gate_chooses_as_many_experts_as_it_is_told(num_chosen):
+    weight_TK = make(lambda t, k: Gate(t, k, num_chosen=num_chosen)).assignment(torch.arange(4))
+    assert (weight_TK > 0).sum(-1).tolist() == [num_chosen] * 4
+
+
+def test_experts_that_no_task_of_the_batch_uses_get_no_gradient():
+    for kind in (OwnExpert, Gate, clusters):
+        mixture = make(kind)
+        mixture(uniform(7, 5), TASK_B[:1].expand(7)).square().sum().backward()
+        used_K = mixture.assignment(torch.tensor([2]))[0] > 0
+        assert 1 <= used_K.sum() < K
+        for weight_KDH in mixture.experts.weights:
+            assert torch.equal(weight_KDH.grad.flatten(1).any(1), used_K)
+
+
+@pytest.mark.parametrize("assignment", [Gate, Attention])
+@pytest.mark.parametrize("told_by", [lambda n: Embedding(n, dim=3), lambda n: TaskEncoder(n, width=6)])
+def test_what_tells_the_task_is_detached_and_all_else_learns(assignment, told_by):
+    mixture = make(lambda t, k: assignment(t, k, conditioning=told_by))
+    told = mixture.assignment.scores.conditioning
+    assert not any(parameter.requires_grad for parameter in told.parameters())
+    told.requires_grad_(True)  # whoever does this must not train it either
+    mixture(uniform(7, 5), TASK_B).square().sum().backward()
+    learns = {
+        id(parameter) for parameter in mixture.parameters() if parameter.grad is not None and parameter.grad.any()
+    }
+    assert not any(id(parameter) in learns for parameter in told.parameters())
+    others = set(map(id, mixture.parameters())) - set(map(id, told.parameters()))
+    assert others == learns
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_the_others(kind):
+    mixture, x_BD, order = make(kind), uniform(7, 5), torch.tensor([6, 3, 0, 5, 1, 4, 2])
+    whole = mixture(x_BD, TASK_B)
+    torch.testing.assert_close(mixture(x_BD[order], TASK_B[order]), whole[order])
+    torch.testing.assert_close(torch.cat([mixture(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_batch_half_precision_and_many_losses_at_once(kind):
+    mixture, x_BD = make(kind), uniform(7, 5)
+    assert mixture(x_BD[:0], TASK_B[:0]).shape == (0, 3) and mixture.out_dim == 3
+    assert_gradients_of_many_losses_at_once(mixture, mixture(x_BD, TASK_B))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = mixture(x_BD, TASK_B)
+    out.float().square().sum().backward()
+    torch.testing.assert_close(out.float(), mixture(x_BD, TASK_B), rtol=0.1, atol=0.1)
+    assert all(p.grad.isfinite().all() for p in mixture.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_holds_all(kind):
+    before, after, x_BD = make(kind), make(kind, seed=50), uniform(7, 5)
+    assert not torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
+
+
+def test_clusters_by_hand():
+    assignment = clusters(4, 4)
+    with pytest.raises(AssertionError, match="set_task_names"):
+        assignment(torch.tensor([0]))
+    assignment.set_task_names(NAMES)
+    torch.testing.assert_close(assignment(torch.arange(4)), torch.tensor(CLUSTER_WEIGHTS))
+    assert list(assignment.parameters()) == []
+
+
+def test_words_are_whole_and_in_names_or_descriptions(tmp_path):
+    path = tmp_path / "descriptions.json"
+    path.write_text(json.dumps({"opener-v1": "Do it, SLOWLY.", "swing_up": "Unclosed."}))
+    assignment = Clusters(3, 3, words=[["open", "slowly"], ["swing"], ["close", "up"]], descriptions=str(path))
+    assignment.set_task_names(["opener-v3", "swing_up", "open-close"])
+    assert assignment(torch.arange(3)).tolist() == [[1, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]
+
+
+def test_the_default_words_tell_every_described_task():
+    names = list(json.loads(DESCRIPTIONS.read_text()))
+    assignment = Clusters(len(names), 10)
+    assignment.set_task_names(names)
+    weight_TK = assignment(torch.arange(len(names)))
+    assert (weight_TK > 0).any(0).all()
+    verbs = [group[0] for group in WORDS]
+    used = {name: {verbs[k] for k in weight_K.nonzero()[:, 0]} for name, weight_K in zip(names, weight_TK, strict=True)}
+    assert used["reach-v3"] == {"reach"}
+    assert used["drawer-close-v3"] == {"close", "push"}
+    assert used["window-open-v3"] == {"open", "push"}
+    assert used["peg-insert-side-v3"] == {"pick", "insert"}
+    assert used["button-press-topdown-v3"] == {"press"}
+    assert used["cartpole-swingup"] == {"turn", "stand"}
+    words = [word for group in WORDS for word in group]
+    assert len(set(words)) == len(words)
+
+
+def test_a_task_with_none_of_the_words_is_refused():
+    with pytest.raises(ConfigurationError, match=r"the task goal-98: add one of its words"):
+        Clusters(2, 10).set_task_names(["push-v3", "goal-98"])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: make(Average, num_experts=0), "num_experts is 0"),
+        (lambda: make(Average, depth=0), "depth 0"),
+        (lambda: make(Average, width=0), "width 0"),
+        (lambda: make(Average, out_dim=0), "out_dim 0"),
+        (lambda: make(OwnExpert, num_experts=5), "num_experts is 5, set it to 4"),
+        (lambda: make(Clusters, num_experts=4), "num_experts is 4: set it to 10"),
+        (lambda: Clusters(2, 10, descriptions="nowhere.json"), r"nowhere\.json cannot be read"),
+        (lambda: make(Gate, num_experts=1), "num_chosen is 2: choose from 1 to all 1"),
+        (lambda: make(lambda t, k: Gate(t, k, num_chosen=0)), "num_chosen is 0"),
+        (lambda: make(lambda t, k: Attention(t, k, temperature=0.0)), "temperature is 0"),
+        (lambda: make(lambda t, k: Attention(t, k, temperature=math.nan)), "temperature is nan"),
+        (lambda: make(lambda t, k: Attention(t, k, width=0)), "width 0"),
+        (lambda: MixtureOfEncoders(Box(0, 1, (3, 8, 8)), 2), r"the shape \(3, 8, 8\)"),
+    ],
+)
+def test_what_cannot_work_is_refused(build, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build()
+
+
+def test_the_sizes_are_mtrls():
+    defaults = {name: p.default for name, p in inspect.signature(MixtureOfEncoders).parameters.items()}
+    assert [defaults[name] for name in ("num_experts", "width", "depth", "out_dim")] == [10, 50, 2, 50]
+    assert inspect.signature(Gate).parameters["num_chosen"].default == 2
+    assert inspect.signature(Attention).parameters["temperature"].default == 1
+
+
+def test_a_gate_takes_descriptions_too():
+    mixture = make(lambda t, k: Gate(t, k, conditioning=Language))
+    assert mixture.assignment.scores.conditioning.out_dim == 384
+    assert mixture(uniform(7, 5), TASK_B).isfinite().all()

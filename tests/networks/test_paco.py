@@ -1,0 +1,205 @@
+"""Composed parameters beside weights composed one task at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.mlp import MLP
+from mtrl_lightning.networks.paco import PaCo
+from tests.networks import uniform
+from tests.networks.test_experts import (
+    CONTRACT,
+    IN_DIM,
+    NUM_TASKS,
+    OUT_DIM,
+    Dense,
+    assert_equals_row_by_row,
+    assert_refused,
+    num_parameters,
+)
+
+INF, NAN = math.inf, math.nan
+
+
+def make(**options):
+    torch.manual_seed(0)
+    sizes = {"width": 8, "depth": 2, "num_sets": 4, "output_bound": 0.5}
+    if "conditioning" in options:
+        sizes["max_loss"] = None
+    return PaCo(IN_DIM, OUT_DIM, NUM_TASKS, **{**sizes, **options})
+
+
+@pytest.mark.parametrize("check", CONTRACT)
+def test_the_contract(check):
+    check(make)
+
+
+@pytest.mark.parametrize("options", [{}, {"conditioning": Dense}, {"depth": 1, "num_sets": 1}])
+def test_every_parameter_is_a_sum_over_the_sets(options):
+    def slow(network, x_D, task):
+        w_K = network.composition.weight @ network.conditioning(torch.tensor([task]))[0]
+        for i, (weight_KDH, bias_KH) in enumerate(zip(network.weights, network.biases, strict=True)):
+            weight_DH = sum(w * of_set for w, of_set in zip(w_K, weight_KDH, strict=True))
+            x_D = x_D @ weight_DH + sum(w * of_set for w, of_set in zip(w_K, bias_KH, strict=True))
+            x_D = x_D if i == len(network.weights) - 1 else x_D.clamp(min=0)
+        return x_D
+
+    assert_equals_row_by_row(make(**options), slow)
+
+
+class Nothing(TaskConditioning):
+    """No numbers."""
+
+    def __init__(self, num_tasks: int) -> None:
+        super().__init__(num_tasks)
+        self.out_dim = 0
+
+    def forward(self, task_B: torch.Tensor) -> torch.Tensor:
+        return torch.empty(len(task_B), 0)
+
+
+def test_with_one_set_of_weight_one_it_is_an_mlp():
+    network = make(num_sets=1)
+    network.composition.weight.data.fill_(1)
+    mlp = MLP(IN_DIM, OUT_DIM, NUM_TASKS, width=8, depth=2, conditioning=Nothing)
+    for linear, weight_1DH, bias_1H in zip(
+        [*list(mlp.trunk)[::2], mlp.head], network.weights, network.biases, strict=True
+    ):
+        linear.weight.data.copy_(weight_1DH[0].t())
+        linear.bias.data.copy_(bias_1H[0])
+    for tasks in ([0, 0, 1, 1, 2, 2], [2, 0, 1, 1]):
+        x_BD, task_B = uniform(len(tasks), IN_DIM), torch.tensor(tasks)
+        torch.testing.assert_close(network(x_BD, task_B), mlp(x_BD, task_B), rtol=1e-5, atol=1e-6)
+
+
+def test_it_begins_with_unit_rows_he_uniform_sets_and_a_bounded_output():
+    network = make(width=200, num_sets=5)
+    torch.testing.assert_close(network.composition.weight.square().sum(0), torch.ones(NUM_TASKS))
+    assert network.composition.weight.min() < 0
+    for weight_DH in network.weights[1]:
+        assert weight_DH.var().item() == pytest.approx(2 / 200, rel=0.05)
+    composed_DH = torch.einsum("k,kdh->dh", network.composition.weight[:, 1], network.weights[1])
+    assert composed_DH.var().item() == pytest.approx(2 / 200, rel=0.05)
+    assert not torch.equal(network.weights[1][0], network.weights[1][1])
+    assert not any(bias.any() for bias in network.biases[:-1])
+    for parameter in (network.weights[-1], network.biases[-1]):
+        assert 0.3 < parameter.abs().max().item() <= 0.5
+
+
+@pytest.mark.parametrize("tasks", [[0, 0, 1, 1, 2, 2], [1, 2, 0, 1]])
+def test_a_task_trains_its_own_w_alone_and_all_sets(tasks):
+    network, task_B = make(), torch.tensor(tasks)
+    network(uniform(len(tasks), IN_DIM), task_B)[task_B == 1].square().sum().backward()
+    assert network.composition.weight.grad.any(0).tolist() == [False, True, False]
+    assert all(parameter.grad.flatten(1).any(1).all() for parameter in network.weights)
+
+
+def names_of(network, parameters):
+    found = {id(parameter) for parameter in parameters}
+    return {name for name, parameter in network.named_parameters() if id(parameter) in found}
+
+
+def test_a_table_of_w_is_the_tasks_own():
+    network = make(depth=1)
+    assert names_of(network, network.shared_parameters()) == {"weights.0", "weights.1", "biases.0", "biases.1"}
+    assert network.last_shared_weight() is network.weights[-1]
+    dense = make(depth=1, conditioning=Dense)
+    assert len(list(dense.shared_parameters())) == len(list(dense.parameters()))
+
+
+def test_the_number_of_parameters():
+    assert num_parameters(make(depth=3, num_sets=4)) == 4 * (5 * 8 + 2 * 9 * 8 + 9 * OUT_DIM) + 4 * NUM_TASKS
+
+
+def test_losses_that_explode_are_masked_and_give_no_gradient():
+    network = make(max_loss=10.0)
+    loss_T = torch.tensor([3.0, 10.0, 10.5, INF, NAN, -INF, -50.0], requires_grad=True)
+    masked_T = network.mask_losses(loss_T)
+    assert masked_T.tolist() == [3, 10, 0, 0, 0, 0, -50]
+    masked_T.sum().backward()
+    assert loss_T.grad.tolist() == [1, 1, 0, 0, 0, 0, 1]
+    assert make().mask_losses(torch.tensor([2999.0, 3001.0])).tolist() == [2999, 0]
+    assert make(max_loss=None).mask_losses(torch.tensor([1e9])).tolist() == [1e9]
+
+
+def table(network):
+    return network.composition.weight.detach().clone().t()
+
+
+def step(network, losses, tasks, seed=0):
+    network.after_step(torch.tensor(losses), torch.tensor(tasks), torch.Generator().manual_seed(seed))
+    return table(network)
+
+
+def test_an_exploding_task_begins_again_between_the_others():
+    torch.manual_seed(1)
+    network = PaCo(IN_DIM, OUT_DIM, 5, width=4, depth=1, num_sets=6, max_loss=10.0)
+    before_TK = table(network)
+    after_TK = step(network, [1.0, 11.0, 2.0, NAN], [4, 1, 2, 0])
+    assert torch.equal(after_TK[[2, 3, 4]], before_TK[[2, 3, 4]])
+    for task in (0, 1):  # of the healthy trained tasks 4 and 2; task 3 is not trained
+        share = torch.linalg.lstsq(before_TK[[4, 2]].t(), after_TK[task][:, None]).solution[:, 0]
+        torch.testing.assert_close(share @ before_TK[[4, 2]], after_TK[task], rtol=1e-4, atol=1e-5)
+        assert share.min() > 0
+        assert share.sum().item() == pytest.approx(1, abs=1e-5)
+    assert not torch.equal(after_TK[0], after_TK[1])
+
+
+def test_the_combination_is_that_of_the_generators_numbers():
+    network = make(max_loss=10.0)
+    before_TK = table(network)
+    after_TK = step(network, [1.0, 1.0, 11.0], [0, 1, 2], seed=7)
+    share = 1 - torch.rand(3, 3, generator=torch.Generator().manual_seed(7))[2]
+    wanted_K = (share[0] * before_TK[0] + share[1] * before_TK[1]) / (share[0] + share[1])
+    torch.testing.assert_close(after_TK[2], wanted_K, rtol=1e-6, atol=1e-7)
+
+
+def test_a_w_that_is_no_number_does_not_spread():
+    network = make(max_loss=10.0)
+    network.composition.weight.data[:, 0] = NAN
+    before_TK = table(network)
+    after_TK = step(network, [NAN, 11.0, 1.0], [0, 1, 2])
+    torch.testing.assert_close(after_TK, before_TK[[2, 2, 2]])
+
+
+@pytest.mark.parametrize("losses", [[1.0, 10.0, -5.0], [11.0, NAN, INF]])
+def test_nothing_changes_if_none_explodes_or_all_do(losses):
+    network = make(max_loss=10.0)
+    before_TK = table(network)
+    assert torch.equal(step(network, losses, [0, 1, 2]), before_TK)
+
+
+def test_the_generator_is_asked_for_as_much_whether_a_task_explodes_or_not():
+    states = []
+    for loss in (1.0, 11.0):
+        generator = torch.Generator().manual_seed(0)
+        make(max_loss=10.0).after_step(torch.tensor([1.0, loss, 1.0]), torch.arange(3), generator)
+        states.append(generator.get_state())
+    assert torch.equal(states[0], states[1])
+
+
+def test_without_a_largest_loss_nothing_begins_again():
+    network = make(max_loss=None)
+    before_TK = table(network)
+    assert torch.equal(step(network, [1.0, 1e9, NAN], [0, 1, 2]), before_TK)
+
+
+def test_w_must_be_a_table_to_begin_again():
+    with pytest.raises(ConfigurationError, match="max_loss to null"):
+        PaCo(IN_DIM, OUT_DIM, NUM_TASKS, conditioning=Dense)
+
+
+def test_sizes_that_cannot_be_are_refused():
+    assert_refused(PaCo, depth=0, width=0, num_sets=0, max_loss=0.0)
+
+
+def test_one_task_and_one_feature():
+    network = PaCo(1, 1, 1, width=1, depth=1, num_sets=1)
+    assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
+    network.after_step(torch.tensor([NAN]), torch.tensor([0]), torch.Generator())
+    assert network.composition.weight.isfinite().all()

@@ -1,0 +1,71 @@
+"""One network a task."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.separate import Separate
+from tests.networks import uniform
+from tests.networks.test_experts import (
+    CONTRACT,
+    IN_DIM,
+    NUM_TASKS,
+    OUT_DIM,
+    assert_equals_row_by_row,
+    assert_refused,
+    num_parameters,
+    perceptron,
+)
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return Separate(IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, **options})
+
+
+@pytest.mark.parametrize("check", CONTRACT[1:])  # the first asks for a conditioning, of which there is none
+def test_the_contract(check):
+    check(make)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_it_is_a_perceptron_for_each_task(depth):
+    def slow(network, x_D, task):
+        return perceptron(network.own.experts.weights, network.own.experts.biases, task, x_D)
+
+    assert_equals_row_by_row(make(depth=depth), slow)
+
+
+@pytest.mark.parametrize("tasks", [[0, 0, 1, 1, 2, 2], [1, 2, 0, 1]])
+def test_a_tasks_loss_leaves_the_other_tasks_alone(tasks):
+    network, task_B = make(), torch.tensor(tasks)
+    network(uniform(len(tasks), IN_DIM), task_B)[task_B == 1].square().sum().backward()
+    for parameter in network.parameters():
+        assert [bool(gradient.any()) for gradient in parameter.grad] == [False, True, False]
+
+
+def test_nothing_is_shared():
+    assert list(make().shared_parameters()) == []
+    with pytest.raises(ConfigurationError, match="mean"):
+        make().last_shared_weight()
+
+
+def test_the_number_of_parameters():
+    assert num_parameters(make(width=8, depth=3)) == NUM_TASKS * (5 * 8 + 2 * 9 * 8 + 9 * 2)
+
+
+def test_the_output_begins_within_its_bound():
+    network = make(width=64, output_bound=0.25)
+    for parameters in (network.own.experts.weights, network.own.experts.biases):
+        assert 0.15 < parameters[-1].abs().max().item() <= 0.25
+
+
+def test_one_task_and_one_feature():
+    network = Separate(1, 1, 1, width=1, depth=1)
+    assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
+
+
+def test_sizes_that_cannot_be_are_refused():
+    assert_refused(Separate, depth=0, width=0)

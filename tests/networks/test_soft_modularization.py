@@ -1,0 +1,139 @@
+"""Soft modularization beside the paper's equations, module by module."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mtrl_lightning.networks.soft_modularization import SoftModularization
+from tests.networks import uniform
+from tests.networks.test_experts import (
+    CONTRACT,
+    IN_DIM,
+    NUM_TASKS,
+    OUT_DIM,
+    Dense,
+    assert_equals_row_by_row,
+    assert_refused,
+    num_parameters,
+    randomized,
+)
+
+
+def make(**options):
+    torch.manual_seed(0)
+    sizes = {"width": 6, "depth": 2, "num_modules": 2, "embedding_dim": 5, "output_bound": 0.5}
+    return SoftModularization(IN_DIM, OUT_DIM, NUM_TASKS, **{**sizes, **options})
+
+
+def make_deep(**options):
+    return make(**{"depth": 4, "num_modules": 3, **options})
+
+
+@pytest.mark.parametrize("check", CONTRACT)
+@pytest.mark.parametrize("variant", [make, make_deep])
+def test_the_contract(check, variant):
+    check(variant)
+
+
+def linear(layer, x_D):
+    return layer.weight @ x_D + layer.bias
+
+
+def slow(network, x_D, task):
+    """One row, module by module."""
+    code = network.conditioning(torch.tensor([task]))[0]
+    f_E = linear(network.encoder[2], linear(network.encoder[0], x_D).clamp(min=0))
+    z_E = f_E * linear(network.task_encoder, code)
+    num_modules, depth = network.layers[0].num_experts, len(network.layers)
+    g = [f_E.clamp(min=0)] * num_modules
+    p = linear(network.routing[0], z_E.clamp(min=0))
+    for layer in range(depth):
+        weights, biases = network.layers[layer].weights[0], network.layers[layer].biases[0]
+        outputs = [(g[j] @ weights[j] + biases[j, 0]).clamp(min=0) for j in range(num_modules)]
+        taken = []
+        for i in range(1 if layer == depth - 1 else num_modules):
+            shares = [p[num_modules * i + j].exp() for j in range(num_modules)]
+            taken.append(sum(share / sum(shares) * output for share, output in zip(shares, outputs, strict=True)))
+        g = taken
+        if layer < depth - 1:
+            p = linear(network.routing[layer + 1], (linear(network.routing_inputs[layer], p) * z_E).clamp(min=0))
+    return linear(network.head, g[0])
+
+
+@pytest.mark.parametrize("conditioning", [{}, {"conditioning": Dense}])
+@pytest.mark.parametrize(("depth", "num_modules"), [(1, 1), (1, 3), (2, 2), (3, 2), (4, 4)])
+def test_it_is_the_papers_equations_row_by_row(depth, num_modules, conditioning):
+    assert_equals_row_by_row(make(depth=depth, num_modules=num_modules, **conditioning), slow)
+
+
+def test_shares_add_up_to_one_and_begin_nearly_even():
+    network = make_deep(embedding_dim=50, width=20)
+    task_B = torch.tensor([0, 1, 2, 2])
+    routes = network.route(uniform(4, 50), task_B)
+    assert [tuple(route.shape) for route in routes] == [(4, 3, 3)] * 3 + [(4, 1, 3)]
+    for p_BMM in routes:
+        torch.testing.assert_close(p_BMM.sum(-1), torch.ones(p_BMM.shape[:2]))
+        torch.testing.assert_close(p_BMM, torch.full(p_BMM.shape, 1 / 3), rtol=0, atol=0.1)
+        assert not torch.equal(p_BMM[2], p_BMM[0])
+
+
+def test_the_task_decides_the_routes_and_nothing_else():
+    network = randomized(make(embedding_dim=40))
+    f_BE = uniform(1, 40).expand(3, 40)
+    route_BMM = network.route(f_BE, torch.arange(3))[0]
+    assert len({tuple(route.flatten().tolist()) for route in route_BMM}) == 3
+    for layer in network.routing:
+        layer.weight.data.zero_()
+    out = network(uniform(1, IN_DIM).expand(3, IN_DIM), torch.arange(3))
+    torch.testing.assert_close(out, out[:1].expand(3, -1))
+
+
+def test_with_even_routes_the_output_is_the_mean_of_the_modules():
+    network = randomized(make(depth=1))
+    network.routing[0].weight.data.zero_()
+    network.routing[0].bias.data.zero_()
+    x_BD = uniform(3, IN_DIM)
+    modules = network.layers[0](network.encoder(x_BD).relu())
+    torch.testing.assert_close(network(x_BD, torch.arange(3)), network.head(modules.mean(0)))
+
+
+@pytest.mark.parametrize(("depth", "m"), [(1, 2), (2, 2), (4, 3)])
+def test_the_number_of_parameters(depth, m):
+    d, e, network = 6, 5, make(depth=depth, num_modules=m)
+    encoders = (IN_DIM + 1) * e + (e + 1) * e + (NUM_TASKS + 1) * e
+    routing = (e + 1) * ((depth - 1) * m * m + m) + (depth - 1) * (m * m + 1) * e
+    modules = m * ((e + 1) * d + (depth - 1) * (d + 1) * d)
+    assert num_parameters(network) == encoders + routing + modules + (d + 1) * OUT_DIM
+
+
+def test_all_is_shared_and_the_last_shared_layer_is_the_output():
+    network = make()
+    assert list(map(id, network.shared_parameters())) == list(map(id, network.parameters()))
+    assert network.last_shared_weight() is network.head.weight
+
+
+def test_layers_begin_within_their_bounds():
+    network = make(width=256, embedding_dim=400)
+    assert 2.9e-3 < network.routing[0].weight.abs().max().item() <= 3e-3
+    assert network.layers[1].weights[0].abs().max().item() == pytest.approx(math.sqrt(6 / 256), rel=0.01)
+    assert network.encoder[2].weight.var().item() == pytest.approx(2 / 400, rel=0.02)
+    assert 0.48 < network.head.weight.abs().max().item() <= 0.5
+    assert F.relu(network.head.bias.abs() - 0.5).sum() == 0
+
+
+def test_the_defaults_are_those_of_the_paper():
+    network = SoftModularization(12, 8, 10)
+    assert [tuple(layer.weights[0].shape) for layer in network.layers] == [(2, 400, 256), (2, 256, 256)]
+
+
+def test_one_task_and_one_feature():
+    network = SoftModularization(1, 1, 1, width=1, depth=1, num_modules=1, embedding_dim=1)
+    assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
+
+
+def test_sizes_that_cannot_be_are_refused():
+    assert_refused(SoftModularization, depth=0, width=0, num_modules=0, embedding_dim=0)
