@@ -62,14 +62,23 @@ class Descent:
             generator: for draws of the gradient method, on the CPU.
             device_generator: for draws of the networks, on their device.
         """
+        kind = loss_T.device.type
+        precision = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+        def again() -> Tensor:
+            with torch.autocast(*precision):
+                new_T = losses()
+            return self._learned_from(new_T) * weight_T
+
         optimizer.zero_grad()
-        self._method.backward(self._learned_from(loss_T) * weight_T, self.parameters, generator)
-        norm = nn.utils.clip_grad_norm_(self._all, self._max_norm)
-        optimizer.step()
-        for network in self._networks:
-            network.after_step(loss_T.detach(), task_T, device_generator)
-        with torch.no_grad():
-            self._method.after_step(lambda: self._learned_from(losses()) * weight_T)
+        with torch.autocast(kind, enabled=False):  # which would round the products of gradients
+            self._method.backward(self._learned_from(loss_T) * weight_T, self.parameters, generator)
+            norm = nn.utils.clip_grad_norm_(self._all, self._max_norm)
+            optimizer.step()
+            for network in self._networks:
+                network.after_step(loss_T.detach(), task_T, device_generator)
+            with torch.no_grad():
+                self._method.after_step(again)
         return {"loss": loss_T.mean(), "grad_norm": norm, **self._method.metrics()}
 
     def _learned_from(self, loss_T: Tensor) -> Tensor:

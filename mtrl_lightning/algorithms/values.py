@@ -87,7 +87,7 @@ class Categorical(Value):
 
     def q(self, output_QBK: Tensor) -> Tensor:
         """Return the expected value under the critics' mean distribution, ``[1, B]``."""
-        return (output_QBK.softmax(-1) @ self.bin_K).mean(0, keepdim=True)
+        return (output_QBK.softmax(-1) * self.bin_K).sum(-1).mean(0, keepdim=True)  # a product would be rounded to bf16
 
     def loss(
         self, output_QBK: Tensor, next_output_QBK: Tensor, reward_B: Tensor, terminated_B: Tensor,
@@ -110,4 +110,4 @@ class Categorical(Value):
         width = 2 * self._bound / (self.out_dim - 1)
         value_BK = value_BK.clamp(-self._bound, self._bound)
         share_BKK = (1 - (value_BK[:, :, None] - self.bin_K).abs() / width).clamp(min=0)
-        return torch.einsum("bk,bkj->bj", probability_BK, share_BKK)
+        return (probability_BK[:, :, None] * share_BKK).sum(1)

@@ -1,0 +1,155 @@
+"""Every network with every gradient method, built by the command line from the YAML files and updated on real steps."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.cli import MultiTaskCLI
+from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
+from mtrl_lightning.replay import ReplayBuffer
+from mtrl_lightning.rollout import Collector
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+from tests.conftest import ROOT
+
+PRECISIONS = ("32-true", "bf16-mixed")
+ROWS = 4
+"""Transitions of a task in a batch."""
+
+
+def both(**options: Any) -> list[str]:
+    return [f"--model.init_args.{w}.init_args.{k}={v}" for k, v in options.items() for w in ("actor", "critic")]
+
+
+def encoder(**options: Any) -> list[str]:
+    return [f"--model.init_args.encoder.init_args.{k}={v}" for k, v in options.items()]
+
+
+MIXTURE = [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5)]
+NETWORKS: dict[str, list[str]] = {
+    "brc": both(width=8),
+    "care": [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5, context_dim=5)],
+    "film": both(width=8),
+    "film_scalar": both(width=8),
+    "language": both(width=8),
+    "mixture_attention": MIXTURE,
+    "mixture_cluster": MIXTURE,
+    "mixture_ensemble": MIXTURE,
+    "mixture_gate": MIXTURE,
+    "mixture_identity": [*MIXTURE, *encoder(num_experts=4)],
+    "mlp": both(width=8),
+    "mlp_residual": both(width=8),
+    "moore": both(width=8),
+    "multi_head": both(width=8),
+    "multi_head_mtrl": both(width=8, head_width=6),
+    "paco": both(width=8),
+    "separate": both(width=8),
+    "soft_modularization": both(width=8, embedding_dim=12),
+    "task_embedding": both(width=8),
+    "task_encoder": both(width=8),
+}
+"""Every file of ``configs/network``, and options that make it small."""
+GRADIENTS = ("aligned_mtl", "cagrad", "cagrad_fast", "famo", "gradnorm", "mean", "nash_mtl", "pcgrad")
+NEEDS_SHARED = ("aligned_mtl", "cagrad", "cagrad_fast", "gradnorm", "nash_mtl", "pcgrad")
+BENCHMARKS: dict[str, Benchmark] = {
+    "toy": ToyConflict(num_tasks=4, horizon=5),
+    "metaworld": MetaWorld(["reach", "push", "drawer-close", "window-open"], horizon=5, num_goals=1),
+}
+"""Four tasks each, so that one expert a task fits both."""
+ENV_OPTIONS = {
+    "toy": ["-c", str(ROOT / "configs/env/toy_conflict.yaml"), "--data.benchmark.init_args.num_tasks=4"],
+    "metaworld": ["-c", str(ROOT / "configs/env/metaworld_custom.yaml")],
+}
+
+
+class Built(NamedTuple):
+    """What the command line built."""
+
+    cli: MultiTaskCLI
+    model: Any
+
+
+def build(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, *extra: str) -> Built:
+    """Let the command line build everything up to the point where it would train."""
+    built: list[Built] = []
+    monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: built.append(Built(self, model)))
+    command_line(
+        "fit", *ENV_OPTIONS[env], "-c", str(ROOT / f"configs/network/{network}.yaml"), *NETWORKS[network], *extra,
+        f"--data.batch_size={4 * ROWS}", "--data.capacity=160", "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false", "--data.benchmark.init_args.horizon=5",
+        configs=("base", "algorithm/mtsac"), small=False,
+    )  # fmt: skip
+    return built[0]
+
+
+@cache
+def batches(env: str) -> tuple[EnvSpec, list[TransitionBatch], dict[int, Any]]:
+    """Return two batches of transitions of the real environments, and the vector steps that they are from."""
+    benchmark = BENCHMARKS[env]
+    envs = VectorEnv(benchmark, list(range(4)), num_workers=0)
+    collector, buffer = Collector(envs, Uniform()), ReplayBuffer(benchmark.spec, 160)
+    steps = {}
+    for i in range(12):
+        transitions, _ = collector.step("random")
+        buffer.add(transitions)
+        steps[i] = transitions
+    envs.close()
+    return benchmark.spec, [buffer.sample(4 * ROWS) for _ in range(2)], steps
+
+
+class Uniform:
+    """A policy that draws its actions uniformly."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(0)
+
+    def act(self, observation_ED: np.ndarray, task_E: np.ndarray, mode: str) -> np.ndarray:
+        return self._generator.uniform(-1, 1, (len(task_E), 2 if observation_ED.shape[1] == 2 else 4))
+
+
+def update(built: Built, env: str) -> dict[str, float]:
+    """Make two updates as the trainer would; return the metrics."""
+    spec, given, steps = batches(env)
+    model = built.model
+    assert model.spec.task_names == spec.task_names
+    for transitions in steps.values():
+        model.observe(transitions)
+    model.begin_learning(np.ones(4))
+    optimizers = model.configure_optimizers()
+    model.optimizers = lambda use_pl_optimizer=True: optimizers
+    for i, batch in enumerate(given):
+        with built.cli.trainer.precision_plugin.train_step_context():
+            model.training_step(batch, i)
+    return model.drain_metrics()
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def check_updates(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, gradient: str) -> None:
+    """Build and update in both precisions; every number stays finite, every network learns, and precisions are near."""
+    config = str(ROOT / f"configs/gradient/{gradient}.yaml")
+    ends = []
+    for precision in PRECISIONS:
+        built = build(command_line, monkeypatch, env, network, "-c", config, f"--trainer.precision={precision}")
+        model = built.model
+        assert built.cli.trainer.precision == precision
+        before = parameters_of(model)
+        metrics = update(built, env)
+        after = parameters_of(model)
+        assert all(np.isfinite(value) for value in metrics.values()), metrics
+        assert all(torch.isfinite(value).all() for value in after.values())
+        for part in ("actor.", "critic.", "temperature."):
+            assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith(part))
+        assert (f"train/critic_{STATISTIC[gradient]}" in metrics) if gradient in STATISTIC else True
+        ends.append(torch.cat([value.flatten() - before[name].flatten() for name, value in after.items()]))
+    assert not torch.equal(*ends), "the precision reached the networks"
+    assert torch.nn.functional.cosine_similarity(*ends, dim=0) > 0.6
+
+
+STATISTIC = dict.fromkeys((*NEEDS_SHARED, "famo"), "weight_max")

@@ -1,0 +1,62 @@
+"""Every parameter gets a gradient from the loss that should train it, and none from the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtrl_lightning.algorithms.descent import without_gradients
+from tests.conftest import ROOT
+from tests.matrix import NETWORKS, batches, build
+
+WAITING = {
+    # the two experts that the gate does not choose for any task, and those whose words no task has, learn nothing
+    "mixture_gate": ("encoder.experts",),
+    "mixture_cluster": ("encoder.experts",),
+}
+
+
+def with_gradient(module, prefix=""):
+    return {prefix + name for name, p in module.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+def trained(module, prefix=""):
+    return {prefix + name for name, p in module.named_parameters() if p.requires_grad}
+
+
+def test_every_file_is_in_the_matrix():
+    assert sorted(NETWORKS) == sorted(path.stem for path in ROOT.glob("configs/network/*.yaml"))
+
+
+@pytest.mark.parametrize("env", ["toy", "metaworld"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, env):
+    wide = ["--model.init_args.actor.init_args.width=32", "--model.init_args.critic.init_args.width=32"]
+    model = build(command_line, monkeypatch, env, network, *wide).model
+    _, (batch, _), _ = batches(env)
+    model._critic_losses(batch, torch.randn(batch.action_BA.shape))[0].sum().backward()
+    given = trained(model.critic, "critic.") | trained(model.encoder, "encoder.")
+    got = with_gradient(model, "")
+    assert got <= given, "the critic's loss trains critics and encoder alone"
+    waiting = tuple(WAITING.get(network, ()))
+    assert {name for name in given - got if not (waiting and name.startswith(waiting))} == set()
+    model.zero_grad()
+    with without_gradients(model._critic_parameters):
+        model._actor_losses(batch, torch.randn(batch.action_BA.shape))[0].sum().backward()
+    assert with_gradient(model, "") == trained(model.actor, "actor."), "the actor's loss trains the actor alone"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_parameter_has_one_optimizer_and_one_place_in_the_gradient_method(command_line, monkeypatch, network):
+    model = build(command_line, monkeypatch, "toy", network).model
+    critic, actor, temperature = (
+        {id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in model.configure_optimizers()
+    )
+    assert not critic & actor and not (critic | actor) & temperature
+    for name, optimized in (("critic", critic), ("actor", actor)):
+        parameters = model._descents[name].parameters
+        shared, own = [{id(p) for p in part} for part in (parameters.shared, parameters.own)]
+        frozen = {id(p) for p in (*model.encoder.parameters(), *model.critic.parameters()) if not p.requires_grad}
+        assert not shared & own and shared | own == optimized - frozen
+        assert {id(p) for p in parameters.last_shared} <= shared
+        assert len(parameters.shared) + len(parameters.own) == len(shared) + len(own), "none twice"
