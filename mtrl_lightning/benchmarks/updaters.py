@@ -80,12 +80,12 @@ class Work:
         return torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16-mixed", cache_enabled=False)
 
 
-def make_sac(work: Work, seed: int = 1) -> SAC:
-    """Return the algorithm with the numbers of ``configs/experiment/mt10_mtmhsac.yaml``."""
+def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
+    """Return the algorithm with the numbers of ``configs/experiment/mt10_mtmhsac.yaml``; options are further ones."""
     network = partial(MultiHead, width=work.width, depth=work.depth)
     actor, critic = partial(network, output_bound=1e-3), partial(network, output_bound=3e-3)
     how: Any = work.compile
-    return SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed).to(work.device)
+    return SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed, **options).to(work.device)
 
 
 def make_batches(work: Work) -> list[TransitionBatch]:

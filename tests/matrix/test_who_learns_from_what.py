@@ -49,9 +49,8 @@ def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, e
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_parameter_has_one_optimizer_and_one_place_in_the_gradient_method(command_line, monkeypatch, network):
     model = build(command_line, monkeypatch, "toy", network).model
-    critic, actor, temperature = (
-        {id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in model.configure_optimizers()
-    )
+    optimizers = model.configure_optimizers()
+    critic, actor, temperature = ({id(p) for g in made.param_groups for p in g["params"]} for made in optimizers)
     assert not critic & actor and not (critic | actor) & temperature
     for name, optimized in (("critic", critic), ("actor", actor)):
         parameters = model._descents[name].parameters
