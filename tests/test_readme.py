@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_args
 from tests.test_benchmarks_learning import TINY
 
 COMMANDS = [
@@ -15,7 +15,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 RUNS = [command for command in COMMANDS if command.startswith("python cli.py")]
-BENCHMARKS = [command for command in COMMANDS if command.startswith("python -m mtrl_lightning.benchmarks.")]
+PROGRAMS = [command for command in COMMANDS if command.startswith("python -m mtrl_lightning.")]
 SHORT = {
     "fit": ["--evaluation.num_episodes=1", "--evaluation.every=1000000", "--checkpoint.every=1000000"],
     "validate": ["--evaluation.num_episodes=1"],
@@ -26,6 +26,7 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "faults": ["--help"],
     "stepping": ["--tasks=1", "--workers=0", "--env_steps=5", "--repeats=1"],
     "updating": ["--num_tasks=2", "--rows=4", "--width=8", "--updates=2", "--repeats=1"],
+    "gradients": ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=1", "--repeats=1"],
     "replay": ["--tasks=3", "--rows=4", "--capacity=60", "--width=8", "--calls=2", "--repeats=1"],
     "end_to_end": ["--help"],
 }
@@ -77,8 +78,8 @@ def test_every_command_runs(quickstart_folder, command):
     assert EXPECTED[command.split()[2]] in printed
 
 
-@pytest.mark.parametrize("command", BENCHMARKS)
-def test_every_benchmark_runs(command, tmp_path):
+@pytest.mark.parametrize("command", PROGRAMS)
+def test_every_program_runs(command, tmp_path):
     module, *given = command.split()[2:]
     name = module.rsplit(".", 1)[1]
     if name == "learning":  # the same variants of a tiny run
@@ -93,4 +94,35 @@ def test_every_benchmark_runs(command, tmp_path):
 
 
 def test_every_command_is_known():
-    assert {*COMMANDS[:2], *RUNS, *BENCHMARKS} == set(COMMANDS)
+    assert {*COMMANDS[:2], *RUNS, *PROGRAMS} == set(COMMANDS)
+
+
+def test_every_file_that_is_named_is_there():
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"(?:configs|notebooks|results)/[\w/]+\.\w+", text))
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def options_of(parsed, prefix=""):
+    """Return the names of all options of a printed configuration."""
+    for name, value in parsed.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from options_of(value, f"{prefix}{name}.")
+
+
+def test_what_the_table_for_users_of_mtrl_names_are_options():
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| mtrl | here |") : text.index("## Results")]
+    here = " ".join(row.rsplit(" | ", 1)[1] for row in table.splitlines()[2:] if row.startswith("|"))
+    begun = ("rollout", "evaluation", "checkpoint", "replay", "data", "model", "trainer")
+    named = {word for word in re.findall(r"`([\w.]+)`", here) if "." in word and word.split(".")[0] in begun}
+    assert len(named) > 25
+    found = set()
+    for network in ("multi_head_mtrl", "care", "mixture_cluster"):
+        configs = ("base", "env/metaworld_mt10", "algorithm/mtsac", f"network/{network}", "gradient/gradnorm")
+        line = [sys.executable, "cli.py", "fit", *config_args(*configs), "--print_config"]
+        printed = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        found |= set(options_of(yaml.safe_load(printed)))
+    assert named - found == set()
