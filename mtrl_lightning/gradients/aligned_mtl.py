@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
-from mtrl_lightning.gradients.task_gradients import TaskGradients, statistics, weights_from
+from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_shares
 
 TOLERANCE = torch.finfo(torch.float32).eps
 """Eigenvalues up to ``T`` times this share of the largest count as zero: the products are summed in float32."""
@@ -28,22 +28,11 @@ class AlignedMTL(GradientMethod):
         num_tasks: number of trained tasks, ``T``.
     """
 
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
-        self._statistics: dict[str, Tensor] = {}
-
     def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Set the gradients."""
+        share_T = equal_shares(len(loss_T))
         gradients = TaskGradients.of(loss_T, parameters)
-        gram_TT = gradients.gram()
-        share_T = torch.full((len(loss_T),), 1 / len(loss_T), dtype=torch.float64)
-        weight_T = weights_from(gram_TT, share_T, lambda scaled_TT: alignment(scaled_TT) @ share_T)
-        gradients.combine(weight_T)
-        self._statistics = statistics(gram_TT, weight_T, share_T)
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Return conflicts, cosine and weights of the last call."""
-        return self._statistics
+        _, self._statistics = gradients.follow(lambda gram_TT: alignment(gram_TT) @ share_T, share_T)
 
 
 def alignment(gram_TT: Tensor) -> Tensor:

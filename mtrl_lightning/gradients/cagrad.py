@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
-from mtrl_lightning.gradients.task_gradients import TaskGradients, statistics, weights_from
+from mtrl_lightning.gradients.task_gradients import TaskGradients
 
 SMOOTHING = 1e-4
 """Smallest ``||g_w||``, relative to a gradient's root mean square norm.
@@ -50,7 +50,6 @@ class CAGrad(GradientMethod):
             raise ConfigurationError(f"CAGrad samples {num_sampled} tasks: give at least 1, or null for all")
         self.c = c
         self.num_sampled = num_sampled
-        self._statistics: dict[str, Tensor] = {}
 
     def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Set the gradients; sampled tasks are drawn from the generator."""
@@ -58,14 +57,7 @@ class CAGrad(GradientMethod):
         share_G = member_GT.sum(1) / len(loss_T)
         loss_G = (member_GT / member_GT.sum(1, keepdim=True)).to(loss_T) @ loss_T
         gradients = TaskGradients.of(loss_G, parameters, share_G)
-        gram_GG = gradients.gram()
-        weight_G = weights_from(gram_GG, share_G, lambda scaled_GG: self._weights(scaled_GG, share_G))
-        gradients.combine(weight_G)
-        self._statistics = statistics(gram_GG, weight_G, share_G)
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Return conflicts, cosine and weights of the last call, of the groups where tasks are sampled."""
-        return self._statistics
+        _, self._statistics = gradients.follow(lambda gram_GG: self._weights(gram_GG, share_G), share_G)
 
     def _groups(self, num_tasks: int, generator: torch.Generator) -> Tensor:
         """Return which tasks are in which group, ``[G, T]`` of zeros and ones."""

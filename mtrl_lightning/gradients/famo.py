@@ -53,7 +53,6 @@ class FAMO(GradientMethod):
         self.optimizer = WeightOptimizer(num_tasks, lr)
         self.register_buffer("logit_T", torch.zeros(num_tasks))
         self._before_T: Tensor | None = None
-        self._statistics: dict[str, Tensor] = {}
 
     @property
     def is_one_pass(self) -> bool:
@@ -83,7 +82,3 @@ class FAMO(GradientMethod):
         gradient_T = z_T * (fall_T - z_T @ fall_T) + self.decay * self.logit_T
         if torch.isfinite(gradient_T).all():
             self.logit_T.sub_(self.optimizer(gradient_T))
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Return the weights of the last call."""
-        return self._statistics

@@ -56,7 +56,6 @@ class GradNorm(GradientMethod):
         self.optimizer = WeightOptimizer(num_tasks, lr)
         self.register_buffer("weight_T", torch.ones(num_tasks))
         self.register_buffer("initial_T", torch.zeros(num_tasks))
-        self._statistics: dict[str, Tensor] = {}
 
     def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Add the gradient of the weighted mean loss to every parameter's ``.grad``; then learn the weights.
@@ -72,10 +71,6 @@ class GradNorm(GradientMethod):
         self._statistics = weight_statistics(self.weight_T.clone())
         if torch.isfinite(norm_T).all() and torch.isfinite(loss_T).all():
             self._learn(loss_T.detach(), norm_T)
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Return the weights of the last call."""
-        return self._statistics
 
     def _learn(self, loss_T: Tensor, norm_T: Tensor) -> None:
         self.initial_T.copy_(torch.where(self.optimizer.count == 0, loss_T, self.initial_T))

@@ -40,6 +40,7 @@ class GradientMethod(nn.Module):
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
         self.num_tasks = num_tasks
+        self._statistics: dict[str, Tensor] = {}
 
     @property
     def is_one_pass(self) -> bool:
@@ -77,4 +78,4 @@ class GradientMethod(nn.Module):
 
     def metrics(self) -> dict[str, Tensor]:
         """Return statistics of the last call as scalar tensors."""
-        return {}
+        return self._statistics

@@ -14,10 +14,9 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
-    statistics,
+    equal_shares,
     weight_statistics,
     weighted_backward,
-    weights_from,
 )
 
 RIDGE = 1e-6
@@ -58,28 +57,19 @@ class NashMTL(GradientMethod):
         self.update_every = update_every
         self.register_buffer("weight_T", torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64))
         self.register_buffer("since", torch.tensor(0))
-        self._statistics: dict[str, Tensor] = {}
 
     def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Set the gradients, with new weights or those of before."""
         if self.since == 0:
             gradients = TaskGradients.of(loss_T, parameters)
-            gram_TT = gradients.gram()
-            share_T = torch.full((len(loss_T),), 1 / len(loss_T), dtype=torch.float64)
-            weight_T = weights_from(gram_TT, share_T, bargain)
-            gradients.combine(weight_T)
+            weight_T, self._statistics = gradients.follow(bargain, equal_shares(len(loss_T)))
             self.weight_T.copy_(weight_T)
-            self._statistics = statistics(gram_TT, weight_T, share_T)
         else:
             weighted_backward(loss_T, self.weight_T, parameters)
             self._statistics = weight_statistics(self.weight_T * self.num_tasks)
         self.since.add_(1).remainder_(self.update_every)
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_(parameters.shared, self.max_norm)
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Return weights of the last call, and conflicts and cosine where it solved for them."""
-        return self._statistics
 
 
 def bargain(gram_TT: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
-from mtrl_lightning.gradients.task_gradients import TaskGradients, statistics, weights_from
+from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_shares
 
 
 class PCGrad(GradientMethod):
@@ -23,23 +23,11 @@ class PCGrad(GradientMethod):
         num_tasks: number of trained tasks, ``T``.
     """
 
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
-        self._statistics: dict[str, Tensor] = {}
-
     def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Set the gradients; the orders are drawn from the generator."""
         gradients = TaskGradients.of(loss_T, parameters)
-        gram_TT = gradients.gram()
-        order_TO = orders(len(loss_T), generator)
-        share_T = torch.full((len(loss_T),), 1 / len(loss_T), dtype=torch.float64)
-        weight_T = weights_from(gram_TT, share_T, lambda scaled_TT: projected(scaled_TT, order_TO).mean(0))
-        gradients.combine(weight_T)
-        self._statistics = statistics(gram_TT, weight_T, share_T)
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Return conflicts, cosine and weights of the last call."""
-        return self._statistics
+        order_TO, share_T = orders(len(loss_T), generator), equal_shares(len(loss_T))
+        _, self._statistics = gradients.follow(lambda gram_TT: projected(gram_TT, order_TO).mean(0), share_T)
 
 
 def orders(num_tasks: int, generator: torch.Generator) -> Tensor:

@@ -72,6 +72,26 @@ class TaskGradients(NamedTuple):
         for parameter, gradient in zip(self.parameters.own, self.own, strict=True):
             parameter.grad = gradient
 
+    def follow(self, solve: Callable[[Tensor], Tensor], share_T: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Combine the gradients with the weights that a method finds for their Gram matrix.
+
+        Args:
+            solve: returns the weights ``[T]`` for the Gram matrix divided by its mean diagonal.
+            share_T: the mean's weights.
+
+        Returns:
+            The weights, and ``statistics`` of them.
+        """
+        gram_TT = self.gram()
+        weight_T = weights_from(gram_TT, share_T, solve)
+        self.combine(weight_T)
+        return weight_T, statistics(gram_TT, weight_T, share_T)
+
+
+def equal_shares(num_tasks: int) -> Tensor:
+    """Return the mean's weights, ``[T]`` times ``1 / T``, as the Gram matrix's type."""
+    return torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
+
 
 def batched_gradients(loss_T: Tensor, parameters: list[Parameter], retain_graph: bool) -> list[Tensor]:
     """Return for every parameter the gradients of all losses, ``[T, *shape]``, in one pass."""
