@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from mtrl_lightning.benchmarks import end_to_end, measuring, replay, stepping, updating
+from mtrl_lightning.benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
 from mtrl_lightning.benchmarks.entrants import Entrant, started
 from mtrl_lightning.benchmarks.pacing import Pacer
 from mtrl_lightning.benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
@@ -90,6 +90,24 @@ def test_updating_runs_all_variants(capsys):
     assert first["framework_ms"]["32-true"]["median"] == pytest.approx(np.median(trainer - direct))
     assert (wider["sizes"]["width"], wider["sizes"]["batch_size"]) == (16, 8)
     assert "Lightning's trainer costs" in updating.text_of(found)
+
+
+def test_gradient_methods_are_compared_with_the_mean(capsys):
+    small = ["--tasks", "2", "3", "--rows=4", "--width=8", "--depth=1", "--updates=1", "--repeats=2"]
+    found = printed_json(gradients.main, *small, "--methods", "pcgrad", "famo", capsys=capsys)
+    check_machine(found["machine"])
+    assert [(table["tasks"], table["batch_size"]) for table in found["tables"]] == [(2, 8), (3, 12)]
+    for table in found["tables"]:
+        check_rows(table["results"], repeats=2)
+        assert [row["variant"] for row in table["results"]] == ["mean", "pcgrad", "famo"]
+        mean, pcgrad, _ = (np.array(row["rounds"]) for row in table["results"])
+        assert table["results"][0]["times_the_mean"] == {"median": 1.0, "min": 1.0, "max": 1.0}
+        assert table["results"][1]["times_the_mean"]["median"] == pytest.approx(np.median(pcgrad / mean))
+    assert "times the mean" in gradients.text_of(found)
+
+
+def test_every_gradient_method_is_measured():
+    assert sorted(gradients.METHODS) == sorted(path.stem for path in ROOT.glob("configs/gradient/*.yaml"))
 
 
 def test_sizes_grow_one_at_a_time_and_windows_stay_short():

@@ -231,11 +231,17 @@ def plot(curves: dict[str, Curves], metric: str, path: Path) -> Path:
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for name, (env_steps_N, scores_STN) in curves.items():
+    for i, (name, (env_steps_N, scores_STN)) in enumerate(curves.items()):
         generator, ticks = np.random.default_rng(0), range(len(env_steps_N))
         means = [interquartile_mean(scores_STN[:, :, n]) for n in ticks]
         low, high = zip(*(interval(scores_STN[:, :, n], generator) for n in ticks), strict=True)
-        (line,) = axes.plot(env_steps_N, means, marker=".", label=f"{name} ({len(scores_STN)} seeds)")
+        (line,) = axes.plot(
+            env_steps_N,
+            means,
+            marker=".",
+            linestyle=("-", "--", ":")[i // 10 % 3],
+            label=f"{name} ({len(scores_STN)} seeds)",
+        )
         axes.fill_between(env_steps_N, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="environment steps, all tasks", ylabel=f"{metric}, interquartile mean")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
