@@ -92,12 +92,12 @@ class MultiTaskCLI(LightningCLI):
         )
         parser.add_argument("--root", type=str, default="runs", help="folder of all runs")
         for callback, section in (
+            (ResetCallback, "resets"),
             (RolloutCallback, "rollout"),
             (EvaluationCallback, "evaluation"),
             (MetricsCallback, "metrics"),
             (ReplayCallback, "replay"),
             (CheckpointCallback, "checkpoint"),
-            (ResetCallback, "resets"),  # last: what is evaluated and saved at that step are the networks before
         ):
             parser.add_lightning_class_args(callback, section)
         parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")

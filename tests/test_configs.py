@@ -137,12 +137,18 @@ SIZES = {  # of the papers: MT10 and MT50
     "ars": {"MultiHead": ({}, {}, {"width": 400, "depth": 3})},
     "mtmhsac": {"MultiHead": ({}, {}, {"width": 400, "depth": 3})},
     "mtsac": {"MLP": ({}, {}, {"width": 400, "depth": 3})},
-    "multi_head": {"MultiHead": ({}, {}, {"width": 400, "depth": 3, "head_width": 400})},
-    "film": {"FiLM": ({}, {}, {"width": 400, "depth": 3})},
+    "multi_head": {"MultiHead": ({}, {}, {"width": 400, "depth": 4, "head_width": 400})},
+    "film": {"FiLM": ({}, {}, {"width": 400, "depth": 3, "scalar": True})},
     "separate": {"Separate": ({}, {}, {"width": 400, "depth": 3})},
     "care": {"MLP": ({}, {}, {"width": 400, "depth": 3})},
 }
 METHODS = {"pcgrad": "PCGrad", "cagrad": "CAGrad", "famo": "FAMO", "nash_mtl": "NashMTL", "aligned_mtl": "AlignedMTL"}
+
+NUMBERS = {
+    "cagrad": lambda tasks: {"c": {10: 0.9, 50: 0.5}[tasks]},
+    "famo": lambda tasks: {"lr": 0.025, "decay": {10: 0.001, 50: 0.01}[tasks]},
+    "nash_mtl": lambda tasks: {"max_norm": 1.0},
+}
 
 
 def parts_of(name):
@@ -176,7 +182,10 @@ def test_experiments_are_the_published_protocol(name):
     assert (sac["discount"], sac["tau"], sac["num_critics"]) == (0.99, 0.005, 2)
     assert {sac["actor_max_grad_norm"], sac["critic_max_grad_norm"]} == {None if is_mtrl else 1.0}
     assert (sac["log_std_min"], sac["log_std_max"]) == (-10 if method == "moore" else -20, 2)
-    assert sac["temperature"]["init_args"] == {"initial": 1.0, "per_task": method != "pcgrad"}
+    assert sac["temperature"]["init_args"] == {
+        "initial": 1.0,
+        "per_task": method not in ("pcgrad", "cagrad", "famo", "nash_mtl"),
+    }
     for optimizer in ("actor", "critic", "temperature"):
         init = sac[f"{optimizer}_optimizer"]["init_args"]
         assert (init["lr"], init.get("eps")) == (3e-4, None if is_mtrl else 1e-5)
@@ -193,8 +202,9 @@ def test_experiments_have_the_published_network_and_method(name):
         assert ("conditioning" in given) == (method in ("care", "film"))
         given.pop("conditioning", None)
         assert given == {**always, **(on_mt10 if tasks == 10 else on_mt50), "output_bound": bound}
-        wanted = METHODS.get(method, "Mean")
-        assert sac[f"{network}_gradient"]["class_path"] == f"mtrl_lightning.gradients.{wanted}"
+        wanted, gradient = METHODS.get(method, "Mean"), sac[f"{network}_gradient"]
+        assert gradient["class_path"] == f"mtrl_lightning.gradients.{wanted}"
+        assert gradient.get("init_args") == NUMBERS.get(method, lambda tasks: None)(tasks)
     assert ("task_weighting" in sac) == (method == "soft_modularization")
     assert ("encoder" in sac) == (method == "care") and ("reward_scale" in sac) == (method == "ars")
     if method == "care":

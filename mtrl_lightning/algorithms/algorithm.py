@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.algorithms.state import Generators, MeanMetrics, global_generators, restore_global_generators
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
@@ -36,6 +37,7 @@ class Algorithm(LightningModule):
         self.stopwatch = Stopwatch()
         self.mean_metrics = MeanMetrics()
         self.generators = Generators(seed)
+        self.reward_scale = RewardScale(spec)
 
     def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
         """Choose actions ``[E, A]``."""
@@ -50,9 +52,11 @@ class Algorithm(LightningModule):
 
     def observe(self, transitions: Transitions) -> None:
         """Hear of the transitions of one vector step, as they happen."""
+        self.reward_scale.observe(transitions)
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Hear of each trained task's mean reward in the replay, before the first update and at each reset."""
+        self.reward_scale.rescale(mean_reward_R)
 
     def reset_networks(self) -> None:
         """Begin anew with other weights; what was seen stays.

@@ -1,7 +1,10 @@
-"""Checks of an algorithm's numbers."""
+"""Checks of an algorithm's numbers and parts."""
 
 from __future__ import annotations
 
+from mtrl_lightning.algorithms.reward_scale import RewardScale
+from mtrl_lightning.algorithms.temperature import Temperature
+from mtrl_lightning.algorithms.weighting import TaskWeighting
 from mtrl_lightning.errors import ConfigurationError
 
 
@@ -19,3 +22,13 @@ def check_ranges(
         raise ConfigurationError(f"discount is {discount}, tau {tau}: give 0 <= discount <= 1 and 0 < tau <= 1")
     if not low < high:
         raise ConfigurationError(f"log_std_min {low} must be below log_std_max {high}")
+
+
+def check_parts(weighting: TaskWeighting, temperature: Temperature, reward_scale: RewardScale, discount: float) -> None:
+    """Check that SAC's parts go together.
+
+    Raises:
+        ConfigurationError: naming those that do not.
+    """
+    weighting.check(temperature)
+    reward_scale.check(discount)

@@ -43,10 +43,10 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
     """
     if how == "cudagraphs" and device.type != "cuda":
         raise ConfigurationError("compile cudagraphs needs a CUDA device: set compile to none or default")
-    if how == "cudagraphs" and not is_one_pass:
+    if how != "none" and not is_one_pass:
         raise ConfigurationError(
-            "compile cudagraphs cannot differentiate task by task, as the gradient method does: set compile to none or"
-            " default"
+            f"compile {how} cannot be differentiated task by task, as the gradient method does: set compile to none, or"
+            " the gradient methods to Mean or FAMO"
         )
     if how == "default" and device.type == "cpu":
         compilers = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]

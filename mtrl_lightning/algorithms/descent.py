@@ -27,7 +27,6 @@ class Descent:
         networks: what is trained; more than one for an ensemble.
         encoder: trained with them, if anything.
         max_norm: global norm to which the gradient is clipped; None for no clipping.
-        compiled: whether the losses are compiled.
 
     Raises:
         ConfigurationError: if the norm is not above 0, or the gradient method has nothing to work on.
@@ -35,7 +34,6 @@ class Descent:
 
     def __init__(
         self, method: GradientMethod, networks: Iterable[nn.Module], encoder: nn.Module | None, max_norm: float | None,
-        compiled: bool,
     ) -> None:  # fmt: skip
         if max_norm is not None and not max_norm > 0:
             raise ConfigurationError(
@@ -43,7 +41,7 @@ class Descent:
             )
         self._method, self._networks = method, [cast(Network, network) for network in networks]
         self._max_norm = float("inf") if max_norm is None else max_norm
-        self.parameters = task_parameters(self._networks, encoder)._replace(in_one_pass=not compiled)
+        self.parameters = task_parameters(self._networks, encoder)
         self._all = self.parameters.shared + self.parameters.own
         method.check(self.parameters)
 

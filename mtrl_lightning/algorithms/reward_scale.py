@@ -29,6 +29,13 @@ class RewardScale(nn.Module):
         super().__init__()
         self._train_tasks = list(spec.train_tasks)
 
+    def check(self, discount: float) -> None:
+        """Check that the scale fits the critic's discount.
+
+        Raises:
+            ConfigurationError: if it does not.
+        """
+
     def observe(self, transitions: Transitions) -> None:
         """Hear of one vector step's transitions."""
 
@@ -65,7 +72,7 @@ class MeanReward(RewardScale):
 
     def rescale(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Compute the factors anew."""
-        mean_R = np.abs(mean_reward_R)
+        mean_R = np.nan_to_num(np.abs(mean_reward_R))  # a task without transitions is refused where it is sampled
         largest = mean_R.max() or 1.0
         factor_R = np.where(mean_R.max() > 0, largest / np.maximum(mean_R, largest / self._max_factor), 1.0)
         self.factor_T[self._train_tasks] = torch.as_tensor(factor_R).to(self.factor_T)
@@ -81,7 +88,7 @@ class ReturnRange(RewardScale):
     BRC (Nauman et al. 2025, arXiv 2505.23150): ``r bound / (max |G| - alpha H target_entropy / 2)`` with the effective
     horizon ``H = 1 / (1 - discount)``. ``G`` are the discounted returns from every step of every finished episode to
     its end; a truncated one is continued with ``H`` times its mean reward. Until a task's first episode has ended its
-    rewards are divided by the temperature's term alone, if that is above 0.
+    rewards are scaled by the temperature's term alone. Where the divisor is not above 0, they stay as they are.
 
     Args:
         spec: the tasks.
@@ -103,6 +110,14 @@ class ReturnRange(RewardScale):
         self._rewards: dict[int, list[float]] = {}
         self.register_buffer("largest_T", torch.zeros(spec.num_tasks))
 
+    def check(self, discount: float) -> None:
+        """Refuse another discount than the critic's."""
+        if discount != self._discount:
+            raise ConfigurationError(
+                f"reward_scale has the discount {self._discount} and the critic {discount}: set"
+                " model.init_args.reward_scale.init_args.discount to the critic's"
+            )
+
     def observe(self, transitions: Transitions) -> None:
         """Add the rewards to their episodes; take the returns of those that ended.
 
@@ -123,7 +138,7 @@ class ReturnRange(RewardScale):
     def forward(self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float) -> Tensor:
         """Divide by the task's range."""
         range_T = self.largest_T - alpha_T * self._horizon * target_entropy / 2
-        return reward_B * (self._bound / range_T.clamp(min=1e-8))[task_B]
+        return reward_B * torch.where(range_T > 0, self._bound / range_T, 1.0)[task_B]
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rewards of the episodes under way."""

@@ -20,7 +20,7 @@ from torch.optim import Adam, Optimizer
 
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.checks import check_ranges
+from mtrl_lightning.algorithms.checks import check_parts, check_ranges
 from mtrl_lightning.algorithms.compiling import Compile, check_compile, compiled
 from mtrl_lightning.algorithms.descent import Descent, without_gradients
 from mtrl_lightning.algorithms.reward_scale import RewardScale
@@ -32,7 +32,7 @@ from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.networks import MLP, Encoder, Ensemble, Identity, Network, SquashedGaussian, set_task_names
-from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch, Transitions
+from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch
 
 
 class SAC(Algorithm):
@@ -125,10 +125,10 @@ class SAC(Algorithm):
         self.temperature = temperature(spec.num_tasks)
         self.task_weighting, self.reward_scale = task_weighting(spec), reward_scale(spec)
         self.target_encoder, self.target_critic = frozen_copy(self.encoder), frozen_copy(self.critic)
-        critics, graph = self.critic.members, compile != "none"
+        check_parts(self.task_weighting, self.temperature, self.reward_scale, discount)
         self._descents = {
-            "critic": Descent(self.critic_gradient, critics, self.encoder, critic_max_grad_norm, graph),
-            "actor": Descent(self.actor_gradient, [self.actor], None, actor_max_grad_norm, graph),
+            "critic": Descent(self.critic_gradient, self.critic.members, self.encoder, critic_max_grad_norm),
+            "actor": Descent(self.actor_gradient, [self.actor], None, actor_max_grad_norm),
         }
         self._critic_parameters = [p for p in self.critic.parameters() if p.requires_grad]
         self._compile, self._compiled_critic_losses = compile, compiled(self._critic_losses, compile)
@@ -220,18 +220,10 @@ class SAC(Algorithm):
         temperatures = {f"train/temperature/{n}": a for n, a in zip(self.spec.task_names, alpha, strict=True)}
         return metrics | temperatures if metrics else {}
 
-    def observe(self, transitions: Transitions) -> None:
-        """Let the rewards' scale hear of them."""
-        self.reward_scale.observe(transitions)
-
-    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
-        """Let the rewards' scale hear of the replay's mean rewards."""
-        self.reward_scale.rescale(mean_reward_R)
-
     def _update_critic(self, batch: TransitionBatch, optimizer: Optimizer) -> None:
         noise_BA = self._noise(batch)
-        loss_T, q = self._compiled_critic_losses(batch, noise_BA)
-        self._descend("critic", loss_T, optimizer, lambda: self._critic_losses(batch, noise_BA)[0])
+        loss_T, q, target = self._compiled_critic_losses(batch, noise_BA)
+        self._descend("critic", loss_T, optimizer, lambda: self._critic_loss(batch, *target)[0])
         self.mean_metrics.add({"q": q})
 
     def _update_actor(self, batch: TransitionBatch, optimizer: Optimizer, temperature: Optimizer) -> None:
@@ -254,14 +246,20 @@ class SAC(Algorithm):
         statistics = self._descents[name].step(loss_T, weight_T, self._task_T, optimizer, again, *generators)
         self.mean_metrics.add({f"{name}_{key}": value for key, value in statistics.items()})
 
-    def _critic_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each task's critic loss ``[T]``, and the mean Q value."""
+    def _critic_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Return each task's critic loss ``[T]``, the mean Q value, and what the target is made of."""
         with torch.no_grad():
             alpha_B = self.temperature(batch.task_B).exp()
             next_policy = self._policy(self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B)
             next_action_BA, next_log_prob_B = next_policy.sample(noise_BA)
             next_z_BZ = self.target_encoder(batch.next_observation_BD, batch.task_B)
             next_output_QBK = self._outputs(self.target_critic, next_z_BZ, next_action_BA, batch.task_B)
+        target = (next_output_QBK, next_log_prob_B, alpha_B)
+        return *self._critic_loss(batch, *target), target
+
+    def _critic_loss(
+        self, batch: TransitionBatch, next_output_QBK: Tensor, next_log_prob_B: Tensor, alpha_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
         z_BZ = self.encoder(batch.observation_BD, batch.task_B)
         output_QBK = self._outputs(self.critic, z_BZ, batch.action_BA, batch.task_B)
         loss_T = self.value.loss(

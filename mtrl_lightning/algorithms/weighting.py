@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mtrl_lightning.algorithms.temperature import Temperature
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec, known_tasks
 
@@ -15,7 +16,8 @@ from mtrl_lightning.types import EnvSpec, known_tasks
 class TaskWeighting(nn.Module):
     """Weights of the tasks' actor and critic losses; built by a factory ``(spec) -> TaskWeighting``.
 
-    The weights sum to ``T``, so that the mean of weighted losses is a weighted mean.
+    The weights sum to ``T``, so that the mean of weighted losses is a weighted mean. FAMO and Nash-MTL do not depend on
+    the scale of losses: with them, weights above 0 are without effect.
 
     Args:
         spec: the tasks.
@@ -24,6 +26,13 @@ class TaskWeighting(nn.Module):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
         self._num_trained = len(spec.train_tasks)
+
+    def check(self, temperature: Temperature) -> None:
+        """Check that the temperature is what the weights need.
+
+        Raises:
+            ConfigurationError: if it is not.
+        """
 
     def forward(self, log_alpha_T: Tensor) -> Tensor:
         """Map the trained tasks' log temperatures ``[T]`` to their weights ``[T]``, without a gradient."""
@@ -51,6 +60,13 @@ class ByTemperature(TaskWeighting):
         spec: the tasks.
     """
 
+    def check(self, temperature: Temperature) -> None:
+        """Refuse one temperature for all: it would weight nothing."""
+        if not temperature.per_task:
+            raise ConfigurationError(
+                "task_weighting ByTemperature needs a temperature a task: set temperature.init_args.per_task to true"
+            )
+
     def forward(self, log_alpha_T: Tensor) -> Tensor:
         """Return ``T softmax(-log alpha)``."""
         return len(log_alpha_T) * torch.softmax(-log_alpha_T.detach(), 0)
@@ -72,11 +88,15 @@ class ByHand(TaskWeighting):
     def __init__(self, spec: EnvSpec, weights: dict[str, float]) -> None:
         super().__init__(spec)
         trained = [spec.task_names[i] for i in spec.train_tasks]
-        by_name = dict(zip(known_tasks(list(weights), trained), weights.values(), strict=True))
-        weight_T = torch.tensor([float(by_name.get(name, 1.0)) for name in trained])
+        known_tasks(list(weights), spec.task_names)
+        if excluded := [name for name in weights if name not in trained]:
+            raise ConfigurationError(
+                f"{', '.join(excluded)}: excluded from training, and so without a weight; leave out"
+            )
+        weight_T = torch.tensor([float(weights.get(name, 1.0)) for name in trained])
         if not (weight_T.isfinite().all() and (weight_T >= 0).all() and weight_T.sum() > 0):
             raise ConfigurationError(f"task weights {weights}: give numbers of 0 and above, and at least one above 0")
-        self.register_buffer("weight_T", weight_T * len(trained) / weight_T.sum())
+        self.register_buffer("weight_T", weight_T * len(trained) / weight_T.sum(), persistent=False)
 
     def forward(self, log_alpha_T: Tensor) -> Tensor:
         """Return the weights given, scaled to the sum ``T``."""

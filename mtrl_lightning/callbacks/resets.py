@@ -17,10 +17,11 @@ class ResetCallback(Callback):
     """Give the networks fresh weights on a schedule, and keep the replay: networks lose the ability to learn with time.
 
     Nikishin et al. 2022 ("The Primacy Bias in Deep Reinforcement Learning"); ARS (Cho et al. 2025) resets 4 times on
-    MT10 and 6 times on MT50.
+    MT10 and 6 times on MT50. It comes just before the next update: what is evaluated and saved at that step are the
+    networks before it. List it before ``RolloutCallback``, so that it also comes before the next actions.
 
     Args:
-        every: environment steps between two resets; null for none.
+        every: environment steps between two resets, after the warm-up; null for none.
         times: number of resets, the last of which should leave time to learn; null for no limit.
 
     Raises:
@@ -31,40 +32,32 @@ class ResetCallback(Callback):
         if times is not None and (times < 1 or every is None):
             raise ConfigurationError(f"resets.times is {times}, resets.every {every}: give both, or times null")
         self._every = None if every is None else Every(every, "resets.every")
-        self._last = None if every is None or times is None else every * times
+        self._times = times
+        self._made = 0
+        self._begun = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count after the warm-up; reset first if the checkpoint was written just before."""
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Reset when it is time; nothing that lies before the first call is made up for."""
         assert isinstance(pl_module, Algorithm)
-        if self._every is not None and pl_module.counters.updates == 0:
-            self._every(pl_module.counters.env_steps)
-        elif step_complete(trainer):
-            self._reset_if_due(trainer, pl_module)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Reset when it is time, after evaluation and checkpoint."""
-        assert isinstance(pl_module, Algorithm)
-        if step_complete(trainer):
-            self._reset_if_due(trainer, pl_module)
-
-    def _reset_if_due(self, trainer: Trainer, algorithm: Algorithm) -> None:
-        env_steps = algorithm.counters.env_steps
-        if self._every is None or trainer.should_stop or not self._every(env_steps):
+        if self._every is None or not step_complete(trainer):
             return
-        if self._last is None or env_steps // self._every.interval * self._every.interval <= self._last:
-            rank_zero_info(f"The networks begin anew at {env_steps:,} env steps")
-            algorithm.reset_networks()
+        due, self._begun = self._every(pl_module.counters.env_steps) and self._begun, True
+        if due and (self._times is None or self._made < self._times):
+            self._made += 1
+            rank_zero_info(f"The networks begin anew at {pl_module.counters.env_steps:,} env steps")
+            pl_module.reset_networks()
             buffer = data_of(trainer).buffer
             assert buffer is not None
-            algorithm.begin_learning(buffer.mean_rewards())
+            pl_module.begin_learning(buffer.mean_rewards())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule."""
-        return {} if self._every is None else self._every.state_dict()
+        """Return the schedule, and how many resets were made."""
+        schedule = None if self._every is None else self._every.state_dict()
+        return {"every": schedule, "made": self._made, "begun": self._begun}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule; a run that goes on may have another, or none."""
-        if self._every is not None and state_dict:
-            self._every.load_state_dict(state_dict)
+        """Restore them; a run that goes on may have another schedule, or its first."""
+        self._made = state_dict["made"]
+        if self._every is not None and state_dict["every"] is not None:
+            self._begun = state_dict["begun"]
+            self._every.load_state_dict(state_dict["every"])

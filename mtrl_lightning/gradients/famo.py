@@ -27,6 +27,9 @@ class FAMO(GradientMethod):
     optimizer's step, ``xi`` falls along ``J' delta + decay xi``, with ``J`` the softmax's derivative and ``delta_i``
     the fall of ``log D_i`` on the same batch: weight goes to the task that improved least.
 
+    It does not depend on the losses' scale, so that a task's weighting is without effect, but for 0, which leaves it
+    out.
+
     The loss of a task is weighted for all parameters, also for those that tasks do not share. It costs one pass, and
     one more computation of the losses.
 
@@ -66,7 +69,9 @@ class FAMO(GradientMethod):
         """Add the gradient of the weighted loss to every parameter's ``.grad``."""
         self._before_T = loss_T.detach().clone()
         self.shifted.observe(self._before_T)
-        share_T = self.logit_T.softmax(0) / (self.shifted(self._before_T) + LOWEST_LOSS)
+        present_T = self._before_T != 0  # a task that is masked or has no weight takes no part
+        share_T = torch.where(present_T, self.logit_T.softmax(0) / (self.shifted(self._before_T) + LOWEST_LOSS), 0.0)
+        share_T = torch.where(present_T.any(), share_T, 1.0)
         weight_T = share_T / share_T.sum()
         (weight_T * loss_T).sum().backward()
         self._statistics = weight_statistics(weight_T * self.num_tasks)
@@ -78,6 +83,7 @@ class FAMO(GradientMethod):
         self._before_T = None
         self.shifted.observe(after_T)
         fall_T = (self.shifted(before_T) + LOWEST_LOSS).log() - (self.shifted(after_T) + LOWEST_LOSS).log()
+        fall_T = torch.where((before_T != 0) & (after_T != 0), fall_T, 0.0)
         z_T = self.logit_T.softmax(0)
         gradient_T = z_T * (fall_T - z_T @ fall_T) + self.decay * self.logit_T
         if torch.isfinite(gradient_T).all():

@@ -57,14 +57,17 @@ class GradNorm(GradientMethod):
         self.register_buffer("weight_T", torch.ones(num_tasks))
         self.register_buffer("initial_T", torch.zeros(num_tasks))
 
-    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
-        """Add the gradient of the weighted mean loss to every parameter's ``.grad``; then learn the weights.
+    def check(self, parameters: TaskParameters) -> None:
+        """Check that there is a shared layer, whose gradients are measured.
 
         Raises:
-            ConfigurationError: if the network has no shared layer.
+            ConfigurationError: if there is none.
         """
         if not parameters.last_shared:
             raise ConfigurationError("GradNorm needs a layer that all tasks share: choose a network that has one")
+
+    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+        """Add the gradient of the weighted mean loss to every parameter's ``.grad``; then learn the weights."""
         last = TaskParameters(parameters.last_shared, [], [])
         norm_T = TaskGradients.of(loss_T, last, retain_graph=True).gram().diagonal().sqrt().to(loss_T)
         (self.weight_T * loss_T).mean().backward()
@@ -73,9 +76,12 @@ class GradNorm(GradientMethod):
             self._learn(loss_T.detach(), norm_T)
 
     def _learn(self, loss_T: Tensor, norm_T: Tensor) -> None:
-        self.initial_T.copy_(torch.where(self.optimizer.count == 0, loss_T, self.initial_T))
+        # a loss of exactly 0 is of a task that is masked: it neither begins nor says anything of its progress
+        is_masked_T = loss_T == 0
+        self.initial_T.copy_(torch.where((self.initial_T == 0) & ~is_masked_T, loss_T, self.initial_T))
         self.shifted.observe(loss_T)
         ratio_T = (self.shifted(loss_T) + 1e-8) / (self.shifted(self.initial_T) + 1e-8)
+        ratio_T = torch.where(is_masked_T | (self.initial_T == 0), 1.0, ratio_T)
         weighted_T = self.weight_T * norm_T
         target_T = weighted_T.mean() * (ratio_T / ratio_T.mean()) ** self.asymmetry
         excess_T = weighted_T - target_T

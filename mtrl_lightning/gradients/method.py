@@ -24,8 +24,6 @@ class TaskParameters(NamedTuple):
     """All others, such as one output layer a task: they get the gradient of the mean loss."""
     last_shared: list[Parameter]
     """The weights of each network's last shared layer; they are among ``shared``."""
-    in_one_pass: bool = True
-    """Whether a GPU may compute all tasks' gradients in one batched pass, which compiled losses do not allow."""
 
 
 class GradientMethod(nn.Module):

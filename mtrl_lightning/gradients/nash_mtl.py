@@ -34,6 +34,8 @@ class NashMTL(GradientMethod):
     costs one pass a task, two where the weights are those of before. Parameters that tasks do not share get the
     gradient of the mean loss.
 
+    The directions do not depend on the losses' scale, so that a task's weighting is without effect.
+
     Args:
         num_tasks: number of trained tasks, ``T``.
         max_norm: norm above which the gradient of the shared parameters is scaled down, above 0 (1.0 in the paper's

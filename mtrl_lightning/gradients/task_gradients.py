@@ -39,10 +39,10 @@ class TaskGradients(NamedTuple):
             share_T: share of each loss in the mean loss, adding up to 1; None for ``1 / T``.
             retain_graph: whether the losses are differentiated again.
         """
-        shared, own, *_ = parameters
+        shared, own, _ = parameters
         both, num_tasks = [*shared, *own], len(loss_T)
         share_T = loss_T.new_full((num_tasks,), 1 / num_tasks) if share_T is None else share_T.to(loss_T)
-        if loss_T.is_cuda and parameters.in_one_pass:
+        if loss_T.is_cuda:
             found = batched_gradients(loss_T, both, retain_graph)
             means = [torch.tensordot(share_T, gradient, 1) for gradient in found[len(shared) :]]
             return cls(parameters, found[: len(shared)], means)
@@ -106,7 +106,7 @@ def batched_gradients(loss_T: Tensor, parameters: list[Parameter], retain_graph:
 
 def weighted_backward(loss_T: Tensor, weight_T: Tensor, parameters: TaskParameters) -> None:
     """Set what ``TaskGradients.combine`` sets, for weights that are known: two passes in place of ``T``."""
-    shared, own, *_ = parameters
+    shared, own, _ = parameters
     for loss, trained, last in (((weight_T.to(loss_T) * loss_T).sum(), shared, not own), (loss_T.mean(), own, True)):
         if trained:
             found = torch.autograd.grad(loss, trained, retain_graph=not last, allow_unused=True, materialize_grads=True)
@@ -118,7 +118,7 @@ def weights_from(gram_TT: Tensor, share_T: Tensor, solve: Callable[[Tensor], Ten
     """Return ``solve`` of the Gram matrix divided by its mean diagonal.
 
     Where all gradients are zero, or one is not finite, no method has an answer: the mean's weights ``share_T`` are
-    returned, which let what is not finite reach the parameters' gradients, where it is looked for.
+    returned, which let what is not finite reach the parameters' gradients and the logged norm.
     """
     scale = gram_TT.diagonal().mean()
     if not torch.isfinite(gram_TT).all() or scale == 0:

@@ -101,7 +101,7 @@ class Clusters(Assignment):
     Args:
         num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``; as many as there are groups of words.
-        words: the words of each expert, in lower case, matched as whole words; null for ten groups of verbs.
+        words: the words of each expert, matched as whole words; null for ten groups of verbs.
         descriptions: JSON file with a sentence for each task's name; null for this package's own.
 
     Raises:
@@ -113,7 +113,7 @@ class Clusters(Assignment):
         descriptions: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(num_tasks, num_experts)
-        self._words = [frozenset(group) for group in (WORDS if words is None else words)]
+        self._words = [frozenset(map(str.lower, group)) for group in (WORDS if words is None else words)]
         if len(self._words) != num_experts:
             raise ConfigurationError(f"num_experts is {num_experts}: set it to {len(self._words)}, the groups of words")
         self._path = DESCRIPTIONS if descriptions is None else Path(descriptions)
@@ -135,7 +135,7 @@ class Clusters(Assignment):
             if not uses_TK[i].any():
                 raise ConfigurationError(
                     f"no expert's words are in the name or description of the task {name}: add one of its words"
-                    f" to a group of words, or a description of the task to {self._path}"
+                    " to a group of words, or give a file of your own as descriptions"
                 )
         self.weights.fill(uses_TK / uses_TK.sum(1, keepdims=True))
 

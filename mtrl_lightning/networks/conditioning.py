@@ -133,6 +133,20 @@ class TaskEncoder(TaskConditioning):
         return self.output(self.hidden(self.embedding(self.tasks_T)))[task_B]
 
 
+def must_tell(conditioning: TaskConditioning, network: str) -> TaskConditioning:
+    """Return the conditioning, if it tells anything: a network whose output is mixed by it would be a constant.
+
+    Raises:
+        ConfigurationError: if it has no numbers.
+    """
+    if conditioning.out_dim < 1:
+        raise ConfigurationError(
+            f"{network} is mixed by what tells the task, and {type(conditioning).__name__} tells nothing: set its"
+            " conditioning to OneHot"
+        )
+    return conditioning
+
+
 @runtime_checkable
 class NeedsTaskNames(Protocol):
     """A module that has to know what the tasks are called."""

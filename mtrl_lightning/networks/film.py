@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import require_at_least_one
-from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.residual import he_linear
+from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
 
 class FiLM(Network):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.network import he_linear
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 """Whether float32 products go to oneDNN, which on some processors is quicker than PyTorch's choice (MKL)."""
@@ -45,9 +46,7 @@ class HiddenLayers(nn.Sequential):
             raise ConfigurationError(f"a network's depth is {depth} and its width {width}: both must be at least 1")
         layers: list[nn.Module] = []
         for i in range(depth):
-            linear = nn.Linear(in_dim if i == 0 else width, width)
-            nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
-            nn.init.zeros_(linear.bias)
+            linear = he_linear(in_dim if i == 0 else width, width)
             layers += [linear, nn.LayerNorm(width), nn.ReLU()] if layer_norm else [linear, nn.ReLU()]
         super().__init__(*layers)
         self._layer_norm = layer_norm

@@ -20,7 +20,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
-"""What each task of MetaWorld and dm_control asks for, in a sentence."""
+"""What each task of MetaWorld, most of dm_control's and ten of the toy benchmarks' ask for, in a sentence."""
 EMBEDDINGS = Path(__file__).parent / "data" / "embeddings.json"
 """These sentences' embeddings, made by ``python -m mtrl_lightning.networks.embed_descriptions``."""
 
@@ -70,7 +70,7 @@ class Language(TaskConditioning):
     Args:
         num_tasks: number of tasks, ``T``.
         path: JSON file with a list of numbers for each task's name, as mtrl's; null for this package's own,
-            384 numbers for each task of MetaWorld and dm_control.
+            384 numbers for each task of MetaWorld, most of dm_control's, and the toy benchmarks' first ten.
 
     Raises:
         ConfigurationError: if the file cannot be used.
@@ -147,7 +147,7 @@ def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
         if not isinstance(row, list) or not row or not all(type(number) in (int, float) for number in row):
             raise ConfigurationError(f"{path}: the embedding of {name} must be a list of numbers")
         with np.errstate(over="ignore"):
-            row_C = np.array(row, dtype=np.float64).astype(np.float32)
+            row_C = np.array([min(max(number, -1e300), 1e300) for number in row]).astype(np.float32)
         if not np.isfinite(row_C).all():
             raise ConfigurationError(f"{path}: the embedding of {name} holds a number that is not finite")
         embeddings[name] = row_C

@@ -25,7 +25,7 @@ class MixtureOfEncoders(Encoder):
         num_tasks: number of tasks, ``T``.
         num_experts: number of perceptrons, ``K``; up to 10 in mtrl.
         width: features of a hidden layer; 50 in mtrl.
-        depth: number of hidden layers; 2 in mtrl.
+        depth: number of hidden layers; 2 (mtrl's program counts the output layer and has 1).
         out_dim: features that come out, ``Z``; 50 in mtrl.
         assignment: how a task weighs the perceptrons, ``a``.
 

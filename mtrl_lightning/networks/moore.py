@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, must_tell
 from mtrl_lightning.networks.experts import Experts, require_at_least_one
 from mtrl_lightning.networks.multi_head import LinearHeads
 from mtrl_lightning.networks.network import Network
 
 EPSILON = 1e-12
-"""Added to squared norms that are divided by."""
+"""Added to squared norms that are divided by: what is left of a vector below its root counts as nothing."""
 
 
 class MOORE(Network):
@@ -39,7 +39,8 @@ class MOORE(Network):
         conditioning: what ``w`` is linear in.
 
     Raises:
-        ConfigurationError: if there would be no layer, expert or feature, or more experts than features.
+        ConfigurationError: if there would be no layer, expert or feature, more experts than features, or nothing
+            that tells the task.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class MOORE(Network):
                 f"num_experts is {num_experts} and width {width}: more vectors than features are never orthogonal, "
                 "set num_experts to at most width"
             )
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = must_tell(conditioning(num_tasks), "MOORE")
         self.mixture = nn.Linear(self.conditioning.out_dim, num_experts, bias=False)
         nn.init.xavier_uniform_(self.mixture.weight)
         self.experts = Experts(num_experts, in_dim, width, width=width, depth=depth - 1)
@@ -82,7 +83,8 @@ def orthonormal(u_KBH: Tensor) -> Tensor:
     """Make each sample's ``K`` vectors orthonormal by Gram-Schmidt, ``[K, B, H]``, in float32 or better.
 
     ``v_k = u_k - sum_(j<k) <u_k, v_j> v_j``, divided by its norm; what is left is projected again for each ``j`` in
-    turn, which is the same on paper and loses fewer digits. A vector of zeros stays one and has a finite gradient.
+    turn, which is the same on paper and loses fewer digits. A vector of zeros stays one and has a finite gradient;
+    where less than about 1e-6 is left of a vector, it comes out shorter.
     """
     basis: list[Tensor] = []
     for u_BH in u_KBH.to(torch.promote_types(u_KBH.dtype, torch.float32)).unbind(0):

@@ -46,3 +46,11 @@ def uniform_(parameter: Tensor, bound: float, fan_in: int) -> None:
     """Fill an output layer's parameter uniformly within ``bound``, or PyTorch's ``1 / sqrt(fan_in)`` if it is 0."""
     bound = bound or 1 / math.sqrt(fan_in)
     nn.init.uniform_(parameter, -bound, bound)
+
+
+def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
+    """Return a linear map with He-uniform weights and zero biases."""
+    linear = nn.Linear(in_dim, out_dim)
+    nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
+    nn.init.zeros_(linear.bias)
+    return linear

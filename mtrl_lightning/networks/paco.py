@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.networks.conditioning import NeedsTaskNames, OneHot, TaskConditioning, must_tell
 from mtrl_lightning.networks.experts import he_uniform_, is_task_major, require_at_least_one
 from mtrl_lightning.networks.network import Network, uniform_
 
@@ -22,11 +22,13 @@ from mtrl_lightning.networks.network import Network, uniform_
 class PaCo(Network):
     """A perceptron of which every weight and bias is ``sum_k w_tau,k Phi_k``; the task is not part of the input.
 
-    ``w`` is linear in what tells the task, without bias, softmax or bound: with the one-hot, a learned table. A task's
-    ``w`` begins with unit norm, so that the composed weights begin with the variance of one set.
+    ``w`` is linear in what tells the task, without bias, softmax or bound: with the one-hot, a learned table. The
+    tasks' ``w`` begin with a norm of 1 (root mean square), so that the composed weights begin with the variance of one
+    set; only for frozen embeddings, which have unit length themselves, not exactly.
 
     A task whose loss explodes is left out of the step, and its ``w`` begins again within the convex hull of the other
-    tasks' (section 3.4). The optimizer's moments of ``w`` stay as they are.
+    tasks' (section 3.4), while the loss is still finite: one that is not has no finite gradient to leave out. The
+    optimizer's moments of ``w`` stay as they are.
 
     Args:
         in_dim: features that come in.
@@ -41,7 +43,7 @@ class PaCo(Network):
 
     Raises:
         ConfigurationError: if there would be no layer, set or feature, or if exploding tasks should begin again
-            although ``w`` is no table.
+            although ``w`` is no table, or nothing tells the task.
     """
 
     tasks_T1: Tensor
@@ -53,7 +55,7 @@ class PaCo(Network):
     ) -> None:  # fmt: skip
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_sets=num_sets)
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = must_tell(conditioning(num_tasks), "PaCo")
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):
             raise ConfigurationError(
@@ -66,6 +68,9 @@ class PaCo(Network):
         with torch.no_grad():
             self.composition.weight.normal_()
             self.composition.weight /= self.composition.weight.norm(dim=0)
+            if not any(isinstance(part, NeedsTaskNames) for part in self.conditioning.modules()):
+                w_TK = self.composition(self.conditioning(self.tasks_T1[:, 0]))
+                self.composition.weight /= w_TK.square().sum(1).mean().sqrt()
         sizes = list(pairwise([in_dim, *[width] * depth, out_dim]))
         self.weights = nn.ParameterList(torch.empty(num_sets, fan_in, out) for fan_in, out in sizes)
         self.biases = nn.ParameterList(torch.zeros(num_sets, out) for _, out in sizes)

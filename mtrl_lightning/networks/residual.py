@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.network import he_linear
 
 
 class ResidualLayers(nn.Sequential):
@@ -41,11 +42,3 @@ class _Block(nn.Sequential):
 
     def forward(self, x_BH: Tensor) -> Tensor:
         return x_BH + super().forward(x_BH)
-
-
-def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
-    """Return a linear map with He-uniform weights and zero biases."""
-    linear = nn.Linear(in_dim, out_dim)
-    nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
-    nn.init.zeros_(linear.bias)
-    return linear

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import Experts, require_at_least_one
-from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.residual import he_linear
+from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
 ROUTING_BOUND = 3e-3
 """The routing's last layers start uniform within this bound, as in the authors' program: nearly even routing."""

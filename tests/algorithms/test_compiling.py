@@ -9,6 +9,7 @@ import torch
 
 from mtrl_lightning.algorithms import compiling
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import FAMO, PCGrad
 from tests.algorithms import make_sac, train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -64,3 +65,11 @@ def test_compiling_for_the_cpu_needs_a_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "mine")
     monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/bin/{name}" if name == "mine" else None)
     compiling.check_compile("default", CPU)
+
+
+@pytest.mark.parametrize("how", ["default", "cudagraphs"])
+def test_what_is_differentiated_task_by_task_cannot_be_compiled(how):
+    with pytest.raises(ConfigurationError, match="the gradient methods to Mean or FAMO"):
+        make_sac(compile=how, actor_gradient=PCGrad).check_device(CUDA)
+    make_sac(compile=how, actor_gradient=FAMO).check_device(CUDA)
+    make_sac(actor_gradient=PCGrad).check_device(CUDA)

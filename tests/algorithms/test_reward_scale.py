@@ -91,6 +91,22 @@ def test_return_range_goes_on_in_the_middle_of_an_episode():
     assert scale.largest_T.tolist() == other.largest_T.tolist() == [5, 0, 0]
 
 
+def test_return_range_leaves_rewards_alone_where_nothing_is_known():
+    scale = ReturnRange(make_spec(3), discount=0.5)
+    assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_B.tolist()
+
+
+def test_return_range_refuses_another_discount_than_the_critics():
+    with pytest.raises(ConfigurationError, match=r"has the discount 0\.5 and the critic 0\.99"):
+        make_sac(reward_scale=lambda spec: ReturnRange(spec, discount=0.5), discount=0.99)
+
+
+def test_a_task_without_transitions_has_the_largest_factor():
+    scale = MeanReward(make_spec(3), max_factor=10.0)
+    scale.rescale(np.array([1.0, np.nan, 4.0]))
+    assert scale.factor_T.tolist() == [4, 10, 1]
+
+
 @pytest.mark.parametrize(
     "make",
     [

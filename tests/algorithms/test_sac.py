@@ -312,7 +312,10 @@ FULL = {"actor": embedded_heads, "critic": embedded_heads, "encoder": linear_enc
 def test_a_gradient_method_is_told_what_is_shared_and_touches_nothing_else():
     sac, log = recorded(partial(make_sac, **FULL))
     train(sac, 3)
-    critic = [id(p) for p in (*sac.encoder.parameters(), *sac.critic.shared_parameters())]
+    critic = [
+        id(p)
+        for p in (*sac.encoder.parameters(), *(p for member in sac.critic.members for p in member.shared_parameters()))
+    ]
     actor = [id(p) for p in sac.actor.shared_parameters()]
     assert [call["name"] for call in log] == ["critic", "actor"] * 3
     assert [call["shared"] for call in log] == [critic, actor] * 3

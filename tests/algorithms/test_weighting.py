@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import ByHand, ByTemperature, EqualWeights
+from mtrl_lightning.algorithms import ByHand, ByTemperature, EqualWeights, Temperature
 from mtrl_lightning.errors import ConfigurationError
 from tests.algorithms import attach, make_batch, make_sac, make_spec
 
@@ -65,3 +65,19 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
     for a, b in zip(weighted.critic.parameters(), plain.critic.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert weighted.drain_metrics()["train/critic_loss"] != plain.drain_metrics()["train/critic_loss"]
+
+
+def test_a_task_that_is_not_trained_on_has_no_weight():
+    with pytest.raises(ConfigurationError, match="task-1: excluded from training"):
+        ByHand(make_spec(3, train_tasks=(0, 2)), {"task-1": 2.0})
+
+
+def test_given_weights_are_those_of_the_configuration_and_not_of_a_checkpoint():
+    one, two = ByHand(make_spec(3), {"task-0": 4.0}), ByHand(make_spec(3), {"task-0": 1.0})
+    two.load_state_dict(one.state_dict())
+    assert two(torch.zeros(3)).tolist() == [1, 1, 1]
+
+
+def test_by_temperature_refuses_one_temperature_for_all():
+    with pytest.raises(ConfigurationError, match="needs a temperature a task"):
+        make_sac(task_weighting=ByTemperature, temperature=partial(Temperature, per_task=False))

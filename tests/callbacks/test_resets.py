@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks import ResetCallback
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from tests.test_exact_continuation import assert_same_end
 
@@ -39,8 +41,8 @@ def resets(monkeypatch):
 def test_the_networks_begin_anew_on_schedule_and_scales_are_computed_at_once(command_line, resets):
     command_line("fit", *RESETS, *LONG)
     seen, told = resets
-    assert seen == [600], "the first multiple of 300 after the warm-up, and none beyond times x every"
-    assert len(told) == 2
+    assert seen == [600, 900], "two multiples of 300 after the warm-up"
+    assert len(told) == 3
     assert all(mean.shape == (3,) and (mean != 0).all() for mean in told)
 
 
@@ -50,6 +52,21 @@ def test_what_is_evaluated_and_saved_at_a_reset_are_the_networks_before(command_
     same = [row for row in command_line.rows("plain") if float(row["env_steps"]) <= 600]
     assert len(same) >= 3 and command_line.rows("whole")[: len(same)] == same
     assert command_line.rows("whole") != command_line.rows("plain")
+    for step in (600, 702):
+        saved = [
+            load_checkpoint(command_line.folder(name) / "checkpoints" / f"step_{step:012d}.ckpt")["state_dict"]
+            for name in ("whole", "plain")
+        ]
+        actors = [torch.cat([v.flatten() for n, v in state.items() if n.startswith("actor.")]) for state in saved]
+        assert torch.equal(*actors) == (step == 600)
+
+
+def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command_line, resets):
+    command_line("fit", RESETS[2], "--name=parts", "--rollout.total_steps=900")
+    command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
+    assert resets[0] == [], "1,200 is the end"
+    command_line("fit", *RESETS, *LONG, "--rollout.total_steps=1500", "--name=parts", "--ckpt_path=last")
+    assert resets[0] == [1200]
 
 
 def test_without_a_schedule_nothing_begins_anew(command_line, resets):
@@ -57,9 +74,10 @@ def test_without_a_schedule_nothing_begins_anew(command_line, resets):
     assert resets[0] == [] and len(resets[1]) == 1
 
 
-def test_a_run_with_resets_continued_is_the_same_run(command_line):
+@pytest.mark.parametrize("total", [600, 900])
+def test_a_run_with_resets_continued_is_the_same_run(command_line, total):
     command_line("fit", *RESETS, *LONG, "--name=whole")
-    command_line("fit", *RESETS, *LONG, "--rollout.total_steps=600", "--name=parts")
+    command_line("fit", *RESETS, *LONG, f"--rollout.total_steps={total}", "--name=parts")
     command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import TaskParameters
 from mtrl_lightning.gradients.famo import FAMO
 from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients
 
@@ -102,3 +103,24 @@ def test_the_losses_are_computed_once_more_each_update():
 def test_what_cannot_be_is_refused(options):
     with pytest.raises(ConfigurationError, match="FAMO"):
         FAMO(3, **options)
+
+
+def test_a_task_of_loss_zero_takes_no_part():
+    """A masked task, or one of weight 0, has the loss 0: the others are weighted as if they were alone."""
+    three, two = FAMO(3), FAMO(2)
+    parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    present = torch.tensor([1.0, 0.0, 1.0])
+    three.backward(parameter.square() * present, TaskParameters([parameter], [], []), torch.Generator())
+    found = parameter.grad.clone()
+    parameter.grad = None
+    two.backward(parameter.square()[[0, 2]], TaskParameters([parameter], [], []), torch.Generator())
+    torch.testing.assert_close(found, parameter.grad)
+    three.after_step(lambda: torch.tensor([0.5, 0.0, 9.0]))
+    assert torch.isfinite(three.logit_T).all() and three.logit_T[0] < three.logit_T[2]
+
+
+def test_losses_that_are_all_zero_give_no_gradient():
+    method, parameter = FAMO(2), torch.nn.Parameter(torch.ones(2))
+    method.backward(parameter * 0, TaskParameters([parameter], [], []), torch.Generator())
+    method.after_step(lambda: torch.zeros(2))
+    assert not parameter.grad.any() and not method.logit_T.any()

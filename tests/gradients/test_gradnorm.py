@@ -136,10 +136,21 @@ def test_weights_stay_above_zero():
         assert float(method.weight_T.sum()) == pytest.approx(2)
 
 
+def test_a_masked_task_begins_with_its_first_loss():
+    method, gradients = GradNorm(2, lr=0.1), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    for losses in ([2.0, 0.0], [2.0, 8.0], [2.0, 4.0], [0.0, 4.0]):
+        problem = Problem(gradients, offset=torch.tensor(losses))
+        if losses[1] == 0:
+            problem.gradient_TD = gradients * torch.tensor([[1.0], [0.0]])
+        problem.update(method)
+    assert_near(method.initial_T, [2.0, 8.0])
+    assert method.weight_T.min() > 0.5, "no ratio to a loss of 0"
+
+
 def test_no_shared_layer_is_refused():
     problem = Problem(torch.ones(2, 2))
     with pytest.raises(ConfigurationError, match="choose a network"):
-        GradNorm(2).backward(problem.losses(), problem.parameters._replace(last_shared=[]), GENERATOR)
+        GradNorm(2).check(problem.parameters._replace(last_shared=[]))
 
 
 @pytest.mark.parametrize("options", [{"asymmetry": -1.0}, {"lr": 0.0}])

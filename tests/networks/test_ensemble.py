@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning.networks import MLP, Ensemble, MultiHead
+from mtrl_lightning.networks import MLP, Ensemble
 from tests.networks import ARCHITECTURES, uniform
 
 TASK_B = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -39,12 +39,3 @@ def test_the_members_learn_apart():
     ensemble(uniform(6, 4), TASK_B)[0].sum().backward()
     assert ensemble.members[0].head.weight.grad.any()
     assert not any(parameter.grad.any() for parameter in ensemble.members[1].parameters())
-
-
-@pytest.mark.parametrize("architecture", [MLP, MultiHead])
-def test_shared_is_what_is_shared_in_each_member(architecture):
-    ensemble = make(architecture, 2)
-    wanted = [id(p) for member in ensemble.members for p in member.shared_parameters()]
-    assert [id(p) for p in ensemble.shared_parameters()] == wanted
-    left_out = len(list(ensemble.parameters())) - len(wanted)
-    assert left_out == (0 if architecture is MLP else 2 * 2)

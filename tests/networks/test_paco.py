@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.conditioning import Embedding, NoConditioning, OneHot, TaskConditioning, TaskEncoder
 from mtrl_lightning.networks.mlp import MLP
+from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.paco import PaCo
 from tests.networks import uniform
 from tests.networks.test_experts import (
@@ -203,3 +204,17 @@ def test_one_task_and_one_feature():
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
     network.after_step(torch.tensor([NAN]), torch.tensor([0]), torch.Generator())
     assert network.composition.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("network", [PaCo, MOORE])
+def test_a_network_mixed_by_what_tells_nothing_is_refused(network):
+    with pytest.raises(ConfigurationError, match="tells nothing: set its conditioning to OneHot"):
+        network(4, 2, 3, width=8, conditioning=NoConditioning)
+
+
+@pytest.mark.parametrize("conditioning", [OneHot, TaskEncoder, Embedding])
+def test_composed_weights_begin_with_the_variance_of_one_set(conditioning):
+    torch.manual_seed(0)
+    network = PaCo(4, 2, 6, width=8, max_loss=None, conditioning=conditioning)
+    w_TK = network.composition(network.conditioning(torch.arange(6)))
+    assert w_TK.square().sum(1).mean().item() == pytest.approx(1, rel=1e-5)
