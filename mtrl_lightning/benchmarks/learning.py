@@ -229,7 +229,7 @@ def plot(curves: dict[str, Curves], metric: str, path: Path) -> Path:
     from matplotlib.figure import Figure  # takes a second to import
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     for i, (name, (env_steps_N, scores_STN)) in enumerate(curves.items()):
         generator, ticks = np.random.default_rng(0), range(len(env_steps_N))
@@ -246,7 +246,7 @@ def plot(curves: dict[str, Curves], metric: str, path: Path) -> Path:
     axes.set(xlabel="environment steps, all tasks", ylabel=f"{metric}, interquartile mean")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120)
     return path
 

@@ -88,12 +88,22 @@ class Collector:
         self._tell_started(self._observation_ED, range(self.envs.num_envs))
 
     def send(self, mode: Mode) -> None:
-        """Choose actions and let the environments step; the first call resets them."""
+        """Choose actions and let the environments step; the first call resets them.
+
+        Raises:
+            ConfigurationError: if an action is not finite.
+        """
         assert self._action_EA is None, "a step is under way"
         if self._observation_ED is None:
             self.reset()
         assert self._observation_ED is not None
         action_EA = np.array(self.policy.act(self._observation_ED, self.envs.task_E, mode), np.float32)
+        if not np.isfinite(action_EA).all():
+            raise ConfigurationError(
+                "the policy's action is not a finite number: an update has ruined the networks. Go on from an earlier"
+                " checkpoint (--ckpt_path PATH) with lower learning rates, or with model.init_args.actor_max_grad_norm"
+                " and critic_max_grad_norm set"
+            )
         self.envs.send(action_EA)
         self._action_EA = action_EA
 

@@ -557,3 +557,10 @@ def test_episodes_asked_for_by_number_are_complete_in_spite_of_a_fault():
     )
     assert envs.num_restarts >= 1
     assert_true_transitions(sample.transitions, 3)
+
+
+def test_networks_that_an_update_has_ruined_are_named_and_not_the_environments(command_line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line("fit", "--model.init_args.critic_optimizer.init_args.lr=1e30")
+    assert ended.value.code == 2
+    assert "the policy's action is not a finite number: an update has ruined the networks" in capsys.readouterr().err
