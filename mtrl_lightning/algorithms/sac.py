@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from mtrl_lightning.algorithms.compiling import Compile, check_compile, compiled
 from mtrl_lightning.algorithms.descent import Descent, without_gradients
 from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.algorithms.targets import assign_parameters, frozen_copy, polyak_update
+from mtrl_lightning.algorithms.task_rows import task_by_task
 from mtrl_lightning.algorithms.temperature import Temperature
 from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
@@ -252,16 +254,16 @@ class SAC(Algorithm):
             alpha_B = self.temperature(batch.task_B).exp()
             next_policy = self._policy(self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B)
             next_action_BA, next_log_prob_B = next_policy.sample(noise_BA)
-            next_z_BZ = self.target_encoder(batch.next_observation_BD, batch.task_B)
-            next_output_QBK = self._outputs(self.target_critic, next_z_BZ, next_action_BA, batch.task_B)
+            following = (batch.next_observation_BD, next_action_BA, batch.task_B)
+            next_output_QBK = self._outputs(self.target_critic, self.target_encoder, *following)
         target = (next_output_QBK, next_log_prob_B, alpha_B)
         return *self._critic_loss(batch, *target), target
 
     def _critic_loss(
         self, batch: TransitionBatch, next_output_QBK: Tensor, next_log_prob_B: Tensor, alpha_B: Tensor
     ) -> tuple[Tensor, Tensor]:
-        z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-        output_QBK = self._outputs(self.critic, z_BZ, batch.action_BA, batch.task_B)
+        rows = (batch.observation_BD, batch.action_BA, batch.task_B)
+        output_QBK = task_by_task(self.critic_gradient, partial(self._outputs, self.critic, self.encoder), 1, *rows)
         loss_T = self.value.loss(
             output_QBK, next_output_QBK, batch.reward_B, batch.terminated_B, next_log_prob_B, alpha_B, self.discount,
             self._num_trained,
@@ -273,8 +275,10 @@ class SAC(Algorithm):
         with torch.no_grad():
             z_BZ = self.encoder(batch.observation_BD, batch.task_B)
             alpha_B = self.temperature(batch.task_B).exp()
-        action_BA, log_prob_B = self._policy(z_BZ, batch.task_B).sample(noise_BA)
-        q_QB = self.value.q(self._outputs(self.critic, z_BZ, action_BA, batch.task_B))
+        output_B2A = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
+        action_BA, log_prob_B = SquashedGaussian.from_network(output_B2A, *self._log_std).sample(noise_BA)
+        asked = partial(self._outputs, self.critic, lambda z_BZ, task_B: z_BZ)
+        q_QB = self.value.q(task_by_task(self.actor_gradient, asked, 1, z_BZ, action_BA, batch.task_B))
         return losses.actor_loss(log_prob_B, q_QB, alpha_B, self._num_trained), log_prob_B
 
     def _update_auxiliary(self, batch: TransitionBatch, auxiliary: nn.Module, optimizer: Optimizer) -> None:
@@ -287,8 +291,9 @@ class SAC(Algorithm):
     def _policy(self, z_BZ: Tensor, task_B: Tensor) -> SquashedGaussian:
         return SquashedGaussian.from_network(self.actor(z_BZ, task_B), *self._log_std)
 
-    def _outputs(self, critic: Ensemble, z_BZ: Tensor, action_BA: Tensor, task_B: Tensor) -> Tensor:
-        return critic(torch.cat([z_BZ, action_BA], dim=-1), task_B).float()
+    def _outputs(self, critic: Ensemble, encoder: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        x_BD, action_BA, task_B = rows
+        return critic(torch.cat([encoder(x_BD, task_B), action_BA], dim=-1), task_B).float()
 
     def _noise(self, batch: TransitionBatch) -> Tensor:
         generator = self.generators.get("learn", self.device)

@@ -45,10 +45,13 @@ class Experts(nn.Module):
         for weight_KDH in self.weights:
             he_uniform_(weight_KDH)
 
-    def forward(self, x_BD: Tensor) -> Tensor:
-        """Map ``[B, D]``, or an input for each expert ``[K, B, D]``, to ``[K, B, O]``."""
-        x_KBH = x_BD.expand(self.num_experts, *x_BD.shape[-2:])
+    def forward(self, x_BD: Tensor, which_K: Tensor | None = None) -> Tensor:
+        """Map ``[B, D]``, or an input for each expert ``[K, B, D]``, to ``[K, B, O]``; ``which_K`` or all are asked."""
+        some = which_K is not None and len(which_K) < self.num_experts
+        x_KBH = x_BD.expand(len(which_K) if which_K is not None else self.num_experts, *x_BD.shape[-2:])
         for i, (weight_KDH, bias_K1H) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if some:
+                weight_KDH, bias_K1H = weight_KDH[which_K], bias_K1H[which_K]
             x_KBH = torch.baddbmm(bias_K1H, x_KBH, weight_KDH)
             if self._relu_last or i + 1 < len(self.weights):
                 x_KBH = x_KBH.relu()
@@ -58,9 +61,9 @@ class Experts(nn.Module):
 class TaskExperts(nn.Module):
     """One perceptron a task, on this task's rows.
 
-    Rows in any other order than task by task cost ``T`` times as much: all perceptrons see all rows, because a weight
-    matrix for each row would not fit in memory. A GPU is waited for to find the order out, unless the network is
-    compiled or captured.
+    Rows in any other order than task by task, or of one task, cost ``T`` times as much: all perceptrons see all rows,
+    because a weight matrix for each row would not fit in memory. A GPU is waited for to find the order out, unless the
+    network is compiled or captured.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -84,8 +87,9 @@ class TaskExperts(nn.Module):
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, D]`` and ``[B]`` to ``[B, O]``."""
-        if is_task_major(task_B, self.tasks_T1):
-            return self.experts(x_BD.view(len(self.tasks_T1), -1, x_BD.shape[1])).flatten(0, 1)  # type: ignore[no-any-return]
+        tasks_G = tasks_in_order(task_B, self.tasks_T1)
+        if tasks_G is not None:
+            return self.experts(x_BD.view(len(tasks_G), -1, x_BD.shape[1]), tasks_G).flatten(0, 1)  # type: ignore[no-any-return]
         return self.experts(x_BD)[task_B, torch.arange(len(task_B), device=task_B.device)]  # type: ignore[no-any-return]
 
 
@@ -95,6 +99,17 @@ def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
         return False
     n, rest = divmod(len(task_B), len(tasks_T1))
     return bool(n) and not rest and torch.equal(task_B.reshape(-1, n), tasks_T1.expand(-1, n))
+
+
+def tasks_in_order(task_B: Tensor, tasks_T1: Tensor) -> Tensor | None:
+    """Return which tasks the rows are of if each has the same number of rows, in order: all tasks, or a single one.
+
+    None for rows in another order, or where nothing may be asked. On a GPU, a single task is not looked for.
+    """
+    if is_task_major(task_B, tasks_T1):
+        return tasks_T1[:, 0]
+    alone = task_B.device.type == "cpu" and len(task_B) > 0 and not torch.compiler.is_compiling()
+    return task_B[:1] if alone and bool((task_B == task_B[0]).all()) else None
 
 
 def he_uniform_(weight: Tensor) -> None:

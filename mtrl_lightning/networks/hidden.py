@@ -73,16 +73,19 @@ class _Layers(torch.autograd.Function):
     def forward(ctx: Any, x_BD: Tensor, *parameters: Tensor) -> Tensor:
         outputs = _outputs(x_BD, parameters)
         ctx.save_for_backward(x_BD, *parameters, *outputs)
+        ctx.set_materialize_grads(False)
         return outputs[-1]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of input, weights and biases.
 
         With ``g_i = dL/dx_i [x_i > 0]``: ``dL/dx_(i-1) = g_i W_i``,
         ``dL/dW_i = g_i' x_(i-1)``, ``dL/db_i = sum_B g_i``.
         """
         depth, (gradient_BH,) = len(ctx.saved_tensors) // 3, gradients
+        if gradient_BH is None:
+            return (None,) * len(ctx.needs_input_grad)
         inputs, outputs = (
             ctx.saved_tensors[: 2 * depth + 1],
             [ctx.saved_tensors[0], *ctx.saved_tensors[2 * depth + 1 :]],

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
-from mtrl_lightning.networks.experts import TaskExperts, is_task_major
+from mtrl_lightning.networks.experts import TaskExperts, tasks_in_order
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, uniform_
 from mtrl_lightning.networks.residual import ResidualLayers
@@ -87,16 +87,19 @@ class LinearHeads(nn.Linear):
 
     def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
         """Map features ``[B, H]`` and tasks ``[B]`` to ``[B, out_dim]``."""
-        if task_B.device.type == "cpu" and is_task_major(task_B, self.tasks_T1):  # a GPU is not stopped to find out
-            return self._own(h_BH.view(self.num_tasks, -1, h_BH.shape[1])).reshape(-1, self.out_dim)
+        tasks_G = tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None  # a GPU is not stopped
+        if tasks_G is not None:
+            return self._own(h_BH.view(len(tasks_G), -1, h_BH.shape[1]), tasks_G).reshape(-1, self.out_dim)
         # all heads in one product, then the task's: cheaper than gathering a weight matrix for each row
         y_BTA = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
         return y_BTA[torch.arange(len(task_B), device=task_B.device), task_B]
 
-    def _own(self, h_TnH: Tensor) -> Tensor:
-        """Map each task's features ``[T, n, H]`` to ``[T, n, out_dim]``."""
-        weight_TAH = self.weight.view(self.num_tasks, self.out_dim, -1)
-        bias_T1A = self.bias.view(self.num_tasks, 1, self.out_dim)
+    def _own(self, h_GnH: Tensor, tasks_G: Tensor) -> Tensor:
+        """Map each task's features ``[G, n, H]`` to ``[G, n, out_dim]``."""
+        weight_GAH = self.weight.view(self.num_tasks, self.out_dim, -1)
+        bias_G1A = self.bias.view(self.num_tasks, 1, self.out_dim)
+        if len(tasks_G) < self.num_tasks:
+            weight_GAH, bias_G1A = weight_GAH[tasks_G], bias_G1A[tasks_G]
         if self.out_dim == 1:
-            return ((h_TnH * weight_TAH).sum(-1, keepdim=True) + bias_T1A).to(h_TnH.dtype)
-        return torch.baddbmm(bias_T1A, h_TnH, weight_TAH.transpose(1, 2))
+            return ((h_GnH * weight_GAH).sum(-1, keepdim=True) + bias_G1A).to(h_GnH.dtype)
+        return torch.baddbmm(bias_G1A, h_GnH, weight_GAH.transpose(1, 2))

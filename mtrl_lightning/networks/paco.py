@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import NeedsTaskNames, OneHot, TaskConditioning, must_tell
-from mtrl_lightning.networks.experts import he_uniform_, is_task_major, require_at_least_one
+from mtrl_lightning.networks.experts import he_uniform_, require_at_least_one, tasks_in_order
 from mtrl_lightning.networks.network import Network, uniform_
 
 
@@ -81,9 +81,10 @@ class PaCo(Network):
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        if task_B.device.type == "cpu" and is_task_major(task_B, self.tasks_T1):  # a GPU is not stopped to find out
-            x_TnD = x_BD.view(len(self.tasks_T1), -1, x_BD.shape[1])
-            return self._by_task(x_TnD, self.composition(self.conditioning(self.tasks_T1[:, 0]))).flatten(0, 1)
+        tasks_G = tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None  # a GPU is not stopped
+        if tasks_G is not None:
+            x_GnD = x_BD.view(len(tasks_G), -1, x_BD.shape[1])
+            return self._by_task(x_GnD, self.composition(self.conditioning(tasks_G))).flatten(0, 1)
         w_BK = self.composition(self.conditioning(task_B))
         last = len(self.weights) - 1
         for i, (weight_KDH, bias_KH) in enumerate(zip(self.weights, self.biases, strict=True)):

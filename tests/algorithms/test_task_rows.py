@@ -1,0 +1,87 @@
+"""A graph for each task's rows: the same numbers, and passes that keep to their own task."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning.algorithms.task_rows import task_by_task
+from mtrl_lightning.gradients import FAMO, Mean, PCGrad
+from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
+from tests.algorithms import attach, make_batch, make_sac, make_spec
+from tests.networks import uniform
+
+T, ROWS = 3, 4
+
+
+class Noting(nn.Linear):
+    """Note the rows of every call, and of every backward pass that enters."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.calls, self.entered = [], []
+
+    def forward(self, x_BD):
+        out_BD = super().forward(x_BD)
+        call = len(self.calls)
+        self.calls.append(len(x_BD))
+        out_BD.register_hook(lambda gradient: None if gradient is None else self.entered.append(call))
+        return out_BD
+
+
+def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone():
+    network, x_BD = Noting(), uniform(T * ROWS, 2)
+    out_BD = task_by_task(PCGrad(T), network, 0, x_BD)
+    assert network.calls == [ROWS] * T
+    torch.testing.assert_close(out_BD, nn.functional.linear(x_BD, network.weight, network.bias))
+    loss_T = out_BD.square().view(T, -1).mean(1)
+    for task in range(T):
+        (found,) = torch.autograd.grad(loss_T[task], network.weight, retain_graph=True)
+        rows = x_BD[task * ROWS : (task + 1) * ROWS]
+        alone = nn.functional.linear(rows, network.weight, network.bias).square().mean()
+        torch.testing.assert_close(found, torch.autograd.grad(alone, network.weight)[0])
+    assert network.entered == [0, 1, 2]
+
+
+@pytest.mark.parametrize("method", [Mean, FAMO])
+def test_what_takes_all_losses_in_one_pass_computes_all_rows_at_once(method):
+    network = Noting()
+    task_by_task(method(T), network, 0, uniform(T * ROWS, 2))
+    assert network.calls == [T * ROWS]
+
+
+def test_the_rows_may_be_in_another_dimension():
+    x_BD = uniform(T * ROWS, 2)
+    out_QBD = task_by_task(PCGrad(T), lambda x: torch.stack([x, 2 * x]), 1, x_BD)
+    assert torch.equal(out_QBD, torch.stack([x_BD, 2 * x_BD]))
+
+
+class Apart(Mean):
+    """The mean, by a method that says that it takes the tasks one by one."""
+
+    is_one_pass = False
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("network", [MLP, MultiHead, FiLM, PaCo, MOORE, SoftModularization])
+def test_an_update_is_the_same_task_by_task(network, layer_norm):
+    options = {"layer_norm": True} if layer_norm and network in (MLP, MultiHead) else {}
+
+    def make(*sizes):
+        return network(*sizes, width=16, depth=2, output_bound=0.3, **options)
+
+    spec = make_spec(4, train_tasks=(0, 1, 3))
+    whole = make_sac(spec, actor=make, critic=make)
+    apart = make_sac(spec, actor=make, critic=make, actor_gradient=Apart, critic_gradient=Apart)
+    batch = make_batch(spec, rows=6)
+    before = copy.deepcopy(whole.state_dict())
+    for sac in (whole, apart):
+        attach(sac)
+        for update in range(2):
+            sac.training_step(batch, update)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(apart.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert any(not torch.equal(before[name], value) for name, value in whole.state_dict().items())
