@@ -20,7 +20,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
-"""What each task of MetaWorld, most of dm_control's and ten of the toy benchmarks' ask for, in a sentence."""
+"""What each task of MetaWorld and dm_control's suite, and ten of the toy benchmarks', ask for, in a sentence."""
 EMBEDDINGS = Path(__file__).parent / "data" / "embeddings.json"
 """These sentences' embeddings, made by ``python -m mtrl_lightning.networks.embed_descriptions``."""
 
@@ -70,7 +70,7 @@ class Language(TaskConditioning):
     Args:
         num_tasks: number of tasks, ``T``.
         path: JSON file with a list of numbers for each task's name, as mtrl's; null for this package's own,
-            384 numbers for each task of MetaWorld, most of dm_control's, and the toy benchmarks' first ten.
+            384 numbers for each task of MetaWorld, of dm_control's suite, and the toy benchmarks' first ten.
 
     Raises:
         ConfigurationError: if the file cannot be used.
