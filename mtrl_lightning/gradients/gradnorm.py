@@ -63,6 +63,7 @@ class GradNorm(GradientMethod):
         Raises:
             ConfigurationError: if there is none.
         """
+        super().check(parameters)
         if not parameters.last_shared:
             raise ConfigurationError("GradNorm needs a layer that all tasks share: choose a network that has one")
 

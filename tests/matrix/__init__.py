@@ -86,6 +86,14 @@ def build(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network:
     return built[0]
 
 
+def in_precision(built: Built, precision: str) -> Built:
+    """Let the command line build everything anew with another precision: parsing takes longest."""
+    cli = built.cli
+    cli.config[cli.subcommand].trainer.precision = precision
+    cli.instantiate_classes()
+    return Built(cli, cli.model)
+
+
 @cache
 def batches(env: str) -> tuple[EnvSpec, list[TransitionBatch], dict[int, Any]]:
     """Return two batches of transitions of the real environments, and the vector steps that they are from."""
@@ -134,9 +142,9 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def check_updates(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, gradient: str) -> None:
     """Build and update in both precisions; every number stays finite, every network learns, and precisions are near."""
     config = str(ROOT / f"configs/gradient/{gradient}.yaml")
-    ends = []
+    built, ends = build(command_line, monkeypatch, env, network, "-c", config), []
     for precision in PRECISIONS:
-        built = build(command_line, monkeypatch, env, network, "-c", config, f"--trainer.precision={precision}")
+        built = built if built.cli.trainer.precision == precision else in_precision(built, precision)
         model = built.model
         assert built.cli.trainer.precision == precision
         before = parameters_of(model)
