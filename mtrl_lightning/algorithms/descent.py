@@ -33,8 +33,8 @@ class Descent:
     """
 
     def __init__(
-        self, method: GradientMethod, networks: Iterable[nn.Module], encoder: nn.Module | None, max_norm: float | None,
-    ) -> None:  # fmt: skip
+        self, method: GradientMethod, networks: Iterable[nn.Module], encoder: nn.Module | None, max_norm: float | None
+    ) -> None:
         if max_norm is not None and not max_norm > 0:
             raise ConfigurationError(
                 "actor_max_grad_norm and critic_max_grad_norm must be above 0, or null for no clipping"

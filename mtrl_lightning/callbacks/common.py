@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from lightning.pytorch import Callback, Trainer
 
+from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.datamodule import MultiTaskData
 
@@ -34,6 +35,13 @@ def data_of(trainer: Trainer) -> MultiTaskData:
     if not isinstance(data, MultiTaskData):
         raise ConfigurationError("pass trainer.fit(model, datamodule=MultiTaskData(...))")
     return data
+
+
+def begin_learning(trainer: Trainer, algorithm: Algorithm) -> None:
+    """Tell the algorithm the trained tasks' mean rewards in the replay."""
+    buffer = data_of(trainer).buffer
+    assert buffer is not None
+    algorithm.begin_learning(buffer.mean_rewards())
 
 
 def step_complete(trainer: Trainer) -> bool:

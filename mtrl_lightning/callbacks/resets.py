@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import data_of, step_complete
+from mtrl_lightning.callbacks.common import begin_learning, step_complete
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schedules import Every
 
@@ -46,9 +46,7 @@ class ResetCallback(Callback):
             self._made += 1
             rank_zero_info(f"The networks begin anew at {pl_module.counters.env_steps:,} env steps")
             pl_module.reset_networks()
-            buffer = data_of(trainer).buffer
-            assert buffer is not None
-            pl_module.begin_learning(buffer.mean_rewards())
+            begin_learning(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule, and how many resets were made."""

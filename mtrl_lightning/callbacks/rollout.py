@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import check_trainer, data_of
+from mtrl_lightning.callbacks.common import begin_learning, check_trainer, data_of
 from mtrl_lightning.callbacks.signals import Interrupted, check_signals
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
@@ -140,9 +140,7 @@ class RolloutCallback(Callback):
             check_signals(trainer)
         self._refill(trainer, pl_module)
         if counters.updates == 0:
-            buffer = data_of(trainer).buffer
-            assert buffer is not None
-            pl_module.begin_learning(buffer.mean_rewards())
+            begin_learning(trainer, pl_module)
         self._ratio.start(counters.vector_steps, counters.updates)
         self.step_complete = not self._ratio.due(counters.vector_steps, counters.updates)
         if self._finished(pl_module):

@@ -43,6 +43,7 @@ class FAMO(GradientMethod):
         ConfigurationError: if lr is not above 0 or decay negative.
     """
 
+    is_one_pass = True
     logit_T: Tensor
 
     def __init__(self, num_tasks: int, *, lr: float = 0.025, decay: float = 0.01) -> None:
@@ -56,14 +57,6 @@ class FAMO(GradientMethod):
         self.optimizer = WeightOptimizer(num_tasks, lr)
         self.register_buffer("logit_T", torch.zeros(num_tasks))
         self._before_T: Tensor | None = None
-
-    @property
-    def is_one_pass(self) -> bool:
-        """Whether the losses are differentiated once: they are."""
-        return True
-
-    def check(self, parameters: TaskParameters) -> None:
-        """Take any network, also one that shares nothing."""
 
     def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Add the gradient of the weighted loss to every parameter's ``.grad``."""

@@ -26,8 +26,8 @@ class GradNorm(GradientMethod):
     drawn to ``mean(G) r_i^a``, held constant, where ``r_i`` is ``L_i / L_i(0)`` divided by its mean over the tasks.
     Only ``w`` learns from ``sum_i |G_i - target_i|``; as ``G_i`` is ``w_i ||grad_W L_i||``, its gradient is
     ``||grad_W L_i|| sign(G_i - target_i)``, and no second derivative is needed. Then ``w`` is scaled to the sum ``T``.
-    ``L_i(0)`` is the loss of the first update. For the rates, losses that can be negative are shifted
-    (``ShiftedLosses``), ``L_i`` and ``L_i(0)`` by the same.
+    ``L_i(0)`` is the task's first loss that is not 0, as a masked task's is. For the rates, losses that can be negative
+    are shifted (``ShiftedLosses``), ``L_i`` and ``L_i(0)`` by the same.
 
     The loss of a task is weighted for all parameters, also for those that tasks do not share. It costs one pass, and
     one down to the last shared layer for each task.

@@ -15,13 +15,7 @@ class Mean(GradientMethod):
         num_tasks: number of trained tasks, ``T``.
     """
 
-    @property
-    def is_one_pass(self) -> bool:
-        """Whether the losses are differentiated once: they are."""
-        return True
-
-    def check(self, parameters: TaskParameters) -> None:
-        """Take any network, also one that shares nothing."""
+    is_one_pass = True
 
     def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
         """Add the gradient of the mean loss to every parameter's ``.grad``."""

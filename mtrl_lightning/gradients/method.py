@@ -35,23 +35,21 @@ class GradientMethod(nn.Module):
         num_tasks: number of trained tasks, ``T``.
     """
 
+    is_one_pass = False
+    """Whether the losses are differentiated once, and not task by task."""
+
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
         self.num_tasks = num_tasks
         self._statistics: dict[str, Tensor] = {}
 
-    @property
-    def is_one_pass(self) -> bool:
-        """Whether the losses are differentiated once, and not task by task."""
-        return False
-
     def check(self, parameters: TaskParameters) -> None:
-        """Check that there is something to work on.
+        """Check that there is something to work on; what takes one pass takes any network.
 
         Raises:
             ConfigurationError: if tasks share no parameter.
         """
-        if not parameters.shared:
+        if not self.is_one_pass and not parameters.shared:
             raise ConfigurationError(
                 f"the tasks share no parameter, so {type(self).__name__} has nothing to work on: use gradients.Mean, or"
                 " another network"

@@ -26,13 +26,13 @@ RIDGE = 1e-6
 class NashMTL(GradientMethod):
     """Follow ``sum_i a_i g_i`` with ``G a = 1 / a``, the Nash bargaining solution (algorithm 1).
 
-    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``, found here by Newton's method,
-    where the paper solves a sequence of convex programs. It depends on the gradients' directions only: ``a_i ||g_i||``
-    solves the same equation for unit gradients. These are averaged with the weights ``a_i ||g_i||`` and multiplied by
-    the tasks' mean norm, so that the update is the mean when the tasks' gradients are parallel. The paper's own update
-    has norm ``sqrt(T)``, and its code clips it to 1, which is ``max_norm=1.0`` here. A zero gradient takes no part. It
-    costs one pass a task, two where the weights are those of before. Parameters that tasks do not share get the
-    gradient of the mean loss.
+    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``, found here by a trust-region
+    method, where the paper solves a sequence of convex programs. It depends on the gradients' directions only:
+    ``a_i ||g_i||`` solves the same equation for unit gradients. These are averaged with the weights ``a_i ||g_i||`` and
+    multiplied by the tasks' mean norm, so that the update is the mean when the tasks' gradients are parallel. The
+    paper's own update has norm ``sqrt(T)``, and its code clips it to 1, which is ``max_norm=1.0`` here. A zero gradient
+    takes no part. It costs one pass a task, two where the weights are those of before. Parameters that tasks do not
+    share get the gradient of the mean loss.
 
     The directions do not depend on the losses' scale, so that a task's weighting is without effect.
 

@@ -30,7 +30,7 @@ class TaskGradients(NamedTuple):
     ) -> TaskGradients:
         """Compute them from the tasks' losses: on a GPU in one batched pass, on a CPU task by task.
 
-        A task's pass on a CPU touches this task's rows alone (``networks/hidden.py``), a batched one all rows for
+        A task's pass on a CPU touches this task's rows alone (``algorithms/task_rows.py``), a batched one all rows for
         every task.
 
         Args:

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.network import he_linear
+from mtrl_lightning.networks.network import check_layers, he_linear
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 """Whether float32 products go to oneDNN, which on some processors is quicker than PyTorch's choice (MKL)."""
@@ -42,8 +41,7 @@ class HiddenLayers(nn.Sequential):
     """
 
     def __init__(self, in_dim: int, width: int, depth: int, layer_norm: bool) -> None:
-        if depth < 1 or width < 1:
-            raise ConfigurationError(f"a network's depth is {depth} and its width {width}: both must be at least 1")
+        check_layers(width, depth)
         layers: list[nn.Module] = []
         for i in range(depth):
             linear = he_linear(in_dim if i == 0 else width, width)

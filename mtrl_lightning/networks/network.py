@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.errors import ConfigurationError
+
 
 class Network(nn.Module):
     """Features and a task in, numbers out; built by a factory ``(in_dim, out_dim, num_tasks) -> Network``."""
@@ -54,3 +56,13 @@ def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
     nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
     nn.init.zeros_(linear.bias)
     return linear
+
+
+def check_layers(width: int, depth: int) -> None:
+    """Refuse hidden layers without a feature, and a network without any.
+
+    Raises:
+        ConfigurationError: if one is below 1.
+    """
+    if depth < 1 or width < 1:
+        raise ConfigurationError(f"a network's depth is {depth} and its width {width}: both must be at least 1")

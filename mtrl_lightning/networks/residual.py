@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.network import he_linear
+from mtrl_lightning.networks.network import check_layers, he_linear
 
 
 class ResidualLayers(nn.Sequential):
@@ -27,8 +26,7 @@ class ResidualLayers(nn.Sequential):
     """
 
     def __init__(self, in_dim: int, width: int, depth: int) -> None:
-        if depth < 1 or width < 1:
-            raise ConfigurationError(f"a network's depth is {depth} and its width {width}: both must be at least 1")
+        check_layers(width, depth)
         blocks = (_Block(width) for _ in range(depth))
         super().__init__(he_linear(in_dim, width), nn.LayerNorm(width), nn.ReLU(), *blocks)
 

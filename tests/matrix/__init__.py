@@ -160,4 +160,16 @@ def check_updates(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, 
     assert torch.nn.functional.cosine_similarity(*ends, dim=0) > 0.6
 
 
+def check_pair(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, env: str, network: str, gradient: str
+) -> None:
+    """Check that a pair updates, or is refused where it makes no sense."""
+    if network == "separate" and gradient in NEEDS_SHARED:
+        with pytest.raises(SystemExit):
+            check_updates(command_line, monkeypatch, env, network, gradient)
+        assert "share no parameter" in capsys.readouterr().err
+    else:
+        check_updates(command_line, monkeypatch, env, network, gradient)
+
+
 STATISTIC = dict.fromkeys((*NEEDS_SHARED, "famo"), "weight_max")
