@@ -25,7 +25,7 @@ from mtrl_lightning.algorithms.checks import check_parts, check_ranges
 from mtrl_lightning.algorithms.compiling import Compile, check_compile, compiled
 from mtrl_lightning.algorithms.descent import Descent, without_gradients
 from mtrl_lightning.algorithms.reward_scale import RewardScale
-from mtrl_lightning.algorithms.targets import assign_parameters, frozen_copy, polyak_update
+from mtrl_lightning.algorithms.targets import PolyakAverage, assign_parameters, frozen_copy
 from mtrl_lightning.algorithms.task_rows import task_by_task
 from mtrl_lightning.algorithms.temperature import Temperature
 from mtrl_lightning.algorithms.values import Scalar, Value
@@ -109,8 +109,7 @@ class SAC(Algorithm):
         warnings.filterwarnings("ignore", ".*removed from hparams")  # factories given in Python are not saved
         self.save_hyperparameters(ignore=["spec"])
         check_ranges(num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max)
-        self.discount, self.tau = discount, tau
-        self.action_dim = spec.action_space.shape[0]
+        self.discount, self.action_dim = discount, spec.action_space.shape[0]
         self.target_entropy = -float(self.action_dim) if target_entropy is None else target_entropy
         self._log_std, self.actor_every, self.target_every = (log_std_min, log_std_max), actor_every, target_every
         self._optimizers = (critic_optimizer, actor_optimizer, temperature_optimizer)
@@ -127,6 +126,7 @@ class SAC(Algorithm):
         self.temperature = temperature(spec.num_tasks)
         self.task_weighting, self.reward_scale = task_weighting(spec), reward_scale(spec)
         self.target_encoder, self.target_critic = frozen_copy(self.encoder), frozen_copy(self.critic)
+        self._targets = PolyakAverage([self.critic, self.encoder], [self.target_critic, self.target_encoder], tau)
         check_parts(self.task_weighting, self.temperature, self.reward_scale, discount)
         self._descents = {
             "critic": Descent(self.critic_gradient, self.critic.members, self.encoder, critic_max_grad_norm),
@@ -209,8 +209,7 @@ class SAC(Algorithm):
         if update % self.actor_every == 0:
             self._update_actor(batch, actor, temperature)
         if update % self.target_every == 0:
-            polyak_update(self.critic, self.target_critic, self.tau)
-            polyak_update(self.encoder, self.target_encoder, self.tau)
+            self._targets.step()
         for auxiliary, optimizer in zip(self.auxiliaries, others, strict=True):
             if update % auxiliary.every == 0:  # type: ignore[operator]
                 self._update_auxiliary(batch, auxiliary, optimizer)

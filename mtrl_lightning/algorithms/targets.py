@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -23,13 +24,34 @@ def assign_parameters(source: nn.Module, target: nn.Module) -> None:
         parameter.copy_(value)
 
 
-@torch.no_grad()
-def polyak_update(source: nn.Module, target: nn.Module, tau: float) -> None:
-    """Move the target's parameters towards the source's, ``t <- t + tau (s - t)``, and copy the buffers."""
-    sources: list[Tensor] = list(source.parameters())
-    targets: list[Tensor] = list(target.parameters())
-    assert len(sources) == len(targets)
-    if targets:
-        torch._foreach_lerp_(targets, sources, tau)
-    for buffer, copied in zip(source.buffers(), target.buffers(), strict=True):
-        copied.copy_(buffer)
+class PolyakAverage:
+    """Modules whose parameters move towards others', ``t <- t + tau (s - t)``, and get the buffers that are saved.
+
+    Buffers that are not saved are constants. What the modules consist of is looked up once: that costs as much as a
+    step.
+
+    Args:
+        sources: what is followed.
+        targets: what follows, of the same structure.
+        tau: how far it moves at each step.
+    """
+
+    def __init__(self, sources: Sequence[nn.Module], targets: Sequence[nn.Module], tau: float) -> None:
+        self._tau = tau
+        self._sources: list[Tensor] = [parameter for module in sources for parameter in module.parameters()]
+        self._targets: list[Tensor] = [parameter for module in targets for parameter in module.parameters()]
+        assert len(self._sources) == len(self._targets)
+        self._buffers = [
+            (source, target, name)
+            for source, target in zip(sources, targets, strict=True)
+            for name, _ in source.named_buffers()
+            if name in source.state_dict()
+        ]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the targets once."""
+        if self._targets:
+            torch._foreach_lerp_(self._targets, self._sources, self._tau)
+        for source, target, name in self._buffers:
+            target.get_buffer(name).copy_(source.get_buffer(name))

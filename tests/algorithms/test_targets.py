@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.algorithms.targets import frozen_copy, polyak_update
+from mtrl_lightning.algorithms.targets import PolyakAverage, frozen_copy
 
 
 class Toy(nn.Module):
@@ -18,40 +18,44 @@ class Toy(nn.Module):
         self.register_buffer("count", torch.tensor(count))
 
 
+def follow(source, target, tau):
+    PolyakAverage([source], [target], tau).step()
+
+
 def test_parameters_move_by_tau_of_the_difference():
     source, target = Toy([5.0, -3.0]), Toy([1.0, 1.0])
     with torch.no_grad():
         target.b.fill_(0)
-    polyak_update(source, target, 0.25)
+    follow(source, target, 0.25)
     assert target.a.tolist() == [2, 0]
     assert target.b.tolist() == [2.5]
-    polyak_update(source, target, 0.25)
+    follow(source, target, 0.25)
     assert target.a.tolist() == [2.75, -0.75]
 
 
 def test_the_source_stays_where_it_is():
     source, target = Toy([5.0, -3.0], 2.0), Toy([1.0, 1.0])
-    polyak_update(source, target, 0.25)
+    follow(source, target, 0.25)
     assert source.a.tolist() == [5, -3]
     assert source.mean.tolist() == [2]
 
 
 def test_tau_one_copies():
     source, target = Toy([0.1, 0.7]), Toy([1.0, 1e6])
-    polyak_update(source, target, 1.0)
+    follow(source, target, 1.0)
     assert torch.equal(source.a, target.a)
 
 
 def test_many_small_steps_are_a_geometric_series():
     source, target = Toy([1.0, 1.0]), Toy([0.0, 0.0])
     for _ in range(300):
-        polyak_update(source, target, 0.005)
+        follow(source, target, 0.005)
     assert target.a.tolist() == pytest.approx([1 - 0.995**300] * 2, rel=1e-4)
 
 
 def test_buffers_are_copied_whole():
     source, target = Toy([0.0, 0.0], buffer=3.5, count=7), Toy([0.0, 0.0])
-    polyak_update(source, target, 0.01)
+    follow(source, target, 0.01)
     assert target.mean.tolist() == [3.5]
     assert target.count.item() == 7
     source.mean.fill_(9)
@@ -71,16 +75,27 @@ def test_a_frozen_copy_gets_no_gradient_and_leaves_the_original_trainable():
     assert not torch.equal(frozen.weight, original.weight)
 
 
+def test_several_modules_move_at_each_step_wherever_they_are_by_then():
+    sources, targets = [Toy([1.0, 1.0]), Toy([2.0, 2.0], buffer=3.0)], [Toy([0.0, 0.0]), Toy([0.0, 0.0])]
+    average = PolyakAverage(sources, targets, 0.5)
+    for module in (*sources, *targets):
+        module.double()  # as a move to another device does, it replaces the buffers
+    average.step()
+    average.step()
+    assert [target.a.tolist() for target in targets] == [[0.75, 0.75], [1.5, 1.5]]
+    assert targets[1].mean.tolist() == [3] and targets[1].mean.dtype == torch.float64
+
+
 def test_an_update_is_not_part_of_a_graph():
     source, target = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
-    polyak_update(source, target, 0.5)
+    follow(source, target, 0.5)
     assert all(p.grad_fn is None and not p.requires_grad for p in target.parameters())
 
 
 def test_modules_without_parameters_are_left_alone():
-    polyak_update(nn.Identity(), nn.Identity(), 0.5)
+    follow(nn.Identity(), nn.Identity(), 0.5)
 
 
 def test_modules_of_different_size_are_refused():
     with pytest.raises(AssertionError):
-        polyak_update(nn.Linear(2, 1), nn.Linear(2, 1, bias=False), 0.5)
+        follow(nn.Linear(2, 1), nn.Linear(2, 1, bias=False), 0.5)
