@@ -50,6 +50,17 @@ def test_the_observation_that_follows_is_the_one_that_was_given():
     assert torch.equal(batch.next_observation_BD, batch.observation_BD + 0.125)
 
 
+def test_a_replay_on_a_device_does_not_wait_for_it():
+    device = torch.device("meta")  # has no number to give: who asks for one gets an error
+    buffer = ReplayBuffer(make_spec(3), 30, device=device)
+    for step in range(20):
+        buffer.add(make_transitions(range(3 * step, 3 * step + 3), [2, 0, 1]))
+    batch = buffer.sample(12)
+    assert [(field.device, len(field)) for field in batch] == [(device, 12)] * 6
+    with pytest.raises(RuntimeError, match="item"):
+        float(batch.reward_B.sum())
+
+
 def test_capacity_is_shared_out_and_exact():
     buffer = filled([40, 40, 40], capacity=32)  # 10 rows a task
     assert len(buffer) == 30

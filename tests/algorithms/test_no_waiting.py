@@ -1,0 +1,92 @@
+"""An update asks the device that it runs on for no number, because a GPU would have to be waited for.
+
+PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no numbers, so that whoever asks for one, or
+mixes it with tensors on the CPU, gets an error. It knows neither generators nor autocast.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import Adam
+
+from mtrl_lightning import networks
+from mtrl_lightning.algorithms import ByTemperature, Categorical, MeanReward, Temperature
+from mtrl_lightning.algorithms.state import Generators
+from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
+from tests.algorithms import attach, make_batch, make_sac, make_spec
+
+META = torch.device("meta")
+SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
+MIXTURES = {
+    name: {"encoder": partial(networks.MixtureOfEncoders, assignment=getattr(networks, name), **SMALL_ENCODER)}
+    for name in ("OwnExpert", "Average", "Gate", "Attention")
+}
+NETWORKS = {
+    "MLP": {},
+    "MLP, LayerNorm": {"layer_norm": True},
+    "MLP, residual": {"residual": True},
+    **{name: {} for name in ("MultiHead", "SoftModularization", "FiLM", "PaCo", "MOORE")},
+}
+OTHERS = {
+    "Standardize": {"encoder": networks.Standardize},
+    **MIXTURES,
+    "a task embedding": {"critic": partial(MLP, width=8, conditioning=partial(networks.Embedding, dim=3))},
+    "a task encoder": {"critic": partial(MLP, width=8, conditioning=networks.TaskEncoder)},
+    "no conditioning": {"critic": partial(MLP, width=8, conditioning=NoConditioning)},
+    "Categorical": {"value": partial(Categorical, num_bins=11)},
+    "ByTemperature": {"task_weighting": ByTemperature},
+    "one temperature": {"temperature": partial(Temperature, per_task=False)},
+    "no clipping": {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
+    "MeanReward": {"reward_scale": MeanReward},
+    "delays": {"actor_every": 2, "target_every": 2},
+}
+
+
+@pytest.fixture
+def without_numbers(monkeypatch):
+    monkeypatch.setattr(Generators, "get", lambda self, name, device: torch.Generator() if device != META else None)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+    monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
+
+
+def update_without_numbers(num_updates=3, **options):
+    plain = {name: partial(Adam, lr=1e-3) for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer")}
+    sac = make_sac(make_spec(4), **plain, **options).to(META)
+    attach(sac)
+    batch = make_batch(sac.spec)
+    for i in range(num_updates):
+        sac.training_step(type(batch)(*(field.to(META) for field in batch)), i)
+    return sac
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_update_does_not_wait(name, without_numbers):
+    network = partial(getattr(networks, name.split(",")[0]), width=8, **NETWORKS[name])
+    sac = update_without_numbers(actor=network, critic=network)
+    assert {parameter.device for parameter in sac.parameters()} == {META}
+    assert sac.counters.updates == 3
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_part_of_an_update_waits(name, without_numbers):
+    update_without_numbers(**OTHERS[name])
+
+
+def test_it_would_be_seen(without_numbers):
+    class Asking(MultiHead):
+        def forward(self, x_BD, task_B):
+            return super().forward(x_BD, task_B) if float(x_BD.sum()) > 0 else 0
+
+    with pytest.raises(RuntimeError, match="item"):
+        update_without_numbers(actor=partial(Asking, width=8))
+
+
+def test_metrics_are_read_where_they_are_asked_for(without_numbers):
+    sac = update_without_numbers()
+    with pytest.raises(RuntimeError, match="item"):
+        sac.drain_metrics()
