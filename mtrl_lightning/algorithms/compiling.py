@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar
 
 import torch
+from torch.optim import Optimizer
 
 from mtrl_lightning.errors import ConfigurationError
 
@@ -28,6 +30,13 @@ def compiled(function: F, how: Compile) -> F:
     if how == "none":
         return function
     return torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)  # type: ignore[return-value]
+
+
+def begin_graphs(optimizers: Iterable[Optimizer]) -> None:
+    """Let CUDA graphs write over what they returned in the last update, such as gradients, which are given up."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    torch.compiler.cudagraph_mark_step_begin()
 
 
 def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> None:
@@ -53,4 +62,11 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
         if not any(name and shutil.which(name) for name in compilers):
             raise ConfigurationError(
                 "compile default needs a C++ compiler on the CPU: install g++, or set compile to none"
+            )
+    if how != "none" and device.type == "cuda":
+        has_compiler = any(name and shutil.which(name) for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"))
+        if not has_compiler or importlib.util.find_spec("triton") is None:
+            raise ConfigurationError(
+                f"compile {how} needs Triton, which comes with PyTorch for CUDA, and a C compiler: install them, or set"
+                " compile to none"
             )

@@ -22,7 +22,7 @@ from torch.optim import Adam, Optimizer
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.checks import check_parts, check_ranges
-from mtrl_lightning.algorithms.compiling import Compile, check_compile, compiled
+from mtrl_lightning.algorithms.compiling import Compile, begin_graphs, check_compile, compiled
 from mtrl_lightning.algorithms.descent import Descent, without_gradients
 from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.algorithms.targets import PolyakAverage, assign_parameters, frozen_copy
@@ -202,7 +202,7 @@ class SAC(Algorithm):
         batch = batch._replace(reward_B=scaled_B)
         update = self.counters.updates
         if self._compile == "cudagraphs":
-            torch.compiler.cudagraph_mark_step_begin()
+            begin_graphs(optimizers)
         self.encoder.observe(batch.observation_BD)
         self.target_encoder.observe(batch.observation_BD)
         self._update_critic(batch, critic)
@@ -233,7 +233,7 @@ class SAC(Algorithm):
             loss_T, log_prob_B = self._compiled_actor_losses(batch, noise_BA)
         self._descend("actor", loss_T, optimizer, lambda: self._actor_losses(batch, noise_BA)[0])
 
-        log_alpha_B, log_prob_B = self.temperature(batch.task_B), log_prob_B.detach()
+        log_alpha_B = self.temperature(batch.task_B)
         loss = losses.temperature_loss(log_alpha_B, log_prob_B, self.target_entropy, self._num_trained).mean()
         temperature.zero_grad()
         loss.backward()
@@ -278,7 +278,7 @@ class SAC(Algorithm):
         action_BA, log_prob_B = SquashedGaussian.from_network(output_B2A, *self._log_std).sample(noise_BA)
         asked = partial(self._outputs, self.critic, lambda z_BZ, task_B: z_BZ)
         q_QB = self.value.q(task_by_task(self.actor_gradient, asked, 1, z_BZ, action_BA, batch.task_B))
-        return losses.actor_loss(log_prob_B, q_QB, alpha_B, self._num_trained), log_prob_B
+        return losses.actor_loss(log_prob_B, q_QB, alpha_B, self._num_trained), log_prob_B.detach()
 
     def _update_auxiliary(self, batch: TransitionBatch, auxiliary: nn.Module, optimizer: Optimizer) -> None:
         loss = auxiliary.loss(batch, self.encoder).mean()  # type: ignore[operator]

@@ -67,8 +67,9 @@ class TaskGradients(NamedTuple):
 
     def combine(self, weight_T: Tensor) -> None:
         """Set the gradient of the shared parameters to ``sum_i w_i g_i``, that of the others to the mean's."""
+        weight_T = weight_T.to(self.shared[0])  # once: a GPU is waited for
         for parameter, gradient in zip(self.parameters.shared, self.shared, strict=True):
-            parameter.grad = torch.tensordot(weight_T.to(gradient), gradient, 1)
+            parameter.grad = torch.tensordot(weight_T, gradient, 1)
         for parameter, gradient in zip(self.parameters.own, self.own, strict=True):
             parameter.grad = gradient
 

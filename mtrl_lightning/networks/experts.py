@@ -62,8 +62,8 @@ class TaskExperts(nn.Module):
     """One perceptron a task, on this task's rows.
 
     Rows in any other order than task by task, or of one task, cost ``T`` times as much: all perceptrons see all rows,
-    because a weight matrix for each row would not fit in memory. A GPU is waited for to find the order out, unless the
-    network is compiled or captured.
+    because a weight matrix for each row would not fit in memory. A GPU is waited for to find the order out; what is
+    compiled or captured cannot ask, and always pays ``T`` times.
 
     Args:
         num_tasks: number of tasks, ``T``.

@@ -90,9 +90,11 @@ class LinearHeads(nn.Linear):
         tasks_G = tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None  # a GPU is not stopped
         if tasks_G is not None:
             return self._own(h_BH.view(len(tasks_G), -1, h_BH.shape[1]), tasks_G).reshape(-1, self.out_dim)
-        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each row
+        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each row, and than an
+        # index, whose gradient a GPU has to sort
         y_BTA = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
-        return y_BTA[torch.arange(len(task_B), device=task_B.device), task_B]
+        is_own_BT1 = (task_B[:, None] == self.tasks_T1[:, 0])[..., None]
+        return torch.where(is_own_BT1, y_BTA, 0).sum(1, dtype=y_BTA.dtype)
 
     def _own(self, h_GnH: Tensor, tasks_G: Tensor) -> Tensor:
         """Map each task's features ``[G, n, H]`` to ``[G, n, out_dim]``."""

@@ -10,7 +10,7 @@ import torch
 from mtrl_lightning.algorithms import compiling
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO, PCGrad
-from tests.algorithms import make_sac, train
+from tests.algorithms import make_batch, make_sac, train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -41,8 +41,23 @@ def test_every_update_begins_a_new_step_of_the_graphs(monkeypatch):
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
     train(make_sac(compile="default"), 2)
     assert len(steps) == 0
-    train(make_sac(compile="cudagraphs"), 2)
-    assert len(steps) == 2
+    sac = make_sac(compile="cudagraphs")
+    monkeypatch.setattr(
+        torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append([p.grad is None for p in sac.parameters()])
+    )
+    train(sac, 2)
+    assert len(steps) == 2 and all(map(all, steps)), "no gradient of a graph may outlive its step"
+
+
+def test_a_compiled_function_has_a_graph_for_its_losses_only():
+    sac = make_sac()
+    batch = make_batch(sac.spec)
+    noise_BA = torch.zeros_like(batch.action_BA)
+    for losses_of in (sac._critic_losses, sac._actor_losses):
+        loss_T, *others = losses_of(batch, noise_BA)
+        assert loss_T.requires_grad
+        others = [other for more in others for other in (more if isinstance(more, tuple) else [more])]
+        assert others and not any(other.requires_grad for other in others)
 
 
 def test_an_unknown_option_is_an_error_at_once():
@@ -51,7 +66,6 @@ def test_an_unknown_option_is_an_error_at_once():
 
 
 def test_cuda_graphs_need_a_gpu():
-    compiling.check_compile("cudagraphs", CUDA)
     with pytest.raises(ConfigurationError, match="needs a CUDA device"):
         compiling.check_compile("cudagraphs", CPU)
 
@@ -59,7 +73,6 @@ def test_cuda_graphs_need_a_gpu():
 def test_compiling_for_the_cpu_needs_a_compiler(monkeypatch):
     monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
     compiling.check_compile("none", CPU)
-    compiling.check_compile("default", CUDA)
     with pytest.raises(ConfigurationError, match=r"install g\+\+"):
         compiling.check_compile("default", CPU)
     monkeypatch.setenv("CXX", "mine")
@@ -67,8 +80,28 @@ def test_compiling_for_the_cpu_needs_a_compiler(monkeypatch):
     compiling.check_compile("default", CPU)
 
 
+@pytest.fixture
+def with_triton(monkeypatch):
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/bin/{name}")
+
+
 @pytest.mark.parametrize("how", ["default", "cudagraphs"])
-def test_what_is_differentiated_task_by_task_cannot_be_compiled(how):
+def test_compiling_for_a_gpu_needs_triton_and_a_compiler(how, with_triton, monkeypatch):
+    compiling.check_compile(how, CUDA)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigurationError, match=f"compile {how} needs Triton, .* and a C compiler"):
+        compiling.check_compile(how, CUDA)
+    monkeypatch.setenv("CC", "mine")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/bin/mine" if name == "mine" else None)
+    compiling.check_compile(how, CUDA)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="set compile to none"):
+        compiling.check_compile(how, CUDA)
+
+
+@pytest.mark.parametrize("how", ["default", "cudagraphs"])
+def test_what_is_differentiated_task_by_task_cannot_be_compiled(how, with_triton):
     with pytest.raises(ConfigurationError, match="the gradient methods to Mean or FAMO"):
         make_sac(compile=how, actor_gradient=PCGrad).check_device(CUDA)
     make_sac(compile=how, actor_gradient=FAMO).check_device(CUDA)

@@ -16,6 +16,7 @@ from torch.optim import Adam
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import ByTemperature, Categorical, MeanReward, Temperature
 from mtrl_lightning.algorithms.state import Generators
+from mtrl_lightning.gradients import FAMO
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from tests.algorithms import attach, make_batch, make_sac, make_spec
 
@@ -42,12 +43,15 @@ OTHERS = {
     "one temperature": {"temperature": partial(Temperature, per_task=False)},
     "no clipping": {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
     "MeanReward": {"reward_scale": MeanReward},
+    "FAMO": {"actor_gradient": FAMO, "critic_gradient": FAMO},
     "delays": {"actor_every": 2, "target_every": 2},
 }
 
 
 @pytest.fixture
 def without_numbers(monkeypatch):
+    # the way to this device would otherwise replace the parameters, which those who train them know
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
     monkeypatch.setattr(Generators, "get", lambda self, name, device: torch.Generator() if device != META else None)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
@@ -68,7 +72,8 @@ def update_without_numbers(num_updates=3, **options):
 def test_an_update_does_not_wait(name, without_numbers):
     network = partial(getattr(networks, name.split(",")[0]), width=8, **NETWORKS[name])
     sac = update_without_numbers(actor=network, critic=network)
-    assert {parameter.device for parameter in sac.parameters()} == {META}
+    known = [*sac._targets._sources, *sac._critic_parameters, *(p for d in sac._descents.values() for p in d._all)]
+    assert {parameter.device for parameter in [*known, *sac.parameters()]} == {META}
     assert sac.counters.updates == 3
 
 
