@@ -59,15 +59,17 @@ def test_end_to_end_runs_all_contestants(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     small = ["--tasks=reach", "--batch_size=8", "--width=8", "--depth=1", "--capacity=100", "--warmup=10"]
     short = ["--settle=1", "--steps=2", "--repeats=2", "--precisions=32-true", "--workers=0"]
-    found = printed_json(end_to_end.main, *small, *short, capsys=capsys)
+    copies = ["--also", "rollout.envs_per_task=3"]
+    found = printed_json(end_to_end.main, *small, *short, *copies, capsys=capsys)
     check_machine(found["machine"])
     check_rows(found["results"], repeats=2)
     rows = {row["variant"]: row for row in found["results"]}
-    assert set(rows) == {"ours 32-true, num_workers 0", "sb3 dummy", "sb3 subproc", "plain sync", "plain async"}
-    ours = rows["ours 32-true, num_workers 0"]
+    ours, three = (rows.pop(f"ours 32-true, num_workers 0{more}") for more in ("", ", envs_per_task 3"))
+    assert set(rows) == {"sb3 dummy", "sb3 subproc", "plain sync", "plain async"}
     assert {r.split()[0] for r in ours["times_as_fast_as"]} == {"sb3", "plain"}
-    rate = sorted(1e3 / value for value in ours["rounds"])
-    assert ours["env_steps_per_second"] == pytest.approx({"median": sum(rate) / 2, "min": rate[0], "max": rate[1]})
+    for row, environments in ((ours, 1), (three, 3), (rows["sb3 dummy"], 1)):
+        rate = sorted(environments * 1e3 / value for value in row["rounds"])
+        assert row["env_steps_per_second"] == pytest.approx({"median": sum(rate) / 2, "min": rate[0], "max": rate[1]})
     assert 0 < ours["time_fractions"]["update"] < sum(ours["time_fractions"].values()) <= 1
     assert "ms a vector step" in end_to_end.text_of(found)
 

@@ -160,7 +160,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     references = [quickest(a_step, [e.name for e in taking_part if e.kind == kind]) for kind in ("sb3", "plain")]
     rows = results(a_step, references)
     for row, entrant in zip(rows, taking_part, strict=True):
-        row["env_steps_per_second"] = spread([len(options.names) * 1e3 / value for value in row["rounds"]])
+        environments = entrant.about.get("environments", len(options.names))
+        row["env_steps_per_second"] = spread([environments * 1e3 / value for value in row["rounds"]])
         row["seconds_until_ready"], row["memory_mib"] = entrant.ready_seconds, memory[entrant.name]
         row["time_fractions"] = entrant.fractions()
         row["command"] = entrant.command

@@ -30,7 +30,9 @@ class PaceCallback(Callback):
         assert isinstance(pl_module, Algorithm)
         if self._pacer is None:
             watches = [pl_module.stopwatch, *self._of_the_replay(trainer)]
-            self._pacer = Pacer(*self._given, drain=lambda: {k: v for w in watches for k, v in w.drain().items()})
+            counters = pl_module.counters
+            about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
+            self._pacer = Pacer(*self._given, lambda: {k: v for w in watches for k, v in w.drain().items()}, about)
         if not self._pacer.tick():
             sys.exit(0)
 
