@@ -57,16 +57,16 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
             f"compile {how} cannot be differentiated task by task, as the gradient method does: set compile to none, or"
             " the gradient methods to Mean or FAMO"
         )
-    if how == "default" and device.type == "cpu":
-        compilers = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
-        if not any(name and shutil.which(name) for name in compilers):
-            raise ConfigurationError(
-                "compile default needs a C++ compiler on the CPU: install g++, or set compile to none"
-            )
-    if how != "none" and device.type == "cuda":
-        has_compiler = any(name and shutil.which(name) for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"))
-        if not has_compiler or importlib.util.find_spec("triton") is None:
-            raise ConfigurationError(
-                f"compile {how} needs Triton, which comes with PyTorch for CUDA, and a C compiler: install them, or set"
-                " compile to none"
-            )
+    if how == "default" and device.type == "cpu" and not _is_there("CXX", "g++", "clang++", "cl"):
+        raise ConfigurationError("compile default needs a C++ compiler on the CPU: install g++, or set compile to none")
+    has_triton = importlib.util.find_spec("triton") is not None
+    if how != "none" and device.type == "cuda" and not (has_triton and _is_there("CC", "cc", "gcc", "clang")):
+        raise ConfigurationError(
+            f"compile {how} needs Triton, which comes with PyTorch for CUDA, and a C compiler: install them, or set"
+            " compile to none"
+        )
+
+
+def _is_there(variable: str, *compilers: str) -> bool:
+    """Return whether the compiler that an environment variable names, or another of these, is installed."""
+    return any(name and shutil.which(name) for name in (os.environ.get(variable, ""), *compilers))

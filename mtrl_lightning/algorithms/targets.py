@@ -41,12 +41,10 @@ class PolyakAverage:
         self._sources: list[Tensor] = [parameter for module in sources for parameter in module.parameters()]
         self._targets: list[Tensor] = [parameter for module in targets for parameter in module.parameters()]
         assert len(self._sources) == len(self._targets)
-        self._buffers = [
-            (source, target, name)
-            for source, target in zip(sources, targets, strict=True)
-            for name, _ in source.named_buffers()
-            if name in source.state_dict()
-        ]
+        self._buffers = []
+        for source, target in zip(sources, targets, strict=True):
+            saved = source.state_dict().keys()
+            self._buffers += [(source, target, name) for name, _ in source.named_buffers() if name in saved]
 
     @torch.no_grad()
     def step(self) -> None:

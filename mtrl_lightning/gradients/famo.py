@@ -79,4 +79,4 @@ class FAMO(GradientMethod):
         fall_T = torch.where((before_T != 0) & (after_T != 0), fall_T, 0.0)
         z_T = self.logit_T.softmax(0)
         gradient_T = z_T * (fall_T - z_T @ fall_T) + self.decay * self.logit_T
-        self.logit_T.sub_(self.optimizer(gradient_T, torch.isfinite(gradient_T).all()))
+        self.logit_T.sub_(self.optimizer(gradient_T))

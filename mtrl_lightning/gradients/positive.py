@@ -55,18 +55,15 @@ class WeightOptimizer(nn.Module):
         self.register_buffer("second_T", torch.zeros(num_tasks))
         self.register_buffer("count", torch.tensor(0.0))
 
-    def forward(self, gradient_T: Tensor, is_usable: Tensor | None = None) -> Tensor:
-        """Return what to subtract for a gradient ``[T]``, and count it.
+    def forward(self, gradient_T: Tensor) -> Tensor:
+        """Return what to subtract for a gradient ``[T]``, and count it; one that is not finite is passed over, with 0.
 
-        Args:
-            gradient_T: of the weights.
-            is_usable: one truth value; where it is false nothing is counted, and 0 returned, without waiting for the
-                device. None for a gradient that is known to be usable.
+        The device itself finds that out, and is not waited for.
         """
-        is_usable = torch.ones_like(self.count, dtype=torch.bool) if is_usable is None else is_usable
-        self.count.add_(is_usable)
-        self.first_T.copy_(torch.where(is_usable, self.first_T.lerp(gradient_T, 0.1), self.first_T))
-        self.second_T.copy_(torch.where(is_usable, self.second_T.lerp(gradient_T.square(), 0.001), self.second_T))
+        is_finite = torch.isfinite(gradient_T).all()
+        self.count.add_(is_finite)
+        self.first_T.copy_(torch.where(is_finite, self.first_T.lerp(gradient_T, 0.1), self.first_T))
+        self.second_T.copy_(torch.where(is_finite, self.second_T.lerp(gradient_T.square(), 0.001), self.second_T))
         mean_T = self.first_T / (1 - 0.9**self.count)
         step_T = self.lr * mean_T / ((self.second_T / (1 - 0.999**self.count)).sqrt() + 1e-8)
-        return torch.where(is_usable, step_T, 0.0)
+        return torch.where(is_finite, step_T, 0.0)
