@@ -19,7 +19,15 @@ from mtrl_lightning.runs import LOCK, check_idle, run_lock
 
 HELP = "clear --run PATH lists what would be deleted of a run's folder, and deletes it with --yes; see clear --help"
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
-FILES = ("config.yaml", "config_from_*.yaml", "hparams.yaml", "metrics.csv", "metrics.damaged.csv", "curves.png", LOCK)
+FILES = (
+    "config.yaml",
+    "config_from_*.yaml",
+    "hparams.yaml",
+    "metrics.csv",
+    "metrics.damaged.csv",
+    "curves.png",
+    LOCK,
+)
 UNFINISHED = ("*.unfinished", "*.unfinished.*")
 FOLDERS = {
     "replay": ("*",),
@@ -51,12 +59,21 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog=f"{Path(sys.argv[0]).name} clear",
         description="List, with sizes, what would be deleted of a run's folder; delete it with --yes."
-        " Files that the program did not write are left, links are never followed, and a run that is being trained"
+        " Files that the program did not write are left, links are never followed, and a run that"
+        " is being trained"
         " is refused.",
     )
-    parser.add_argument("--run", required=True, type=Path, metavar="PATH", help="the run's folder, ROOT/NAME/version_N")
     parser.add_argument(
-        "--replay_only", action="store_true", help="only the replay; weights, checkpoints and metrics are kept"
+        "--run",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="the run's folder, ROOT/NAME/version_N",
+    )
+    parser.add_argument(
+        "--replay_only",
+        action="store_true",
+        help="only the replay; weights, checkpoints and metrics are kept",
     )
     parser.add_argument("--yes", action="store_true", help="delete, and not only list")
     options = parser.parse_args(sys.argv[2:] if args is None else args)
@@ -82,13 +99,19 @@ def clear(path: Path, replay_only: bool = False, yes: bool = False) -> None:
     for file in found.own:
         print(f"{_text(file.lstat().st_size):>12}  {file.relative_to(folder)}")
     for other in found.left:
-        print(f"{'left':>12}  {other.relative_to(folder)} (the program did not write it, or it is a link)")
+        print(
+            f"{'left':>12}  {other.relative_to(folder)} (the program did not write it, or it is a"
+            " link)"
+        )
     summary = f"{len(found.own)} files, {_text(_size(found.own))}"
     if yes:
         _delete(folder, found)
     print(f"Deleted: {summary}" if yes else f"To delete: {summary}")
     if replay_only:
-        print("The checkpoints stay; to train on from one of them with an empty replay: --replay.restore false")
+        print(
+            "The checkpoints stay; to train on from one of them with an empty replay:"
+            " --replay.restore false"
+        )
     if not yes:
         print("Nothing is deleted yet: add --yes")
 
@@ -97,7 +120,11 @@ def contents(folder: Path, replay_only: bool = False) -> Contents:
     """Return what lies in a run's folder, or of it only the replay."""
     found = Contents([], [], [])
     names = ["replay"] if replay_only else list(FOLDERS)
-    ours = [folder / name for name in names if (folder / name).is_dir() and not (folder / name).is_symlink()]
+    ours = [
+        folder / name
+        for name in names
+        if (folder / name).is_dir() and not (folder / name).is_symlink()
+    ]
     for own in ours:
         _collect(own, FOLDERS[own.name], found)
     if not replay_only:
@@ -118,7 +145,9 @@ def _collect(folder: Path, patterns: tuple[str, ...], found: Contents) -> None:
 
 
 def _sort_in(path: Path, patterns: tuple[str, ...], found: Contents) -> None:
-    is_own = (path.is_symlink() or path.is_file()) and any(fnmatch(path.name, pattern) for pattern in patterns)
+    is_own = (path.is_symlink() or path.is_file()) and any(
+        fnmatch(path.name, pattern) for pattern in patterns
+    )
     (found.own if is_own else found.left).append(path)
 
 
@@ -129,9 +158,12 @@ def _run_folder(path: Path) -> Path:
         return folder
     runs = sorted(run for pattern in ("version_*", "*/version_*") for run in folder.glob(pattern))
     if runs:
-        raise ConfigurationError(f"{path} holds runs and is none itself: give one of them, such as {runs[-1]}")
+        raise ConfigurationError(
+            f"{path} holds runs and is none itself: give one of them, such as {runs[-1]}"
+        )
     raise ConfigurationError(
-        f"{path} is no run's folder: it has none of {', '.join(SIGNS_OF_A_RUN)}; give one such as runs/NAME/version_0"
+        f"{path} is no run's folder: it has none of {', '.join(SIGNS_OF_A_RUN)}; give one such as"
+        " runs/NAME/version_0"
     )
 
 

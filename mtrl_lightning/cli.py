@@ -12,7 +12,12 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -37,7 +42,14 @@ from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
 from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.runs import ensure_writable, find_checkpoint, new_run_folder, run_folder_of, run_lock, versions
+from mtrl_lightning.runs import (
+    ensure_writable,
+    find_checkpoint,
+    new_run_folder,
+    run_folder_of,
+    run_lock,
+    versions,
+)
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -57,7 +69,9 @@ class MultiTaskCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         job = slurm_job()
-        self._origin = {"job": job, "command": str(sys.argv[1:] if args is None else args)} if job else None
+        self._origin = (
+            {"job": job, "command": str(sys.argv[1:] if args is None else args)} if job else None
+        )
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,
@@ -83,12 +97,20 @@ class MultiTaskCLI(LightningCLI):
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the seed, which Lightning would also take as true or false."""
-        parser.add_argument("--seed_everything", type=int, default=1, help="seed of weights, environments, all draws")
+        parser.add_argument(
+            "--seed_everything",
+            type=int,
+            default=1,
+            help="seed of weights, environments, all draws",
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's name, the essential callbacks, and what follows from what."""
         parser.add_argument(
-            "--name", type=str, default="run", help="name of the run: its folder is ROOT/NAME/version_N"
+            "--name",
+            type=str,
+            default="run",
+            help="name of the run: its folder is ROOT/NAME/version_N",
         )
         parser.add_argument("--root", type=str, default="runs", help="folder of all runs")
         for callback, section in (
@@ -114,7 +136,9 @@ class MultiTaskCLI(LightningCLI):
         self._loaded: dict[str, Any] = {}
         requeued = self._requeued(config)
         if requeued or config.ckpt_path:
-            checkpoint = requeued or find_checkpoint(str(config.ckpt_path), config.root, config.name)
+            checkpoint = requeued or find_checkpoint(
+                str(config.ckpt_path), config.root, config.name
+            )
             if requeued or config.ckpt_path == "last":
                 with_replay = self.subcommand == "fit" and config.replay.restore
                 checkpoint, self._loaded = load_newest_whole(checkpoint, with_replay)
@@ -123,7 +147,9 @@ class MultiTaskCLI(LightningCLI):
             config.ckpt_path = str(checkpoint)
             self.run_folder = run_folder_of(checkpoint)
         elif self.subcommand == "validate":
-            raise ConfigurationError("validate needs --ckpt_path: a checkpoint's path, last, or best")
+            raise ConfigurationError(
+                "validate needs --ckpt_path: a checkpoint's path, last, or best"
+            )
         else:
             self.run_folder = new_run_folder(config.root, config.name)
         if self.subcommand == "fit":
@@ -143,9 +169,14 @@ class MultiTaskCLI(LightningCLI):
         for folder in [*reversed(versions(config.root, config.name)), *given]:
             path = folder / "checkpoints" / "last.ckpt"
             with contextlib.suppress(ConfigurationError), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of other runs' damaged checkpoints; this one's come when it is read
+                warnings.simplefilter(
+                    "ignore"
+                )  # of other runs' damaged checkpoints; this one's come when it is read
                 if load_newest_whole(path, False)[1].get("origin") == self._origin:
-                    rank_zero_info(f"SLURM started job {self._origin['job']} again: the run goes on from {path}")
+                    rank_zero_info(
+                        f"SLURM started job {self._origin['job']} again: the run goes on from"
+                        f" {path}"
+                    )
                     return path
         return None
 
@@ -154,14 +185,22 @@ class MultiTaskCLI(LightningCLI):
         logger.init_args.save_dir = str(self.run_folder)
         if logger.class_path.endswith("TensorBoardLogger"):
             import_optional("tensorboard", "tensorboard")
-            if self._loaded:  # TensorBoard hides the events from this step on that were written before
+            if (
+                self._loaded
+            ):  # TensorBoard hides the events from this step on that were written before
                 purge_step = self._loaded["mtrl_lightning"]["counters"]["env_steps"] + 1
                 logger.dict_kwargs = {**(logger.get("dict_kwargs") or {}), "purge_step": purge_step}
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", "wandb")
-            saved = self._loaded.get("callbacks", {}).get(MetricsCallback.__qualname__, {}).get("wandb_id")
+            saved = (
+                self._loaded.get("callbacks", {})
+                .get(MetricsCallback.__qualname__, {})
+                .get("wandb_id")
+            )
             if "resume" in logger.init_args:
-                logger.init_args.resume = "allow"  # Lightning's default, in place of which W&B's own is filled in
+                logger.init_args.resume = (
+                    "allow"  # Lightning's default, in place of which W&B's own is filled in
+                )
             logger.init_args.id = saved or logger.init_args.id or uuid.uuid4().hex[:8]
             logger.init_args.name = logger.init_args.name or f"{name}/{self.run_folder.name}"
 
@@ -187,14 +226,18 @@ class MultiTaskCLI(LightningCLI):
             if saved["protocol"].get(key) != spec.protocol.get(key)
         ]
         if saved["train_tasks"] != list(spec.train_tasks):
-            differences.append(f"tasks trained on {saved['train_tasks']} there and {list(spec.train_tasks)} here")
+            differences.append(
+                f"tasks trained on {saved['train_tasks']} there and {list(spec.train_tasks)} here"
+            )
         if differences and self.subcommand == "fit":
             raise ConfigurationError(
                 f"the checkpoint is of another protocol: {', '.join(differences)};"
                 " use the config.yaml in its run's folder"
             )
         if differences:
-            rank_zero_warn(f"the checkpoint was trained with another protocol: {', '.join(differences)}")
+            rank_zero_warn(
+                f"the checkpoint was trained with another protocol: {', '.join(differences)}"
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: ``metrics.csv``, curves and a progress bar."""
@@ -206,7 +249,8 @@ class MultiTaskCLI(LightningCLI):
         if config.get("enable_progress_bar") is not False:
             callbacks.append(EnvStepProgressBar())
         self.trainer_defaults["callbacks"] = callbacks
-        # what is saved is what was given: a run repeated from it is a new run, not this one continued
+        # what is saved is what was given: a run repeated from it is a new run, not this one
+        # continued
         self._given[self.subcommand].ckpt_path = None
         self.config = self._given
         if self._loaded:
@@ -229,7 +273,9 @@ class MultiTaskCLI(LightningCLI):
         """Evaluate; our callback prints the table in place of Lightning's."""
         number = requeue_signal(self.trainer)
         if number is not None:
-            signal.signal(number, signal.SIG_IGN)  # Lightning's handler would leave a checkpoint in the run's folder
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # Lightning's handler would leave a checkpoint in the run's folder
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
 
 
@@ -248,7 +294,9 @@ def main(args: ArgsType = None) -> None:
     try:
         MultiTaskCLI(args)
     except ArgumentError as error:
-        _exit(2, f"{error}\ntip: configs/quickstart.yaml is complete; fit --help lists every option")
+        _exit(
+            2, f"{error}\ntip: configs/quickstart.yaml is complete; fit --help lists every option"
+        )
     except MisconfigurationException as error:
         hint = "; clipping is model.init_args.actor_max_grad_norm and critic_max_grad_norm"
         _exit(2, f"{error}{hint if 'gradient_clip_val' in str(error) else ''}")

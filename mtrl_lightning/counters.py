@@ -48,7 +48,9 @@ class Stopwatch:
 
     def stop(self, name: str) -> None:
         """Add the time since ``start``."""
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - self._begun.pop(name)
+        self._seconds[name] = (
+            self._seconds.get(name, 0.0) + time.perf_counter() - self._begun.pop(name)
+        )
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:

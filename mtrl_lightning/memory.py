@@ -32,8 +32,8 @@ def free_memory(device: torch.device = CPU) -> int:
 def keep_freed_memory(num_bytes: int = KEPT) -> bool:
     """Let this process keep up to so many freed bytes for what it allocates next.
 
-    Otherwise glibc gives a layer's activations back to the system after every update, and the next update waits for
-    thousands of page faults. It changes no number.
+    Otherwise glibc gives a layer's activations back to the system after every update, and the next
+    update waits for thousands of page faults. It changes no number.
 
     Returns:
         Whether glibc, the usual C library of Linux, was told so; there is no way to tell another.
@@ -42,7 +42,9 @@ def keep_freed_memory(num_bytes: int = KEPT) -> bool:
         return False
     tell = ctypes.CDLL(None).mallopt
     kept = tell(_M_TRIM_THRESHOLD, num_bytes) == 1
-    return kept and any(tell(_M_MMAP_THRESHOLD, size) == 1 for size in (num_bytes, MOST_IN_OLDER_GLIBC))
+    return kept and any(
+        tell(_M_MMAP_THRESHOLD, size) == 1 for size in (num_bytes, MOST_IN_OLDER_GLIBC)
+    )
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:

@@ -21,7 +21,11 @@ LOCK = "run.lock"
 
 def versions(root: str, name: str) -> list[Path]:
     """Return the folders of the runs of this name, oldest first."""
-    found = [path for path in (Path(root) / name).glob("version_*") if path.name.removeprefix("version_").isdigit()]
+    found = [
+        path
+        for path in (Path(root) / name).glob("version_*")
+        if path.name.removeprefix("version_").isdigit()
+    ]
     return sorted(found, key=lambda path: int(path.name.removeprefix("version_")))
 
 
@@ -58,7 +62,8 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
     if which not in ("last", "best"):
         if not Path(which).is_file():
             raise ConfigurationError(
-                f"there is no checkpoint {which}: give a file in a run's checkpoints folder, last, or best"
+                f"there is no checkpoint {which}: give a file in a run's checkpoints folder, last,"
+                " or best"
             )
         return Path(which)
     for folder in reversed(versions(root, name)):
@@ -66,7 +71,8 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
         if path.is_file() or (which == "last" and any(path.parent.glob("step_*.ckpt"))):
             return path
     raise ConfigurationError(
-        f"no run in {Path(root) / name} has a {which}.ckpt: give --name and --root of the run, or a path"
+        f"no run in {Path(root) / name} has a {which}.ckpt: give --name and --root of the run, or a"
+        " path"
     )
 
 
@@ -79,7 +85,8 @@ def run_folder_of(checkpoint: Path) -> Path:
     folder = checkpoint.resolve().parent
     if folder.name != "checkpoints":
         raise ConfigurationError(
-            f"{checkpoint} does not lie in a run's checkpoints folder, so its run cannot be continued"
+            f"{checkpoint} does not lie in a run's checkpoints folder, so its run cannot be"
+            " continued"
         )
     return folder.parent
 
@@ -95,7 +102,9 @@ def ensure_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigurationError(f"the run's folder {folder} cannot be written ({error}): free or mend it") from error
+        raise ConfigurationError(
+            f"the run's folder {folder} cannot be written ({error}): free or mend it"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -145,7 +154,8 @@ def _lock(path: Path, flags: int) -> int | None:
             holder = os.read(descriptor, 1000).decode(errors="replace") or "just started"
             os.close(descriptor)
             raise ConfigurationError(
-                f"another process ({holder}) is training in {path.parent}: wait until it has ended; if there is no"
+                f"another process ({holder}) is training in {path.parent}: wait until it has ended;"
+                " if there is no"
                 f" such process any more because its host failed, delete {path}"
             ) from None
         except FileNotFoundError:  # its holder has ended and deleted it

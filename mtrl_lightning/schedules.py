@@ -20,7 +20,9 @@ class Every:
 
     def __init__(self, interval: int, name: str = "interval") -> None:
         if interval < 1:
-            raise ConfigurationError(f"{name} is {interval}: give a number of environment steps of at least 1")
+            raise ConfigurationError(
+                f"{name} is {interval}: give a number of environment steps of at least 1"
+            )
         self.interval = interval
         self._last = 0
 
@@ -77,7 +79,9 @@ class UpdateRatio:
 
     def __init__(self, ratio: float, burst: int = 0) -> None:
         if not ratio > 0 or not math.isfinite(ratio):
-            raise ConfigurationError(f"updates_per_step is {ratio}: give a number above 0, such as 1 or 0.5")
+            raise ConfigurationError(
+                f"updates_per_step is {ratio}: give a number above 0, such as 1 or 0.5"
+            )
         if burst < 0:
             raise ConfigurationError(f"warmup_updates is {burst}: give 0 or more")
         self.ratio, self.burst = ratio, burst
@@ -101,7 +105,11 @@ class UpdateRatio:
 
     def state_dict(self) -> dict[str, int]:
         """Return where counting began, empty before."""
-        return {} if self._start is None else {"vector_steps": self._start[0], "updates": self._start[1]}
+        return (
+            {}
+            if self._start is None
+            else {"vector_steps": self._start[0], "updates": self._start[1]}
+        )
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore where counting began."""

@@ -1,6 +1,7 @@
 """What passes between the rooms.
 
-Shapes: ``T`` tasks, ``E`` environments, ``B`` batch (``B = T * n``, task-major), ``D`` observation, ``A`` action.
+Shapes: ``T`` tasks, ``E`` environments, ``B`` batch (``B = T * n``, task-major), ``D`` observation,
+``A`` action.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class Episode(NamedTuple):
 class Policy(Protocol):
     """What acts."""
 
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> npt.NDArray[np.float32]:
         """Choose actions ``[E, A]`` between -1 and 1."""
         ...
 

@@ -45,16 +45,34 @@ class CommandLine:
         self.processes = []
 
     def arguments(self, subcommand, *extra, configs=CONFIGS, small=True):
-        return [subcommand, *config_args(*configs), *(SMALL if small else []), f"--root={self.root}", *extra]
+        return [
+            subcommand,
+            *config_args(*configs),
+            *(SMALL if small else []),
+            f"--root={self.root}",
+            *extra,
+        ]
 
     def __call__(self, subcommand, *extra, **kwargs):
-        self._monkeypatch.setattr(sys, "argv", ["cli.py", *self.arguments(subcommand, *extra, **kwargs)])
+        self._monkeypatch.setattr(
+            sys, "argv", ["cli.py", *self.arguments(subcommand, *extra, **kwargs)]
+        )
         main()
 
     def process(self, subcommand, *extra, **kwargs):
-        command = [sys.executable, str(ROOT / "cli.py"), *self.arguments(subcommand, *extra, **kwargs)]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-        # another test in this process may have started W&B's helper, which would take the run for its own
+        command = [
+            sys.executable,
+            str(ROOT / "cli.py"),
+            *self.arguments(subcommand, *extra, **kwargs),
+        ]
+        options = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "start_new_session": True,
+        }
+        # another test in this process may have started W&B's helper, which would take the run for
+        # its own
         environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
         self.processes.append(subprocess.Popen(command, cwd=self.root, env=environment, **options))
         return self.processes[-1]
@@ -69,7 +87,10 @@ class CommandLine:
 
     def rows(self, name="run", version=0):
         with (self.folder(name, version) / "metrics.csv").open(newline="") as file:
-            return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+            return [
+                {k: v for k, v in row.items() if not k.startswith("time/")}
+                for row in csv.DictReader(file)
+            ]
 
 
 @pytest.fixture
@@ -80,5 +101,7 @@ def command_line(tmp_path, monkeypatch):
         process.kill()
         process.wait()
     wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:  # Lightning would go on with it in the next test
+    if (
+        wandb is not None and wandb.run is not None
+    ):  # Lightning would go on with it in the next test
         wandb.finish()

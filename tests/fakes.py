@@ -33,8 +33,8 @@ def scripted_success(task, episode, step):
 class Scripted(Benchmark):
     """Episodes that can be told by hand: the observation is ``[task, episode, step, last action]``.
 
-    In both splits ``reset(seed=s)`` begins episode ``s`` and each further ``reset()`` the next one. Odd tasks end by
-    termination, even ones by truncation.
+    In both splits ``reset(seed=s)`` begins episode ``s`` and each further ``reset()`` the next one.
+    Odd tasks end by termination, even ones by truncation.
     """
 
     splits = ("train", "eval", "eval_interpolation")
@@ -88,9 +88,10 @@ class ScriptedEnv(gym.Env):
 class Faulty(Scripted):
     """``Scripted``, one task of which breaks when ``reset`` is told so by its options.
 
-    The options are ``{"fault": kind, "task": name, "step": s}`` with the kind one of ``raise``, ``die``, ``hang``,
-    ``reward``, ``observation`` (with ``value``) in step ``s`` of the first episode, ``raise_reset`` and
-    ``reset_observation`` at the ``s``-th reset from now (0 is this one).
+    The options are ``{"fault": kind, "task": name, "step": s}`` with the kind one of ``raise``,
+    ``die``, ``hang``, ``reward``, ``observation`` (with ``value``) in step ``s`` of the first
+    episode, ``raise_reset`` and ``reset_observation`` at the ``s``-th reset from now (0 is this
+    one).
     """
 
     def make_env(self, task, split, seed):
@@ -106,7 +107,11 @@ class _Breaking(gym.Wrapper):
         if options is not None:
             mine = options.get("task") == self._name
             self._fault = options.get("fault") if mine else None
-            self._at, self._value, self._count = options.get("step", 0), options.get("value", np.nan), -1
+            self._at, self._value, self._count = (
+                options.get("step", 0),
+                options.get("value", np.nan),
+                -1,
+            )
         self._count += 1
         observation, info = self.env.reset(seed=seed)
         if self._count == self._at and self._fault == "raise_reset":

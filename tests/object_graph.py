@@ -13,7 +13,11 @@ from mtrl_lightning.callbacks.common import data_of
 def graph_of(trainer, algorithm):
     """Walk from the algorithm, the data, the callbacks and the optimizers; two equal states give equal graphs."""
     found = {}
-    roots = {"algorithm": algorithm, "data": data_of(trainer), "optimizers": list(trainer.optimizers)}
+    roots = {
+        "algorithm": algorithm,
+        "data": data_of(trainer),
+        "optimizers": list(trainer.optimizers),
+    }
     roots |= {f"callbacks.{type(callback).__name__}": callback for callback in trainer.callbacks}
     seen = set()
     for name, root in roots.items():
@@ -53,6 +57,12 @@ def _children(value):
         return [("len", len(value)), *((str(i), child) for i, child in enumerate(value))]
     if isinstance(value, (set, frozenset)):
         return [("items", sorted(map(repr, value)))]
-    if type(value).__module__.startswith("mtrl_lightning") or isinstance(value, (torch.nn.Module, gym.Env)):
-        return [(name, child) for name, child in vars(value).items() if name not in ("_trainer", "trainer")]
+    if type(value).__module__.startswith("mtrl_lightning") or isinstance(
+        value, (torch.nn.Module, gym.Env)
+    ):
+        return [
+            (name, child)
+            for name, child in vars(value).items()
+            if name not in ("_trainer", "trainer")
+        ]
     return []

@@ -19,10 +19,19 @@ HORIZON = 5
 
 
 def test_the_small_version_survives_everything(tmp_path):
-    small = ["--total_steps=600", "--kills=2", "--worker_kills=2", "--nans=2", "--mutations=30", "--continued=0"]
+    small = [
+        "--total_steps=600",
+        "--kills=2",
+        "--worker_kills=2",
+        "--nans=2",
+        "--mutations=30",
+        "--continued=0",
+    ]
     rows = ["kill", "worker", "nan", "corruption"]
     path = tmp_path / "faults.json"
-    code = faults.main([*small, "--rows", *rows, "--json", str(path), "--folder", str(tmp_path / "runs")])
+    code = faults.main(
+        [*small, "--rows", *rows, "--json", str(path), "--folder", str(tmp_path / "runs")]
+    )
     found = json.loads(path.read_text())
     assert [row["name"] for row in found["rows"]] == rows
     assert [row["failures"] for row in found["rows"]] == [[], [], [], []]
@@ -37,7 +46,17 @@ def test_the_small_version_survives_everything(tmp_path):
 
 
 def whole_row(**changes):
-    return Row(**{"name": "kill", "injected": 2, "survived": 2, "lost": 0, "false": 0, "exact": True, **changes})
+    return Row(
+        **{
+            "name": "kill",
+            "injected": 2,
+            "survived": 2,
+            "lost": 0,
+            "false": 0,
+            "exact": True,
+            **changes,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +103,13 @@ def episodes(lengths, seed=0):
         after += shown[1:]
     number = len(here)
     tensors = [torch.from_numpy(np.array(field, np.float32)) for field in (here, after)]
-    return Rows(tensors[0], torch.zeros(number, 4), torch.arange(number) * 1.0, tensors[1], torch.zeros(number) > 0)
+    return Rows(
+        tensors[0],
+        torch.zeros(number, 4),
+        torch.arange(number) * 1.0,
+        tensors[1],
+        torch.zeros(number) > 0,
+    )
 
 
 def without(rows, k):
@@ -130,7 +155,9 @@ def test_differences_sees_every_bit():
     tensor = torch.tensor([1.0, float("nan"), 0.0])
     value = {"a": [tensor, 1], "b": float("nan")}
     assert differences(value, {"a": [tensor.clone(), 1], "b": float("nan")}) == []
-    assert differences(value, {"a": [torch.tensor([1.0, float("nan"), -0.0]), 1], "b": float("nan")}) == [".a[0]"]
+    assert differences(
+        value, {"a": [torch.tensor([1.0, float("nan"), -0.0]), 1], "b": float("nan")}
+    ) == [".a[0]"]
     assert differences(value, {"a": [tensor.double(), 1], "b": float("nan")}) == [".a[0]"]
     assert len(differences(value, {"a": [tensor, 1.0], "b": float("nan")})) == 1
     assert len(differences(value, {"a": [tensor], "b": float("nan")})) == 1
@@ -170,8 +197,14 @@ def test_every_mutation_damages_its_region():
     for mutation in mutations(500, draws):
         if mutation.harm in HARMS:
             changed = harmed(content, mutation, draws)
-            first = next(i for i, (a, b) in enumerate(zip(content, changed + b"\0" * 99, strict=False)) if a != b)
-            part = {16: (0, 64), 17: (1936, 2000)}.get(mutation.region, (mutation.region * 125, None))
+            first = next(
+                i
+                for i, (a, b) in enumerate(zip(content, changed + b"\0" * 99, strict=False))
+                if a != b
+            )
+            part = {16: (0, 64), 17: (1936, 2000)}.get(
+                mutation.region, (mutation.region * 125, None)
+            )
             assert part[0] <= first < (part[1] or part[0] + 125 + 64)
 
 
@@ -189,6 +222,12 @@ def test_faults_of_environments_are_counted_and_end(tmp_path):
             except RuntimeError:
                 seen.add("raise")
                 break
-            seen |= {"nan"} if np.isnan(observation).any() else {"infinite"} if np.isinf(reward) else set()
+            seen |= (
+                {"nan"}
+                if np.isnan(observation).any()
+                else {"infinite"}
+                if np.isinf(reward)
+                else set()
+            )
     assert seen == set(KINDS)
     assert type(benchmark.make_env(0, "eval", 0)).__name__ == "_GoalSelection"

@@ -20,7 +20,10 @@ from mtrl_lightning.errors import ConfigurationError
 TINY = {
     "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
     "data": {
-        "benchmark": {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {"num_tasks": 2, "horizon": 5}},
+        "benchmark": {
+            "class_path": "mtrl_lightning.envs.ToyReach",
+            "init_args": {"num_tasks": 2, "horizon": 5},
+        },
         "batch_size": 4,
         "capacity": 200,
     },
@@ -30,7 +33,10 @@ TINY = {
     "model": {
         "class_path": "mtrl_lightning.algorithms.SAC",
         "init_args": {
-            part: {"class_path": "mtrl_lightning.networks.MLP", "init_args": {"width": 8, "depth": 1}}
+            part: {
+                "class_path": "mtrl_lightning.networks.MLP",
+                "init_args": {"width": 8, "depth": 1},
+            }
             for part in ("actor", "critic")
         },
     },
@@ -68,11 +74,18 @@ def test_a_comparison_by_hand():
     other = Curves(steps_N, np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]))
     rows = learning.compare({"a": first, "b": other}, 0.8)
     assert [row["final"] for row in rows] == pytest.approx([1.0, 0.7])
-    assert [row["average"] for row in rows] == pytest.approx([(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2])
-    assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [(2, 25.0), (1, 30.0)]
+    assert [row["average"] for row in rows] == pytest.approx(
+        [(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2]
+    )
+    assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [
+        (2, 25.0),
+        (1, 30.0),
+    ]
     assert rows[0]["less_first"] is None
     assert rows[1]["less_first"][0] == pytest.approx((0.2 + 0.8 / 3) / 2 - (0.5 + 2 / 3) / 2)
-    assert rows[1]["less_first"][2] < 0, "every resample of the second is below every one of the first"
+    assert rows[1]["less_first"][2] < 0, (
+        "every resample of the second is below every one of the first"
+    )
     assert rows[1]["final_of_seeds"] == pytest.approx([0.6, 0.8])
     text = learning.markdown(rows, Namespace(threshold=0.8, config="x.yaml", metric="eval/success"))
     assert "| b | 2 | 0.70 [0.60, 0.80] |" in text and "30 (1 of 2)" in text
@@ -86,7 +99,8 @@ def test_variants_take_the_options_that_follow_them():
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "--variant", "--variant a --variant a", "--variant --x 3", "--seeds 0 --variant a"]
+    "arguments",
+    ["", "--variant", "--variant a --variant a", "--variant --x 3", "--seeds 0 --variant a"],
 )
 def test_variants_without_a_name_of_their_own_are_an_error(arguments, capsys):
     with pytest.raises(SystemExit):
@@ -97,8 +111,25 @@ def test_variants_without_a_name_of_their_own_are_an_error(arguments, capsys):
 def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch):
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(TINY))
-    base = ["--config", str(config), "--folder", str(tmp_path / "out"), "--seeds", "2", "--jobs", "2", "--json"]
-    variants = ["--variant", "plain", "--variant", "wide", "--model.init_args.actor.init_args.width", "9"]
+    base = [
+        "--config",
+        str(config),
+        "--folder",
+        str(tmp_path / "out"),
+        "--seeds",
+        "2",
+        "--jobs",
+        "2",
+        "--json",
+    ]
+    variants = [
+        "--variant",
+        "plain",
+        "--variant",
+        "wide",
+        "--model.init_args.actor.init_args.width",
+        "9",
+    ]
     learning.main([*base, *variants])
     content = json.loads(capsys.readouterr().out)
     assert [row["variant"] for row in content["rows"]] == ["plain", "wide"]
@@ -106,13 +137,20 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
     assert (tmp_path / "out" / "learning.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads((tmp_path / "out" / "learning.json").read_text()) == content
     saved = yaml.safe_load((tmp_path / "out" / "wide_2" / "version_0" / "config.yaml").read_text())
-    assert saved["seed_everything"] == 2 and saved["model"]["init_args"]["actor"]["init_args"]["width"] == 9
+    assert (
+        saved["seed_everything"] == 2
+        and saved["model"]["init_args"]["actor"]["init_args"]["width"] == 9
+    )
 
     # a run that is not finished is continued, the others are not made again
     (tmp_path / "out" / "plain_1.json").unlink()
     calls = []
     popen = learning.subprocess.Popen
-    monkeypatch.setattr(learning.subprocess, "Popen", lambda line, **given: calls.append(line) or popen(line, **given))
+    monkeypatch.setattr(
+        learning.subprocess,
+        "Popen",
+        lambda line, **given: calls.append(line) or popen(line, **given),
+    )
     learning.main([*base, *variants])
     assert [line[-2:] for line in calls] == [["--ckpt_path", "last"]]
     assert json.loads(capsys.readouterr().out)["rows"] == content["rows"]
@@ -126,8 +164,20 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
 
 def test_a_signal_ends_the_runs_too_and_they_can_be_continued(tmp_path):
     config, out = tmp_path / "tiny.yaml", tmp_path / "out"
-    config.write_text(yaml.safe_dump(TINY | {"rollout": TINY["rollout"] | {"total_steps": 1_000_000}}))
-    line = [sys.executable, "-m", learning.__name__, "--config", str(config), "--folder", str(out), "--variant", "a"]
+    config.write_text(
+        yaml.safe_dump(TINY | {"rollout": TINY["rollout"] | {"total_steps": 1_000_000}})
+    )
+    line = [
+        sys.executable,
+        "-m",
+        learning.__name__,
+        "--config",
+        str(config),
+        "--folder",
+        str(out),
+        "--variant",
+        "a",
+    ]
     process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
     csv = out / "a_1" / "version_0" / "metrics.csv"
     while not csv.exists():
@@ -137,4 +187,6 @@ def test_a_signal_ends_the_runs_too_and_they_can_be_continued(tmp_path):
     process.terminate()
     assert process.wait(60) == 143
     assert psutil.wait_procs(children, 20)[1] == []
-    assert (out / "a_1" / "version_0" / "checkpoints" / "last.ckpt").exists() and not (out / "a_1.json").exists()
+    assert (out / "a_1" / "version_0" / "checkpoints" / "last.ckpt").exists() and not (
+        out / "a_1.json"
+    ).exists()

@@ -31,9 +31,17 @@ from mtrl_lightning.errors import ConfigurationError
 from tests.conftest import ROOT
 
 WORK = Work(
-    tasks=3, batch_size=12, width=16, depth=2, precision="32-true", compile="none", device="cpu", threads=None,
-    steps=2, settle=1,
-)  # fmt: skip
+    tasks=3,
+    batch_size=12,
+    width=16,
+    depth=2,
+    precision="32-true",
+    compile="none",
+    device="cpu",
+    threads=None,
+    steps=2,
+    settle=1,
+)
 
 
 def printed_json(main, *args, capsys):
@@ -47,37 +55,73 @@ def check_rows(rows, repeats):
         for reference, ratio in row["times_as_fast_as"].items():
             theirs = next(r["rounds"] for r in rows if r["variant"] == reference)
             each = [b / a for a, b in zip(row["rounds"], theirs, strict=True)]
-            assert ratio == pytest.approx({"median": np.median(each), "min": min(each), "max": max(each)})
+            assert ratio == pytest.approx(
+                {"median": np.median(each), "min": min(each), "max": max(each)}
+            )
 
 
 def check_machine(found):
-    assert {"cpu", "cores", "gpu", "python", "torch", "lightning", "mujoco", "metaworld", "gymnasium"} <= {*found}
+    assert {
+        "cpu",
+        "cores",
+        "gpu",
+        "python",
+        "torch",
+        "lightning",
+        "mujoco",
+        "metaworld",
+        "gymnasium",
+    } <= {*found}
     assert found["torch"] == torch.__version__ and found["cores"] >= 1
 
 
 def test_end_to_end_runs_all_contestants(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    small = ["--tasks=reach", "--batch_size=8", "--width=8", "--depth=1", "--capacity=100", "--warmup=10"]
+    small = [
+        "--tasks=reach",
+        "--batch_size=8",
+        "--width=8",
+        "--depth=1",
+        "--capacity=100",
+        "--warmup=10",
+    ]
     short = ["--settle=1", "--steps=2", "--repeats=2", "--precisions=32-true", "--workers=0"]
     copies = ["--also", "rollout.envs_per_task=3"]
     found = printed_json(end_to_end.main, *small, *short, *copies, capsys=capsys)
     check_machine(found["machine"])
     check_rows(found["results"], repeats=2)
     rows = {row["variant"]: row for row in found["results"]}
-    ours, three = (rows.pop(f"ours 32-true, num_workers 0{more}") for more in ("", ", envs_per_task 3"))
+    ours, three = (
+        rows.pop(f"ours 32-true, num_workers 0{more}") for more in ("", ", envs_per_task 3")
+    )
     assert set(rows) == {"sb3 dummy", "sb3 subproc", "plain sync", "plain async"}
     assert {r.split()[0] for r in ours["times_as_fast_as"]} == {"sb3", "plain"}
     for row, environments in ((ours, 1), (three, 3), (rows["sb3 dummy"], 1)):
         rate = sorted(environments * 1e3 / value for value in row["rounds"])
-        assert row["env_steps_per_second"] == pytest.approx({"median": sum(rate) / 2, "min": rate[0], "max": rate[1]})
+        assert row["env_steps_per_second"] == pytest.approx(
+            {"median": sum(rate) / 2, "min": rate[0], "max": rate[1]}
+        )
     assert 0 < ours["time_fractions"]["update"] < sum(ours["time_fractions"].values()) <= 1
     assert "ms a vector step" in end_to_end.text_of(found)
 
 
 def test_updating_runs_all_variants(capsys):
-    small = ["--num_tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=2", "--settle=1", "--repeats=2"]
+    small = [
+        "--num_tasks=2",
+        "--rows=4",
+        "--width=8",
+        "--depth=1",
+        "--updates=2",
+        "--settle=1",
+        "--repeats=2",
+    ]
     found = printed_json(
-        updating.main, *small, "--precisions=32-true", "--grow=width", "--grow_width=16", capsys=capsys
+        updating.main,
+        *small,
+        "--precisions=32-true",
+        "--grow=width",
+        "--grow_width=16",
+        capsys=capsys,
     )
     check_machine(found["machine"])
     first, wider = found["tables"]
@@ -95,7 +139,16 @@ def test_updating_runs_all_variants(capsys):
 
 
 def test_gradient_methods_are_compared_with_the_mean(capsys):
-    small = ["--tasks", "2", "3", "--rows=4", "--width=8", "--depth=1", "--updates=1", "--repeats=2"]
+    small = [
+        "--tasks",
+        "2",
+        "3",
+        "--rows=4",
+        "--width=8",
+        "--depth=1",
+        "--updates=1",
+        "--repeats=2",
+    ]
     found = printed_json(gradients.main, *small, "--methods", "pcgrad", "famo", capsys=capsys)
     check_machine(found["machine"])
     assert [(table["tasks"], table["batch_size"]) for table in found["tables"]] == [(2, 8), (3, 12)]
@@ -104,12 +157,16 @@ def test_gradient_methods_are_compared_with_the_mean(capsys):
         assert [row["variant"] for row in table["results"]] == ["mean", "pcgrad", "famo"]
         mean, pcgrad, _ = (np.array(row["rounds"]) for row in table["results"])
         assert table["results"][0]["times_the_mean"] == {"median": 1.0, "min": 1.0, "max": 1.0}
-        assert table["results"][1]["times_the_mean"]["median"] == pytest.approx(np.median(pcgrad / mean))
+        assert table["results"][1]["times_the_mean"]["median"] == pytest.approx(
+            np.median(pcgrad / mean)
+        )
     assert "times the mean" in gradients.text_of(found)
 
 
 def test_every_gradient_method_is_measured():
-    assert sorted(gradients.METHODS) == sorted(path.stem for path in ROOT.glob("configs/gradient/*.yaml"))
+    assert sorted(gradients.METHODS) == sorted(
+        path.stem for path in ROOT.glob("configs/gradient/*.yaml")
+    )
 
 
 def test_sizes_grow_one_at_a_time_and_windows_stay_short():
@@ -121,23 +178,45 @@ def test_sizes_grow_one_at_a_time_and_windows_stay_short():
 
 def test_stepping_runs_all_variants(capsys):
     found = printed_json(
-        stepping.main, "--tasks=1", "--workers", "0", "1", "--env_steps=5", "--settle=1", "--repeats=2", capsys=capsys
+        stepping.main,
+        "--tasks=1",
+        "--workers",
+        "0",
+        "1",
+        "--env_steps=5",
+        "--settle=1",
+        "--repeats=2",
+        capsys=capsys,
     )
     check_machine(found["machine"])
     (table,) = found["tables"]
     check_rows(table["results"], repeats=2)
     names = ["ours, 0 workers", "ours, 1 workers", "ours with MetaWorld's code, 1 workers"]
-    assert [row["variant"] for row in table["results"]] == [*names, "gymnasium sync", "gymnasium async"]
+    assert [row["variant"] for row in table["results"]] == [
+        *names,
+        "gymnasium sync",
+        "gymnasium async",
+    ]
     for row in table["results"]:
         assert set(row["times_as_fast_as"]) == {"gymnasium sync", "gymnasium async"}
         assert (
-            row["build_seconds"] > 0 and row["reset_seconds"] > 0 and row["memory_mib"] > row["memory_mib_per_env"] > 0
+            row["build_seconds"] > 0
+            and row["reset_seconds"] > 0
+            and row["memory_mib"] > row["memory_mib_per_env"] > 0
         )
     assert "MiB an environment" in stepping.text_of(found)
 
 
 def test_replay_runs_all_variants(capsys):
-    small = ["--tasks=3", "--rows=4", "--capacity=60", "--calls=2", "--updates=1", "--width=8", "--depth=1"]
+    small = [
+        "--tasks=3",
+        "--rows=4",
+        "--capacity=60",
+        "--calls=2",
+        "--updates=1",
+        "--width=8",
+        "--depth=1",
+    ]
     found = printed_json(replay.main, *small, "--repeats=2", capsys=capsys)
     check_machine(found["machine"])
     (table,) = found["tables"]
@@ -159,8 +238,15 @@ def test_a_missing_peer_is_named_with_its_remedy(module, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         module.parse([])
     assert ended.value.code == 2
-    assert 'stable_baselines3 is not installed: pip install "mtrl_lightning[bench]"' in capsys.readouterr().err
-    without = {end_to_end: "--contestants=plain", updating: "--variants=plain", replay: "--variants=rings"}[module]
+    assert (
+        'stable_baselines3 is not installed: pip install "mtrl_lightning[bench]"'
+        in capsys.readouterr().err
+    )
+    without = {
+        end_to_end: "--contestants=plain",
+        updating: "--variants=plain",
+        replay: "--variants=rings",
+    }[module]
     module.parse([without])
 
 
@@ -183,25 +269,51 @@ def test_mistakes_are_said(module, args, message, monkeypatch, capsys):
 def test_variants_of_ours_are_combined(monkeypatch):
     monkeypatch.chdir(ROOT)
     options = end_to_end.parse(
-        ["--precisions", "32-true", "--threads", "1", "2", "--workers", "0", "--also", "data.memory_map=true"]
+        [
+            "--precisions",
+            "32-true",
+            "--threads",
+            "1",
+            "2",
+            "--workers",
+            "0",
+            "--also",
+            "data.memory_map=true",
+        ]
     )
     first, second, *more = end_to_end.variants(options)
-    assert first == {"trainer.precision": "32-true", "rollout.learner_threads": 1, "rollout.num_workers": 0}
+    assert first == {
+        "trainer.precision": "32-true",
+        "rollout.learner_threads": 1,
+        "rollout.num_workers": 0,
+    }
     assert second == {**first, "rollout.learner_threads": 2}
     assert more == [{**one, "data.memory_map": "true"} for one in (first, second)]
-    assert end_to_end.name_of(more[0]) == "ours 32-true, learner_threads 1, num_workers 0, memory_map true"
+    assert (
+        end_to_end.name_of(more[0])
+        == "ours 32-true, learner_threads 1, num_workers 0, memory_map true"
+    )
 
 
 def test_spread_and_ratios_by_hand():
     assert measuring.spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
-    # 2 s against 4 s is twice as fast; 2 against 2 the same; 4 against 2 half. Not the ratio of the medians, 1.
-    assert measuring.times_as_fast([2.0, 2.0, 4.0], [4.0, 2.0, 2.0]) == {"median": 1.0, "min": 0.5, "max": 2.0}
+    # 2 s against 4 s is twice as fast; 2 against 2 the same; 4 against 2 half. Not the ratio of the
+    # medians, 1.
+    assert measuring.times_as_fast([2.0, 2.0, 4.0], [4.0, 2.0, 2.0]) == {
+        "median": 1.0,
+        "min": 0.5,
+        "max": 2.0,
+    }
     assert measuring.times_as_fast([1.0, 10.0, 100.0], [3.0, 20.0, 100.0])["median"] == 2.0
     rows = measuring.results({"a": [0.001, 0.003], "b": [0.002, 0.003]}, ["b", None])
     assert rows[0] == {
-        "variant": "a", "rounds": [1.0, 3.0], "median": 2.0, "min": 1.0, "max": 3.0,
+        "variant": "a",
+        "rounds": [1.0, 3.0],
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
         "times_as_fast_as": {"b": {"median": 1.5, "min": 1.0, "max": 2.0}},
-    }  # fmt: skip
+    }
     assert measuring.quickest({"a": [1.0, 9.0, 9.0], "b": [8.0, 8.0, 8.0]}, ["a", "b", "c"]) == "b"
     assert measuring.quickest({}, ["a"]) is None
     assert measuring.shown({"median": 1.234, "min": 0.5, "max": 20.0}) == "1.23 [0.50, 20.00]"
@@ -218,7 +330,9 @@ def test_variants_take_turns():
 
 def test_the_memory_of_a_process_is_found():
     before = measuring.proportional_set_size()
-    with mmap.mmap(-1, 50 << 20) as held:  # pages of its own: NumPy may be given memory that was kept
+    with mmap.mmap(
+        -1, 50 << 20
+    ) as held:  # pages of its own: NumPy may be given memory that was kept
         for page in range(0, 50 << 20, mmap.PAGESIZE):
             held[page] = 1
         assert 45 < measuring.proportional_set_size() - before < 60
@@ -228,7 +342,9 @@ def test_a_pacer_runs_a_window_for_each_line(monkeypatch):
     read, written = os.pipe()
     monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
     drained = []
-    pacer = Pacer(2, 3, written, drain=lambda: drained.append(1) or {"update": 1e-9}, about={"built": 4.0})
+    pacer = Pacer(
+        2, 3, written, drain=lambda: drained.append(1) or {"update": 1e-9}, about={"built": 4.0}
+    )
     assert sum(1 for _ in iter(pacer.tick, False)) == 3 + 2 + 2
     lines = [json.loads(line) for line in os.read(read, 10_000).decode().splitlines()]
     assert lines[0] == {"built": 4.0}
@@ -239,9 +355,13 @@ def test_a_pacer_runs_a_window_for_each_line(monkeypatch):
 
 
 def test_a_contestant_that_fails_says_what_it_printed(tmp_path):
-    broken = Entrant("one that breaks", "ours", lambda _: [sys.executable, "-c", "print(1 + 1); 1 / 0"], tmp_path)
+    broken = Entrant(
+        "one that breaks", "ours", lambda _: [sys.executable, "-c", "print(1 + 1); 1 / 0"], tmp_path
+    )
     with (
-        pytest.raises(RuntimeError, match=r"one that breaks gave no answer(.|\n)*ZeroDivisionError"),
+        pytest.raises(
+            RuntimeError, match=r"one that breaks gave no answer(.|\n)*ZeroDivisionError"
+        ),
         started([broken]),
     ):
         pass
@@ -275,7 +395,9 @@ def pairs_of(plain, sac):
 
 def test_the_plain_loop_learns_what_sac_does():
     sac = make_sac(WORK)
-    plain = PlainSAC(Sizes(OBSERVATION, ACTION, WORK.tasks, WORK.batch_size, WORK.width, WORK.depth))
+    plain = PlainSAC(
+        Sizes(OBSERVATION, ACTION, WORK.tasks, WORK.batch_size, WORK.width, WORK.depth)
+    )
     with torch.no_grad():
         for a, b in pairs_of(plain, sac):
             a.copy_(b)
@@ -314,10 +436,14 @@ def test_the_plain_replay_gives_back_whole_rows():
     ring = PlainReplay(2, 3, 1, capacity=8)
     for step in range(6):  # four rows an environment: the first two are overwritten
         value = np.array([[step], [step + 100]], np.float32)
-        ring.add(np.repeat(value, 3, 1), value, value[:, 0], np.repeat(value + 1, 3, 1), value[:, 0] < 0)
+        ring.add(
+            np.repeat(value, 3, 1), value, value[:, 0], np.repeat(value + 1, 3, 1), value[:, 0] < 0
+        )
     batch = ring.sample(400)
     assert batch.task_B.tolist() == [0] * 200 + [1] * 200
-    assert {*batch.reward_B[:200].tolist()} == {2, 3, 4, 5} and {*batch.reward_B[200:].tolist()} == {102, 103, 104, 105}
+    assert {*batch.reward_B[:200].tolist()} == {2, 3, 4, 5} and {
+        *batch.reward_B[200:].tolist()
+    } == {102, 103, 104, 105}
     assert torch.equal(batch.observation_BD, batch.reward_B[:, None].expand(-1, 3))
     assert torch.equal(batch.next_observation_BD, batch.observation_BD + 1)
     assert torch.equal(batch.action_BA[:, 0], batch.reward_B) and not batch.terminated_B.any()
@@ -332,7 +458,10 @@ def test_upstream_has_our_protocol():
     assert len(stepping.tasks_of(11)) == 11
     envs = make_vec(["reach", "push"], "sync", use_one_hot=True)
     spec = MetaWorld(["reach", "push"]).spec
-    assert envs.single_observation_space.shape == (39 + 2,) and envs.metadata["autoreset_mode"].value == "SameStep"
+    assert (
+        envs.single_observation_space.shape == (39 + 2,)
+        and envs.metadata["autoreset_mode"].value == "SameStep"
+    )
     for one in envs.envs:
         assert one.unwrapped.max_path_length == spec.horizon == 500
         assert one.unwrapped.reward_function_version == spec.protocol["reward_version"] == "v2"

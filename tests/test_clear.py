@@ -19,8 +19,18 @@ def trained(tmp_path_factory):
         command_line("fit", "--rollout.total_steps=600", configs=configs)
         command_line("fit", "--ckpt_path=last", configs=configs)
     folder = command_line.folder()
-    remnants = ("run.lock", "metrics.unfinished", "curves.unfinished.png", "checkpoints/last.ckpt.unfinished")
-    for name in (*remnants, "replay/rows.unfinished", "videos/eval.mp4", "wandb/run-1/files/config.yaml"):
+    remnants = (
+        "run.lock",
+        "metrics.unfinished",
+        "curves.unfinished.png",
+        "checkpoints/last.ckpt.unfinished",
+    )
+    for name in (
+        *remnants,
+        "replay/rows.unfinished",
+        "videos/eval.mp4",
+        "wandb/run-1/files/config.yaml",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"x" * 100)
     (folder / "wandb" / "latest-run").symlink_to("run-1")
@@ -38,11 +48,17 @@ def call(folder, *options):
 
 
 def tree(folder):
-    return {path.relative_to(folder).as_posix(): path.lstat().st_mtime_ns for path in folder.rglob("*")}
+    return {
+        path.relative_to(folder).as_posix(): path.lstat().st_mtime_ns for path in folder.rglob("*")
+    }
 
 
 def files(folder):
-    return {name for name in tree(folder) if (folder / name).is_symlink() or not (folder / name).is_dir()}
+    return {
+        name
+        for name in tree(folder)
+        if (folder / name).is_symlink() or not (folder / name).is_dir()
+    }
 
 
 def test_without_yes_everything_is_listed_and_nothing_touched(run, capsys):
@@ -51,7 +67,9 @@ def test_without_yes_everything_is_listed_and_nothing_touched(run, capsys):
     printed = capsys.readouterr().out
     assert tree(run) == before
     assert set(re.findall(r"^ +[\d.]+ \w+  (\S+)$", printed, re.MULTILINE)) == files(run)
-    assert "100 B  metrics.unfinished" in printed and "left" not in printed and "add --yes" in printed
+    assert (
+        "100 B  metrics.unfinished" in printed and "left" not in printed and "add --yes" in printed
+    )
 
 
 def test_sizes_are_added_up_and_names_of_one_file_count_once(run, capsys):
@@ -90,7 +108,14 @@ def test_foreign_files_stay_and_are_listed(run, capsys):
     call(run, "--yes")
     printed = capsys.readouterr().out
     assert files(run) == foreign
-    for name in ("notes.txt", "checkpoints/notes.txt", "checkpoints/old", "mine", "paper.ckpt", "x.unfinished"):
+    for name in (
+        "notes.txt",
+        "checkpoints/notes.txt",
+        "checkpoints/old",
+        "mine",
+        "paper.ckpt",
+        "x.unfinished",
+    ):
         assert re.search(rf"^ +left  {name} ", printed, re.MULTILINE)
     assert tree(run).keys() - foreign == {"checkpoints", "checkpoints/old", "mine", "x.unfinished"}
 
@@ -123,7 +148,9 @@ def test_the_folder_may_be_named_by_a_link(run):
     assert not run.exists() and link.is_symlink()
 
 
-def test_replay_only_keeps_all_else_and_the_checkpoint_is_still_evaluated(run, command_line, capsys):
+def test_replay_only_keeps_all_else_and_the_checkpoint_is_still_evaluated(
+    run, command_line, capsys
+):
     before, replay = tree(run), {name for name in files(run) if name.startswith("replay/")}
     call(run, "--replay_only")
     printed = capsys.readouterr().out
@@ -183,7 +210,9 @@ def test_both_commands_reach_it_and_without_pytorch(run, capsys, monkeypatch):
         f"runpy.run_path({str(ROOT / 'cli.py')!r}, run_name='__main__')\n"
         "print([name for name in ('torch', 'lightning', 'jsonargparse') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]" and "add --yes" in done.stdout
     main(["clear", "--run", str(run)])
     assert "add --yes" in capsys.readouterr().out
@@ -193,7 +222,10 @@ def test_both_commands_reach_it_and_without_pytorch(run, capsys, monkeypatch):
 
 
 def test_help_tells_of_it(capsys, monkeypatch):
-    for args, words in ((["--help"], ["clear --run PATH"]), (["clear", "--help"], ["--run", "--replay_only", "--yes"])):
+    for args, words in (
+        (["--help"], ["clear --run PATH"]),
+        (["clear", "--help"], ["--run", "--replay_only", "--yes"]),
+    ):
         monkeypatch.setattr(sys, "argv", ["cli.py", *args])
         with pytest.raises(SystemExit) as exit_info:
             main()

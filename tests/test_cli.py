@@ -34,7 +34,14 @@ def test_a_run_leaves_config_metrics_curves_checkpoints_and_a_table(command_line
     command_line("fit")
     folder, printed = command_line.folder(), capsys.readouterr().out
     names = {path.name for path in folder.iterdir()}
-    assert {"config.yaml", "hparams.yaml", "metrics.csv", "curves.png", "checkpoints", "replay"} == names
+    assert {
+        "config.yaml",
+        "hparams.yaml",
+        "metrics.csv",
+        "curves.png",
+        "checkpoints",
+        "replay",
+    } == names
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert printed.count("eval after") == 3 and "eval after 900 env steps" in printed
     for name in (*TASKS, "average"):
@@ -43,23 +50,42 @@ def test_a_run_leaves_config_metrics_curves_checkpoints_and_a_table(command_line
 
 def test_metric_names_are_those_of_the_contract(command_line):
     command_line("fit")
-    learned = {"critic_loss", "actor_loss", "temperature_loss", "entropy", "q", "critic_grad_norm", "actor_grad_norm"}
-    expected = {f"train/{name}" for name in learned} | {f"train/temperature/{task}" for task in TASKS}
-    expected |= {f"eval/{name}" for name in PER_TASK} | {f"eval/{name}/{task}" for name in PER_TASK for task in TASKS}
+    learned = {
+        "critic_loss",
+        "actor_loss",
+        "temperature_loss",
+        "entropy",
+        "q",
+        "critic_grad_norm",
+        "actor_grad_norm",
+    }
+    expected = {f"train/{name}" for name in learned} | {
+        f"train/temperature/{task}" for task in TASKS
+    }
+    expected |= {f"eval/{name}" for name in PER_TASK} | {
+        f"eval/{name}/{task}" for name in PER_TASK for task in TASKS
+    }
     rollout = ("return", "success", "length")
     expected |= {f"rollout/{name}" for name in rollout} | {
         f"rollout/{name}/{task}" for name in rollout for task in TASKS
     }
     expected |= {"fault/worker_restarts", "fault/dropped_transitions"}
     expected |= {"time/env_steps_per_second", "time/updates_per_second"}
-    expected |= {f"time/{name}_fraction" for name in ("act", "step", "sample", "update", "evaluate", "checkpoint")}
+    expected |= {
+        f"time/{name}_fraction"
+        for name in ("act", "step", "sample", "update", "evaluate", "checkpoint")
+    }
     assert set(read_metrics(command_line.folder())) == expected
 
 
 def test_rows_come_on_the_schedule_and_carry_env_steps(command_line):
     command_line("fit")
     curves = read_metrics(command_line.folder())
-    assert curves["eval/success"][0] == [303, 600, 900] or curves["eval/success"][0] == [300, 600, 900]
+    assert curves["eval/success"][0] == [303, 600, 900] or curves["eval/success"][0] == [
+        300,
+        600,
+        900,
+    ]
     assert curves["train/q"][0][1:] == [450, 600, 750, 900]
     assert all(row["env_steps"] for row in command_line.rows())
 
@@ -97,8 +123,13 @@ def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
     with caplog.at_level("INFO"):
         command_line("fit", "--data.benchmark.init_args.horizon=15")
     assert "benchmark toy, horizon 15" in caplog.text + capsys.readouterr().err
-    assert yaml.safe_load((command_line.folder() / "hparams.yaml").read_text())["protocol/horizon"] == 15
-    assert load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"]["protocol"] == {
+    assert (
+        yaml.safe_load((command_line.folder() / "hparams.yaml").read_text())["protocol/horizon"]
+        == 15
+    )
+    assert load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"][
+        "protocol"
+    ] == {
         "benchmark": "toy",
         "horizon": 15,
     }
@@ -145,12 +176,18 @@ def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
 
 def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
     command_line("fit", "--rollout.updates_per_step=0.5", "--name=half")
-    command_line("fit", "--rollout.updates_per_step=2", "--rollout.warmup_updates=11", "--name=burst")
+    command_line(
+        "fit", "--rollout.updates_per_step=2", "--rollout.warmup_updates=11", "--name=burst"
+    )
     for name, updates in (("half", 100), ("burst", 411)):
-        counters = load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")["mtrl_lightning"][
-            "counters"
+        counters = load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")[
+            "mtrl_lightning"
+        ]["counters"]
+        assert [counters[name] for name in ("env_steps", "vector_steps", "updates")] == [
+            900,
+            300,
+            updates,
         ]
-        assert [counters[name] for name in ("env_steps", "vector_steps", "updates")] == [900, 300, updates]
         assert counters["episodes"] == 45
 
 
@@ -169,7 +206,10 @@ BAD = [
     ("discount is 1.5", ["--model.init_args.discount=1.5"]),
     ("initial temperature is 0", ["--model.init_args.temperature.init_args.initial=0"]),
     ("unknown task 'goal-9': did you mean", ["--data.exclude_from_training=[goal-9]"]),
-    ("exclude_from_training names every task", ["--data.exclude_from_training=[goal-0,goal-1,goal-2]"]),
+    (
+        "exclude_from_training names every task",
+        ["--data.exclude_from_training=[goal-0,goal-1,goal-2]"],
+    ),
     ("GiB are free: lower data.capacity to at most", ["--data.capacity=100000000000"]),
     ("there is no checkpoint nowhere.ckpt", ["--ckpt_path=nowhere.ckpt"]),
     ("has a last.ckpt: give --name", ["--ckpt_path=last"]),
@@ -185,7 +225,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("message", "args"), BAD, ids=[args[0] for _, args in BAD])
-def test_bad_options_end_at_once_with_the_remedy_and_leave_no_folder(command_line, capsys, message, args):
+def test_bad_options_end_at_once_with_the_remedy_and_leave_no_folder(
+    command_line, capsys, message, args
+):
     code, error = fails(command_line, capsys, "fit", *args)
     assert code == 2 and message in error and "Traceback" not in error
     assert not list(command_line.root.glob("run/*/config.yaml"))
@@ -201,7 +243,9 @@ def test_bad_options_end_at_once_with_the_remedy_and_leave_no_folder(command_lin
 )
 def test_bad_metaworld_tasks(command_line, capsys, tasks, message):
     configs = ("base", "env/metaworld_custom", *CONFIGS[2:])
-    code, error = fails(command_line, capsys, "fit", f"--data.benchmark.init_args.tasks={tasks}", configs=configs)
+    code, error = fails(
+        command_line, capsys, "fit", f"--data.benchmark.init_args.tasks={tasks}", configs=configs
+    )
     assert code == 2 and message in error
     assert not list(command_line.root.glob("run/*"))
 
@@ -224,7 +268,10 @@ def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
 def test_last_is_the_newest_run_and_a_path_is_that_run(command_line, capsys):
     command_line("fit")
     command_line("fit", "--rollout.total_steps=1200")
-    for which, steps in (("last", 1200), (str(command_line.folder() / "checkpoints" / "last.ckpt"), 900)):
+    for which, steps in (
+        ("last", 1200),
+        (str(command_line.folder() / "checkpoints" / "last.ckpt"), 900),
+    ):
         capsys.readouterr()
         command_line("validate", f"--ckpt_path={which}")
         assert f"eval after {steps:,} env steps" in capsys.readouterr().out
@@ -250,16 +297,27 @@ def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
     ("args", "message"),
     [
         (["--model.init_args.actor.init_args.width=17"], "of another network: actor."),
-        (["--data.benchmark.init_args.num_tasks=4"], "of other tasks: goal-0, goal-1, goal-2 there"),
+        (
+            ["--data.benchmark.init_args.num_tasks=4"],
+            "of other tasks: goal-0, goal-1, goal-2 there",
+        ),
         (["--data.capacity=20000"], "rows, this run 3 of 6,666"),
-        (["--data.benchmark.init_args.horizon=5"], "of another protocol: horizon 20 there and 5 here"),
-        (["--data.exclude_from_training=[goal-2]"], "tasks trained on [0, 1, 2] there and [0, 1] here"),
+        (
+            ["--data.benchmark.init_args.horizon=5"],
+            "of another protocol: horizon 20 there and 5 here",
+        ),
+        (
+            ["--data.exclude_from_training=[goal-2]"],
+            "tasks trained on [0, 1, 2] there and [0, 1] here",
+        ),
         (["--rollout.envs_per_task=2"], "continue with the same rollout.envs_per_task"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit(command_line, capsys, args, message):
     command_line("fit")
-    code, error = fails(command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1200", *args)
+    code, error = fails(
+        command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1200", *args
+    )
     assert code == 2 and message in error and "Traceback" not in error
 
 
@@ -298,10 +356,19 @@ def test_a_missing_logger_names_what_to_install(command_line, capsys, monkeypatc
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("nan", "observation is not finite"), ("inf", "the reward is inf"), ("raise", "RuntimeError: broken")],
+    [
+        ("nan", "observation is not finite"),
+        ("inf", "the reward is inf"),
+        ("raise", "RuntimeError: broken"),
+    ],
 )
-def test_a_broken_environment_ends_the_run_naming_task_and_step(command_line, capsys, fault, message):
-    overrides = ["--data.benchmark=tests.altered_reach.FaultyReach", f"--data.benchmark.init_args.fault={fault}"]
+def test_a_broken_environment_ends_the_run_naming_task_and_step(
+    command_line, capsys, fault, message
+):
+    overrides = [
+        "--data.benchmark=tests.altered_reach.FaultyReach",
+        f"--data.benchmark.init_args.fault={fault}",
+    ]
     code, error = fails(command_line, capsys, "fit", *overrides, "--rollout.max_restarts=0")
     assert code == 1 and message in error and "task 'goal-1', step 7 of its episode" in error
 

@@ -10,7 +10,10 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli import MultiTaskCLI
 from tests.conftest import CONFIGS, ROOT
 
-FILES = sorted(path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in ROOT.glob("configs/**/*.yaml"))
+FILES = sorted(
+    path.relative_to(ROOT / "configs").with_suffix("").as_posix()
+    for path in ROOT.glob("configs/**/*.yaml")
+)
 SUITES = [name for name in FILES if name.startswith("env/metaworld")]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
 LOGGERS = [name for name in FILES if name.startswith("logger/")]
@@ -31,14 +34,27 @@ def load(name):
 
 PLUS = ("ars", "moore", "mtmhsac", "mtsac", "paco", "soft_modularization", "wide")
 MTRL = (
-    "aligned_mtl", "cagrad", "care", "famo", "film", "mtsac", "multi_head", "nash_mtl", "pcgrad", "separate",
+    "aligned_mtl",
+    "cagrad",
+    "care",
+    "famo",
+    "film",
+    "mtsac",
+    "multi_head",
+    "nash_mtl",
+    "pcgrad",
+    "separate",
     "soft_modularization",
-)  # fmt: skip
+)
 TASKS = (10, 50)
 
 
 def test_every_file_is_known():
-    experiments = [f"experiment/mt{tasks}_{name}" for tasks in TASKS for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))]
+    experiments = [
+        f"experiment/mt{tasks}_{name}"
+        for tasks in TASKS
+        for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))
+    ]
     assert sorted(experiments) == sorted(EXPERIMENTS)
     assert [name for name in FILES if name not in EXPERIMENTS] == [
         "algorithm/mtsac",
@@ -90,15 +106,22 @@ def test_every_file_is_known():
 def test_every_file_says_what_it_is_and_is_short(name):
     text = (ROOT / "configs" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
-    assert name.startswith(("experiment/", "quickstart", "toy_conflict")) or len(text.splitlines()) <= 25
+    assert (
+        name.startswith(("experiment/", "quickstart", "toy_conflict"))
+        or len(text.splitlines()) <= 25
+    )
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_metaworld_file_makes_a_run_of_its_tasks(command_line, monkeypatch, suite):
     seen = []
     monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: seen.append(model.spec))
-    command_line("fit", configs=("base", suite, "algorithm/mtsac", "network/multi_head"), small=False)
-    tasks = {"env/metaworld_mt1": 1, "env/metaworld_custom": 4}.get(suite) or int(suite.rpartition("_mt")[2])
+    command_line(
+        "fit", configs=("base", suite, "algorithm/mtsac", "network/multi_head"), small=False
+    )
+    tasks = {"env/metaworld_mt1": 1, "env/metaworld_custom": 4}.get(suite) or int(
+        suite.rpartition("_mt")[2]
+    )
     assert seen[0].num_tasks == tasks and seen[0].horizon == 500
 
 
@@ -142,7 +165,13 @@ SIZES = {  # of the papers: MT10 and MT50
     "separate": {"Separate": ({}, {}, {"width": 400, "depth": 3})},
     "care": {"MLP": ({}, {}, {"width": 400, "depth": 3})},
 }
-METHODS = {"pcgrad": "PCGrad", "cagrad": "CAGrad", "famo": "FAMO", "nash_mtl": "NashMTL", "aligned_mtl": "AlignedMTL"}
+METHODS = {
+    "pcgrad": "PCGrad",
+    "cagrad": "CAGrad",
+    "famo": "FAMO",
+    "nash_mtl": "NashMTL",
+    "aligned_mtl": "AlignedMTL",
+}
 
 NUMBERS = {
     "cagrad": lambda tasks: {"c": {10: 0.9, 50: 0.5}[tasks]},

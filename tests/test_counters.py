@@ -8,7 +8,14 @@ import pytest
 
 from mtrl_lightning.counters import Counters, Stopwatch
 
-NAMES = ["env_steps", "vector_steps", "updates", "episodes", "worker_restarts", "dropped_transitions"]
+NAMES = [
+    "env_steps",
+    "vector_steps",
+    "updates",
+    "episodes",
+    "worker_restarts",
+    "dropped_transitions",
+]
 
 
 def test_counters_begin_at_zero():

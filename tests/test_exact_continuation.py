@@ -11,7 +11,8 @@ from tests.test_interruption import wait_for
 
 MT10 = ("base", "env/metaworld_mt10", "algorithm/mtsac", "network/multi_head", "gradient/mean")
 SHORT = [
-    "--data.benchmark.init_args.horizon=35",  # episodes are under way whenever a checkpoint is written
+    # episodes are under way whenever a checkpoint is written
+    "--data.benchmark.init_args.horizon=35",
     "--data.batch_size=80",
     "--data.capacity=800",  # the rings wrap around
     "--replay.chunk_size=150",
@@ -42,7 +43,10 @@ def assert_same(one, other, path="checkpoint"):
 
 def assert_same_end(command_line, name, other):
     """Parameters, targets, optimizers, counters, schedules, windows, generators, environments, replay: all of it."""
-    ends = [load_checkpoint(command_line.folder(run) / "checkpoints" / "last.ckpt") for run in (name, other)]
+    ends = [
+        load_checkpoint(command_line.folder(run) / "checkpoints" / "last.ckpt")
+        for run in (name, other)
+    ]
     assert_same(*ends)
     assert command_line.rows(name) == command_line.rows(other)
     for chunk in ends[0]["MultiTaskData"]["replay"]["chunks"]:
@@ -66,16 +70,37 @@ def test_mt10_continued_in_mid_episode_with_other_workers_is_the_same_run(comman
     saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
     running = saved["callbacks"]["RolloutCallback"]["collector"]["running"]
     assert running["length"] == [80 % 35] * 10
-    finish(run("--name=parts", "--ckpt_path=last", "--rollout.total_steps=1600", "--rollout.num_workers=3"))
+    finish(
+        run(
+            "--name=parts",
+            "--ckpt_path=last",
+            "--rollout.total_steps=1600",
+            "--rollout.num_workers=3",
+        )
+    )
     assert_same_end(command_line, "whole", "parts")
 
 
 def test_a_continued_run_in_bf16_is_the_same_run(command_line):
-    options = ["--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]", "--data.batch_size=96"]
-    options += ["--trainer.precision=bf16-mixed", "--model.init_args.encoder=mtrl_lightning.networks.Standardize"]
+    options = [
+        "--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]",
+        "--data.batch_size=96",
+    ]
+    options += [
+        "--trainer.precision=bf16-mixed",
+        "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
+    ]
 
     def run(name, steps, *more):
-        command_line("fit", *SHORT, *options, f"--name={name}", f"--rollout.total_steps={steps}", *more, configs=MT10)
+        command_line(
+            "fit",
+            *SHORT,
+            *options,
+            f"--name={name}",
+            f"--rollout.total_steps={steps}",
+            *more,
+            configs=MT10,
+        )
 
     run("whole", 1200)
     run("parts", 800)
@@ -85,21 +110,37 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, number):
-    options = ["--rollout.total_steps=6000", "--data.capacity=1500", "--replay.chunk_size=500", "--metrics.every=60"]
+    options = [
+        "--rollout.total_steps=6000",
+        "--data.capacity=1500",
+        "--replay.chunk_size=500",
+        "--metrics.every=60",
+    ]
     options += ["--evaluation.every=1500", "--checkpoint.every=100000", "--rollout.num_workers=2"]
     command_line("fit", *options, "--name=whole")
     process = command_line.process("fit", *options, "--name=parts")
     metrics = command_line.folder("parts") / "metrics.csv"
-    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 10) or process.poll() is not None)
+    wait_for(
+        lambda: (
+            (metrics.exists() and metrics.read_text().count("\n") > 10)
+            or process.poll() is not None
+        )
+    )
     os.kill(process.pid, number)
     process.communicate(timeout=60)
     path = command_line.folder("parts") / "checkpoints" / "last.ckpt"
     assert 300 < load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] < 6000
     command_line("fit", *options, "--name=parts", "--ckpt_path=last")
     # the extra checkpoint is among those saved, and its rows are in a file of their own
-    whole, parts = (load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt") for n in ("whole", "parts"))
+    whole, parts = (
+        load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt")
+        for n in ("whole", "parts")
+    )
     for checkpoint in (whole, parts):
-        del checkpoint["callbacks"]["CheckpointCallback"], checkpoint["MultiTaskData"]["replay"]["chunks"]
+        del (
+            checkpoint["callbacks"]["CheckpointCallback"],
+            checkpoint["MultiTaskData"]["replay"]["chunks"],
+        )
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
 
@@ -109,20 +150,32 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
     command_line("fit", *options, "--name=whole", "--rollout.total_steps=1500")
     command_line("fit", *options, "--name=parts", "--rollout.total_steps=1005")
     command_line("fit", *options, "--name=parts", "--rollout.total_steps=1500", "--ckpt_path=last")
-    whole, parts = (load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt") for n in ("whole", "parts"))
+    whole, parts = (
+        load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt")
+        for n in ("whole", "parts")
+    )
     for key in ("state_dict", "optimizer_states", "mtrl_lightning"):
         assert_same(whole[key], parts[key])
     scheduled = [row for row in command_line.rows("parts") if row["env_steps"] != "1005"]
     assert scheduled == command_line.rows("whole")
 
 
-@pytest.mark.parametrize("options", [
-    ["--rollout.updates_per_step=0.5"],
-    ["--rollout.updates_per_step=3", "--rollout.warmup_updates=7"],
-    ["--rollout.envs_per_task=2", "--data.exclude_from_training=[goal-1]", "--data.batch_size=64"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rollout.updates_per_step=0.5"],
+        ["--rollout.updates_per_step=3", "--rollout.warmup_updates=7"],
+        [
+            "--rollout.envs_per_task=2",
+            "--data.exclude_from_training=[goal-1]",
+            "--data.batch_size=64",
+        ],
+    ],
+)
 def test_other_ratios_and_environments_are_continued_exactly_too(command_line, options):
     command_line("fit", *options, "--name=whole", "--rollout.total_steps=1800")
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=900", "--rollout.num_workers=2")
+    command_line(
+        "fit", *options, "--name=parts", "--rollout.total_steps=900", "--rollout.num_workers=2"
+    )
     command_line("fit", *options, "--name=parts", "--rollout.total_steps=1800", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")

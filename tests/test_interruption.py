@@ -23,10 +23,16 @@ def wait_for(condition, seconds=90.0):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(command_line, number):
+def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(
+    command_line, number
+):
     process = command_line.process("fit", *ENDLESS)
     metrics = command_line.folder() / "metrics.csv"
-    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > 2) or process.poll() is not None)
+    wait_for(
+        lambda: (
+            (metrics.exists() and metrics.read_text().count("\n") > 2) or process.poll() is not None
+        )
+    )
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= 2
     os.kill(process.pid, number)
@@ -46,7 +52,11 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(c
 
 def test_an_interrupted_evaluation_is_made_up_for(command_line):
     process = command_line.process(
-        "fit", *ENDLESS[:2], "--evaluation.every=600", "--evaluation.num_episodes=1000000", "--metrics.every=50"
+        "fit",
+        *ENDLESS[:2],
+        "--evaluation.every=600",
+        "--evaluation.num_episodes=1000000",
+        "--metrics.every=50",
     )
     metrics = command_line.folder() / "metrics.csv"
 
@@ -61,18 +71,29 @@ def test_an_interrupted_evaluation_is_made_up_for(command_line):
     assert process.returncode == 130, output
     path = command_line.folder() / "checkpoints" / "last.ckpt"
     steps = load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"]
-    command_line("fit", f"--ckpt_path={path}", f"--rollout.total_steps={steps + 30}", "--evaluation.every=600")
+    command_line(
+        "fit",
+        f"--ckpt_path={path}",
+        f"--rollout.total_steps={steps + 30}",
+        "--evaluation.every=600",
+    )
     evaluated = [int(row["env_steps"]) for row in command_line.rows() if row["eval/success"]]
     assert evaluated[0] == steps
 
 
 def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
     # a terminal signals the whole process group, here while the first evaluation's workers start
-    process = command_line.process("fit", "--rollout.total_steps=1000000", "--evaluation.num_workers=3")
+    process = command_line.process(
+        "fit", "--rollout.total_steps=1000000", "--evaluation.num_workers=3"
+    )
     metrics = command_line.folder() / "metrics.csv"
 
     def starting():
-        children = [c for c in psutil.Process(process.pid).children(recursive=True) if "spawn_main" in str(c.cmdline())]
+        children = [
+            c
+            for c in psutil.Process(process.pid).children(recursive=True)
+            if "spawn_main" in str(c.cmdline())
+        ]
         return children or process.poll() is not None
 
     wait_for(starting)
@@ -83,7 +104,9 @@ def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
 
 
 def test_an_interrupted_warm_up_goes_on(command_line):
-    process = command_line.process("fit", "--rollout.warmup_steps=30000000", "--rollout.total_steps=40000000")
+    process = command_line.process(
+        "fit", "--rollout.warmup_steps=30000000", "--rollout.total_steps=40000000"
+    )
     replay = command_line.folder() / "config.yaml"
     wait_for(lambda: replay.exists() or process.poll() is not None)
     time.sleep(3)
@@ -101,7 +124,9 @@ def test_an_interrupted_warm_up_goes_on(command_line):
 
 
 def test_an_interruption_during_a_burst_saves_the_updates(command_line):
-    process = command_line.process("fit", "--rollout.warmup_updates=10000000", "--rollout.warmup_steps=300")
+    process = command_line.process(
+        "fit", "--rollout.warmup_updates=10000000", "--rollout.warmup_steps=300"
+    )
     folder = command_line.folder() / "checkpoints"
     wait_for(lambda: folder.exists() or process.poll() is not None)
     time.sleep(4)

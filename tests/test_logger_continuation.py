@@ -26,7 +26,8 @@ def fit(command_line, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     read = [
-        yaml.safe_load((ROOT / "configs" / "logger" / f"{name}.yaml").read_text()) for name in ("wandb", "tensorboard")
+        yaml.safe_load((ROOT / "configs" / "logger" / f"{name}.yaml").read_text())
+        for name in ("wandb", "tensorboard")
     ]
     loggers = [logger for config in read for logger in config["trainer"]["logger"]]
     config = tmp_path / "loggers.yaml"
@@ -63,20 +64,35 @@ def wandb_points(folder):
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
                 assert record.run.resume  # else `wandb sync` may replace the earlier sessions
-            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-            points += [(row["env_steps"], k, float(v)) for k, v in row.items() if k[0] != "_" and k != "env_steps"]
+            row = {
+                i.key or "/".join(i.nested_key): json.loads(i.value_json)
+                for i in record.history.item
+            }
+            points += [
+                (row["env_steps"], k, float(v))
+                for k, v in row.items()
+                if k[0] != "_" and k != "env_steps"
+            ]
     return sorted(points), ids
 
 
 def csv_points(folder):
     rows = MetricsCSV(str(folder)).rows()
-    return sorted((int(row["env_steps"]), k, v) for row in rows for k, v in row.items() if k != "env_steps")
+    return sorted(
+        (int(row["env_steps"]), k, v) for row in rows for k, v in row.items() if k != "env_steps"
+    )
 
 
 def tensorboard_points(folder):
-    events = event_accumulator.EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events = event_accumulator.EventAccumulator(
+        str(folder / "tensorboard"), size_guidance={"scalars": 0}
+    )
     events.Reload()
-    return sorted((event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag))
+    return sorted(
+        (event.step, tag, event.value)
+        for tag in events.Tags()["scalars"]
+        for event in events.Scalars(tag)
+    )
 
 
 def check_wandb(folder, expected):
@@ -109,7 +125,12 @@ def test_every_logger_has_every_point_once_after_continuing_from_the_last_and_fr
     check_loggers(folder, 1200)
     # the last rows of another branch: off its grid, and of other values
     older = folder / "checkpoints" / "step_000000000600.ckpt"
-    fit(KEEP, f"--ckpt_path={older}", "--rollout.total_steps=1050", "--model.init_args.actor_max_grad_norm=0.1")
+    fit(
+        KEEP,
+        f"--ckpt_path={older}",
+        "--rollout.total_steps=1050",
+        "--model.init_args.actor_max_grad_norm=0.1",
+    )
     check_loggers(folder, 1050)
     assert csv_points(folder)[:20] == first[:20]
     assert len(wandb_files(folder)) == 3
@@ -135,16 +156,28 @@ def test_points_that_w_and_b_lacks_come_from_the_metrics(fit, command_line):
     (path,) = wandb_files(folder)
     ends = [end for end, data in _wandb_records(path.read_bytes()) if b"train/q" in data]
     os.truncate(path, ends[-1] - 50)  # as a kill of W&B's own process leaves it
-    assert 0 < len({step for step, _, _ in wandb_points(folder)[0]}) < len({step for step, _, _ in csv_points(folder)})
+    assert (
+        0
+        < len({step for step, _, _ in wandb_points(folder)[0]})
+        < len({step for step, _, _ in csv_points(folder)})
+    )
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1050")  # without W&B
-    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["callbacks"]["MetricsCallback"]["wandb_id"]
+    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["callbacks"]["MetricsCallback"][
+        "wandb_id"
+    ]
     fit("--ckpt_path=last", "--rollout.total_steps=1200")
     check_wandb(folder, csv_points(folder))
 
 
 def test_every_logger_has_every_point_once_after_a_kill(fit, command_line):
     folder = command_line.folder()
-    process = fit("--rollout.total_steps=100000000", "--metrics.every=30", "--evaluation.every=90", KEEP, process=True)
+    process = fit(
+        "--rollout.total_steps=100000000",
+        "--metrics.every=30",
+        "--evaluation.every=90",
+        KEEP,
+        process=True,
+    )
     last, end = folder / "checkpoints" / "last.ckpt", time.monotonic() + 60
 
     def rows():
@@ -180,9 +213,14 @@ def test_an_online_run_is_sent_what_the_server_lacks():
     assert logged(0, [], 0, 0, 3, 3) == [(0, 0), (3, 3), (3, 3)]
     assert logged(5, [2, 4, 6, 6], 6, 8) == [(6, 6), (6, 6), (8, 8)]
     assert logged(7, [2, 4, 6], 6, 8) == [(8, 8)]
-    assert logged(7, [2, 4, 6], 6, 6, 8) == [(7, 6), (8, 8)]  # an evaluation at the checkpoint's step, made up for
+    assert logged(7, [2, 4, 6], 6, 6, 8) == [
+        (7, 6),
+        (8, 8),
+    ]  # an evaluation at the checkpoint's step, made up for
     assert logged(5, [2, 4, 6], 6, 6, 8) == [(6, 6), (7, 6), (8, 8)]
-    with pytest.warns(UserWarning, match="points up to env step 9 from before, later than the checkpoint's 6"):
+    with pytest.warns(
+        UserWarning, match="points up to env step 9 from before, later than the checkpoint's 6"
+    ):
         assert logged(10, [2, 4, 6], 6, 6, 8, 9, 12) == [(12, 12)]
 
 
@@ -195,7 +233,9 @@ def test_an_offline_file_that_names_no_run_is_deleted(tmp_path):
 
 
 def test_what_tensorboard_holds_is_written_before_a_checkpoint(tmp_path):
-    logger = TensorBoardLogger(str(tmp_path), name="", version="tensorboard", default_hp_metric=False)
+    logger = TensorBoardLogger(
+        str(tmp_path), name="", version="tensorboard", default_hp_metric=False
+    )
     logger.log_metrics({"a": 0.5}, step=3)
     MetricsCallback().on_save_checkpoint(SimpleNamespace(loggers=[logger]), None, {})
     assert tensorboard_points(tmp_path) == [(3, "a", 0.5)]

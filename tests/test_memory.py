@@ -43,7 +43,9 @@ def test_kept_memory_is_used_again_without_page_faults():
             "MALLOC_MMAP_THRESHOLD_": "131072",
         }  # or it depends on what lies above what is freed
         line = [sys.executable, "-c", FAULTS, how]
-        faults[how] = int(subprocess.run(line, capture_output=True, text=True, check=True, env=environment).stdout)
+        faults[how] = int(
+            subprocess.run(line, capture_output=True, text=True, check=True, env=environment).stdout
+        )
     assert faults["give back"] > 10_000, "otherwise there would be nothing to keep"
     assert faults["keep"] < faults["give back"] / 10
 

@@ -28,10 +28,16 @@ DEAD = {
 
 
 def living(graph):
-    return {path: value for path, value in graph.items() if not any(re.search(dead, path) for dead in DEAD)}
+    return {
+        path: value
+        for path, value in graph.items()
+        if not any(re.search(dead, path) for dead in DEAD)
+    }
 
 
-@pytest.mark.parametrize("benchmark", ["mtrl_lightning.envs.ToyReach", "mtrl_lightning.envs.MetaWorld"])
+@pytest.mark.parametrize(
+    "benchmark", ["mtrl_lightning.envs.ToyReach", "mtrl_lightning.envs.MetaWorld"]
+)
 def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatch, benchmark):
     graphs = {}
     write = CheckpointCallback._write
@@ -53,7 +59,10 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
     ]
     options += ["--model.init_args.encoder=mtrl_lightning.networks.Standardize"]
     if "MetaWorld" in benchmark:
-        options += ["--data.benchmark.init_args.tasks=[reach,push,box-close]", "--data.benchmark.init_args.horizon=23"]
+        options += [
+            "--data.benchmark.init_args.tasks=[reach,push,box-close]",
+            "--data.benchmark.init_args.horizon=23",
+        ]
     command_line("fit", *options)
     monkeypatch.setattr(CheckpointCallback, "_write", write)
     monkeypatch.setattr(InterruptionCallback, "on_train_start", walk, raising=False)
@@ -61,5 +70,9 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
     command_line("fit", *options, f"--ckpt_path={path}")
     before, after = living(graphs["saved", 600]), living(graphs["continued"])
     assert len(before) > 500
-    differing = [path for path in {**before, **after} if repr(before.get(path)) != repr(after.get(path))]
-    assert not differing, [(path, repr(before.get(path))[:80], repr(after.get(path))[:80]) for path in differing]
+    differing = [
+        path for path in {**before, **after} if repr(before.get(path)) != repr(after.get(path))
+    ]
+    assert not differing, [
+        (path, repr(before.get(path))[:80], repr(after.get(path))[:80]) for path in differing
+    ]

@@ -17,7 +17,11 @@ COMMANDS = [
 RUNS = [command for command in COMMANDS if command.startswith("python cli.py")]
 PROGRAMS = [command for command in COMMANDS if command.startswith("python -m mtrl_lightning.")]
 SHORT = {
-    "fit": ["--evaluation.num_episodes=1", "--evaluation.every=1000000", "--checkpoint.every=1000000"],
+    "fit": [
+        "--evaluation.num_episodes=1",
+        "--evaluation.every=1000000",
+        "--checkpoint.every=1000000",
+    ],
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
 }
@@ -38,7 +42,11 @@ def run(command, *extra, folder):
     words = shlex.split(command)
     assert words[:2] == ["python", "cli.py"]
     words = [str(ROOT / word) if word.startswith("configs/") else word for word in words[2:]]
-    options = [*SHORT[words[0]], *(["--data.benchmark.init_args.horizon=5"] if words[0] == "fit" else []), *extra]
+    options = [
+        *SHORT[words[0]],
+        *(["--data.benchmark.init_args.horizon=5"] if words[0] == "fit" else []),
+        *extra,
+    ]
     result = subprocess.run(
         [sys.executable, str(ROOT / "cli.py"), *words, *options],
         cwd=folder,
@@ -56,7 +64,11 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
     assert first == setup.format("metaworld") + "cli.py fit -c configs/quickstart.yaml"
     assert second == setup.format("dev") + "-m pytest"
     script = (ROOT / ".ci" / "run").read_text()
-    for part in ("python3 -m venv", 'pip install -q -c constraints.txt -e ".[dev]"', "python -m pytest"):
+    for part in (
+        "python3 -m venv",
+        'pip install -q -c constraints.txt -e ".[dev]"',
+        "python -m pytest",
+    ):
         assert part in script
 
 
@@ -115,13 +127,25 @@ def options_of(parsed, prefix=""):
 def test_what_the_table_for_users_of_mtrl_names_are_options():
     text = (ROOT / "README.md").read_text()
     table = text[text.index("| mtrl | here |") : text.index("## Results")]
-    here = " ".join(row.rsplit(" | ", 1)[1] for row in table.splitlines()[2:] if row.startswith("|"))
+    here = " ".join(
+        row.rsplit(" | ", 1)[1] for row in table.splitlines()[2:] if row.startswith("|")
+    )
     begun = ("rollout", "evaluation", "checkpoint", "replay", "data", "model", "trainer")
-    named = {word for word in re.findall(r"`([\w.]+)`", here) if "." in word and word.split(".")[0] in begun}
+    named = {
+        word
+        for word in re.findall(r"`([\w.]+)`", here)
+        if "." in word and word.split(".")[0] in begun
+    }
     assert len(named) > 25
     found = set()
     for network in ("multi_head_mtrl", "care", "mixture_cluster"):
-        configs = ("base", "env/metaworld_mt10", "algorithm/mtsac", f"network/{network}", "gradient/gradnorm")
+        configs = (
+            "base",
+            "env/metaworld_mt10",
+            "algorithm/mtsac",
+            f"network/{network}",
+            "gradient/gradnorm",
+        )
         line = [sys.executable, "cli.py", "fit", *config_args(*configs), "--print_config"]
         printed = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         found |= set(options_of(yaml.safe_load(printed)))

@@ -22,7 +22,9 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
     assert read_metrics(command_line.folder())["eval/success"][0][-2:] == [1200, 1500]
     old, new = before["mtrl_lightning"]["counters"], after["mtrl_lightning"]["counters"]
     assert (old["env_steps"], new["env_steps"]) == (900, 1500)
-    assert new["updates"] - old["updates"] == 200  # no second warm-up: an update for every vector step
+    assert (
+        new["updates"] - old["updates"] == 200
+    )  # no second warm-up: an update for every vector step
     assert new["episodes"] == 75
     windows = after["callbacks"]["RolloutCallback"]["collector"]["windows"]["windows"]
     assert [len(window) for window in windows] == [25, 25, 25]
@@ -32,7 +34,13 @@ def test_continuing_twice_from_one_checkpoint_gives_the_same_run(command_line):
     command_line("fit")
     shutil.copytree(command_line.folder(), command_line.folder("copy"))
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500")
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500", "--name=copy", "--rollout.num_workers=2")
+    command_line(
+        "fit",
+        "--ckpt_path=last",
+        "--rollout.total_steps=1500",
+        "--name=copy",
+        "--rollout.num_workers=2",
+    )
     assert command_line.rows() == command_line.rows("copy")
     one, other = checkpoint(command_line), checkpoint(command_line, "copy")
     for key, value in one["state_dict"].items():
@@ -49,7 +57,11 @@ def test_weights_targets_temperatures_and_replay_come_back_exactly(command_line)
     second = checkpoint(command_line)
     names = first["state_dict"]
     assert any(n.startswith("target_critic") for n in names) and "temperature.log_alpha" in names
-    moved = max(float((second["state_dict"][n] - v).abs().max()) for n, v in names.items() if v.is_floating_point())
+    moved = max(
+        float((second["state_dict"][n] - v).abs().max())
+        for n, v in names.items()
+        if v.is_floating_point()
+    )
     assert 0 < moved < 0.01  # one update away, not a fresh start
     chunks = [c["file"] for c in second["MultiTaskData"]["replay"]["chunks"]]
     assert chunks[:-1] == [c["file"] for c in first["MultiTaskData"]["replay"]["chunks"]]
@@ -59,11 +71,15 @@ def test_going_on_from_an_older_checkpoint_drops_later_rows_and_keeps_later_file
     command_line("fit", "--checkpoint.keep_last=-1")
     folder = command_line.folder() / "checkpoints"
     newer = (folder / "step_000000000900.ckpt").read_bytes()
-    command_line("fit", f"--ckpt_path={folder / 'step_000000000600.ckpt'}", "--rollout.total_steps=750")
+    command_line(
+        "fit", f"--ckpt_path={folder / 'step_000000000600.ckpt'}", "--rollout.total_steps=750"
+    )
     assert max(int(row["env_steps"]) for row in command_line.rows()) == 750
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 750
     assert (folder / "step_000000000900.ckpt").read_bytes() == newer
-    command_line("fit", f"--ckpt_path={folder / 'step_000000000900.ckpt'}", "--rollout.total_steps=1200")
+    command_line(
+        "fit", f"--ckpt_path={folder / 'step_000000000900.ckpt'}", "--rollout.total_steps=1200"
+    )
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 1200
 
 
@@ -72,9 +88,13 @@ def test_going_on_from_an_older_checkpoint_drops_later_rows_and_keeps_later_file
     [(1, False, [900]), (2, False, [600, 900]), (-1, False, [300, 600, 900]), (0, False, [900])],
 )
 def test_retention(command_line, keep_last, keep_best, expected):
-    command_line("fit", f"--checkpoint.keep_last={keep_last}", f"--checkpoint.keep_best={keep_best}")
+    command_line(
+        "fit", f"--checkpoint.keep_last={keep_last}", f"--checkpoint.keep_best={keep_best}"
+    )
     folder = command_line.folder()
-    steps = sorted(int(path.stem.split("_")[1]) for path in (folder / "checkpoints").glob("step_*.ckpt"))
+    steps = sorted(
+        int(path.stem.split("_")[1]) for path in (folder / "checkpoints").glob("step_*.ckpt")
+    )
     assert [round(step, -2) for step in steps] == expected
     listed = {
         chunk["file"]
@@ -119,7 +139,9 @@ def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, ca
     command_line("fit", "--checkpoint.keep_last=-1", "--rollout.total_steps=1500")
     folder = command_line.folder() / "checkpoints"
     old = folder / "step_000000000600.ckpt"
-    command_line("fit", f"--ckpt_path={old}", "--rollout.total_steps=900", "--checkpoint.keep_last=-1")
+    command_line(
+        "fit", f"--ckpt_path={old}", "--rollout.total_steps=900", "--checkpoint.keep_last=-1"
+    )
     state = checkpoint(command_line)["callbacks"]["CheckpointCallback"]
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
@@ -136,7 +158,13 @@ def test_the_saved_config_stays_that_of_a_new_run(command_line):
     assert (folder / "config.yaml").read_bytes() == first
     saved = yaml.safe_load((folder / "config_from_000000000900.yaml").read_text())
     assert saved["ckpt_path"] is None and saved["rollout"]["total_steps"] == 1200
-    command_line("fit", f"--config={folder / 'config_from_000000000900.yaml'}", "--name=new", configs=(), small=False)
+    command_line(
+        "fit",
+        f"--config={folder / 'config_from_000000000900.yaml'}",
+        "--name=new",
+        configs=(),
+        small=False,
+    )
     assert read_metrics(command_line.folder("new"))["eval/success"][0][-1] == 1200
 
 

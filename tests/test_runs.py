@@ -36,10 +36,14 @@ def test_an_error_frees_the_lock(tmp_path):
 
 
 def test_a_file_left_by_a_killed_process_locks_nothing(tmp_path):
-    (tmp_path / "run.lock").write_text("pid 1234567 on host a-rather-long-name-of-some-other-machine.example")
+    (tmp_path / "run.lock").write_text(
+        "pid 1234567 on host a-rather-long-name-of-some-other-machine.example"
+    )
     check_idle(tmp_path)
     with run_lock(tmp_path):
-        assert (tmp_path / "run.lock").read_text() == f"pid {os.getpid()} on host {socket.gethostname()}"
+        assert (
+            tmp_path / "run.lock"
+        ).read_text() == f"pid {os.getpid()} on host {socket.gethostname()}"
 
 
 def test_a_file_deleted_under_its_holder_is_not_taken_for_the_lock(tmp_path, monkeypatch):
@@ -83,7 +87,9 @@ def test_a_link_in_the_locks_place_is_not_followed(tmp_path):
 
 def test_started_processes_do_not_inherit_the_lock(tmp_path):
     with run_lock(tmp_path):
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+        )
     try:
         assert child.poll() is None
         check_idle(tmp_path)
@@ -91,19 +97,29 @@ def test_started_processes_do_not_inherit_the_lock(tmp_path):
         child.communicate(b"\n")
 
 
-def test_a_run_in_training_is_refused_until_its_process_is_killed(command_line, capsys, monkeypatch):
+def test_a_run_in_training_is_refused_until_its_process_is_killed(
+    command_line, capsys, monkeypatch
+):
     options = [option for option in ENDLESS if not option.startswith("--checkpoint")]
     process = command_line.process("fit", *options, "--checkpoint.every=300")
     last = command_line.folder() / "checkpoints" / "last.ckpt"
     wait_for(lambda: last.exists() or process.poll() is not None)
     workers = psutil.Process(process.pid).children(recursive=True)
     with monkeypatch.context() as patched, pytest.raises(SystemExit) as exit_info:
-        patched.setattr("mtrl_lightning.cli.MultiTaskCLI.instantiate_classes", lambda cli: pytest.fail("built"))
+        patched.setattr(
+            "mtrl_lightning.cli.MultiTaskCLI.instantiate_classes", lambda cli: pytest.fail("built")
+        )
         command_line("fit", "--ckpt_path=last")
     error = capsys.readouterr().err
     assert exit_info.value.code == 2
-    assert f"another process (pid {process.pid} on host {socket.gethostname()}) is training in" in error
-    for args in (["clear", f"--run={command_line.folder()}"], ["clear", f"--run={command_line.folder()}", "--yes"]):
+    assert (
+        f"another process (pid {process.pid} on host {socket.gethostname()}) is training in"
+        in error
+    )
+    for args in (
+        ["clear", f"--run={command_line.folder()}"],
+        ["clear", f"--run={command_line.folder()}", "--yes"],
+    ):
         monkeypatch.setattr(sys, "argv", ["cli.py", *args])
         with pytest.raises(SystemExit) as exit_info:
             main()

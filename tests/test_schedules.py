@@ -17,7 +17,10 @@ def steps_at_which_it_fires(schedule, stride, last):
 
 def first_steps_at_or_past(interval, stride, last):
     """Naive reference: walk through the multiples, and find the first visited step that reaches each."""
-    found = [math.ceil(Fraction(multiple, stride)) * stride for multiple in range(interval, last + 1, interval)]
+    found = [
+        math.ceil(Fraction(multiple, stride)) * stride
+        for multiple in range(interval, last + 1, interval)
+    ]
     return [step for step in found if step <= last]
 
 
@@ -30,10 +33,14 @@ def test_every_10000_with_steps_of_150_fires_after_each_10000_and_not_at_common_
     assert fired == [10_050, 20_100, 30_000, 40_050, 50_100, 60_000]
 
 
-@pytest.mark.parametrize(("interval", "stride"), [(10_000, 150), (7, 3), (100, 10), (500, 33), (11, 11), (12, 5)])
+@pytest.mark.parametrize(
+    ("interval", "stride"), [(10_000, 150), (7, 3), (100, 10), (500, 33), (11, 11), (12, 5)]
+)
 def test_every_equals_a_walk_through_the_multiples(interval, stride):
     last = 20 * interval
-    assert steps_at_which_it_fires(Every(interval), stride, last) == first_steps_at_or_past(interval, stride, last)
+    assert steps_at_which_it_fires(Every(interval), stride, last) == first_steps_at_or_past(
+        interval, stride, last
+    )
 
 
 def test_every_fires_once_when_a_step_jumps_over_several_multiples():
@@ -159,7 +166,9 @@ def test_update_ratio_counts_from_the_first_start():
 
 
 @pytest.mark.parametrize("burst", [0, 5])
-def test_update_ratio_that_starts_anew_owes_nothing_for_what_lies_between_and_no_second_burst(burst):
+def test_update_ratio_that_starts_anew_owes_nothing_for_what_lies_between_and_no_second_burst(
+    burst,
+):
     schedule = UpdateRatio(0.5, burst)
     schedule.start(100, 0)
     assert schedule.due(140, burst + 19) and not schedule.due(140, burst + 20)

@@ -42,7 +42,12 @@ def slurm(tmp_path, monkeypatch):
 
 def trained_for(command_line, process, rows):
     metrics = command_line.folder() / "metrics.csv"
-    wait_for(lambda: (metrics.exists() and metrics.read_text().count("\n") > rows) or process.poll() is not None)
+    wait_for(
+        lambda: (
+            (metrics.exists() and metrics.read_text().count("\n") > rows)
+            or process.poll() is not None
+        )
+    )
 
 
 def interrupt(process, *numbers):
@@ -69,10 +74,16 @@ def test_a_requeued_job_goes_on_in_its_folder(command_line, slurm, monkeypatch):
     trained_for(command_line, process, 2)
     output = interrupt(process, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM)
     assert process.returncode == ENDED, output
-    assert slurm.asked() == ["requeue 4711"] and "Requeued SLURM job 4711" in output and "Traceback" not in output
+    assert (
+        slurm.asked() == ["requeue 4711"]
+        and "Requeued SLURM job 4711" in output
+        and "Traceback" not in output
+    )
     folder = command_line.folder()
     assert not list(folder.rglob("hpc_ckpt*")) and not list(folder.rglob("*.unfinished*"))
-    steps = load_checkpoint(folder / "checkpoints" / "last.ckpt")["mtrl_lightning"]["counters"]["env_steps"]
+    steps = load_checkpoint(folder / "checkpoints" / "last.ckpt")["mtrl_lightning"]["counters"][
+        "env_steps"
+    ]
     assert 300 < steps < 2400
     rows = filled(command_line.rows())
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -90,7 +101,9 @@ def test_a_requeued_job_goes_on_in_its_folder(command_line, slurm, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_that_comes_twice_after_a_batch_was_checked_is_not_lost(command_line, slurm, monkeypatch, number):
+def test_a_signal_that_comes_twice_after_a_batch_was_checked_is_not_lost(
+    command_line, slurm, monkeypatch, number
+):
     real = CheckpointCallback.on_train_batch_end
 
     def signalled(callback, trainer, algorithm, *args):
@@ -100,7 +113,10 @@ def test_a_signal_that_comes_twice_after_a_batch_was_checked_is_not_lost(command
             signal.raise_signal(number)
 
     monkeypatch.setattr(CheckpointCallback, "on_train_batch_end", signalled)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
     slurm.program.write_text(f"#!/bin/sh\ntouch {slurm.program.parent / 'called'}\n")
     try:
         with pytest.raises(Interrupted) as interrupted:
@@ -130,31 +146,51 @@ def test_only_the_same_command_of_the_same_job_goes_on(command_line, slurm, monk
     monkeypatch.setenv("SLURM_JOB_NAME", "bash")
     command_line("fit", *short)
     assert command_line.folder(version=3).exists()
-    assert "origin" not in load_checkpoint(command_line.folder(version=3) / "checkpoints" / "last.ckpt")
+    assert "origin" not in load_checkpoint(
+        command_line.folder(version=3) / "checkpoints" / "last.ckpt"
+    )
 
 
-def test_a_command_that_names_a_checkpoint_goes_on_from_its_own_last_one(command_line, slurm, monkeypatch):
-    short = ["--rollout.warmup_steps=60", "--rollout.total_steps=90", "--checkpoint.keep_best=false"]
+def test_a_command_that_names_a_checkpoint_goes_on_from_its_own_last_one(
+    command_line, slurm, monkeypatch
+):
+    short = [
+        "--rollout.warmup_steps=60",
+        "--rollout.total_steps=90",
+        "--checkpoint.keep_best=false",
+    ]
     command_line("fit", *short, "--name=first", "--checkpoint.keep_last=1")
     path = command_line.folder("first") / "checkpoints" / "step_000000000090.ckpt"
-    more = ["fit", *short, "--checkpoint.keep_last=1", "--rollout.total_steps=120", f"--ckpt_path={path}"]
+    more = [
+        "fit",
+        *short,
+        "--checkpoint.keep_last=1",
+        "--rollout.total_steps=120",
+        f"--ckpt_path={path}",
+    ]
     command_line(*more)
     assert not path.exists()  # and yet the same command line can be started again
     command_line(*more)
     last = load_checkpoint(path.with_name("last.ckpt"))
-    assert last["mtrl_lightning"]["counters"]["env_steps"] == 120 and last["origin"]["job"] == "4711"
+    assert (
+        last["mtrl_lightning"]["counters"]["env_steps"] == 120 and last["origin"]["job"] == "4711"
+    )
 
 
 def test_a_damaged_checkpoint_of_another_run_is_passed_over(command_line, slurm):
     broken = command_line.folder(version=7) / "checkpoints" / "last.ckpt"
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"nonsense")
-    command_line("fit", "--rollout.warmup_steps=60", "--rollout.total_steps=90", "--evaluation.every=1000")
+    command_line(
+        "fit", "--rollout.warmup_steps=60", "--rollout.total_steps=90", "--evaluation.every=1000"
+    )
     assert steps_of(command_line, 8) == 90
 
 
 def test_validate_leaves_lightnings_requeueing_out(command_line, slurm, monkeypatch):
-    command_line("fit", "--rollout.warmup_steps=60", "--rollout.total_steps=90", "--evaluation.every=1000")
+    command_line(
+        "fit", "--rollout.warmup_steps=60", "--rollout.total_steps=90", "--evaluation.every=1000"
+    )
     before = set(command_line.folder().rglob("*"))
 
     def signalled(callback, trainer, algorithm):
@@ -227,7 +263,10 @@ def test_a_failed_requeue_says_how_to_go_on(slurm, monkeypatch, failure):
 
 
 def test_under_slurm_only_a_second_ctrl_c_acts_at_once(slurm):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
     callback, trainer = InterruptionCallback(), FakeTrainer()
     callback.on_fit_start(trainer, None)
     try:

@@ -48,8 +48,14 @@ def full_disk(monkeypatch):
 
 @pytest.mark.parametrize(("fault", "workers"), [("nan", 0), ("inf", 2), ("raise", 2), ("nan", 1)])
 def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fault, workers):
-    overrides = [*FAULTY, f"--data.benchmark.init_args.fault={fault}", f"--rollout.num_workers={workers}"]
-    with pytest.warns(UserWarning, match="rebuilt, restart 1 of at most 10: task 'goal-1', step 7 of its episode"):
+    overrides = [
+        *FAULTY,
+        f"--data.benchmark.init_args.fault={fault}",
+        f"--rollout.num_workers={workers}",
+    ]
+    with pytest.warns(
+        UserWarning, match="rebuilt, restart 1 of at most 10: task 'goal-1', step 7 of its episode"
+    ):
         command_line("fit", *overrides)
     counts = counters(command_line)
     # one task's environment fails at its 47th step from each start; all of its group lose that step
@@ -65,7 +71,9 @@ def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fau
 
 
 def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys):
-    code, error = fails(command_line, capsys, "fit", *FAULTY, "--rollout.max_restarts=2", "--rollout.num_workers=2")
+    code, error = fails(
+        command_line, capsys, "fit", *FAULTY, "--rollout.max_restarts=2", "--rollout.num_workers=2"
+    )
     assert code == 1
     assert "task 'goal-1', step 7 of its episode: the observation is not finite" in error
     assert "after 2 restarts" in error
@@ -102,13 +110,19 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk,
 
     command_line("fit", "--name=whole", "--checkpoint.keep_last=-1", "--checkpoint.keep_best=false")
     monkeypatch.setattr(CheckpointCallback, "_write", full_at_600)
-    with pytest.warns(UserWarning, match="after 600 env steps could not be written.*No space left.*the run goes on"):
+    with pytest.warns(
+        UserWarning,
+        match="after 600 env steps could not be written.*No space left.*the run goes on",
+    ):
         command_line("fit", "--checkpoint.keep_last=-1", "--checkpoint.keep_best=false")
     names = sorted(path.name for path in (command_line.folder() / "checkpoints").iterdir())
     assert names == ["last.ckpt", "step_000000000303.ckpt", "step_000000000900.ckpt"]
     one, other = checkpoint(command_line, "whole"), checkpoint(command_line)
     assert_same(one["state_dict"], other["state_dict"])
-    assert other["callbacks"]["CheckpointCallback"]["saved"] == ["step_000000000303.ckpt", "step_000000000900.ckpt"]
+    assert other["callbacks"]["CheckpointCallback"]["saved"] == [
+        "step_000000000303.ckpt",
+        "step_000000000900.ckpt",
+    ]
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
     assert counters(command_line)["env_steps"] == 1200
 
@@ -147,9 +161,13 @@ def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(comman
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)  # last.ckpt is another name of this file
-    with pytest.warns(UserWarning, match=r"GOING BACK to the newest whole checkpoint, .*step_000000000600\.ckpt"):
+    with pytest.warns(
+        UserWarning, match=r"GOING BACK to the newest whole checkpoint, .*step_000000000600\.ckpt"
+    ):
         command_line("fit", *options, "--ckpt_path=last")
-    assert_same(checkpoint(command_line)["state_dict"], checkpoint(command_line, "whole")["state_dict"])
+    assert_same(
+        checkpoint(command_line)["state_dict"], checkpoint(command_line, "whole")["state_dict"]
+    )
     assert command_line.rows() == command_line.rows("whole")
 
 
@@ -162,11 +180,21 @@ def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
         command_line("fit", *options, "--ckpt_path=last")
     assert counters(command_line)["env_steps"] == 900
     oldest.unlink()
-    code, error = fails(command_line, capsys, "fit", *options, "--ckpt_path=last", "--rollout.total_steps=1200")
+    code, error = fails(
+        command_line, capsys, "fit", *options, "--ckpt_path=last", "--rollout.total_steps=1200"
+    )
     assert code == 2 and f"{oldest} is missing" in error and "--replay.restore false" in error
     assert "no checkpoint in" in error and "is whole" in error
-    with pytest.warns(UserWarning, match="goes on with an empty replay, because replay.restore is false"):
-        command_line("fit", *options, "--ckpt_path=last", "--rollout.total_steps=1500", "--replay.restore=false")
+    with pytest.warns(
+        UserWarning, match="goes on with an empty replay, because replay.restore is false"
+    ):
+        command_line(
+            "fit",
+            *options,
+            "--ckpt_path=last",
+            "--rollout.total_steps=1500",
+            "--replay.restore=false",
+        )
     assert counters(command_line)["env_steps"] == 1500
 
 
@@ -174,7 +202,10 @@ def test_without_a_saved_replay_the_loss_is_said_and_the_replay_refilled(command
     command_line("fit", "--replay.save=false")
     assert not (command_line.folder() / "replay").exists()
     before = counters(command_line)
-    with pytest.warns(UserWarning, match=r"empty replay, because the checkpoint was saved without it \(replay.save\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"empty replay, because the checkpoint was saved without it \(replay.save\)",
+    ):
         command_line("fit", "--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=1500")
     after = counters(command_line)
     assert after["env_steps"] == 1500
@@ -187,7 +218,9 @@ def test_the_last_n_transitions_are_saved_and_come_back(command_line):
     manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
     assert (manifest["added"], manifest["oldest"]) == ([300] * 3, [150] * 3)
     with pytest.warns(UserWarning, match="only the last 450 transitions were saved"):
-        command_line("fit", "--replay.save_last=450", "--ckpt_path=last", "--rollout.total_steps=1200")
+        command_line(
+            "fit", "--replay.save_last=450", "--ckpt_path=last", "--rollout.total_steps=1200"
+        )
     assert counters(command_line)["updates"] == 300
     assert checkpoint(command_line)["MultiTaskData"]["replay"]["oldest"] == [250] * 3
 
@@ -195,7 +228,9 @@ def test_the_last_n_transitions_are_saved_and_come_back(command_line):
 def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_line):
     command_line("fit")
     command_line("fit", "--name=mapped", "--data.memory_map=true")
-    assert_same(checkpoint(command_line)["state_dict"], checkpoint(command_line, "mapped")["state_dict"])
+    assert_same(
+        checkpoint(command_line)["state_dict"], checkpoint(command_line, "mapped")["state_dict"]
+    )
     names = {path.name for path in command_line.folder("mapped").iterdir()}
     assert names == {path.name for path in command_line.folder().iterdir()}
 
@@ -203,11 +238,15 @@ def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_li
 def test_after_clearing_the_replay_the_weights_can_be_trained_on(command_line, capsys):
     command_line("fit")
     shutil.rmtree(command_line.folder() / "replay")
-    code, error = fails(command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1500")
+    code, error = fails(
+        command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1500"
+    )
     assert code == 2 and "is missing" in error and "--replay.restore false" in error
     command_line("validate", "--ckpt_path=last")
     with pytest.warns(UserWarning, match="empty replay"):
-        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500", "--replay.restore=false")
+        command_line(
+            "fit", "--ckpt_path=last", "--rollout.total_steps=1500", "--replay.restore=false"
+        )
     assert counters(command_line)["env_steps"] == 1500
 
 
@@ -249,9 +288,15 @@ def test_last_is_found_though_its_name_is_gone(command_line):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, EnvironmentFaultError])
-def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(command_line, capsys, monkeypatch, kind):
+def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
+    command_line, capsys, monkeypatch, kind
+):
     command_line("fit", "--checkpoint.keep_last=-1")
-    before = {path: path.read_bytes() for path in command_line.folder().rglob("*") if path.suffix in (".ckpt", ".npy")}
+    before = {
+        path: path.read_bytes()
+        for path in command_line.folder().rglob("*")
+        if path.suffix in (".ckpt", ".npy")
+    }
 
     def broken(self, states):
         raise kind("no simulator on this host")
@@ -265,24 +310,40 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(command_line,
 
 
 def test_an_environment_that_cannot_be_saved_is_refused_at_the_start(command_line, capsys):
-    code, error = fails(command_line, capsys, "fit", "--data.benchmark=tests.altered_reach.Unsavable")
-    assert code == 2 and "lock, which cannot be saved: give the class that has it get_state()" in error
+    code, error = fails(
+        command_line, capsys, "fit", "--data.benchmark=tests.altered_reach.Unsavable"
+    )
+    assert (
+        code == 2 and "lock, which cannot be saved: give the class that has it get_state()" in error
+    )
     assert not list((command_line.folder() / "checkpoints").glob("*"))
 
 
 def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):
     command_line("fit")
-    options = ["--data.benchmark=tests.altered_reach.FaultyReach", "--data.benchmark.init_args.fault=raise"]
+    options = [
+        "--data.benchmark=tests.altered_reach.FaultyReach",
+        "--data.benchmark.init_args.fault=raise",
+    ]
     options += ["--evaluation.num_episodes=3", "--evaluation.max_restarts=2"]
     code, error = fails(command_line, capsys, "validate", *options, "--ckpt_path=last")
-    assert code == 1 and "step 7 of its episode: RuntimeError: broken" in error and "after 2 restarts" in error
+    assert (
+        code == 1
+        and "step 7 of its episode: RuntimeError: broken" in error
+        and "after 2 restarts" in error
+    )
 
 
 def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, monkeypatch):
     full_disk["full"] = True
     saves = []
-    monkeypatch.setattr(np, "save", lambda *args, real=np.save, **kwargs: (saves.append(1), real(*args, **kwargs)))
-    with pytest.warns(UserWarning, match="could not be written ahead of the next checkpoint"), suppress(SystemExit):
+    monkeypatch.setattr(
+        np, "save", lambda *args, real=np.save, **kwargs: (saves.append(1), real(*args, **kwargs))
+    )
+    with (
+        pytest.warns(UserWarning, match="could not be written ahead of the next checkpoint"),
+        suppress(SystemExit),
+    ):
         command_line("fit", "--replay.chunk_size=30", "--checkpoint.every=900")
     assert len(saves) < 30
     assert not list((command_line.folder() / "replay").glob("*"))
@@ -310,7 +371,9 @@ def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, mo
 
 
 def test_a_run_killed_between_its_first_checkpoints_two_names_goes_on(command_line):
-    command_line("fit", "--checkpoint.keep_last=1", "--checkpoint.keep_best=false", "--checkpoint.every=900")
+    command_line(
+        "fit", "--checkpoint.keep_last=1", "--checkpoint.keep_best=false", "--checkpoint.every=900"
+    )
     path = command_line.folder() / "checkpoints" / "step_000000000900.ckpt"
     (path.parent / "last.ckpt").unlink()
     command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=1200")

@@ -12,7 +12,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from mtrl_lightning.algorithms.reward_scale import RewardScale
-from mtrl_lightning.algorithms.state import Generators, MeanMetrics, global_generators, restore_global_generators
+from mtrl_lightning.algorithms.state import (
+    Generators,
+    MeanMetrics,
+    global_generators,
+    restore_global_generators,
+)
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec, Mode, Transitions
@@ -39,7 +44,9 @@ class Algorithm(LightningModule):
         self.generators = Generators(seed)
         self.reward_scale = RewardScale(spec)
 
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> npt.NDArray[np.float32]:
         """Choose actions ``[E, A]``."""
         raise NotImplementedError
 
@@ -64,7 +71,9 @@ class Algorithm(LightningModule):
         Raises:
             ConfigurationError: if the algorithm cannot.
         """
-        raise ConfigurationError(f"{type(self).__name__} cannot begin anew: set resets.every to null")
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot begin anew: set resets.every to null"
+        )
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics, averaged since the last call."""
@@ -86,7 +95,9 @@ class Algorithm(LightningModule):
             "metrics": self.mean_metrics.state_dict(),
         }
         given = checkpoint.get("hyper_parameters", {})
-        checkpoint["hyper_parameters"] = {name: value for name, value in given.items() if _is_plain(value)}
+        checkpoint["hyper_parameters"] = {
+            name: value for name, value in given.items() if _is_plain(value)
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore what ``on_save_checkpoint`` added.
@@ -105,12 +116,18 @@ class Algorithm(LightningModule):
     def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
         own = {name: _shape(value) for name, value in self.state_dict().items()}
         given = {name: _shape(value) for name, value in weights.items()}
-        wrong = [name for name in [*own, *(n for n in given if n not in own)] if own.get(name) != given.get(name)]
+        wrong = [
+            name
+            for name in [*own, *(n for n in given if n not in own)]
+            if own.get(name) != given.get(name)
+        ]
         if wrong:
             name = wrong[0]
             raise ConfigurationError(
-                f"the checkpoint is of another network: {name} has shape {given.get(name, 'none')} there and"
-                f" {own.get(name, 'none')} here ({len(wrong)} such weights); use the config.yaml in its run's folder"
+                f"the checkpoint is of another network: {name} has shape {given.get(name, 'none')}"
+                " there and"
+                f" {own.get(name, 'none')} here ({len(wrong)} such weights); use the config.yaml in"
+                " its run's folder"
             )
 
 
@@ -126,11 +143,14 @@ def check_format(checkpoint: dict[str, Any]) -> None:
     """
     own = checkpoint.get("mtrl_lightning") if isinstance(checkpoint, dict) else None
     if not isinstance(own, dict) or "format" not in own:
-        raise ConfigurationError("the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints")
+        raise ConfigurationError(
+            "the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints"
+        )
     found = own["format"]
     if found != FORMAT:
         raise ConfigurationError(
-            f"the checkpoint has format {found}, this version reads {FORMAT}: use the version that wrote it"
+            f"the checkpoint has format {found}, this version reads {FORMAT}: use the version that"
+            " wrote it"
         )
 
 

@@ -51,18 +51,28 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
         ConfigurationError: naming what to change.
     """
     if how == "cudagraphs" and device.type != "cuda":
-        raise ConfigurationError("compile cudagraphs needs a CUDA device: set compile to none or default")
+        raise ConfigurationError(
+            "compile cudagraphs needs a CUDA device: set compile to none or default"
+        )
     if how != "none" and not is_one_pass:
         raise ConfigurationError(
-            f"compile {how} cannot be differentiated task by task, as the gradient method does: set compile to none, or"
+            f"compile {how} cannot be differentiated task by task, as the gradient method does: set"
+            " compile to none, or"
             " the gradient methods to Mean or FAMO"
         )
     if how == "default" and device.type == "cpu" and not _is_there("CXX", "g++", "clang++", "cl"):
-        raise ConfigurationError("compile default needs a C++ compiler on the CPU: install g++, or set compile to none")
-    has_triton = importlib.util.find_spec("triton") is not None
-    if how != "none" and device.type == "cuda" and not (has_triton and _is_there("CC", "cc", "gcc", "clang")):
         raise ConfigurationError(
-            f"compile {how} needs Triton, which comes with PyTorch for CUDA, and a C compiler: install them, or set"
+            "compile default needs a C++ compiler on the CPU: install g++, or set compile to none"
+        )
+    has_triton = importlib.util.find_spec("triton") is not None
+    if (
+        how != "none"
+        and device.type == "cuda"
+        and not (has_triton and _is_there("CC", "cc", "gcc", "clang"))
+    ):
+        raise ConfigurationError(
+            f"compile {how} needs Triton, which comes with PyTorch for CUDA, and a C compiler:"
+            " install them, or set"
             " compile to none"
         )
 

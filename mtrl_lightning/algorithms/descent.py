@@ -29,15 +29,21 @@ class Descent:
         max_norm: global norm to which the gradient is clipped; None for no clipping.
 
     Raises:
-        ConfigurationError: if the norm is not above 0, or the gradient method has nothing to work on.
+        ConfigurationError: if the norm is not above 0, or the gradient method has nothing to work
+            on.
     """
 
     def __init__(
-        self, method: GradientMethod, networks: Iterable[nn.Module], encoder: nn.Module | None, max_norm: float | None
+        self,
+        method: GradientMethod,
+        networks: Iterable[nn.Module],
+        encoder: nn.Module | None,
+        max_norm: float | None,
     ) -> None:
         if max_norm is not None and not max_norm > 0:
             raise ConfigurationError(
-                "actor_max_grad_norm and critic_max_grad_norm must be above 0, or null for no clipping"
+                "actor_max_grad_norm and critic_max_grad_norm must be above 0, or null for no"
+                " clipping"
             )
         self._method, self._networks = method, [cast(Network, network) for network in networks]
         self._max_norm = float("inf") if max_norm is None else max_norm
@@ -46,9 +52,15 @@ class Descent:
         method.check(self.parameters)
 
     def step(
-        self, loss_T: Tensor, weight_T: Tensor, task_T: Tensor, optimizer: Optimizer, losses: Callable[[], Tensor],
-        generator: torch.Generator, device_generator: torch.Generator,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        loss_T: Tensor,
+        weight_T: Tensor,
+        task_T: Tensor,
+        optimizer: Optimizer,
+        losses: Callable[[], Tensor],
+        generator: torch.Generator,
+        device_generator: torch.Generator,
+    ) -> dict[str, Tensor]:
         """Make one step; return statistics.
 
         Args:
@@ -96,7 +108,9 @@ def task_parameters(networks: Sequence[Network], encoder: nn.Module | None) -> T
         mine = _trained(network.shared_parameters())
         known = {id(parameter) for parameter in mine}
         shared += mine
-        own += [parameter for parameter in _trained(network.parameters()) if id(parameter) not in known]
+        own += [
+            parameter for parameter in _trained(network.parameters()) if id(parameter) not in known
+        ]
     return TaskParameters(shared, own, last)
 
 

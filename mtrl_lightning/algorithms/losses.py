@@ -1,7 +1,8 @@
 """The losses of multi-task soft actor-critic, as pure functions.
 
-Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with a task in every function
-as in Yu et al. 2019 (MetaWorld). Shapes: ``T`` tasks, ``B = T * n`` batch (task-major), ``Q`` critics.
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with a
+task in every function as in Yu et al. 2019 (MetaWorld). Shapes: ``T`` tasks, ``B = T * n`` batch
+(task-major), ``Q`` critics.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ def per_task(loss_B: Tensor, num_tasks: int) -> Tensor:
 
 
 def critic_target(
-    reward_B: Tensor, terminated_B: Tensor, next_q_QB: Tensor, next_log_prob_B: Tensor, alpha_B: Tensor, discount: float
+    reward_B: Tensor,
+    terminated_B: Tensor,
+    next_q_QB: Tensor,
+    next_log_prob_B: Tensor,
+    alpha_B: Tensor,
+    discount: float,
 ) -> Tensor:
     """Return the targets ``[B]`` of equation 3: ``y = r + discount (1 - terminated) [min_i Q_i' - alpha log pi']``.
 
@@ -36,6 +42,8 @@ def actor_loss(log_prob_B: Tensor, q_QB: Tensor, alpha_B: Tensor, num_tasks: int
     return per_task(alpha_B * log_prob_B - q_QB.amin(0), num_tasks)
 
 
-def temperature_loss(log_alpha_B: Tensor, log_prob_B: Tensor, target_entropy: float, num_tasks: int) -> Tensor:
+def temperature_loss(
+    log_alpha_B: Tensor, log_prob_B: Tensor, target_entropy: float, num_tasks: int
+) -> Tensor:
     """Return ``L_alpha = mean -log alpha (log pi + H)`` (equation 18, in ``log alpha``) for each task, ``[T]``."""
     return per_task(-log_alpha_B * (log_prob_B + target_entropy), num_tasks)

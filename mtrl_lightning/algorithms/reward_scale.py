@@ -19,7 +19,8 @@ from mtrl_lightning.types import EnvSpec, Transitions
 class RewardScale(nn.Module):
     """Scale each task's rewards when they are sampled; built by a factory ``(spec) -> RewardScale``.
 
-    This one leaves them as they are. The replay keeps what was received, so that a change of scale holds for all of it.
+    This one leaves them as they are. The replay keeps what was received, so that a change of scale
+    holds for all of it.
 
     Args:
         spec: the tasks.
@@ -42,7 +43,9 @@ class RewardScale(nn.Module):
     def rescale(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Hear of the mean reward of each trained task in the replay: before the first update, and at each reset."""
 
-    def forward(self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float) -> Tensor:
+    def forward(
+        self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float
+    ) -> Tensor:
         """Return the rewards ``[B]`` to learn from, for temperatures ``[T]``."""
         return reward_B
 
@@ -50,8 +53,8 @@ class RewardScale(nn.Module):
 class MeanReward(RewardScale):
     """Adaptive reward scaling: factor ``max_j m_j / m_i``, where ``m_i`` is task ``i``'s mean reward in the replay.
 
-    ARS (Cho et al., ICML 2025, equation 6). The paper's rewards are not negative; here ``m_i`` is the magnitude of the
-    mean. Factors stay as they are between resets.
+    ARS (Cho et al., ICML 2025, equation 6). The paper's rewards are not negative; here ``m_i`` is
+    the magnitude of the mean. Factors stay as they are between resets.
 
     Args:
         spec: the tasks.
@@ -72,12 +75,18 @@ class MeanReward(RewardScale):
 
     def rescale(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Compute the factors anew."""
-        mean_R = np.nan_to_num(np.abs(mean_reward_R))  # a task without transitions is refused where it is sampled
+        mean_R = np.nan_to_num(
+            np.abs(mean_reward_R)
+        )  # a task without transitions is refused where it is sampled
         largest = mean_R.max() or 1.0
-        factor_R = np.where(mean_R.max() > 0, largest / np.maximum(mean_R, largest / self._max_factor), 1.0)
+        factor_R = np.where(
+            mean_R.max() > 0, largest / np.maximum(mean_R, largest / self._max_factor), 1.0
+        )
         self.factor_T[self._train_tasks] = torch.as_tensor(factor_R).to(self.factor_T)
 
-    def forward(self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float) -> Tensor:
+    def forward(
+        self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float
+    ) -> Tensor:
         """Multiply by the task's factor."""
         return reward_B * self.factor_T[task_B]
 
@@ -85,10 +94,11 @@ class MeanReward(RewardScale):
 class ReturnRange(RewardScale):
     """Divide by the largest magnitude of a task's discounted returns, so that values lie within ``bound``.
 
-    BRC (Nauman et al. 2025, arXiv 2505.23150): ``r bound / (max |G| - alpha H target_entropy / 2)`` with the effective
-    horizon ``H = 1 / (1 - discount)``. ``G`` are the discounted returns from every step of every finished episode to
-    its end; a truncated one is continued with ``H`` times its mean reward. Until a task's first episode has ended its
-    rewards are scaled by the temperature's term alone. Where the divisor is not above 0, they stay as they are.
+    BRC (Nauman et al. 2025, arXiv 2505.23150): ``r bound / (max |G| - alpha H target_entropy / 2)``
+    with the effective horizon ``H = 1 / (1 - discount)``. ``G`` are the discounted returns from
+    every step of every finished episode to its end; a truncated one is continued with ``H`` times
+    its mean reward. Until a task's first episode has ended its rewards are scaled by the
+    temperature's term alone. Where the divisor is not above 0, they stay as they are.
 
     Args:
         spec: the tasks.
@@ -104,7 +114,9 @@ class ReturnRange(RewardScale):
     def __init__(self, spec: EnvSpec, discount: float = 0.99, bound: float = 10.0) -> None:
         super().__init__(spec)
         if not (0 <= discount < 1 and bound > 0):
-            raise ConfigurationError(f"discount is {discount} and bound {bound}: give 0 <= discount < 1 and bound > 0")
+            raise ConfigurationError(
+                f"discount is {discount} and bound {bound}: give 0 <= discount < 1 and bound > 0"
+            )
         self._discount, self._bound = discount, bound
         self._horizon = 1 / (1 - discount)
         self._rewards: dict[int, list[float]] = {}
@@ -125,7 +137,9 @@ class ReturnRange(RewardScale):
         """
         here = set(transitions.env_E.tolist())
         self._rewards = {env: rewards for env, rewards in self._rewards.items() if env in here}
-        for env, reward in zip(transitions.env_E.tolist(), transitions.reward_E.tolist(), strict=True):
+        for env, reward in zip(
+            transitions.env_E.tolist(), transitions.reward_E.tolist(), strict=True
+        ):
             self._rewards.setdefault(env, []).append(reward)
         done_E = transitions.terminated_E | transitions.truncated_E
         for row in np.flatnonzero(done_E).tolist():
@@ -135,7 +149,9 @@ class ReturnRange(RewardScale):
             task = int(transitions.task_E[row])
             self.largest_T[task] = max(float(self.largest_T[task]), float(np.abs(returns).max()))
 
-    def forward(self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float) -> Tensor:
+    def forward(
+        self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float
+    ) -> Tensor:
         """Divide by the task's range."""
         range_T = self.largest_T - alpha_T * self._horizon * target_entropy / 2
         return reward_B * torch.where(range_T > 0, self._bound / range_T, 1.0)[task_B]

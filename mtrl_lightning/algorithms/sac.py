@@ -1,7 +1,7 @@
 """Multi-task soft actor-critic.
 
-Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``D`` observation, ``Z`` features, ``A`` action,
-``Q`` critics, ``E`` environments.
+Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``D`` observation, ``Z`` features,
+``A`` action, ``Q`` critics, ``E`` environments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.memory import CPU, to_device
-from mtrl_lightning.networks import MLP, Encoder, Ensemble, Identity, Network, SquashedGaussian, set_task_names
+from mtrl_lightning.networks import (
+    MLP,
+    Encoder,
+    Ensemble,
+    Identity,
+    Network,
+    SquashedGaussian,
+    set_task_names,
+)
 from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch
 
 
@@ -55,18 +63,21 @@ class SAC(Algorithm):
         num_critics: Q functions of which the smallest counts, ``Q``.
         discount: gamma.
         tau: how far the targets move at each of their updates.
-        target_entropy: entropy that the temperature aims at; None for minus the number of action dimensions.
+        target_entropy: entropy that the temperature aims at; None for minus the number of action
+            dimensions.
         log_std_min: lower clamp of the policy's log standard deviation.
         log_std_max: upper clamp of the policy's log standard deviation.
         actor_every: critic updates between two actor (and temperature) updates.
         target_every: critic updates between two target updates.
-        actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no clipping.
+        actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
+            clipping.
         critic_max_grad_norm: the same for the critics and the encoder.
         actor_optimizer: optimizer of the actor.
         critic_optimizer: optimizer of the critics and the encoder.
         temperature_optimizer: optimizer of the temperature.
-        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also launches them as CUDA
-            graphs; meant for a GPU, slower on a CPU. The first updates wait for the compiler.
+        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
+            launches them as CUDA graphs; meant for a GPU, slower on a CPU. The first updates wait
+            for the compiler.
         seed: of the weights and of all draws.
 
     Raises:
@@ -106,12 +117,20 @@ class SAC(Algorithm):
         seed: int = 0,
     ) -> None:
         super().__init__(spec, seed)
-        warnings.filterwarnings("ignore", ".*removed from hparams")  # factories given in Python are not saved
+        warnings.filterwarnings(
+            "ignore", ".*removed from hparams"
+        )  # factories given in Python are not saved
         self.save_hyperparameters(ignore=["spec"])
-        check_ranges(num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max)
+        check_ranges(
+            num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max
+        )
         self.discount, self.action_dim = discount, spec.action_space.shape[0]
         self.target_entropy = -float(self.action_dim) if target_entropy is None else target_entropy
-        self._log_std, self.actor_every, self.target_every = (log_std_min, log_std_max), actor_every, target_every
+        self._log_std, self.actor_every, self.target_every = (
+            (log_std_min, log_std_max),
+            actor_every,
+            target_every,
+        )
         self._optimizers = (critic_optimizer, actor_optimizer, temperature_optimizer)
         self._num_trained = len(spec.train_tasks)
         self.register_buffer("_task_T", torch.tensor(spec.train_tasks), persistent=False)
@@ -119,24 +138,40 @@ class SAC(Algorithm):
         self.value = value()
         self._make = (encoder, actor, lambda *sizes: Ensemble(lambda: critic(*sizes), num_critics))
         self._make_gradients = (actor_gradient, critic_gradient)
-        self.encoder, self.actor, self.critic, self.actor_gradient, self.critic_gradient = self._new_networks(seed)
+        self.encoder, self.actor, self.critic, self.actor_gradient, self.critic_gradient = (
+            self._new_networks(seed)
+        )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed + 1)
-            self.auxiliaries = nn.ModuleList(make(spec, self.encoder.out_dim) for make in auxiliaries or [])
+            self.auxiliaries = nn.ModuleList(
+                make(spec, self.encoder.out_dim) for make in auxiliaries or []
+            )
         self.temperature = temperature(spec.num_tasks)
         self.task_weighting, self.reward_scale = task_weighting(spec), reward_scale(spec)
-        self.target_encoder, self.target_critic = frozen_copy(self.encoder), frozen_copy(self.critic)
-        self._targets = PolyakAverage([self.critic, self.encoder], [self.target_critic, self.target_encoder], tau)
+        self.target_encoder, self.target_critic = (
+            frozen_copy(self.encoder),
+            frozen_copy(self.critic),
+        )
+        self._targets = PolyakAverage(
+            [self.critic, self.encoder], [self.target_critic, self.target_encoder], tau
+        )
         check_parts(self.task_weighting, self.temperature, self.reward_scale, discount)
         self._descents = {
-            "critic": Descent(self.critic_gradient, self.critic.members, self.encoder, critic_max_grad_norm),
+            "critic": Descent(
+                self.critic_gradient, self.critic.members, self.encoder, critic_max_grad_norm
+            ),
             "actor": Descent(self.actor_gradient, [self.actor], None, actor_max_grad_norm),
         }
         self._critic_parameters = [p for p in self.critic.parameters() if p.requires_grad]
-        self._compile, self._compiled_critic_losses = compile, compiled(self._critic_losses, compile)
+        self._compile, self._compiled_critic_losses = (
+            compile,
+            compiled(self._critic_losses, compile),
+        )
         self._compiled_actor_losses = compiled(self._actor_losses, compile)
 
-    def _new_networks(self, seed: int) -> tuple[Encoder, Network, Ensemble, GradientMethod, GradientMethod]:
+    def _new_networks(
+        self, seed: int
+    ) -> tuple[Encoder, Network, Ensemble, GradientMethod, GradientMethod]:
         """Build what is trained with weights of this seed."""
         make_encoder, make_actor, make_critic = self._make
         T, A = self.spec.num_tasks, self.action_dim
@@ -145,7 +180,9 @@ class SAC(Algorithm):
             encoder = make_encoder(self.spec.observation_space, T)
             Z = encoder.out_dim
             actor, critic = make_actor(Z, 2 * A, T), make_critic(Z + A, self.value.out_dim, T)
-            actor_gradient, critic_gradient = (make(self._num_trained) for make in self._make_gradients)
+            actor_gradient, critic_gradient = (
+                make(self._num_trained) for make in self._make_gradients
+            )
         for module in (encoder, actor, critic):
             set_task_names(module, self.spec.task_names)
         return encoder, actor, critic, actor_gradient, critic_gradient
@@ -169,7 +206,11 @@ class SAC(Algorithm):
 
     def check_device(self, device: torch.device) -> None:
         """Check that the update can be compiled for the device, if that was asked for."""
-        check_compile(self._compile, device, self.actor_gradient.is_one_pass and self.critic_gradient.is_one_pass)
+        check_compile(
+            self._compile,
+            device,
+            self.actor_gradient.is_one_pass and self.critic_gradient.is_one_pass,
+        )
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of critics and encoder, of the actor, of the temperature, and of each auxiliary."""
@@ -180,11 +221,18 @@ class SAC(Algorithm):
         return own + [a.make_optimizer([*encoder, *a.parameters()]) for a in self.auxiliaries]  # type: ignore[operator]
 
     @torch.no_grad()
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> npt.NDArray[np.float32]:
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> npt.NDArray[np.float32]:
         """Choose actions ``[E, A]`` between -1 and 1."""
-        shape, generator = (len(observation_ED), self.action_dim), self.generators.get("act", self.device)
+        shape, generator = (
+            (len(observation_ED), self.action_dim),
+            self.generators.get("act", self.device),
+        )
         if mode == "random":
-            return (2 * torch.rand(shape, generator=generator, device=self.device) - 1).cpu().numpy()
+            return (
+                (2 * torch.rand(shape, generator=generator, device=self.device) - 1).cpu().numpy()
+            )
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
         observation, task = to_device(observation_ED, self.device), to_device(task_E, self.device)
@@ -198,7 +246,9 @@ class SAC(Algorithm):
         """Make one update of the critics, and those of actor, temperature, targets and auxiliaries that are due."""
         optimizers: list[Any] = self.optimizers(use_pl_optimizer=False)  # type: ignore[assignment]
         critic, actor, temperature, *others = optimizers
-        scaled_B = self.reward_scale(batch.reward_B, batch.task_B, self.temperature.values(), self.target_entropy)
+        scaled_B = self.reward_scale(
+            batch.reward_B, batch.task_B, self.temperature.values(), self.target_entropy
+        )
         batch = batch._replace(reward_B=scaled_B)
         update = self.counters.updates
         if self._compile == "cudagraphs":
@@ -218,7 +268,9 @@ class SAC(Algorithm):
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics since the last call, and every task's temperature now."""
         metrics, alpha = super().drain_metrics(), self.temperature.values().tolist()
-        temperatures = {f"train/temperature/{n}": a for n, a in zip(self.spec.task_names, alpha, strict=True)}
+        temperatures = {
+            f"train/temperature/{n}": a for n, a in zip(self.spec.task_names, alpha, strict=True)
+        }
         return metrics | temperatures if metrics else {}
 
     def _update_critic(self, batch: TransitionBatch, optimizer: Optimizer) -> None:
@@ -227,31 +279,46 @@ class SAC(Algorithm):
         self._descend("critic", loss_T, optimizer, lambda: self._critic_loss(batch, *target)[0])
         self.mean_metrics.add({"q": q})
 
-    def _update_actor(self, batch: TransitionBatch, optimizer: Optimizer, temperature: Optimizer) -> None:
+    def _update_actor(
+        self, batch: TransitionBatch, optimizer: Optimizer, temperature: Optimizer
+    ) -> None:
         noise_BA = self._noise(batch)
         with without_gradients(self._critic_parameters):
             loss_T, log_prob_B = self._compiled_actor_losses(batch, noise_BA)
         self._descend("actor", loss_T, optimizer, lambda: self._actor_losses(batch, noise_BA)[0])
 
         log_alpha_B = self.temperature(batch.task_B)
-        loss = losses.temperature_loss(log_alpha_B, log_prob_B, self.target_entropy, self._num_trained).mean()
+        loss = losses.temperature_loss(
+            log_alpha_B, log_prob_B, self.target_entropy, self._num_trained
+        ).mean()
         temperature.zero_grad()
         loss.backward()
         temperature.step()
         self.mean_metrics.add({"temperature_loss": loss, "entropy": -log_prob_B.mean()})
 
-    def _descend(self, name: str, loss_T: Tensor, optimizer: Optimizer, again: Callable[[], Tensor]) -> None:
+    def _descend(
+        self, name: str, loss_T: Tensor, optimizer: Optimizer, again: Callable[[], Tensor]
+    ) -> None:
         with torch.no_grad():
             weight_T = self.task_weighting(self.temperature(self._task_T))
-        generators = (self.generators.get("gradient", CPU), self.generators.get("repair", self.device))
-        statistics = self._descents[name].step(loss_T, weight_T, self._task_T, optimizer, again, *generators)
+        generators = (
+            self.generators.get("gradient", CPU),
+            self.generators.get("repair", self.device),
+        )
+        statistics = self._descents[name].step(
+            loss_T, weight_T, self._task_T, optimizer, again, *generators
+        )
         self.mean_metrics.add({f"{name}_{key}": value for key, value in statistics.items()})
 
-    def _critic_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def _critic_losses(
+        self, batch: TransitionBatch, noise_BA: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Return each task's critic loss ``[T]``, the mean Q value, and what the target is made of."""
         with torch.no_grad():
             alpha_B = self.temperature(batch.task_B).exp()
-            next_policy = self._policy(self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B)
+            next_policy = self._policy(
+                self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B
+            )
             next_action_BA, next_log_prob_B = next_policy.sample(noise_BA)
             following = (batch.next_observation_BD, next_action_BA, batch.task_B)
             next_output_QBK = self._outputs(self.target_critic, self.target_encoder, *following)
@@ -259,14 +326,26 @@ class SAC(Algorithm):
         return *self._critic_loss(batch, *target), target
 
     def _critic_loss(
-        self, batch: TransitionBatch, next_output_QBK: Tensor, next_log_prob_B: Tensor, alpha_B: Tensor
+        self,
+        batch: TransitionBatch,
+        next_output_QBK: Tensor,
+        next_log_prob_B: Tensor,
+        alpha_B: Tensor,
     ) -> tuple[Tensor, Tensor]:
         rows = (batch.observation_BD, batch.action_BA, batch.task_B)
-        output_QBK = task_by_task(self.critic_gradient, partial(self._outputs, self.critic, self.encoder), 1, *rows)
+        output_QBK = task_by_task(
+            self.critic_gradient, partial(self._outputs, self.critic, self.encoder), 1, *rows
+        )
         loss_T = self.value.loss(
-            output_QBK, next_output_QBK, batch.reward_B, batch.terminated_B, next_log_prob_B, alpha_B, self.discount,
+            output_QBK,
+            next_output_QBK,
+            batch.reward_B,
+            batch.terminated_B,
+            next_log_prob_B,
+            alpha_B,
+            self.discount,
             self._num_trained,
-        )  # fmt: skip
+        )
         return loss_T, self.value.q(output_QBK.detach()).mean()
 
     def _actor_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,12 +354,18 @@ class SAC(Algorithm):
             z_BZ = self.encoder(batch.observation_BD, batch.task_B)
             alpha_B = self.temperature(batch.task_B).exp()
         output_B2A = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
-        action_BA, log_prob_B = SquashedGaussian.from_network(output_B2A, *self._log_std).sample(noise_BA)
+        action_BA, log_prob_B = SquashedGaussian.from_network(output_B2A, *self._log_std).sample(
+            noise_BA
+        )
         asked = partial(self._outputs, self.critic, lambda z_BZ, task_B: z_BZ)
-        q_QB = self.value.q(task_by_task(self.actor_gradient, asked, 1, z_BZ, action_BA, batch.task_B))
+        q_QB = self.value.q(
+            task_by_task(self.actor_gradient, asked, 1, z_BZ, action_BA, batch.task_B)
+        )
         return losses.actor_loss(log_prob_B, q_QB, alpha_B, self._num_trained), log_prob_B.detach()
 
-    def _update_auxiliary(self, batch: TransitionBatch, auxiliary: nn.Module, optimizer: Optimizer) -> None:
+    def _update_auxiliary(
+        self, batch: TransitionBatch, auxiliary: nn.Module, optimizer: Optimizer
+    ) -> None:
         loss = auxiliary.loss(batch, self.encoder).mean()  # type: ignore[operator]
         optimizer.zero_grad()
         loss.backward()

@@ -31,13 +31,18 @@ class Generators:
             if saved is not None and saved["device"] == device.type:
                 generator.set_state(saved["state"].cpu())
             else:
-                generator.manual_seed(zlib.crc32(f"{name}-{self._seed}".encode()) + (self._seed << 32) % 2**62)
+                generator.manual_seed(
+                    zlib.crc32(f"{name}-{self._seed}".encode()) + (self._seed << 32) % 2**62
+                )
             self._generators[name] = generator
         return self._generators[name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, and every generator's device and state."""
-        used = {n: {"device": g.device.type, "state": g.get_state()} for n, g in self._generators.items()}
+        used = {
+            n: {"device": g.device.type, "state": g.get_state()}
+            for n, g in self._generators.items()
+        }
         return {"seed": self._seed, "used": {**self._saved, **used}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

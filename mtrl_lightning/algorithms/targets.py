@@ -27,8 +27,8 @@ def assign_parameters(source: nn.Module, target: nn.Module) -> None:
 class PolyakAverage:
     """Modules whose parameters move towards others', ``t <- t + tau (s - t)``, and get the buffers that are saved.
 
-    Buffers that are not saved are constants. What the modules consist of is looked up once: that costs as much as a
-    step.
+    Buffers that are not saved are constants. What the modules consist of is looked up once: that
+    costs as much as a step.
 
     Args:
         sources: what is followed.
@@ -36,15 +36,23 @@ class PolyakAverage:
         tau: how far it moves at each step.
     """
 
-    def __init__(self, sources: Sequence[nn.Module], targets: Sequence[nn.Module], tau: float) -> None:
+    def __init__(
+        self, sources: Sequence[nn.Module], targets: Sequence[nn.Module], tau: float
+    ) -> None:
         self._tau = tau
-        self._sources: list[Tensor] = [parameter for module in sources for parameter in module.parameters()]
-        self._targets: list[Tensor] = [parameter for module in targets for parameter in module.parameters()]
+        self._sources: list[Tensor] = [
+            parameter for module in sources for parameter in module.parameters()
+        ]
+        self._targets: list[Tensor] = [
+            parameter for module in targets for parameter in module.parameters()
+        ]
         assert len(self._sources) == len(self._targets)
         self._buffers = []
         for source, target in zip(sources, targets, strict=True):
             saved = source.state_dict().keys()
-            self._buffers += [(source, target, name) for name, _ in source.named_buffers() if name in saved]
+            self._buffers += [
+                (source, target, name) for name, _ in source.named_buffers() if name in saved
+            ]
 
     @torch.no_grad()
     def step(self) -> None:

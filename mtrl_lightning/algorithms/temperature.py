@@ -24,7 +24,9 @@ class Temperature(nn.Module):
         if not initial > 0:
             raise ConfigurationError(f"the initial temperature is {initial}: give a number above 0")
         self._num_tasks, self.per_task = num_tasks, per_task
-        self.log_alpha = nn.Parameter(torch.full((num_tasks if per_task else 1,), math.log(initial)))
+        self.log_alpha = nn.Parameter(
+            torch.full((num_tasks if per_task else 1,), math.log(initial))
+        )
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Return ``log alpha`` of each task of ``[B]``."""

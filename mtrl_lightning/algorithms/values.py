@@ -1,6 +1,7 @@
 """How a critic's outputs tell a value, and how they learn one.
 
-Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``Q`` critics, ``K`` outputs of a critic.
+Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``Q`` critics, ``K`` outputs of a
+critic.
 """
 
 from __future__ import annotations
@@ -24,9 +25,16 @@ class Value(nn.Module):
         raise NotImplementedError
 
     def loss(
-        self, output_QBK: Tensor, next_output_QBK: Tensor, reward_B: Tensor, terminated_B: Tensor,
-        next_log_prob_B: Tensor, alpha_B: Tensor, discount: float, num_tasks: int,
-    ) -> Tensor:  # fmt: skip
+        self,
+        output_QBK: Tensor,
+        next_output_QBK: Tensor,
+        reward_B: Tensor,
+        terminated_B: Tensor,
+        next_log_prob_B: Tensor,
+        alpha_B: Tensor,
+        discount: float,
+        num_tasks: int,
+    ) -> Tensor:
         """Return each task's critic loss ``[T]``.
 
         Args:
@@ -52,20 +60,30 @@ class Scalar(Value):
         return output_QBK.squeeze(-1)
 
     def loss(
-        self, output_QBK: Tensor, next_output_QBK: Tensor, reward_B: Tensor, terminated_B: Tensor,
-        next_log_prob_B: Tensor, alpha_B: Tensor, discount: float, num_tasks: int,
-    ) -> Tensor:  # fmt: skip
+        self,
+        output_QBK: Tensor,
+        next_output_QBK: Tensor,
+        reward_B: Tensor,
+        terminated_B: Tensor,
+        next_log_prob_B: Tensor,
+        alpha_B: Tensor,
+        discount: float,
+        num_tasks: int,
+    ) -> Tensor:
         """Return ``sum_i mean (Q_i - y)^2``."""
         next_q_QB = self.q(next_output_QBK)
-        target_B = losses.critic_target(reward_B, terminated_B, next_q_QB, next_log_prob_B, alpha_B, discount)
+        target_B = losses.critic_target(
+            reward_B, terminated_B, next_q_QB, next_log_prob_B, alpha_B, discount
+        )
         return losses.critic_loss(self.q(output_QBK), target_B, num_tasks)
 
 
 class Categorical(Value):
     """A distribution over equally spaced values, learned by cross-entropy.
 
-    Bellemare et al. 2017 (C51); with the mean over the critics' distributions in place of the smallest value, as in
-    BRC (Nauman et al. 2025, arXiv 2505.23150). Rewards have to be scaled so that values fit between the bounds.
+    Bellemare et al. 2017 (C51); with the mean over the critics' distributions in place of the
+    smallest value, as in BRC (Nauman et al. 2025, arXiv 2505.23150). Rewards have to be scaled so
+    that values fit between the bounds.
 
     Args:
         num_bins: number of values, ``K``; 101 in BRC.
@@ -80,19 +98,30 @@ class Categorical(Value):
     def __init__(self, num_bins: int = 101, bound: float = 10.0) -> None:
         super().__init__()
         if num_bins < 2 or not bound > 0:
-            raise ConfigurationError(f"num_bins is {num_bins} and bound {bound}: give at least 2 bins and a bound > 0")
+            raise ConfigurationError(
+                f"num_bins is {num_bins} and bound {bound}: give at least 2 bins and a bound > 0"
+            )
         self.out_dim = num_bins
         self._bound = bound
         self.register_buffer("bin_K", torch.linspace(-bound, bound, num_bins), persistent=False)
 
     def q(self, output_QBK: Tensor) -> Tensor:
         """Return the expected value under the critics' mean distribution, ``[1, B]``."""
-        return (output_QBK.softmax(-1) * self.bin_K).sum(-1).mean(0, keepdim=True)  # a product would be rounded to bf16
+        return (
+            (output_QBK.softmax(-1) * self.bin_K).sum(-1).mean(0, keepdim=True)
+        )  # a product would be rounded to bf16
 
     def loss(
-        self, output_QBK: Tensor, next_output_QBK: Tensor, reward_B: Tensor, terminated_B: Tensor,
-        next_log_prob_B: Tensor, alpha_B: Tensor, discount: float, num_tasks: int,
-    ) -> Tensor:  # fmt: skip
+        self,
+        output_QBK: Tensor,
+        next_output_QBK: Tensor,
+        reward_B: Tensor,
+        terminated_B: Tensor,
+        next_log_prob_B: Tensor,
+        alpha_B: Tensor,
+        discount: float,
+        num_tasks: int,
+    ) -> Tensor:
         """Return ``sum_i mean -sum_k p_k log q_ik``, ``p`` the projection of ``r + discount (z - alpha log pi)``."""
         next_BK = next_output_QBK.softmax(-1).mean(0)
         bootstrap_BK = discount * (self.bin_K - (alpha_B * next_log_prob_B)[:, None])
@@ -104,8 +133,8 @@ class Categorical(Value):
     def project(self, probability_BK: Tensor, value_BK: Tensor) -> Tensor:
         """Spread the probability of every value over its two neighbouring bins, ``[B, K]``.
 
-        A bin gets ``max(0, 1 - distance)`` of it, with distances in widths of a bin; values beyond the bounds count as
-        the bounds.
+        A bin gets ``max(0, 1 - distance)`` of it, with distances in widths of a bin; values beyond
+        the bounds count as the bounds.
         """
         width = 2 * self._bound / (self.out_dim - 1)
         value_BK = value_BK.clamp(-self._bound, self._bound)

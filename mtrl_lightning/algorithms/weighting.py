@@ -16,8 +16,8 @@ from mtrl_lightning.types import EnvSpec, known_tasks
 class TaskWeighting(nn.Module):
     """Weights of the tasks' actor and critic losses; built by a factory ``(spec) -> TaskWeighting``.
 
-    The weights sum to ``T``, so that the mean of weighted losses is a weighted mean. FAMO and Nash-MTL do not depend on
-    the scale of losses: with them, weights above 0 are without effect.
+    The weights sum to ``T``, so that the mean of weighted losses is a weighted mean. FAMO and
+    Nash-MTL do not depend on the scale of losses: with them, weights above 0 are without effect.
 
     Args:
         spec: the tasks.
@@ -54,7 +54,8 @@ class EqualWeights(TaskWeighting):
 class ByTemperature(TaskWeighting):
     """A task counts the more the lower its temperature is: ``T softmax(-log alpha)`` (Yang et al. 2020).
 
-    A task whose policy has become sharp is learned, and the others shall not disturb it. Needs a temperature a task.
+    A task whose policy has become sharp is learned, and the others shall not disturb it. Needs a
+    temperature a task.
 
     Args:
         spec: the tasks.
@@ -64,7 +65,8 @@ class ByTemperature(TaskWeighting):
         """Refuse one temperature for all: it would weight nothing."""
         if not temperature.per_task:
             raise ConfigurationError(
-                "task_weighting ByTemperature needs a temperature a task: set temperature.init_args.per_task to true"
+                "task_weighting ByTemperature needs a temperature a task: set"
+                " temperature.init_args.per_task to true"
             )
 
     def forward(self, log_alpha_T: Tensor) -> Tensor:
@@ -80,7 +82,8 @@ class ByHand(TaskWeighting):
         weights: task name to weight, 0 or above.
 
     Raises:
-        ConfigurationError: if a task is unknown or not trained on, a weight negative, or none above 0.
+        ConfigurationError: if a task is unknown or not trained on, a weight negative, or none above
+            0.
     """
 
     weight_T: Tensor
@@ -95,7 +98,9 @@ class ByHand(TaskWeighting):
             )
         weight_T = torch.tensor([float(weights.get(name, 1.0)) for name in trained])
         if not (weight_T.isfinite().all() and (weight_T >= 0).all() and weight_T.sum() > 0):
-            raise ConfigurationError(f"task weights {weights}: give numbers of 0 and above, and at least one above 0")
+            raise ConfigurationError(
+                f"task weights {weights}: give numbers of 0 and above, and at least one above 0"
+            )
         self.register_buffer("weight_T", weight_T * len(trained) / weight_T.sum(), persistent=False)
 
     def forward(self, log_alpha_T: Tensor) -> Tensor:

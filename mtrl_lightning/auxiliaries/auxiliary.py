@@ -23,10 +23,14 @@ class Auxiliary(nn.Module):
         learning_rate: of Adam, over the encoder's and this module's own parameters.
     """
 
-    def __init__(self, spec: EnvSpec, feature_dim: int, *, every: int = 1, learning_rate: float = 1e-3) -> None:
+    def __init__(
+        self, spec: EnvSpec, feature_dim: int, *, every: int = 1, learning_rate: float = 1e-3
+    ) -> None:
         super().__init__()
         if every < 1:
-            raise ConfigurationError(f"an auxiliary's every is {every}: give a number of updates of at least 1")
+            raise ConfigurationError(
+                f"an auxiliary's every is {every}: give a number of updates of at least 1"
+            )
         self.every, self.learning_rate = every, learning_rate
 
     def loss(self, batch: TransitionBatch, encoder: Encoder) -> Tensor:

@@ -11,7 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.benchmarks.judging import Outcome, compare_rows, differences, examine, read_outcome
+from mtrl_lightning.benchmarks.judging import (
+    Outcome,
+    compare_rows,
+    differences,
+    examine,
+    read_outcome,
+)
 from mtrl_lightning.benchmarks.trial import HORIZON, TOTAL_STEPS, Session, Trial, small_run
 
 HEADER = ("fault", "injected", "survived", "lost", "false", "exact", "ok", "seconds")
@@ -66,7 +72,9 @@ class Bench:
         total_steps: environment steps of a run.
     """
 
-    def __init__(self, folder: Path, seed: int, counts: dict[str, int], total_steps: int = TOTAL_STEPS) -> None:
+    def __init__(
+        self, folder: Path, seed: int, counts: dict[str, int], total_steps: int = TOTAL_STEPS
+    ) -> None:
         self.folder, self.seed, self.counts, self.total_steps = folder, seed, counts, total_steps
         self._begun = time.monotonic()
         self._trials: list[Trial] = []
@@ -82,10 +90,14 @@ class Bench:
             config[name] |= changes
         return config
 
-    def trial(self, name: str, config: dict[str, Any] | None = None, root: Path | None = None) -> Trial:
+    def trial(
+        self, name: str, config: dict[str, Any] | None = None, root: Path | None = None
+    ) -> Trial:
         """Return a run that is not started yet."""
         logs = self.folder / name
-        self._trials.append(Trial(root or logs / "runs", self.config() if config is None else config, logs))
+        self._trials.append(
+            Trial(root or logs / "runs", self.config() if config is None else config, logs)
+        )
         return self._trials[-1]
 
     @cached_property
@@ -108,18 +120,30 @@ class Bench:
         outcome = read_outcome(self.undisturbed.folder, self.undisturbed.config)
         for rows in outcome.rings:
             chain = examine(rows, HORIZON, from_beginning=False)
-            assert not any(chain), f"the undisturbed run's transitions are not as they must be: {chain}"
+            assert not any(chain), (
+                f"the undisturbed run's transitions are not as they must be: {chain}"
+            )
         return outcome
 
     def judge_exact(self, row: Row, trial: Trial) -> None:
         """Compare a run's end with that of the undisturbed run."""
         found = read_outcome(trial.folder, trial.config)
-        parts = [p for name, a in self.wanted._asdict().items() for p in differences(a, getattr(found, name), name)]
+        parts = [
+            p
+            for name, a in self.wanted._asdict().items()
+            for p in differences(a, getattr(found, name), name)
+        ]
         rows = compare_rows(self.wanted.rings, found.rings)
         row.lost, row.false = (row.lost or 0) + rows.lost, (row.false or 0) + rows.false
         row.exact = row.exact is not False and not parts
-        row.expect(not parts, f"differs from the undisturbed run in {len(parts)} places: {', '.join(parts[:4])}")
-        row.expect(found.counters["env_steps"] == self.total_steps, f"ended after {found.counters['env_steps']} steps")
+        row.expect(
+            not parts,
+            f"differs from the undisturbed run in {len(parts)} places: {', '.join(parts[:4])}",
+        )
+        row.expect(
+            found.counters["env_steps"] == self.total_steps,
+            f"ended after {found.counters['env_steps']} steps",
+        )
         row.expect(not trial.unfinished(), f"unfinished files are left: {trial.unfinished()}")
 
     def judge_remains(self, row: Row, session: Session) -> float:
@@ -148,9 +172,14 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         exact = {None: "-", True: "yes", False: "no"}[row.exact]
         numbers = (str(row.injected), str(row.survived), number(row.lost), number(row.false))
-        cells.append((row.name, *numbers, exact, "ok" if row.ok else "FAILED", f"{row.seconds:.0f}"))
+        cells.append(
+            (row.name, *numbers, exact, "ok" if row.ok else "FAILED", f"{row.seconds:.0f}")
+        )
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEADER))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
     lines.insert(1, "-" * len(lines[0]))
     for row in rows:
         lines += [f"{row.name}: {text}" for text in row.checks]

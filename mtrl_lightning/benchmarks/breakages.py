@@ -32,7 +32,9 @@ def hang_row(bench: Bench, row: Row) -> None:
     _signalled(bench, row, bench.counts["hangs"], signal.SIGSTOP, options)
 
 
-def _signalled(bench: Bench, row: Row, number: int, sent: signal.Signals, options: dict[str, Any]) -> None:
+def _signalled(
+    bench: Bench, row: Row, number: int, sent: signal.Signals, options: dict[str, Any]
+) -> None:
     draws, config = bench.draws(row.name), _config(bench, **options)
     trial = bench.trial(row.name, config)
     session = trial.start()
@@ -45,15 +47,22 @@ def _signalled(bench: Bench, row: Row, number: int, sent: signal.Signals, option
             break
         row.injected += 1
         session.wait_until(lambda: not _is_there(hit))  # noqa: B023
-        bench.say(f"{row.name} {k + 1} of {number}: {sent.name} to {hit.pid}, {trial.env_steps()} env steps seen")
+        bench.say(
+            f"{row.name} {k + 1} of {number}: {sent.name} to {hit.pid}, {trial.env_steps()} env"
+            " steps seen"
+        )
     session.expect_end(0)
     bench.judge_remains(row, session)
     restarts = _judge_rows(bench, row, trial)
     row.survived = min(row.injected, restarts)
-    row.expect(restarts == row.injected, f"{restarts} restarts are counted for {row.injected} faults")
+    row.expect(
+        restarts == row.injected, f"{restarts} restarts are counted for {row.injected} faults"
+    )
 
 
-def _signal_one(session: Session, draws: random.Random, sent: signal.Signals) -> psutil.Process | None:
+def _signal_one(
+    session: Session, draws: random.Random, sent: signal.Signals
+) -> psutil.Process | None:
     """Signal a worker at random; return None if the run ended."""
     time.sleep(draws.uniform(0.0, 0.5))
     while session.running:
@@ -76,15 +85,19 @@ def nan_row(bench: Bench, row: Row) -> None:
     """Let environments return NaNs and infinite rewards, and raise, at random steps of one run."""
     number = bench.counts["nans"]
     ledger = bench.folder / row.name / "ledger"
-    # two environments, whose faults are half of `within` apart in the mean, for half of the env steps each: twice the
-    # faults would come, so that the limit is reached before the end
+    # two environments, whose faults are half of `within` apart in the mean, for half of the env
+    # steps each: twice the faults would come, so that the limit is reached before the end
     within = max(2, bench.total_steps // max(number, 1))
-    trial = bench.trial(row.name, faulty(_config(bench, max_restarts=10_000), ledger, number, within))
+    trial = bench.trial(
+        row.name, faulty(_config(bench, max_restarts=10_000), ledger, number, within)
+    )
     bench.judge_remains(row, trial.finish())
     row.injected = len(list(ledger.glob("*")))
     restarts = _judge_rows(bench, row, trial)
     row.survived = min(row.injected, restarts)
-    row.expect(restarts == row.injected, f"{restarts} restarts are counted for {row.injected} faults")
+    row.expect(
+        restarts == row.injected, f"{restarts} restarts are counted for {row.injected} faults"
+    )
     kinds = [path.read_text().split()[1] for path in sorted(ledger.glob("*"))]
     row.checks.append(", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)))
     bench.say(f"nan: {', '.join(kinds)}")
@@ -94,7 +107,9 @@ def exhausted_row(bench: Bench, row: Row) -> None:
     """Let environments break more often than they may be rebuilt; continue until the run's end."""
     ledger = bench.folder / row.name / "ledger"
     limit = 2 * ALLOWED + 1
-    config = faulty(_config(bench, max_restarts=ALLOWED), ledger, limit, bench.total_steps // (2 * limit))
+    config = faulty(
+        _config(bench, max_restarts=ALLOWED), ledger, limit, bench.total_steps // (2 * limit)
+    )
     trial, ends = bench.trial(row.name, config), 0
     while True:
         before = trial.saved_steps()
@@ -108,8 +123,13 @@ def exhausted_row(bench: Bench, row: Row) -> None:
         text = session.text()[session.text().rfind("error: ") :]
         for part in ("task '", "step ", "restarts, the most allowed"):
             row.expect(part in text, f"the message does not name {part!r}: {text[-300:]}")
-        row.expect(any(cause in text for cause in ("not finite", "reward is", "RuntimeError")), f"no cause: {text}")
-        row.expect(trial.saved_steps() > before, "no checkpoint was saved at the end of the restarts")
+        row.expect(
+            any(cause in text for cause in ("not finite", "reward is", "RuntimeError")),
+            f"no cause: {text}",
+        )
+        row.expect(
+            trial.saved_steps() > before, "no checkpoint was saved at the end of the restarts"
+        )
         bench.say(f"exhausted: {text.strip()[:150]}")
         if ends > limit:
             raise session.error("does not come to its end")
@@ -117,7 +137,9 @@ def exhausted_row(bench: Bench, row: Row) -> None:
     restarts = _judge_rows(bench, row, trial, ends)
     row.survived = min(row.injected, restarts + ends)
     row.expect(ends >= 1, "the restarts were never used up")
-    row.checks.append(f"ended {ends} time(s) with code 1, a message and a checkpoint, and was continued")
+    row.checks.append(
+        f"ended {ends} time(s) with code 1, a message and a checkpoint, and was continued"
+    )
 
 
 def _config(bench: Bench, **rollout: Any) -> dict[str, Any]:
@@ -144,22 +166,35 @@ def _judge_rows(bench: Bench, row: Row, trial: Trial, ends: int = 0) -> int:
     stored = sum(len(rows.reward) for rows in outcome.rings)
     happened = counters["vector_steps"] * len(chains) - counters["dropped_transitions"]
     row.false = sum(chain.false for chain in chains)
-    broken, dropped = sum(chain.cut + chain.torn for chain in chains), counters["dropped_transitions"]
-    row.lost = abs(happened - stored) + abs(counters["env_steps"] - stored) + max(0, broken - row.injected)
-    row.expect(counters["env_steps"] >= bench.total_steps, f"ended after {counters['env_steps']} env steps")
+    broken, dropped = (
+        sum(chain.cut + chain.torn for chain in chains),
+        counters["dropped_transitions"],
+    )
+    row.lost = (
+        abs(happened - stored) + abs(counters["env_steps"] - stored) + max(0, broken - row.injected)
+    )
+    row.expect(
+        counters["env_steps"] >= bench.total_steps, f"ended after {counters['env_steps']} env steps"
+    )
     row.expect(broken <= row.injected, f"{broken} episodes were broken by {row.injected} faults")
     row.expect(not any(chain.overlong for chain in chains), "an episode did not end in time")
     row.expect(
-        broken <= dropped <= row.injected + ends, f"{dropped} transitions were dropped for {row.injected} faults"
+        broken <= dropped <= row.injected + ends,
+        f"{dropped} transitions were dropped for {row.injected} faults",
     )
     last = outcome.metrics[-1]
     wanted = (counters["worker_restarts"], dropped)
-    logged = tuple(int(last[f"fault/{name}"] or -1) for name in ("worker_restarts", "dropped_transitions"))
+    logged = tuple(
+        int(last[f"fault/{name}"] or -1) for name in ("worker_restarts", "dropped_transitions")
+    )
     # a worker that dies while the last checkpoint is written is counted there alone
     told = logged[0] in (wanted[0], wanted[0] - 1) and logged[1] == wanted[1]
-    row.expect(told, f"metrics.csv tells {logged}, the checkpoint {wanted} restarts and dropped steps")
+    row.expect(
+        told, f"metrics.csv tells {logged}, the checkpoint {wanted} restarts and dropped steps"
+    )
     row.checks.append(
-        f"{counters['worker_restarts']} restarts, {dropped} steps dropped, {broken} episodes broken,"
+        f"{counters['worker_restarts']} restarts, {dropped} steps dropped, {broken} episodes"
+        " broken,"
         f" {stored} rows stored"
     )
     return counters["worker_restarts"]

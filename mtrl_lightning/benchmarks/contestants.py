@@ -1,7 +1,7 @@
 """The programs that ``end_to_end`` compares, each a process that trains in windows: see ``pacing.py``.
 
-``python -m mtrl_lightning.benchmarks.contestants OPTIONS`` is one of the peers; ``OPTIONS`` is JSON. Ours is the
-command line itself.
+``python -m mtrl_lightning.benchmarks.contestants OPTIONS`` is one of the peers; ``OPTIONS`` is
+JSON. Ours is the command line itself.
 """
 
 from __future__ import annotations
@@ -59,10 +59,24 @@ def train_sb3(job: Job, vector: Any) -> None:
 
     optimizer = {"eps": 1e-5}
     model = sb3.SAC(
-        "MlpPolicy", envs, learning_rate=3e-4, buffer_size=job.capacity, learning_starts=warmup,
-        batch_size=job.batch_size, tau=0.005, gamma=0.99, train_freq=1, gradient_steps=1, device=job.device, seed=1,
-        policy_kwargs={"net_arch": [job.width] * job.depth, "n_critics": 2, "optimizer_kwargs": optimizer},
-    )  # fmt: skip
+        "MlpPolicy",
+        envs,
+        learning_rate=3e-4,
+        buffer_size=job.capacity,
+        learning_starts=warmup,
+        batch_size=job.batch_size,
+        tau=0.005,
+        gamma=0.99,
+        train_freq=1,
+        gradient_steps=1,
+        device=job.device,
+        seed=1,
+        policy_kwargs={
+            "net_arch": [job.width] * job.depth,
+            "n_critics": 2,
+            "optimizer_kwargs": optimizer,
+        },
+    )
     model.learn(total_timesteps=10**12, callback=Pace())
     envs.close()
 
@@ -73,7 +87,10 @@ def train_plain(job: Job, vector: Any, bf16: bool) -> None:
     num_envs = envs.num_envs
     (D,), (A,) = envs.single_observation_space.shape, envs.single_action_space.shape  # type: ignore[misc]
     agent = PlainSAC(
-        Sizes(D - num_envs, A, num_envs, job.batch_size, job.width, job.depth), device=job.device, bf16=bf16, seed=1
+        Sizes(D - num_envs, A, num_envs, job.batch_size, job.width, job.depth),
+        device=job.device,
+        bf16=bf16,
+        seed=1,
     )
     replay = PlainReplay(num_envs, D, A, job.capacity)
     pacer = Pacer(job.steps, job.settle, job.descriptor, watch.drain)

@@ -131,7 +131,9 @@ class Specimen:
             path.write_bytes(original)
         return "it was executed" if self._executed.exists() else verdict
 
-    def _content(self, mutation: Mutation, path: Path, original: bytes, draws: random.Random) -> bytes | None:
+    def _content(
+        self, mutation: Mutation, path: Path, original: bytes, draws: random.Random
+    ) -> bytes | None:
         if mutation.harm in HARMS:
             return harmed(original, mutation, draws)
         if mutation.harm == "missing":
@@ -139,13 +141,19 @@ class Specimen:
         if mutation.harm in ("empty", "text"):
             return b"a list of groceries\n" * 50 if mutation.harm == "text" else b""
         if mutation.harm == "other run":
-            pattern = {"chunk": "replay/*.npy"}.get(mutation.file, str(path.relative_to(self._folder)))
+            pattern = {"chunk": "replay/*.npy"}.get(
+                mutation.file, str(path.relative_to(self._folder))
+            )
             return sorted(self._foreign.glob(pattern))[0].read_bytes()
         made = io.BytesIO()
         if mutation.file == "chunk" and mutation.harm == "code":
             np.save(made, np.array([_Code(self._executed)], object), allow_pickle=True)
         else:
-            values = {"code": _Code(self._executed), "tensor": torch.zeros(3), "other torch file": {"a": torch.ones(2)}}
+            values = {
+                "code": _Code(self._executed),
+                "tensor": torch.zeros(3),
+                "other torch file": {"a": torch.ones(2)},
+            }
             torch.save(values[mutation.harm], made)
         return made.getvalue()
 
@@ -170,7 +178,9 @@ class Specimen:
             try:
                 path, loaded = load_newest_whole(last, with_replay=True)
             except ConfigurationError as error:
-                return "refused" if name in str(error) else f"refused without the file's name: {error}"
+                return (
+                    "refused" if name in str(error) else f"refused without the file's name: {error}"
+                )
             except Exception as error:
                 return f"{type(error).__name__}: {str(error)[:100]}"
         if different := differences(self._whole[path.name], loaded):
@@ -178,7 +188,11 @@ class Specimen:
         if path == last:
             return "harmless"
         texts = " ".join(str(warning.message) for warning in said)
-        return "refused" if name in texts and "GOING BACK" in texts else f"went back to {path.name} silently"
+        return (
+            "refused"
+            if name in texts and "GOING BACK" in texts
+            else f"went back to {path.name} silently"
+        )
 
     def _load_rings(self) -> list[Any]:
         ReplaySnapshots(self._folder / "replay").verify(self._manifest)
@@ -202,7 +216,9 @@ class Specimen:
         header, *lines = original.splitlines(keepends=True)
         touched = Counter(lines) - Counter(content.splitlines(keepends=True))
         if content.startswith(header):
-            kept = [row for line, row in zip(lines, self._metrics, strict=True) if not touched[line]]
+            kept = [
+                row for line, row in zip(lines, self._metrics, strict=True) if not touched[line]
+            ]
             if any(row not in rows for row in kept):
                 return "rows that were not touched are lost"
         return "refused" if "metrics.csv" in said else "unnoticeable"
@@ -233,9 +249,13 @@ def corruption_row(bench: Bench, row: Row) -> None:
         verdict = specimen.try_out(mutation, draws)
         right = verdict in ("refused", "harmless", "unnoticeable")
         verdicts[verdict if right else "WRONG"] += 1
-        row.expect(right, f"{mutation.harm} in region {mutation.region} of a {mutation.file}: {verdict}")
+        row.expect(
+            right, f"{mutation.harm} in region {mutation.region} of a {mutation.file}: {verdict}"
+        )
         row.injected, row.survived = row.injected + 1, row.survived + right
-    counted = ", ".join(f"{verdicts[name]} {name}" for name in ("refused", "harmless", "unnoticeable", "WRONG"))
+    counted = ", ".join(
+        f"{verdicts[name]} {name}" for name in ("refused", "harmless", "unnoticeable", "WRONG")
+    )
     row.checks.append(f"{counted} (unnoticeable: metrics.csv carries no checksum)")
     bench.say(f"corruption: {counted}")
     for k, harm in enumerate(_for_the_command_line(bench.counts["continued"])):
@@ -244,10 +264,14 @@ def corruption_row(bench: Bench, row: Row) -> None:
 
 def _for_the_command_line(number: int) -> Iterator[Mutation]:
     harms = ("flip", "truncate", "zero", "missing", "insert", "empty")
-    yield from (Mutation(FILES[k % 2], harms[k % len(harms)], k * 5 % REGIONS) for k in range(number))
+    yield from (
+        Mutation(FILES[k % 2], harms[k % len(harms)], k * 5 % REGIONS) for k in range(number)
+    )
 
 
-def _continue_damaged(bench: Bench, row: Row, mutation: Mutation, k: int, draws: random.Random) -> None:
+def _continue_damaged(
+    bench: Bench, row: Row, mutation: Mutation, k: int, draws: random.Random
+) -> None:
     """Damage the last checkpoint or its newest chunk in place, and continue."""
     trial = bench.trial(f"damaged-{k}")
     folder = trial.root / "run" / "version_0"
@@ -258,13 +282,23 @@ def _continue_damaged(bench: Bench, row: Row, mutation: Mutation, k: int, draws:
     if mutation.harm == "missing":
         path.unlink()
     else:
-        path.write_bytes(b"" if mutation.harm == "empty" else harmed(path.read_bytes(), mutation, draws))
+        path.write_bytes(
+            b"" if mutation.harm == "empty" else harmed(path.read_bytes(), mutation, draws)
+        )
     row.injected += 1
     session = trial.start("--ckpt_path=last")
     session.expect_end(0)
     loud = "GOING BACK" in session.text() and path.name in session.text()
-    row.expect(loud or mutation.harm == "flip", f"{mutation}: the run did not say that it goes back")
+    row.expect(
+        loud or mutation.harm == "flip", f"{mutation}: the run did not say that it goes back"
+    )
     bench.judge_exact(row, trial)
     row.survived += 1
-    row.checks.append(f"--ckpt_path last with a {mutation.file} {mutation.harm}: {'went back' if loud else 'unharmed'}")
-    bench.say(f"corruption {k + 1}: {mutation.file} {mutation.harm}, {'went back' if loud else 'unharmed'}, continued")
+    row.checks.append(
+        f"--ckpt_path last with a {mutation.file} {mutation.harm}:"
+        f" {'went back' if loud else 'unharmed'}"
+    )
+    bench.say(
+        f"corruption {k + 1}: {mutation.file} {mutation.harm},"
+        f" {'went back' if loud else 'unharmed'}, continued"
+    )

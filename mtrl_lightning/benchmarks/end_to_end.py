@@ -1,14 +1,15 @@
 """How fast a whole training run is, beside Stable-Baselines3 and a plain PyTorch loop.
 
-``python -m mtrl_lightning.benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml`` through the command
-line, as users do, in both precisions; Stable-Baselines3's SAC on the same MetaWorld environments with the same sizes
-(batch, layers, twin critics, learning rates, one update a vector step); and a plain PyTorch loop of our algorithm on
-Gymnasium's vector environments (CleanRL's way). Peers are run with environments in their process and in processes of
-their own, and compared by the quicker of the two.
+``python -m mtrl_lightning.benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml``
+through the command line, as users do, in both precisions; Stable-Baselines3's SAC on the same
+MetaWorld environments with the same sizes (batch, layers, twin critics, learning rates, one update
+a vector step); and a plain PyTorch loop of our algorithm on Gymnasium's vector environments
+(CleanRL's way). Peers are run with environments in their process and in processes of their own, and
+compared by the quicker of the two.
 
-Each is a process of its own. All are started and warmed up; then they take turns: one makes a window of vector steps
-while the others wait. Start-up, warm-up, evaluation, checkpoints and logging are not in the windows. A vector step is
-one step of every environment and one update.
+Each is a process of its own. All are started and warmed up; then they take turns: one makes a
+window of vector steps while the others wait. Start-up, warm-up, evaluation, checkpoints and logging
+are not in the windows. A vector step is one step of every environment and one update.
 """
 
 from __future__ import annotations
@@ -55,31 +56,82 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = parser_of("end_to_end", __doc__, repeats=5)
     add = parser.add_argument
-    add("--contestants", nargs="+", choices=["ours", "sb3", "plain"], default=["ours", "sb3", "plain"])
-    add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of ours (default %(default)s)")
-    add("--threads", nargs="+", type=int, help="PyTorch's threads for ours, each value a variant (default its own)")
-    add("--workers", nargs="+", type=int, help="worker processes of ours, each a variant (default the program's)")
     add(
-        "--also", nargs="+", action="append", default=[], metavar="OPTION=VALUE",
+        "--contestants",
+        nargs="+",
+        choices=["ours", "sb3", "plain"],
+        default=["ours", "sb3", "plain"],
+    )
+    add(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        default=list(PRECISIONS),
+        help="of ours (default %(default)s)",
+    )
+    add(
+        "--threads",
+        nargs="+",
+        type=int,
+        help="PyTorch's threads for ours, each value a variant (default its own)",
+    )
+    add(
+        "--workers",
+        nargs="+",
+        type=int,
+        help="worker processes of ours, each a variant (default the program's)",
+    )
+    add(
+        "--also",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
         help="options of the command line, without the dashes, with which all variants of ours are measured once more",
-    )  # fmt: skip
-    add("--peer_threads", type=int, help="PyTorch's threads for the peers (default its own choice, one a core)")
+    )
+    add(
+        "--peer_threads",
+        type=int,
+        help="PyTorch's threads for the peers (default its own choice, one a core)",
+    )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--config", type=Path, default=CONFIG, help="what ours trains (default %(default)s)")
-    add("--tasks", nargs="+", default=["MT10"], help="MT10, MT25, MT50, or names (default %(default)s)")
+    add(
+        "--tasks",
+        nargs="+",
+        default=["MT10"],
+        help="MT10, MT25, MT50, or names (default %(default)s)",
+    )
     add("--batch_size", type=positive, default=1280, help="(default %(default)s)")
     add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
     add("--depth", type=positive, default=3, help="number of hidden layers (default %(default)s)")
     add("--capacity", type=positive, default=1_000_000, help="of the replay (default %(default)s)")
-    add("--warmup", type=positive, default=100, help="vector steps with random actions (default %(default)s)")
-    add("--settle", type=int, default=10, help="vector steps with updates before the windows (default %(default)s)")
+    add(
+        "--warmup",
+        type=positive,
+        default=100,
+        help="vector steps with random actions (default %(default)s)",
+    )
+    add(
+        "--settle",
+        type=int,
+        default=10,
+        help="vector steps with updates before the windows (default %(default)s)",
+    )
     add("--steps", type=positive, default=40, help="vector steps of a window (default %(default)s)")
-    add("--minutes", type=float, default=9.0, help="after which no further round is begun (default %(default)s)")
+    add(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="after which no further round is begun (default %(default)s)",
+    )
     options = parser.parse_args(args)
     if any("=" not in pair for also in options.also for pair in also):
         parser.error("--also takes OPTION=VALUE, such as rollout.num_workers=0")
     if not options.config.is_file():
-        parser.error(f"{options.config} is not there: start in the repository's folder, or give --config")
+        parser.error(
+            f"{options.config} is not there: start in the repository's folder, or give --config"
+        )
     with refusing(parser):
         if "sb3" in options.contestants:
             require("stable_baselines3", "leave it out with --contestants ours plain")
@@ -89,7 +141,17 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
     """Return what takes part, not started yet."""
-    sizes = ("tasks", "width", "depth", "batch_size", "capacity", "warmup", "steps", "settle", "device")
+    sizes = (
+        "tasks",
+        "width",
+        "depth",
+        "batch_size",
+        "capacity",
+        "warmup",
+        "steps",
+        "settle",
+        "device",
+    )
     job = Job(**{name: getattr(options, name) for name in sizes}, threads=options.peer_threads)
     found: list[Entrant] = []
     for chosen in variants(options) if "ours" in options.contestants else []:
@@ -98,8 +160,17 @@ def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
     for kind, vectors in (("sb3", ("dummy", "subproc")), ("plain", ("sync", "async"))):
         if kind in options.contestants:
             for vector in vectors:
-                more = {"kind": kind, "vector": vector} | ({"bf16": False} if kind == "plain" else {})
-                found.append(Entrant(f"{kind} {vector}", kind, of_module("contestants", asdict(job) | more), folder))
+                more = {"kind": kind, "vector": vector} | (
+                    {"bf16": False} if kind == "plain" else {}
+                )
+                found.append(
+                    Entrant(
+                        f"{kind} {vector}",
+                        kind,
+                        of_module("contestants", asdict(job) | more),
+                        folder,
+                    )
+                )
     return found
 
 
@@ -111,25 +182,37 @@ def variants(options: argparse.Namespace) -> list[dict[str, Any]]:
         for p, t, w in itertools.product(options.precisions, threads, workers)
     ]
     plain = [{name: value for name, value in one.items() if value is not None} for one in chosen]
-    more: list[dict[str, Any]] = [dict(pair.split("=", 1) for pair in also) for also in options.also]
+    more: list[dict[str, Any]] = [
+        dict(pair.split("=", 1) for pair in also) for also in options.also
+    ]
     return plain + [one | also for also in more for one in plain]
 
 
 def name_of(chosen: dict[str, Any]) -> str:
     """Return the name of a variant of ours, such as ``ours 32-true, learner_threads 1``."""
     first, *rest = chosen.items()
-    return ", ".join([f"ours {first[1]}", *(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in rest)])
+    return ", ".join(
+        [f"ours {first[1]}", *(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in rest)]
+    )
 
 
-def ours(job: Job, num_tasks: int, config: Path, folder: Path, chosen: dict[str, Any]) -> Callable[[int], list[str]]:
+def ours(
+    job: Job, num_tasks: int, config: Path, folder: Path, chosen: dict[str, Any]
+) -> Callable[[int], list[str]]:
     """Return what makes the command line that users type, with less warm-up and no evaluation nor checkpoint."""
     never = 10**12
-    networks = {f"model.init_args.{n}.init_args.{k}": getattr(job, k) for n in NETWORKS for k in ("width", "depth")}
+    networks = {
+        f"model.init_args.{n}.init_args.{k}": getattr(job, k)
+        for n in NETWORKS
+        for k in ("width", "depth")
+    }
     options = {
         "root": folder,
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "trainer.enable_progress_bar": "false",
-        "data.benchmark.init_args.tasks": job.tasks[0] if len(job.tasks) == 1 else json.dumps(job.tasks),
+        "data.benchmark.init_args.tasks": job.tasks[0]
+        if len(job.tasks) == 1
+        else json.dumps(job.tasks),
         "data.batch_size": job.batch_size,
         "data.capacity": job.capacity,
         "rollout.warmup_steps": job.warmup * num_tasks,
@@ -138,11 +221,22 @@ def ours(job: Job, num_tasks: int, config: Path, folder: Path, chosen: dict[str,
         **networks,
         **chosen,
     }
-    command = [sys.executable, "-c", COMMAND, "fit", "-c", str(config), *(f"--{k}={v}" for k, v in options.items())]
+    command = [
+        sys.executable,
+        "-c",
+        COMMAND,
+        "fit",
+        "-c",
+        str(config),
+        *(f"--{k}={v}" for k, v in options.items()),
+    ]
 
     def paced(descriptor: int) -> list[str]:
         pace = {"steps": job.steps, "settle": job.settle, "descriptor": descriptor}
-        callback = {"class_path": "mtrl_lightning.benchmarks.pace_callback.PaceCallback", "init_args": pace}
+        callback = {
+            "class_path": "mtrl_lightning.benchmarks.pace_callback.PaceCallback",
+            "init_args": pace,
+        }
         return [*command, f"--trainer.callbacks+={json.dumps(callback)}"]
 
     return paced
@@ -154,20 +248,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         taking_part = entrants(options, Path(folder))
         with started(taking_part):
             say(f"{options.repeats} rounds of {options.steps} vector steps each")
-            seconds = alternate({e.name: e.window for e in taking_part}, options.repeats, options.minutes)
+            seconds = alternate(
+                {e.name: e.window for e in taking_part}, options.repeats, options.minutes
+            )
             memory = {e.name: e.memory() for e in taking_part}
     a_step = {name: [value / options.steps for value in values] for name, values in seconds.items()}
-    references = [quickest(a_step, [e.name for e in taking_part if e.kind == kind]) for kind in ("sb3", "plain")]
+    references = [
+        quickest(a_step, [e.name for e in taking_part if e.kind == kind])
+        for kind in ("sb3", "plain")
+    ]
     rows = results(a_step, references)
     for row, entrant in zip(rows, taking_part, strict=True):
         environments = entrant.about.get("environments", len(options.names))
-        row["env_steps_per_second"] = spread([environments * 1e3 / value for value in row["rounds"]])
+        row["env_steps_per_second"] = spread(
+            [environments * 1e3 / value for value in row["rounds"]]
+        )
         row["seconds_until_ready"], row["memory_mib"] = entrant.ready_seconds, memory[entrant.name]
         row["time_fractions"] = entrant.fractions()
         row["command"] = entrant.command
     return {
         **heading("end_to_end", options),
-        "threads": {"torch": torch.get_num_threads(), "peers": options.peer_threads or torch.get_num_threads()},
+        "threads": {
+            "torch": torch.get_num_threads(),
+            "peers": options.peer_threads or torch.get_num_threads(),
+        },
         "default_workers": default_num_workers(len(options.names)),
         "unit": "ms a vector step",
         "results": rows,
@@ -182,14 +286,20 @@ def text_of(content: dict[str, Any]) -> str:
         cells = {
             "env steps/s": f"{rate:,.0f}",
             "MiB": f"{row['memory_mib']:,.0f}",
-            "where the time goes": ", ".join(f"{name} {part:.0%}" for name, part in fractions.items()) or "-",
+            "where the time goes": ", ".join(
+                f"{name} {part:.0%}" for name, part in fractions.items()
+            )
+            or "-",
         }
         rows.append({**row, **cells})
     settings = content["settings"]
     title = (
-        f"{' '.join(settings['tasks'])} on {settings['device']}, batch {settings['batch_size']}, {settings['depth']} x"
-        f" {settings['width']}, one update a vector step, windows of {settings['steps']} vector steps;"
-        f" threads of PyTorch {content['threads']['torch']}, workers of ours {content['default_workers']},"
+        f"{' '.join(settings['tasks'])} on {settings['device']}, batch {settings['batch_size']},"
+        f" {settings['depth']} x"
+        f" {settings['width']}, one update a vector step, windows of {settings['steps']} vector"
+        " steps;"
+        f" threads of PyTorch {content['threads']['torch']}, workers of ours"
+        f" {content['default_workers']},"
         " unless the variant says otherwise"
     )
     return report(title, rows, "ms a vector step", ("env steps/s", "MiB", "where the time goes"))

@@ -32,7 +32,9 @@ class Entrant:
         folder: of what it prints.
     """
 
-    def __init__(self, name: str, kind: str, command: Callable[[int], list[str]], folder: Path) -> None:
+    def __init__(
+        self, name: str, kind: str, command: Callable[[int], list[str]], folder: Path
+    ) -> None:
         self.name, self.kind = name, kind
         self.ready_seconds = 0.0
         """From the start to the end of the warm-up."""
@@ -50,7 +52,12 @@ class Entrant:
         begun, self.command = time.monotonic(), self._make(written)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[written], start_new_session=True
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[written],
+                start_new_session=True,
             )
         os.close(written)
         self.about = self._answer()
@@ -59,7 +66,9 @@ class Entrant:
     def window(self) -> float:
         """Let it train for a window; return the window's seconds."""
         assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # then there is no answer, which is said with what it printed
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # then there is no answer, which is said with what it printed
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
         answer = self._answer()
@@ -69,7 +78,10 @@ class Entrant:
     def fractions(self) -> dict[str, float]:
         """Return the median share of the time that named things took, largest first."""
         names = {name for found in self._fractions for name in found}
-        medians = {name: statistics.median(found.get(name, 0.0) for found in self._fractions) for name in names}
+        medians = {
+            name: statistics.median(found.get(name, 0.0) for found in self._fractions)
+            for name in names
+        }
         return dict(sorted(medians.items(), key=lambda item: -item[1]))
 
     def memory(self) -> float:
@@ -84,11 +96,17 @@ class Entrant:
             readable, _, _ = select.select([self._results], [], [], 1.0)
             read = os.read(self._results, 65536) if readable else b""
             self._rest += read
-            if (readable and not read) or self._process.poll() is not None or time.monotonic() > end:
+            if (
+                (readable and not read)
+                or self._process.poll() is not None
+                or time.monotonic() > end
+            ):
                 break
         line, _, self._rest = self._rest.partition(b"\n")
         if not line:
-            raise RuntimeError(f"{self.name} gave no answer; it printed:\n{self._log.read_text()[-3000:]}")
+            raise RuntimeError(
+                f"{self.name} gave no answer; it printed:\n{self._log.read_text()[-3000:]}"
+            )
         return json.loads(line)
 
     def close(self) -> None:
@@ -123,5 +141,8 @@ def started(entrants: Sequence[Entrant]) -> Iterator[None]:
 def of_module(module: str, options: dict[str, Any]) -> Callable[[int], list[str]]:
     """Return what starts a module of this package with options as JSON, to which the descriptor is added."""
     return lambda descriptor: [
-        sys.executable, "-m", f"mtrl_lightning.benchmarks.{module}", json.dumps({**options, "descriptor": descriptor})
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        f"mtrl_lightning.benchmarks.{module}",
+        json.dumps({**options, "descriptor": descriptor}),
+    ]

@@ -1,8 +1,9 @@
 """Measure what a run survives: ``python -m mtrl_lightning.benchmarks.faults``.
 
-A small MetaWorld run goes through the real command line, undisturbed once, and then with faults at random moments.
-The table tells how many were injected and survived, how many transitions were lost or false, and whether the end is
-that of the undisturbed run, bit for bit. The exit code is 1 if any row fails.
+A small MetaWorld run goes through the real command line, undisturbed once, and then with faults at
+random moments. The table tells how many were injected and survived, how many transitions were lost
+or false, and whether the end is that of the undisturbed run, bit for bit. The exit code is 1 if any
+row fails.
 """
 
 from __future__ import annotations
@@ -48,17 +49,37 @@ COUNTS = {
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(prog="python -m mtrl_lightning.benchmarks.faults", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="of the runs and of all faults (default %(default)s)")
-    for name, (number, text) in COUNTS.items():
-        parser.add_argument(f"--{name}", type=int, default=number, help=f"{text} (default %(default)s)")
-    parser.add_argument("--total_steps", type=int, default=TOTAL_STEPS, help="of a run (default %(default)s)")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="rows to run (default all)")
+    parser = argparse.ArgumentParser(
+        prog="python -m mtrl_lightning.benchmarks.faults", description=__doc__
+    )
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="PATH", help="write JSON, in place of the table or to a file"
+        "--seed", type=int, default=1, help="of the runs and of all faults (default %(default)s)"
+    )
+    for name, (number, text) in COUNTS.items():
+        parser.add_argument(
+            f"--{name}", type=int, default=number, help=f"{text} (default %(default)s)"
+        )
+    parser.add_argument(
+        "--total_steps", type=int, default=TOTAL_STEPS, help="of a run (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=list(ROWS),
+        default=list(ROWS),
+        help="rows to run (default all)",
+    )
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="PATH",
+        help="write JSON, in place of the table or to a file",
     )
     parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
-    parser.add_argument("--folder", type=Path, help="of the runs; it must not exist yet (default a temporary one)")
+    parser.add_argument(
+        "--folder", type=Path, help="of the runs; it must not exist yet (default a temporary one)"
+    )
     options = parser.parse_args(args)
     if options.folder is not None and options.folder.exists():
         parser.error(f"{options.folder} exists: give a folder that does not")
@@ -80,13 +101,18 @@ def run_row(bench: Bench, name: str, run: Callable[[Bench, Row], None]) -> Row:
 def report(rows: list[Row], json_path: str | None) -> int:
     """Print the table, write JSON, and return the exit code."""
     ok = bool(rows) and all(row.ok for row in rows)
-    content = json.dumps({"ok": ok, "machine": machine(), "rows": [row.as_dict() for row in rows]}, indent=1)
+    content = json.dumps(
+        {"ok": ok, "machine": machine(), "rows": [row.as_dict() for row in rows]}, indent=1
+    )
     if json_path == "-":
         print(content)
     else:
         print(described(machine()))
         print(table(rows))
-        print(f"{'all rows are ok' if ok else 'SOME ROWS FAILED'} ({sum(row.seconds for row in rows) / 60:.1f} min)")
+        print(
+            f"{'all rows are ok' if ok else 'SOME ROWS FAILED'}"
+            f" ({sum(row.seconds for row in rows) / 60:.1f} min)"
+        )
     if json_path not in (None, "-"):
         Path(str(json_path)).write_text(content + "\n")
     return 0 if ok else 1
@@ -98,7 +124,9 @@ def main(args: Sequence[str] | None = None) -> int:
     if options.folder is not None:
         options.folder.mkdir(parents=True)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="faults-")).resolve()
-    bench = Bench(folder, options.seed, {name: getattr(options, name) for name in COUNTS}, options.total_steps)
+    bench = Bench(
+        folder, options.seed, {name: getattr(options, name) for name in COUNTS}, options.total_steps
+    )
     try:
         if COMPARED & {*options.rows}:
             _ = bench.wanted

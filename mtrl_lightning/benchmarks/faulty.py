@@ -39,7 +39,9 @@ class FaultyMetaWorld(MetaWorld):
 class _Faulty(gym.Wrapper):
     """Break when the steps that were drawn are over."""
 
-    def __init__(self, env: gym.Env, task: str, ledger: str, limit: int, within: int, seed: int) -> None:
+    def __init__(
+        self, env: gym.Env, task: str, ledger: str, limit: int, within: int, seed: int
+    ) -> None:
         super().__init__(env)
         self._task, self._ledger, self._limit, self._within = task, ledger, limit, within
         self._draw(seed)
@@ -47,7 +49,9 @@ class _Faulty(gym.Wrapper):
     def _draw(self, seed: int) -> None:
         self._left = int(np.random.default_rng(seed).integers(1, self._within + 1))
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; a seed also decides when the next fault comes."""
         if seed is not None:
             self._draw(seed)

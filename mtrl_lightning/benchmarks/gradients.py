@@ -1,9 +1,9 @@
 """How long an update takes with each gradient method.
 
-``python -m mtrl_lightning.benchmarks.gradients`` measures one update of multi-task multi-head SAC (critics, actor,
-temperatures, targets), with the same gradient method for actor and critics and the numbers of
-``configs/experiment/mt10_mtmhsac.yaml``, on batches that are there already. The methods take turns in one process; each
-is told as a multiple of the mean's time.
+``python -m mtrl_lightning.benchmarks.gradients`` measures one update of multi-task multi-head SAC
+(critics, actor, temperatures, targets), with the same gradient method for actor and critics and the
+numbers of ``configs/experiment/mt10_mtmhsac.yaml``, on batches that are there already. The methods
+take turns in one process; each is told as a multiple of the mean's time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ from mtrl_lightning.benchmarks.measuring import (
 )
 from mtrl_lightning.benchmarks.pacing import synchronize
 from mtrl_lightning.benchmarks.updaters import Work, direct_update, make_batches, make_sac
-from mtrl_lightning.gradients import FAMO, AlignedMTL, CAGrad, GradientMethod, GradNorm, Mean, NashMTL, PCGrad
+from mtrl_lightning.gradients import (
+    FAMO,
+    AlignedMTL,
+    CAGrad,
+    GradientMethod,
+    GradNorm,
+    Mean,
+    NashMTL,
+    PCGrad,
+)
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.types import TransitionBatch
 
@@ -55,19 +64,38 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = parser_of("gradients", __doc__, repeats=5)
     add = parser.add_argument
-    add("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), help="besides the mean (default all)")
-    add("--tasks", nargs="+", type=positive, default=[10, 50], help="a table for each (default %(default)s)")
+    add(
+        "--methods",
+        nargs="+",
+        choices=list(METHODS),
+        default=list(METHODS),
+        help="besides the mean (default all)",
+    )
+    add(
+        "--tasks",
+        nargs="+",
+        type=positive,
+        default=[10, 50],
+        help="a table for each (default %(default)s)",
+    )
     add("--precision", choices=PRECISIONS, default="32-true", help="(default %(default)s)")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=positive, help="PyTorch's (default its own choice, one a core)")
     add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
     add("--depth", type=positive, default=3, help="number of hidden layers (default %(default)s)")
     add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
-    add("--updates", type=positive, default=5, help="of a window, the first of which also settles (default 5)")
+    add(
+        "--updates",
+        type=positive,
+        default=5,
+        help="of a window, the first of which also settles (default 5)",
+    )
     return parser.parse_args(args)
 
 
-def window(update: Callable[[TransitionBatch], None], batches: Iterable[TransitionBatch], work: Work) -> float:
+def window(
+    update: Callable[[TransitionBatch], None], batches: Iterable[TransitionBatch], work: Work
+) -> float:
     """Make the updates of a window; return its seconds."""
     started = time.perf_counter()
     for batch in itertools.islice(batches, work.steps):
@@ -80,10 +108,17 @@ def table(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     """Let the methods take turns; return one table's content."""
     say(f"{num_tasks} tasks")
     work = Work(
-        tasks=num_tasks, batch_size=options.rows * num_tasks, width=options.width, depth=options.depth,
-        precision=options.precision, compile="none", device=options.device, threads=options.threads,
-        steps=options.updates, settle=0,
-    )  # fmt: skip
+        tasks=num_tasks,
+        batch_size=options.rows * num_tasks,
+        width=options.width,
+        depth=options.depth,
+        precision=options.precision,
+        compile="none",
+        device=options.device,
+        threads=options.threads,
+        steps=options.updates,
+        settle=0,
+    )
     batches = itertools.cycle(make_batches(work))
     windows = {}
     for name in dict.fromkeys(["mean", *options.methods]):
@@ -97,7 +132,12 @@ def table(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     for row in rows:
         pairs = zip(an_update[row["variant"]], an_update["mean"], strict=True)
         row["times_the_mean"] = spread([seconds / mean for seconds, mean in pairs])
-    return {"tasks": num_tasks, "batch_size": work.batch_size, "unit": "ms an update", "results": rows}
+    return {
+        "tasks": num_tasks,
+        "batch_size": work.batch_size,
+        "unit": "ms an update",
+        "results": rows,
+    }
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -114,8 +154,10 @@ def text_of(content: dict[str, Any]) -> str:
     settings, parts = content["settings"], []
     for found in content["tables"]:
         title = (
-            f"{found['tasks']} tasks, batch {found['batch_size']}, {settings['depth']} x {settings['width']},"
-            f" {settings['precision']} on {settings['device']}, {content['threads']} threads of PyTorch"
+            f"{found['tasks']} tasks, batch {found['batch_size']}, {settings['depth']} x"
+            f" {settings['width']},"
+            f" {settings['precision']} on {settings['device']}, {content['threads']} threads of"
+            " PyTorch"
         )
         rows = [{**row, "times the mean": shown(row["times_the_mean"])} for row in found["results"]]
         parts.append(report(title, rows, found["unit"], ("times the mean",)))

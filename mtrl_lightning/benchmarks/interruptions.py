@@ -47,13 +47,19 @@ def kill_row(bench: Bench, row: Row) -> None:
         at_save += hit
         slowest = max(slowest, bench.judge_remains(row, session))
         bench.say(
-            f"kill {k + 1} of {number}: {moment}, {trial.env_steps()} env steps seen{', within a save' if hit else ''}"
+            f"kill {k + 1} of {number}: {moment}, {trial.env_steps()} env steps"
+            f" seen{', within a save' if hit else ''}"
         )
     bench.judge_remains(row, trial.finish())
     row.survived = row.injected
     bench.judge_exact(row, trial)
-    counted = ", ".join(f"{moments.count(moment)} meant for {moment}" for moment in ("start", "step", "save"))
-    row.checks.append(f"{counted}; {at_save} left an unfinished file; workers and memory gone after {slowest:.1f} s")
+    counted = ", ".join(
+        f"{moments.count(moment)} meant for {moment}" for moment in ("start", "step", "save")
+    )
+    row.checks.append(
+        f"{counted}; {at_save} left an unfinished file; workers and memory gone after {slowest:.1f}"
+        " s"
+    )
 
 
 def _point(bench: Bench, draws: random.Random, k: int, number: int) -> float:
@@ -61,7 +67,9 @@ def _point(bench: Bench, draws: random.Random, k: int, number: int) -> float:
     return (k + draws.random()) / number * 0.93 * bench.total_steps
 
 
-def _await(trial: Trial, session: Session, moment: str, target: float, draws: random.Random) -> bool:
+def _await(
+    trial: Trial, session: Session, moment: str, target: float, draws: random.Random
+) -> bool:
     """Wait for a moment; return whether the process still lives."""
     if moment == "start":
         end = time.monotonic() + draws.uniform(0.1, 9.0)
@@ -92,11 +100,16 @@ def signal_row(bench: Bench, row: Row) -> None:
         session.kill(asked)
         row.injected += 1
         session.expect_end(128 + asked, 60)
-        row.expect("continue with --ckpt_path" in session.text(), "an interrupted run does not say how to continue")
+        row.expect(
+            "continue with --ckpt_path" in session.text(),
+            "an interrupted run does not say how to continue",
+        )
         row.expect("Traceback" not in session.text(), "an interrupted run printed a traceback")
         bench.judge_remains(row, session)
         row.survived += 1
-        bench.say(f"signal {k + 1} of {number}: {asked.name}, saved after {trial.saved_steps()} env steps")
+        bench.say(
+            f"signal {k + 1} of {number}: {asked.name}, saved after {trial.saved_steps()} env steps"
+        )
     trial.finish()
     bench.judge_exact(row, trial)
     row.checks.append("exit codes 143 and 130")
@@ -176,7 +189,9 @@ def disk_row(bench: Bench, row: Row) -> None:
             trial = bench.trial(f"disk-{rule}", config, root)
             session = trial.start()
             target = draws.uniform(0.3, 0.6) * bench.total_steps
-            assert session.wait_until(lambda: trial.stepping(session) and trial.env_steps() >= target)  # noqa: B023
+            assert session.wait_until(
+                lambda: trial.stepping(session) and trial.env_steps() >= target  # noqa: B023
+            )
             row.injected += 1
             _full(row, trial, session, room, rule)
             if rule == "stop":
@@ -185,11 +200,17 @@ def disk_row(bench: Bench, row: Row) -> None:
             row.survived += 1
             bench.say(f"disk, on_error {rule}: survived a full {type(room).__name__}")
             trial.close()
-    row.checks.append(f"by {type(room).__name__}; the former checkpoint was whole while nothing could be written")
+    row.checks.append(
+        f"by {type(room).__name__}; the former checkpoint was whole while nothing could be written"
+    )
 
 
 def _full(row: Row, trial: Trial, session: Session, room: Room, rule: str) -> None:
-    said = "the former ones are kept and the run goes on" if rule == "continue" else "free the disk, then continue from"
+    said = (
+        "the former ones are kept and the run goes on"
+        if rule == "continue"
+        else "free the disk, then continue from"
+    )
 
     def failed() -> bool:
         room.take(session)
@@ -201,11 +222,15 @@ def _full(row: Row, trial: Trial, session: Session, room: Room, rule: str) -> No
     if rule == "stop":
         session.expect_end(2)
     path, _ = load_newest_whole(last, with_replay=True)
-    row.expect(path == last, f"the former checkpoint is not whole: {path} was read in place of {last}")
+    row.expect(
+        path == last, f"the former checkpoint is not whole: {path} was read in place of {last}"
+    )
     before = load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"]
     room.give(session)
     if rule == "continue":
         session.expect_end(0)
         after = load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"]
         row.expect(after > before, "nothing was saved when there was room again")
-        row.checks.append(f"on_error continue: {session.text().count(said)} save(s) failed, then saved again")
+        row.checks.append(
+            f"on_error continue: {session.text().count(said)} save(s) failed, then saved again"
+        )

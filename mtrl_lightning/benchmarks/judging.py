@@ -44,9 +44,14 @@ class Outcome(NamedTuple):
 def read_outcome(folder: Path, config: Mapping[str, Any]) -> Outcome:
     """Read a run's last checkpoint, its replay and its metrics."""
     checkpoint = load_checkpoint(folder / "checkpoints" / "last.ckpt")
-    state = {key: checkpoint[key] for key in ("state_dict", "optimizer_states", "lr_schedulers", "mtrl_lightning")}
+    state = {
+        key: checkpoint[key]
+        for key in ("state_dict", "optimizer_states", "lr_schedulers", "mtrl_lightning")
+    }
     state["draws"] = checkpoint["MultiTaskData"]["buffer"]
-    state["callbacks"] = {k: v for k, v in checkpoint["callbacks"].items() if k != "CheckpointCallback"}
+    state["callbacks"] = {
+        k: v for k, v in checkpoint["callbacks"].items() if k != "CheckpointCallback"
+    }
     storage = load_replay(folder / "replay", manifest_of(checkpoint), spec_of(config))
     return Outcome(state, rings_of(storage), read_metrics(folder / "metrics.csv"))
 
@@ -66,14 +71,19 @@ def load_replay(folder: Path, manifest: dict[str, Any], spec: EnvSpec) -> RingSt
 
 def rings_of(storage: RingStorage) -> list[Rows]:
     """Return each ring's rows, oldest first."""
-    spans = enumerate(zip((storage.added_R - storage.size_R).tolist(), storage.added_R.tolist(), strict=True))
+    spans = enumerate(
+        zip((storage.added_R - storage.size_R).tolist(), storage.added_R.tolist(), strict=True)
+    )
     return [storage.take(storage.places(ring, first, end)) for ring, (first, end) in spans]
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
     """Return the rows of ``metrics.csv`` without the columns that tell times."""
     with path.open(newline="") as file:
-        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+        return [
+            {k: v for k, v in row.items() if not k.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
@@ -90,7 +100,11 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
     if isinstance(a, (list, tuple)):
         if len(a) != len(b):
             return [f"{where}: {len(a)} and {len(b)} entries"]
-        return [text for i, (x, y) in enumerate(zip(a, b, strict=True)) for text in differences(x, y, f"{where}[{i}]")]
+        return [
+            text
+            for i, (x, y) in enumerate(zip(a, b, strict=True))
+            for text in differences(x, y, f"{where}[{i}]")
+        ]
     return [] if a == b or (a != a and b != b) else [f"{where}: {repr(a)[:40]} and {repr(b)[:40]}"]
 
 
@@ -131,7 +145,8 @@ class Chain(NamedTuple):
     """Episodes that ended before their time, as they do where an environment was rebuilt."""
     torn: int
     """Places where a row does not follow the one before, and is no episode's first: a row is missing. A fault while
-    no step was made explains one: the new episode's first action was chosen for the former one, and is dropped."""
+    no step was made explains one: the new episode's first action was chosen for the former one, and
+    is dropped."""
     overlong: int
     """Rows beyond an episode's time."""
 
@@ -142,10 +157,13 @@ def examine(rows: Rows, horizon: int, from_beginning: bool = True) -> Chain:
     Args:
         rows: in the order in which they were stored.
         horizon: steps of an episode.
-        from_beginning: whether the first row begins an episode; else when that one began is not known.
+        from_beginning: whether the first row begins an episode; else when that one began is not
+            known.
     """
     here_ND, next_ND = rows.observation.numpy(), rows.next_observation.numpy()
-    false_N = (next_ND[:, FRAME:GOAL] != here_ND[:, :FRAME]).any(1) | (next_ND[:, GOAL:] != here_ND[:, GOAL:]).any(1)
+    false_N = (next_ND[:, FRAME:GOAL] != here_ND[:, :FRAME]).any(1) | (
+        next_ND[:, GOAL:] != here_ND[:, GOAL:]
+    ).any(1)
     begins_N = (here_ND[:, :FRAME] == here_ND[:, FRAME:GOAL]).all(1)
     cut, overlong, torn = 0, 0, int(from_beginning and not begins_N[0])
     length: int | None = 1 if from_beginning else None

@@ -1,12 +1,14 @@
 r"""Learning curves of several variants of a run, over seeds, with intervals.
 
-``python -m mtrl_lightning.benchmarks.learning`` trains a configuration through the command line, once for every variant
-and seed, and compares the curves: the interquartile mean over seeds and tasks with a 95 % bootstrap interval (Agarwal
-et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"), as a table and a figure. A variant
-is a name and options of ``fit``. Called again with the same folder it goes on: finished runs are read, broken off ones
-continued from their last checkpoint.
+``python -m mtrl_lightning.benchmarks.learning`` trains a configuration through the command line,
+once for every variant and seed, and compares the curves: the interquartile mean over seeds and
+tasks with a 95 % bootstrap interval (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge
+of the Statistical Precipice"), as a table and a figure. A variant is a name and options of ``fit``.
+Called again with the same folder it goes on: finished runs are read, broken off ones continued from
+their last checkpoint.
 
-    python -m mtrl_lightning.benchmarks.learning --config configs/quickstart.yaml --folder runs/learning \
+    python -m mtrl_lightning.benchmarks.learning --config configs/quickstart.yaml --folder
+    runs/learning \
         --variant 32-true --variant bf16-mixed --trainer.precision bf16-mixed
 """
 
@@ -27,7 +29,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.benchmarks.measuring import end_on_sigterm, finish, machine, parser_of, positive, say
+from mtrl_lightning.benchmarks.measuring import (
+    end_on_sigterm,
+    finish,
+    machine,
+    parser_of,
+    positive,
+    say,
+)
 from mtrl_lightning.benchmarks.trial import COMMAND
 from mtrl_lightning.callbacks.curves import read_metrics
 from mtrl_lightning.envs.vector import usable_cores
@@ -57,13 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     seeds = range(1, given.seeds + 1)
     train([(variant, seed) for seed in seeds for variant in variants], given)
-    curves = {variant.name: read(given.folder, variant.name, seeds, given.metric) for variant in variants}
+    curves = {
+        variant.name: read(given.folder, variant.name, seeds, given.metric) for variant in variants
+    }
     rows = compare(curves, given.threshold)
     figure = plot(curves, given.metric, given.folder / "learning.png")
     content = {
-        "machine": machine(), "config": str(given.config), "metric": given.metric, "seeds": given.seeds,
-        "variants": {variant.name: variant.options for variant in variants}, "rows": rows, "figure": str(figure),
-    }  # fmt: skip
+        "machine": machine(),
+        "config": str(given.config),
+        "metric": given.metric,
+        "seeds": given.seeds,
+        "variants": {variant.name: variant.options for variant in variants},
+        "rows": rows,
+        "figure": str(figure),
+    }
     (given.folder / "learning.json").write_text(json.dumps(content, indent=1))
     finish(content, f"{markdown(rows, given)}\n\n{figure}", given.json)
 
@@ -71,13 +87,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     """Return the options, and the variants: each ``--variant NAME`` takes the options of ``fit`` that follow it."""
     parser = parser_of("learning", __doc__)
-    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"), help="(default %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/learning"), help="of the runs (default %(default)s)")
-    parser.add_argument("--seeds", type=positive, default=5, help="runs of each variant (default %(default)s)")
-    parser.add_argument("--jobs", type=positive, default=1, help="runs at the same time (default %(default)s)")
-    parser.add_argument("--metric", default="eval/success", help="of every task (default %(default)s)")
-    parser.add_argument("--threshold", type=float, default=0.8, help="of the mean over tasks (default %(default)s)")
-    parser.add_argument("--variant", metavar="NAME [OPTION ...]", help="and options of fit; give several, last")
+    parser.add_argument(
+        "--config", type=Path, default=Path("configs/quickstart.yaml"), help="(default %(default)s)"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs/learning"),
+        help="of the runs (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds", type=positive, default=5, help="runs of each variant (default %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=positive, default=1, help="runs at the same time (default %(default)s)"
+    )
+    parser.add_argument(
+        "--metric", default="eval/success", help="of every task (default %(default)s)"
+    )
+    parser.add_argument(
+        "--threshold", type=float, default=0.8, help="of the mean over tasks (default %(default)s)"
+    )
+    parser.add_argument(
+        "--variant", metavar="NAME [OPTION ...]", help="and options of fit; give several, last"
+    )
     first = list(arguments).index("--variant") if "--variant" in arguments else len(arguments)
     given = parser.parse_args(arguments[:first])
     variants: list[Variant] = []
@@ -89,7 +122,12 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
         else:
             variants[-1].options.append(word)
     names = [variant.name for variant in variants]
-    if not variants or not all(names) or len(set(names)) < len(names) or any(name.startswith("-") for name in names):
+    if (
+        not variants
+        or not all(names)
+        or len(set(names)) < len(names)
+        or any(name.startswith("-") for name in names)
+    ):
         parser.error("give each --variant a name of its own, and its options after it")
     return given, variants
 
@@ -103,34 +141,54 @@ def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> N
     running: set[subprocess.Popen[str]] = set()
     with ThreadPoolExecutor(given.jobs) as pool:
         try:
-            tasks = [pool.submit(_train_one, variant, seed, given, running) for variant, seed in wanted]
+            tasks = [
+                pool.submit(_train_one, variant, seed, given, running) for variant, seed in wanted
+            ]
             for task in tasks:
                 task.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for run in list(running):
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(run.pid, signal.SIGTERM)  # it saves a checkpoint, from which the next call goes on
+                    os.killpg(
+                        run.pid, signal.SIGTERM
+                    )  # it saves a checkpoint, from which the next call goes on
             raise
 
 
-def _train_one(variant: Variant, seed: int, given: argparse.Namespace, running: set[subprocess.Popen[str]]) -> None:
+def _train_one(
+    variant: Variant, seed: int, given: argparse.Namespace, running: set[subprocess.Popen[str]]
+) -> None:
     name, finished = f"{variant.name}_{seed}", given.folder / f"{variant.name}_{seed}.json"
     made_with = {"config": Path(given.config).read_text(), "options": variant.options}
     if finished.exists():
         if json.loads(finished.read_text()) != made_with:
-            raise ConfigurationError(f"{finished} is of a run with other options: give another --folder or name")
+            raise ConfigurationError(
+                f"{finished} is of a run with other options: give another --folder or name"
+            )
         return
     begun = any((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
     say(f"{name}: {'continued' if begun else 'begun'}")
-    options = ["--root", str(given.folder), "--name", name, "--seed_everything", str(seed), *variant.options]
+    options = [
+        "--root",
+        str(given.folder),
+        "--name",
+        name,
+        "--seed_everything",
+        str(seed),
+        *variant.options,
+    ]
     going_on = ["--ckpt_path", "last"] if begun else []
     line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options, *going_on]
     threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // given.jobs))}
     run = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**threads, **os.environ},
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**threads, **os.environ},
         start_new_session=True,
-    )  # fmt: skip
+    )
     running.add(run)
     printed, _ = run.communicate()
     running.discard(run)
@@ -144,7 +202,8 @@ def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
     """Return a variant's curves from the runs' ``metrics.csv``.
 
     Raises:
-        ConfigurationError: if no task has this metric, or the runs were evaluated at different steps.
+        ConfigurationError: if no task has this metric, or the runs were evaluated at different
+            steps.
     """
     found, ticks = [], set()
     for seed in seeds:
@@ -190,7 +249,9 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
                 "final_interval": interval(final_ST, generator),
                 "average": interquartile_mean(area_ST),
                 "average_interval": interval(area_ST, generator),
-                "less_first": None if scores_STN is first.scores_STN else _difference(area_ST, first, generator),
+                "less_first": None
+                if scores_STN is first.scores_STN
+                else _difference(area_ST, first, generator),
                 "reached": len(steps),
                 "seeds": len(scores_STN),
                 "env_steps_to_threshold": float(np.median(steps)) if steps else None,
@@ -210,15 +271,29 @@ def _difference(area_ST: npt.NDArray, first: Curves, generator: np.random.Genera
 
 def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     """Return the comparison as a Markdown table."""
-    header = ["variant", "seeds", "at the end", "over training", "less the first", f"env steps to {given.threshold:g}"]
+    header = [
+        "variant",
+        "seeds",
+        "at the end",
+        "over training",
+        "less the first",
+        f"env steps to {given.threshold:g}",
+    ]
     lines = [header, ["---"] * len(header)]
     for row in rows:
         cells = [
-            f"{row[k]:.2f} [{row[f'{k}_interval'][0]:.2f}, {row[f'{k}_interval'][1]:.2f}]" for k in ("final", "average")
+            f"{row[k]:.2f} [{row[f'{k}_interval'][0]:.2f}, {row[f'{k}_interval'][1]:.2f}]"
+            for k in ("final", "average")
         ]
-        difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"]) if row["less_first"] else "-"
+        difference = (
+            "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"]) if row["less_first"] else "-"
+        )
         steps = row["env_steps_to_threshold"]
-        reached = f"{steps:,.0f} ({row['reached']} of {row['seeds']})" if steps else f"- (0 of {row['seeds']})"
+        reached = (
+            f"{steps:,.0f} ({row['reached']} of {row['seeds']})"
+            if steps
+            else f"- (0 of {row['seeds']})"
+        )
         lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{given.config}, {given.metric}: interquartile mean [95 % bootstrap interval]\n\n{text}"

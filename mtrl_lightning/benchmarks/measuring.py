@@ -57,9 +57,15 @@ def _cpu_info(key: str) -> str:
 
 def described(found: Mapping[str, Any]) -> str:
     """Return the machine in one line."""
-    hardware = [f"{found['cpu']} ({' '.join(found['cpu_features'])})", f"{found['cores']} cores", found["gpu"]]
+    hardware = [
+        f"{found['cpu']} ({' '.join(found['cpu_features'])})",
+        f"{found['cores']} cores",
+        found["gpu"],
+    ]
     left_out = ("cpu", "cpu_features", "cores", "memory_gib", "gpu", "system")
-    return ", ".join([*filter(None, hardware), *(f"{k} {v}" for k, v in found.items() if k not in left_out)])
+    return ", ".join(
+        [*filter(None, hardware), *(f"{k} {v}" for k, v in found.items() if k not in left_out)]
+    )
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -79,7 +85,9 @@ def parser_of(name: str, text: str | None, repeats: int | None = None) -> argpar
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object in place of the table"
+    )
     if repeats is not None:
         text = "rounds, each measuring every variant once (default %(default)s)"
         parser.add_argument("--repeats", type=positive, default=repeats, help=text)
@@ -106,7 +114,9 @@ def require(module: str, instead: str) -> None:
         ConfigurationError: naming the command that installs it.
     """
     if importlib.util.find_spec(module) is None:
-        raise ConfigurationError(f'{module} is not installed: pip install "mtrl_lightning[bench]", or {instead}')
+        raise ConfigurationError(
+            f'{module} is not installed: pip install "mtrl_lightning[bench]", or {instead}'
+        )
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -146,7 +156,11 @@ def alternate(
 
 def quickest(seconds: Mapping[str, Sequence[float]], names: Sequence[str]) -> str | None:
     """Return the name with the smallest median; None if none of the names was measured."""
-    return min((n for n in names if n in seconds), key=lambda n: statistics.median(seconds[n]), default=None)
+    return min(
+        (n for n in names if n in seconds),
+        key=lambda n: statistics.median(seconds[n]),
+        default=None,
+    )
 
 
 def results(
@@ -162,8 +176,12 @@ def results(
     rows = []
     for name, values in seconds.items():
         scaled = [value * scale for value in values]
-        ratios = {r: times_as_fast(values, seconds[r]) for r in dict.fromkeys(references) if r is not None}
-        rows.append({"variant": name, "rounds": scaled, **spread(scaled), "times_as_fast_as": ratios})
+        ratios = {
+            r: times_as_fast(values, seconds[r]) for r in dict.fromkeys(references) if r is not None
+        }
+        rows.append(
+            {"variant": name, "rounds": scaled, **spread(scaled), "times_as_fast_as": ratios}
+        )
     return rows
 
 
@@ -195,7 +213,9 @@ def shown(found: Mapping[str, float], digits: int = 2) -> str:
     return f"{found['median']:.{digits}f} [{found['min']:.{digits}f}, {found['max']:.{digits}f}]"
 
 
-def report(title: str, rows: Sequence[Mapping[str, Any]], unit: str, columns: Sequence[str] = ()) -> str:
+def report(
+    title: str, rows: Sequence[Mapping[str, Any]], unit: str, columns: Sequence[str] = ()
+) -> str:
     """Return a table of ``results``.
 
     Args:
@@ -208,7 +228,9 @@ def report(title: str, rows: Sequence[Mapping[str, Any]], unit: str, columns: Se
     lines = [["variant", unit, *(f"times as fast as {r}" for r in references), *columns]]
     for row in rows:
         ratios = [shown(row["times_as_fast_as"][r]) for r in references]
-        lines.append([row["variant"], shown(row), *ratios, *(str(row.get(c, "-")) for c in columns)])
+        lines.append(
+            [row["variant"], shown(row), *ratios, *(str(row.get(c, "-")) for c in columns)]
+        )
     return f"{title}: median [smallest, largest] of {len(rows[0]['rounds'])} rounds\n{table(lines)}"
 
 
@@ -224,7 +246,9 @@ def end_on_sigterm() -> None:
 
 def heading(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return what the JSON of every benchmark begins with."""
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "json"}
+    settings = {
+        k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "json"
+    }
     return {"benchmark": name, "machine": machine(), "settings": settings}
 
 

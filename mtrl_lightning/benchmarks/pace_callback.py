@@ -25,14 +25,18 @@ class PaceCallback(Callback):
         self._given = (steps, settle, descriptor)
         self._pacer: Pacer | None = None
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Wait where a window is over."""
         assert isinstance(pl_module, Algorithm)
         if self._pacer is None:
             watches = [pl_module.stopwatch, *self._of_the_replay(trainer)]
             counters = pl_module.counters
             about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
-            self._pacer = Pacer(*self._given, lambda: {k: v for w in watches for k, v in w.drain().items()}, about)
+            self._pacer = Pacer(
+                *self._given, lambda: {k: v for w in watches for k, v in w.drain().items()}, about
+            )
         if not self._pacer.tick():
             sys.exit(0)
 

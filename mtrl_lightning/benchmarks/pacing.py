@@ -24,9 +24,13 @@ class Pacer:
     """
 
     def __init__(
-        self, steps: int, settle: int, descriptor: int, drain: Callable[[], dict[str, float]] = dict,
+        self,
+        steps: int,
+        settle: int,
+        descriptor: int,
+        drain: Callable[[], dict[str, float]] = dict,
         about: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._steps, self._left, self._drain, self._about = steps, settle, drain, dict(about or {})
         self._out = os.fdopen(descriptor, "w", buffering=1)
         self._begun: float | None = None
@@ -47,7 +51,10 @@ class Pacer:
         if self._begun is None:
             return self._about
         seconds = time.perf_counter() - self._begun
-        return {"seconds": seconds, "fractions": {name: spent / seconds for name, spent in self._drain().items()}}
+        return {
+            "seconds": seconds,
+            "fractions": {name: spent / seconds for name, spent in self._drain().items()},
+        }
 
 
 def synchronize() -> None:

@@ -1,10 +1,11 @@
 """Multi-task soft actor-critic as a plain PyTorch loop, in the manner of CleanRL: one file, no Lightning.
 
-The algorithm is that of ``algorithms/sac.py`` with multi-head networks, written as one would write it without thinking
-of speed, so that what the framework costs and what its shortcuts gain can be measured. With the same weights, batch and
-noise both give the same losses, which a test holds.
+The algorithm is that of ``algorithms/sac.py`` with multi-head networks, written as one would write
+it without thinking of speed, so that what the framework costs and what its shortcuts gain can be
+measured. With the same weights, batch and noise both give the same losses, which a test holds.
 
-Shapes: ``T`` tasks, ``B = T * n`` batch, ``D`` observation with the task's one-hot, ``A`` action, ``E`` environments.
+Shapes: ``T`` tasks, ``B = T * n`` batch, ``D`` observation with the task's one-hot, ``A`` action,
+``E`` environments.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class PlainSAC:
 
     discount, tau, max_norm = 0.99, 0.005, 1.0
 
-    def __init__(self, sizes: Sizes, device: str = "cpu", bf16: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, sizes: Sizes, device: str = "cpu", bf16: bool = False, seed: int = 0
+    ) -> None:
         D, A, T = sizes.observation_dim + sizes.num_tasks, sizes.action_dim, sizes.num_tasks
         shape = (T, sizes.width, sizes.depth)
         self.num_tasks, self.target_entropy, self.device, self._bf16 = T, -float(A), device, bf16
@@ -80,7 +83,9 @@ class PlainSAC:
         self.qf1, self.qf2 = (MultiHeadMLP(D + A, 1, *shape).to(device) for _ in range(2))
         self.qf1_target, self.qf2_target = copy.deepcopy(self.qf1), copy.deepcopy(self.qf2)
         self.log_alpha_T = torch.zeros(T, requires_grad=True, device=device)
-        self.q_optimizer = torch.optim.Adam([*self.qf1.parameters(), *self.qf2.parameters()], lr=3e-4, eps=1e-5)
+        self.q_optimizer = torch.optim.Adam(
+            [*self.qf1.parameters(), *self.qf2.parameters()], lr=3e-4, eps=1e-5
+        )
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=3e-4, eps=1e-5)
         self.alpha_optimizer = torch.optim.Adam([self.log_alpha_T], lr=3e-4, eps=1e-5)
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -123,7 +128,9 @@ class PlainSAC:
         loss = F.mse_loss(q1_B, target_B) + F.mse_loss(q2_B, target_B)
         self.q_optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_([*self.qf1.parameters(), *self.qf2.parameters()], self.max_norm)
+        norm = nn.utils.clip_grad_norm_(
+            [*self.qf1.parameters(), *self.qf2.parameters()], self.max_norm
+        )
         self.q_optimizer.step()
         return {"critic_loss": loss.detach(), "critic_grad_norm": norm}
 
@@ -131,14 +138,18 @@ class PlainSAC:
         task_B = batch.task_B
         action_BA, log_prob_B = self.sample_action(batch.observation_BD, task_B)
         x = torch.cat([batch.observation_BD, action_BA], 1)
-        q_B = torch.min(self.qf1(x, task_B).float().squeeze(-1), self.qf2(x, task_B).float().squeeze(-1))
+        q_B = torch.min(
+            self.qf1(x, task_B).float().squeeze(-1), self.qf2(x, task_B).float().squeeze(-1)
+        )
         loss = (self.log_alpha_T.detach().exp()[task_B] * log_prob_B - q_B).mean()
         self.actor_optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.actor.parameters(), self.max_norm)
         self.actor_optimizer.step()
 
-        alpha_loss = (-self.log_alpha_T[task_B] * (log_prob_B.detach() + self.target_entropy)).mean()
+        alpha_loss = (
+            -self.log_alpha_T[task_B] * (log_prob_B.detach() + self.target_entropy)
+        ).mean()
         self.alpha_optimizer.zero_grad()
         alpha_loss.backward()
         self.alpha_optimizer.step()
@@ -146,7 +157,11 @@ class PlainSAC:
         for source, target in ((self.qf1, self.qf1_target), (self.qf2, self.qf2_target)):
             for parameter, copied in zip(source.parameters(), target.parameters(), strict=True):
                 copied.data.copy_(self.tau * parameter.data + (1 - self.tau) * copied.data)
-        return {"actor_loss": loss.detach(), "actor_grad_norm": norm, "temperature_loss": alpha_loss.detach()}
+        return {
+            "actor_loss": loss.detach(),
+            "actor_grad_norm": norm,
+            "temperature_loss": alpha_loss.detach(),
+        }
 
 
 class PlainReplay:
@@ -160,7 +175,9 @@ class PlainReplay:
         seed: of the draws.
     """
 
-    def __init__(self, num_envs: int, observation_dim: int, action_dim: int, capacity: int, seed: int = 0) -> None:
+    def __init__(
+        self, num_envs: int, observation_dim: int, action_dim: int, capacity: int, seed: int = 0
+    ) -> None:
         rows = capacity // num_envs
         self._observation = np.zeros((rows, num_envs, observation_dim), np.float32)
         self._next_observation = np.zeros((rows, num_envs, observation_dim), np.float32)
@@ -173,7 +190,13 @@ class PlainReplay:
     def add(self, *fields: npt.NDArray) -> None:
         """Remember observation, action, reward, successor and termination of every environment's step."""
         row = self._added % self._rows
-        rings = (self._observation, self._action, self._reward, self._next_observation, self._terminated)
+        rings = (
+            self._observation,
+            self._action,
+            self._reward,
+            self._next_observation,
+            self._terminated,
+        )
         for ring, field in zip(rings, fields, strict=True):
             ring[row] = field
         self._added += 1
@@ -183,5 +206,13 @@ class PlainReplay:
         n = batch_size // self._num_envs
         row = self._generator.integers(0, min(self._added, self._rows), n * self._num_envs)
         env = np.repeat(np.arange(self._num_envs), n)
-        rings = (self._observation, self._action, self._reward, self._next_observation, self._terminated)
-        return TransitionBatch(*(torch.as_tensor(a, device=device) for a in (*(ring[row, env] for ring in rings), env)))
+        rings = (
+            self._observation,
+            self._action,
+            self._reward,
+            self._next_observation,
+            self._terminated,
+        )
+        return TransitionBatch(
+            *(torch.as_tensor(a, device=device) for a in (*(ring[row, env] for ring in rings), env))
+        )

@@ -1,15 +1,16 @@
 """What the replay costs: adding transitions, drawing batches, and memory.
 
-``python -m mtrl_lightning.benchmarks.replay`` fills four replays with transitions of MetaWorld's sizes and takes turns
-with them:
+``python -m mtrl_lightning.benchmarks.replay`` fills four replays with transitions of MetaWorld's
+sizes and takes turns with them:
 
   ours   draws the same number of transitions of every task
-  sb3    Stable-Baselines3's, with the one-hot in the observation and MetaWorld's float64; draws from all transitions
-  rings  NumPy arrays as in the plain loop, with the one-hot; draws as ours does
-  naive  a list of tuples, as one writes it first; draws from all transitions
+  sb3    Stable-Baselines3's, with the one-hot in the observation and MetaWorld's float64; draws
+  from all transitions rings  NumPy arrays as in the plain loop, with the one-hot; draws as ours
+  does naive  a list of tuples, as one writes it first; draws from all transitions
 
-It tells the microseconds of adding a vector step and of drawing a batch, the bytes of a transition, and the share that
-drawing has of an update (``SAC.training_step`` on a batch of that size), which shall be below 5 %.
+It tells the microseconds of adding a vector step and of drawing a batch, the bytes of a transition,
+and the share that drawing has of an update (``SAC.training_step`` on a batch of that size), which
+shall be below 5 %.
 """
 
 from __future__ import annotations
@@ -53,9 +54,20 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = parser_of("replay", __doc__, repeats=7)
     add = parser.add_argument
-    add("--tasks", nargs="+", type=positive, default=[10, 50], help="each a table (default %(default)s)")
+    add(
+        "--tasks",
+        nargs="+",
+        type=positive,
+        default=[10, 50],
+        help="each a table (default %(default)s)",
+    )
     add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
-    add("--capacity", type=positive, default=200_000, help="transitions that are held (default %(default)s)")
+    add(
+        "--capacity",
+        type=positive,
+        default=200_000,
+        help="transitions that are held (default %(default)s)",
+    )
     add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
     add(
         "--calls",
@@ -64,8 +76,18 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         help="of drawing in a round; ten times as many of adding (default %(default)s)",
     )
     add("--updates", type=positive, default=3, help="in a round (default %(default)s)")
-    add("--width", type=positive, default=400, help="of the updated networks' hidden layers (default %(default)s)")
-    add("--depth", type=positive, default=3, help="number of their hidden layers (default %(default)s)")
+    add(
+        "--width",
+        type=positive,
+        default=400,
+        help="of the updated networks' hidden layers (default %(default)s)",
+    )
+    add(
+        "--depth",
+        type=positive,
+        default=3,
+        help="number of their hidden layers (default %(default)s)",
+    )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
     options = parser.parse_args(args)
@@ -93,9 +115,17 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return one table's content."""
     say(f"{num_tasks} tasks: filling")
     work = Work(
-        tasks=num_tasks, batch_size=options.rows * num_tasks, width=options.width, depth=options.depth,
-        precision="32-true", compile="none", device=options.device, threads=options.threads, steps=0, settle=0,
-    )  # fmt: skip
+        tasks=num_tasks,
+        batch_size=options.rows * num_tasks,
+        width=options.width,
+        depth=options.depth,
+        precision="32-true",
+        compile="none",
+        device=options.device,
+        threads=options.threads,
+        steps=0,
+        settle=0,
+    )
     replays = make_replays(options.variants, work, options.capacity)
     measures: dict[str, Callable[[], float]] = {}
     for name, replay in replays.items():
@@ -103,7 +133,9 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     for name, replay in replays.items():
         calls = max(1, options.calls // 10) if isinstance(replay, NaiveReplay) else options.calls
         measures[f"{name}, draw"] = timed(replay.draw, calls)
-    measures |= {f"update {p}": updates(work, p, options.updates) for p in ("32-true", "bf16-mixed")}
+    measures |= {
+        f"update {p}": updates(work, p, options.updates) for p in ("32-true", "bf16-mixed")
+    }
     say(f"{num_tasks} tasks: {options.repeats} rounds")
     alternate(measures, 1)  # memory is touched, code is loaded
     seconds = alternate(measures, options.repeats)
@@ -113,7 +145,14 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
         tables[what] = results(found, ["sb3"] if "sb3" in found else [], scale=1e6)
     shares = {
         precision: {
-            name: spread([a / b for a, b in zip(seconds[f"{name}, draw"], seconds[f"update {precision}"], strict=True)])
+            name: spread(
+                [
+                    a / b
+                    for a, b in zip(
+                        seconds[f"{name}, draw"], seconds[f"update {precision}"], strict=True
+                    )
+                ]
+            )
             for name in replays
         }
         for precision in ("32-true", "bf16-mixed")
@@ -121,9 +160,14 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     sizes = {name: replay.bytes_per_transition for name, replay in replays.items()}
     milliseconds = {p: spread([s * 1e3 for s in seconds[f"update {p}"]]) for p in shares}
     return {
-        "tasks": num_tasks, "batch_size": work.batch_size, "unit": "us", "results": tables,
-        "share_of_update": shares, "update_ms": milliseconds, "bytes_per_transition": sizes,
-    }  # fmt: skip
+        "tasks": num_tasks,
+        "batch_size": work.batch_size,
+        "unit": "us",
+        "results": tables,
+        "share_of_update": shares,
+        "update_ms": milliseconds,
+        "bytes_per_transition": sizes,
+    }
 
 
 def updates(work: Work, precision: str, number: int) -> Callable[[], float]:
@@ -159,12 +203,17 @@ def text_of(content: dict[str, Any]) -> str:
             {
                 **row,
                 "bytes a transition": f"{found['bytes_per_transition'][row['variant']]:,.0f}",
-                **{f"of an update {p}": f"{share[row['variant']]['median']:.1%}" for p, share in _shares(found)},
+                **{
+                    f"of an update {p}": f"{share[row['variant']]['median']:.1%}"
+                    for p, share in _shares(found)
+                },
             }
             for row in found["results"]["draw"]
         ]
         columns = ("bytes a transition", *(f"of an update {p}" for p, _ in _shares(found)))
-        parts.append(report(f"drawing a batch of {found['batch_size']}; {where}", rows, "us", columns))
+        parts.append(
+            report(f"drawing a batch of {found['batch_size']}; {where}", rows, "us", columns)
+        )
         updates = ", ".join(f"{shown(value)} ms in {p}" for p, value in found["update_ms"].items())
         parts.append(f"an update takes {updates}, with {content['threads']} threads of PyTorch")
     return "\n\n".join(parts)

@@ -46,10 +46,14 @@ class OurReplay:
         self._buffer = ReplayBuffer(work.spec, capacity, device=torch.device(work.device))
         tasks = np.arange(work.tasks)
         observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks)
-        self._step = Transitions(observation_ED, action_EA, reward_E, next_ED, terminated_E, terminated_E, tasks, tasks)
+        self._step = Transitions(
+            observation_ED, action_EA, reward_E, next_ED, terminated_E, terminated_E, tasks, tasks
+        )
         for _ in range(capacity // work.tasks):
             self._buffer.add(self._step)
-        self.bytes_per_transition = sum(f.nbytes for f in self._buffer.storage._flat) / self._buffer.capacity
+        self.bytes_per_transition = (
+            sum(f.nbytes for f in self._buffer.storage._flat) / self._buffer.capacity
+        )
 
     def add(self) -> None:
         """Add a vector step."""
@@ -69,17 +73,29 @@ class SB3Replay:
     """
 
     def __init__(self, work: Work, capacity: int) -> None:
-        kind = import_optional("stable_baselines3", '"mtrl_lightning[bench]"').common.buffers.ReplayBuffer
-        spaces = Box(-np.inf, np.inf, (OBSERVATION + work.tasks,), np.float64), Box(-1.0, 1.0, (ACTION,), np.float32)
+        kind = import_optional(
+            "stable_baselines3", '"mtrl_lightning[bench]"'
+        ).common.buffers.ReplayBuffer
+        spaces = (
+            Box(-np.inf, np.inf, (OBSERVATION + work.tasks,), np.float64),
+            Box(-1.0, 1.0, (ACTION,), np.float32),
+        )
         self._buffer = kind(capacity, *spaces, device=work.device, n_envs=work.tasks)
-        observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks, one_hot=True)
+        observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(
+            work.tasks, one_hot=True
+        )
         infos: list[dict[str, Any]] = [{} for _ in range(work.tasks)]
-        self._step, self._work = (observation_ED, next_ED, action_EA, reward_E, terminated_E, infos), work
+        self._step, self._work = (
+            (observation_ED, next_ED, action_EA, reward_E, terminated_E, infos),
+            work,
+        )
         for _ in range(capacity // work.tasks):
             self._buffer.add(*self._step)
         arrays = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
         held = self._buffer.buffer_size * work.tasks
-        self.bytes_per_transition = sum(getattr(self._buffer, name).nbytes for name in arrays) / held
+        self.bytes_per_transition = (
+            sum(getattr(self._buffer, name).nbytes for name in arrays) / held
+        )
 
     def add(self) -> None:
         """Add a vector step."""
@@ -104,7 +120,9 @@ class RingsReplay:
         for _ in range(capacity // work.tasks):
             self._buffer.add(*self._step)
         arrays = [value for value in vars(self._buffer).values() if isinstance(value, np.ndarray)]
-        self.bytes_per_transition = sum(array.nbytes for array in arrays) / (capacity // work.tasks * work.tasks)
+        self.bytes_per_transition = sum(array.nbytes for array in arrays) / (
+            capacity // work.tasks * work.tasks
+        )
 
     def add(self) -> None:
         """Add a vector step."""
@@ -129,7 +147,9 @@ class NaiveReplay:
         self._step = vector_step(work.tasks)
         while len(self._rows) < capacity // work.tasks * work.tasks:
             self.add()
-        self.bytes_per_transition = sys.getsizeof(self._rows[0]) + sum(map(sys.getsizeof, self._rows[0])) + 8
+        self.bytes_per_transition = (
+            sys.getsizeof(self._rows[0]) + sum(map(sys.getsizeof, self._rows[0])) + 8
+        )
 
     def add(self) -> None:
         """Add a vector step, one transition after the other."""
@@ -144,7 +164,10 @@ class NaiveReplay:
     def draw(self) -> Any:
         """Draw from all transitions, and stack."""
         drawn = random.sample(self._rows, self._work.batch_size)
-        return [torch.as_tensor(np.stack(field), device=self._work.device) for field in zip(*drawn, strict=True)]
+        return [
+            torch.as_tensor(np.stack(field), device=self._work.device)
+            for field in zip(*drawn, strict=True)
+        ]
 
 
 def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...]:
@@ -152,12 +175,25 @@ def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...
     draws = np.random.default_rng(0)
     observation_ED, next_ED = draws.standard_normal((2, num_tasks, OBSERVATION))
     if one_hot:
-        observation_ED, next_ED = (np.concatenate([x, np.eye(num_tasks)], 1) for x in (observation_ED, next_ED))
+        observation_ED, next_ED = (
+            np.concatenate([x, np.eye(num_tasks)], 1) for x in (observation_ED, next_ED)
+        )
     action_EA = draws.uniform(-1, 1, (num_tasks, ACTION)).astype(np.float32)
-    return observation_ED, action_EA, draws.standard_normal(num_tasks), next_ED, np.zeros(num_tasks, np.bool_)
+    return (
+        observation_ED,
+        action_EA,
+        draws.standard_normal(num_tasks),
+        next_ED,
+        np.zeros(num_tasks, np.bool_),
+    )
 
 
 def make_replays(kinds: Sequence[str], work: Work, capacity: int) -> dict[str, Replay]:
     """Return filled replays, by the names that the command line knows."""
-    known: dict[str, Any] = {"ours": OurReplay, "sb3": SB3Replay, "rings": RingsReplay, "naive": NaiveReplay}
+    known: dict[str, Any] = {
+        "ours": OurReplay,
+        "sb3": SB3Replay,
+        "rings": RingsReplay,
+        "naive": NaiveReplay,
+    }
     return {kind: known[kind](work, capacity) for kind in kinds}

@@ -1,7 +1,8 @@
 """How long saving and loading the replay takes, beside ``torch.save`` of the same arrays.
 
-``python -m mtrl_lightning.benchmarks.snapshots`` fills a replay of MetaWorld's MT10 sizes, saves it as training does,
-and alternates with ``torch.save`` and ``torch.load`` of the same tensors. Every write waits for the disk.
+``python -m mtrl_lightning.benchmarks.snapshots`` fills a replay of MetaWorld's MT10 sizes, saves it
+as training does, and alternates with ``torch.save`` and ``torch.load`` of the same tensors. Every
+write waits for the disk.
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ from mtrl_lightning.types import EnvSpec
 def main() -> None:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="transitions that the replay holds")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="transitions that the replay holds"
+    )
     parser.add_argument("--every", type=int, default=100_000, help="transitions between two saves")
     parser.add_argument("--chunk_size", type=int, default=100_000, help="transitions in a file")
     parser.add_argument("--repeats", type=int, default=3, help="of everything; medians are printed")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; the system's temporary one if not given")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="on the disk to measure; the system's temporary one if not given",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     runs = []
@@ -44,7 +51,10 @@ def main() -> None:
     if given.json:
         print(json.dumps({"machine": machine(), "medians": medians, "runs": runs}))
         return
-    print(f"{given.rows:,} transitions of MT10, {given.repeats} repeats, medians; {described(machine())}")
+    print(
+        f"{given.rows:,} transitions of MT10, {given.repeats} repeats, medians;"
+        f" {described(machine())}"
+    )
     for name, value in medians.items():
         print(f"{name:<58} {value:12,.3f}")
 
@@ -67,8 +77,14 @@ def measure(folder: Path, rows: int, every: int, chunk_size: int) -> dict[str, f
         longest = max(longest, wait)
         saves.append(total)
         sizes.append((used(folder) - before) / 2**20)
-    result["first checkpoint's rows, MiB"], result["first checkpoint's rows, s"] = sizes[0], saves[0]
-    result["tenth checkpoint's rows, MiB"], result["tenth checkpoint's rows, s"] = sizes[9], saves[9]
+    result["first checkpoint's rows, MiB"], result["first checkpoint's rows, s"] = (
+        sizes[0],
+        saves[0],
+    )
+    result["tenth checkpoint's rows, MiB"], result["tenth checkpoint's rows, s"] = (
+        sizes[9],
+        saves[9],
+    )
     result["longest time that stepping stood still, s"] = longest
     fill(storage, spec, max(0, rows - 10 * every), generator)
 
@@ -110,7 +126,9 @@ def torch_save(tensors: dict[str, Any], path: Path) -> None:
 
 def torch_load(path: Path, storage: RingStorage) -> None:
     """Load into memory that is there."""
-    for target, source in zip(storage._flat, Rows(**torch.load(path, weights_only=True)), strict=True):
+    for target, source in zip(
+        storage._flat, Rows(**torch.load(path, weights_only=True)), strict=True
+    ):
         target.copy_(source)
 
 

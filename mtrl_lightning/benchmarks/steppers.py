@@ -74,7 +74,9 @@ def main() -> None:
     envs.reset(seed=1)
     about = {"build_seconds": time.perf_counter() - begun}
     draws, shape = np.random.default_rng(0), (envs.num_envs, *envs.single_action_space.shape)  # type: ignore[misc]
-    actions = itertools.cycle([draws.uniform(-1, 1, shape).astype(np.float32) for _ in range(ACTIONS)])
+    actions = itertools.cycle(
+        [draws.uniform(-1, 1, shape).astype(np.float32) for _ in range(ACTIONS)]
+    )
     step(next(actions))
     about["memory_mib"] = proportional_set_size()
     about["memory_mib_per_env"] = (about["memory_mib"] - before) / envs.num_envs

@@ -1,14 +1,15 @@
 """How fast MetaWorld's environments are stepped, beside Gymnasium's vector environments.
 
-``python -m mtrl_lightning.benchmarks.stepping`` steps MetaWorld's tasks with random actions: through our ``VectorEnv``
-with several numbers of workers (0 steps in the learner's process), with our cheaper code for MetaWorld and with
-MetaWorld's own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv`` as MetaWorld makes them
-(``gymnasium.make_vec("Meta-World/MT10", ...)``). All have reward v2, horizon 500, 50 goals a task, and begin the next
-episode in the step that ends one.
+``python -m mtrl_lightning.benchmarks.stepping`` steps MetaWorld's tasks with random actions:
+through our ``VectorEnv`` with several numbers of workers (0 steps in the learner's process), with
+our cheaper code for MetaWorld and with MetaWorld's own, and through Gymnasium's ``SyncVectorEnv``
+and ``AsyncVectorEnv`` as MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``). All
+have reward v2, horizon 500, 50 goals a task, and begin the next episode in the step that ends one.
 
-Each variant is a process of its own; those of a table take turns. Besides, each tells the seconds from nothing to the
-first observations, the milliseconds of a reset of one environment, and the memory of its processes (shared pages are
-divided among those who share them), in all and for each environment, without what was there before the environments.
+Each variant is a process of its own; those of a table take turns. Besides, each tells the seconds
+from nothing to the first observations, the milliseconds of a reset of one environment, and the
+memory of its processes (shared pages are divided among those who share them), in all and for each
+environment, without what was there before the environments.
 """
 
 from __future__ import annotations
@@ -47,15 +48,38 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
     add(
-        "--tasks", nargs="+", type=positive, default=[1, 10, 25, 50], help="1 to 50, each a table (default %(default)s)"
+        "--tasks",
+        nargs="+",
+        type=positive,
+        default=[1, 10, 25, 50],
+        help="1 to 50, each a table (default %(default)s)",
     )
-    add("--workers", nargs="+", type=int, default=workers, help="of ours, each a variant (default %(default)s)")
     add(
-        "--variants", nargs="+", choices=KINDS, default=list(KINDS),
+        "--workers",
+        nargs="+",
+        type=int,
+        default=workers,
+        help="of ours, each a variant (default %(default)s)",
+    )
+    add(
+        "--variants",
+        nargs="+",
+        choices=KINDS,
+        default=list(KINDS),
         help="slow is ours with MetaWorld's own code, with the last number of workers (default all)",
-    )  # fmt: skip
-    add("--env_steps", type=positive, default=2_000, help="of a window, over all environments (default %(default)s)")
-    add("--settle", type=int, default=20, help="vector steps before the first window (default %(default)s)")
+    )
+    add(
+        "--env_steps",
+        type=positive,
+        default=2_000,
+        help="of a window, over all environments (default %(default)s)",
+    )
+    add(
+        "--settle",
+        type=int,
+        default=20,
+        help="vector steps before the first window (default %(default)s)",
+    )
     options = parser.parse_args(args)
     if not all(1 <= number <= max(NAMED) for number in options.tasks):
         parser.error(f"--tasks takes numbers from 1 to {max(NAMED)}")
@@ -76,7 +100,9 @@ def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path)
     def add(name: str, kind: Any, workers: int = 0, fast: bool = True) -> None:
         walks[name] = Walk(kind, tasks_of(number), workers, fast, steps, options.settle)
 
-    numbers = list(dict.fromkeys(min(workers, number) for workers in options.workers))  # no more than environments
+    numbers = list(
+        dict.fromkeys(min(workers, number) for workers in options.workers)
+    )  # no more than environments
     for workers in numbers if "ours" in options.variants else []:
         add(f"ours, {workers} workers", "ours", workers)
     if "slow" in options.variants:
@@ -84,7 +110,10 @@ def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path)
     for kind in ("sync", "async"):
         if kind in options.variants:
             add(f"gymnasium {kind}", kind)
-    return [Entrant(name, walk.kind, of_module("steppers", asdict(walk)), folder) for name, walk in walks.items()]
+    return [
+        Entrant(name, walk.kind, of_module("steppers", asdict(walk)), folder)
+        for name, walk in walks.items()
+    ]
 
 
 def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -93,9 +122,13 @@ def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str,
     steps = max(5, options.env_steps // number)
     taking_part = entrants(number, steps, options, folder)
     with started(taking_part):
-        seconds = alternate({entrant.name: entrant.window for entrant in taking_part}, options.repeats)
+        seconds = alternate(
+            {entrant.name: entrant.window for entrant in taking_part}, options.repeats
+        )
     a_step = {name: [value / steps for value in values] for name, values in seconds.items()}
-    rows = results(a_step, [name for name in ("gymnasium sync", "gymnasium async") if name in a_step])
+    rows = results(
+        a_step, [name for name in ("gymnasium sync", "gymnasium async") if name in a_step]
+    )
     for row, entrant in zip(rows, taking_part, strict=True):
         row["env_steps_per_second"] = spread([number * 1e3 / value for value in row["rounds"]])
         row |= entrant.about

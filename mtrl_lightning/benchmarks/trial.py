@@ -31,7 +31,11 @@ class TrialError(AssertionError):
 
 def small_run(seed: int, total_steps: int = TOTAL_STEPS) -> dict[str, Any]:
     """Return a configuration: two MetaWorld tasks, small networks, many checkpoints and chunks, rings that wrap."""
-    model = {"encoder": {"class_path": "mtrl_lightning.networks.Standardize"}, "actor": MLP, "critic": MLP}
+    model = {
+        "encoder": {"class_path": "mtrl_lightning.networks.Standardize"},
+        "actor": MLP,
+        "critic": MLP,
+    }
     benchmark = {"tasks": TASKS, "horizon": HORIZON, "num_goals": 50}
     return {
         "seed_everything": seed,
@@ -82,13 +86,25 @@ class Trial:
     @property
     def folder(self) -> Path:
         """The folder of the newest run that has a checkpoint, or else of the newest."""
-        versions = sorted(self.root.glob("run/version_*"), key=lambda path: int(path.name.removeprefix("version_")))
+        versions = sorted(
+            self.root.glob("run/version_*"),
+            key=lambda path: int(path.name.removeprefix("version_")),
+        )
         begun = [path for path in versions if (path / "checkpoints" / "last.ckpt").is_file()]
         return [self.root, *versions, *begun][-1]
 
     def start(self, *options: str) -> Session:
         """Start the command line; it continues if there is a checkpoint."""
-        command = [sys.executable, "-c", COMMAND, "fit", "-c", str(self._config_file), f"--root={self.root}", *options]
+        command = [
+            sys.executable,
+            "-c",
+            COMMAND,
+            "fit",
+            "-c",
+            str(self._config_file),
+            f"--root={self.root}",
+            *options,
+        ]
         if (self.folder / "checkpoints" / "last.ckpt").is_file():
             command.append("--ckpt_path=last")
         self.sessions.append(Session(command, self._logs / f"session_{len(self.sessions):03d}.log"))
@@ -128,8 +144,15 @@ class Trial:
         """Return the names of files, written since a time, that a save has not finished; of this run's folder."""
         found: list[str] = []
         for name in ("checkpoints", "replay"):
-            with contextlib.suppress(OSError), os.scandir((folder or self.folder) / name) as entries:
-                found.extend(e.name for e in entries if e.name.endswith(".unfinished") and e.stat().st_mtime >= since)
+            with (
+                contextlib.suppress(OSError),
+                os.scandir((folder or self.folder) / name) as entries,
+            ):
+                found.extend(
+                    e.name
+                    for e in entries
+                    if e.name.endswith(".unfinished") and e.stat().st_mtime >= since
+                )
         return found
 
     def close(self) -> None:
@@ -147,12 +170,19 @@ class Session:
     """
 
     def __init__(self, command: list[str], log: Path) -> None:
-        self._mark = uuid.uuid4().hex  # inherited by all that it starts, so that what is left can be found
+        self._mark = (
+            uuid.uuid4().hex
+        )  # inherited by all that it starts, so that what is left can be found
         self._log, self.begun = log, time.time()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MTRL_LIGHTNING_TRIAL": self._mark}
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
             )
 
     @property
@@ -164,7 +194,9 @@ class Session:
         """Return what was printed."""
         return self._log.read_text(errors="replace")
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 300.0, interval: float = 0.02) -> bool:
+    def wait_until(
+        self, condition: Callable[[], bool], seconds: float = 300.0, interval: float = 0.02
+    ) -> bool:
         """Wait for a condition; return False if the process ends first.
 
         Raises:
@@ -208,7 +240,9 @@ class Session:
     def remains(self, seconds: float = 20.0) -> tuple[list[str], float]:
         """Wait until nothing is left of an ended process; return what is left, and for how long something was."""
         begun = time.monotonic()
-        while (left := [*self._processes(), *_shared_memory(self.begun)]) and time.monotonic() < begun + seconds:
+        while (
+            left := [*self._processes(), *_shared_memory(self.begun)]
+        ) and time.monotonic() < begun + seconds:
             time.sleep(0.05)
         return left, time.monotonic() - begun
 
@@ -232,7 +266,9 @@ class Session:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "spawn_main" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+        return (
+            "spawn_main" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+        )
     except psutil.Error:
         return False
 

@@ -1,7 +1,7 @@
 """The programs that ``updating`` compares, each a process that makes updates in windows: see ``pacing.py``.
 
-``python -m mtrl_lightning.benchmarks.updaters OPTIONS`` is one of them; ``OPTIONS`` is JSON. Batches are drawn once and
-used in turn, so that only the update is measured.
+``python -m mtrl_lightning.benchmarks.updaters OPTIONS`` is one of them; ``OPTIONS`` is JSON.
+Batches are drawn once and used in turn, so that only the update is measured.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Work:
     def autocast(self) -> torch.autocast:
         """Lightning's, for this precision."""
         kind = torch.device(self.device).type
-        return torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16-mixed", cache_enabled=False)
+        return torch.autocast(
+            kind, torch.bfloat16, enabled=self.precision == "bf16-mixed", cache_enabled=False
+        )
 
 
 def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
@@ -85,7 +87,9 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
     network = partial(MultiHead, width=work.width, depth=work.depth)
     actor, critic = partial(network, output_bound=1e-3), partial(network, output_bound=3e-3)
     how: Any = work.compile
-    return SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed, **options).to(work.device)
+    return SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed, **options).to(
+        work.device
+    )
 
 
 def make_batches(work: Work) -> list[TransitionBatch]:
@@ -98,7 +102,12 @@ def make_batches(work: Work) -> list[TransitionBatch]:
 
     batches = [
         TransitionBatch(
-            draw(B, OBSERVATION), draw(B, ACTION).tanh(), draw(B), draw(B, OBSERVATION), draw(B) > 3, task_B
+            draw(B, OBSERVATION),
+            draw(B, ACTION).tanh(),
+            draw(B),
+            draw(B, OBSERVATION),
+            draw(B) > 3,
+            task_B,
         )
         for _ in range(BATCHES)
     ]
@@ -108,7 +117,9 @@ def make_batches(work: Work) -> list[TransitionBatch]:
 def with_one_hot(batch: TransitionBatch, num_tasks: int) -> TransitionBatch:
     """Return the batch as the plain loop takes it."""
     code_BT = torch.nn.functional.one_hot(batch.task_B, num_tasks).float()
-    observation_BD, next_BD = (torch.cat([x, code_BT], 1) for x in (batch.observation_BD, batch.next_observation_BD))
+    observation_BD, next_BD = (
+        torch.cat([x, code_BT], 1) for x in (batch.observation_BD, batch.next_observation_BD)
+    )
     return batch._replace(observation_BD=observation_BD, next_observation_BD=next_BD)
 
 
@@ -141,11 +152,23 @@ def run_plain(work: Work) -> None:
 def run_sb3(work: Work) -> None:
     """Call the update of Stable-Baselines3's SAC, which draws its batch each time."""
     sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
-    network = {"net_arch": [work.width] * work.depth, "n_critics": 2, "optimizer_kwargs": {"eps": 1e-5}}
+    network = {
+        "net_arch": [work.width] * work.depth,
+        "n_critics": 2,
+        "optimizer_kwargs": {"eps": 1e-5},
+    }
     model = sb3.SAC(
-        "MlpPolicy", _Spaces(work.tasks), learning_rate=3e-4, buffer_size=20_000, batch_size=work.batch_size,
-        tau=0.005, gamma=0.99, device=work.device, seed=1, policy_kwargs=network,
-    )  # fmt: skip
+        "MlpPolicy",
+        _Spaces(work.tasks),
+        learning_rate=3e-4,
+        buffer_size=20_000,
+        batch_size=work.batch_size,
+        tau=0.005,
+        gamma=0.99,
+        device=work.device,
+        seed=1,
+        policy_kwargs=network,
+    )
     model.set_logger(sb3.common.logger.configure(None, []))
     buffer, draws = model.replay_buffer, np.random.default_rng(0)
     for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards):
@@ -157,9 +180,9 @@ def run_sb3(work: Work) -> None:
 def run_products(work: Work) -> None:
     """Multiply what the hidden layers of an update have to multiply, and nothing else.
 
-    Forward: the policy now and next, two critics, their targets, and the critics that the policy asks. Backward to the
-    inputs: the critics, the policy, and the smaller of the critics that it asked. Backward to the weights: the critics
-    and the policy.
+    Forward: the policy now and next, two critics, their targets, and the critics that the policy
+    asks. Backward to the inputs: the critics, the policy, and the smaller of the critics that it
+    asked. Backward to the weights: the critics and the policy.
     """
     dtype = torch.bfloat16 if work.precision == "bf16-mixed" else torch.float32
     x_BH = torch.randn(work.batch_size, work.width, device=work.device).to(dtype)
@@ -178,10 +201,16 @@ def run_products(work: Work) -> None:
 def run_trainer(work: Work) -> None:
     """Let Lightning's trainer make the updates, without any of our callbacks."""
     trainer = Trainer(
-        accelerator="gpu" if work.device == "cuda" else "cpu", devices=1, precision=work.precision, max_epochs=-1,  # type: ignore[arg-type]
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="gpu" if work.device == "cuda" else "cpu",
+        devices=1,
+        precision=work.precision,  # type: ignore[arg-type]
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         callbacks=[PaceCallback(work.steps, work.settle, work.descriptor)],
-    )  # fmt: skip
+    )
     trainer.fit(make_sac(work), DataLoader(_Batches(make_batches(work)), batch_size=None))
 
 
@@ -210,7 +239,13 @@ class _Spaces(gym.Env):
         self.action_space = Box(-1.0, 1.0, (ACTION,), np.float32)
 
 
-RUN = {"direct": run_direct, "trainer": run_trainer, "plain": run_plain, "sb3": run_sb3, "products": run_products}
+RUN = {
+    "direct": run_direct,
+    "trainer": run_trainer,
+    "plain": run_plain,
+    "sb3": run_sb3,
+    "products": run_products,
+}
 
 
 def options_of(work: Work, kind: str) -> dict[str, Any]:

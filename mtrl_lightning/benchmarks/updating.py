@@ -1,16 +1,18 @@
 """How long an update takes: through the model, through Lightning's trainer, and in a plain PyTorch loop.
 
-``python -m mtrl_lightning.benchmarks.updating`` measures one update of multi-task multi-head SAC (critics, actor,
-temperatures, targets) on batches that are there already, with the numbers of ``configs/experiment/mt10_mtmhsac.yaml``:
+``python -m mtrl_lightning.benchmarks.updating`` measures one update of multi-task multi-head SAC
+(critics, actor, temperatures, targets) on batches that are there already, with the numbers of
+``configs/experiment/mt10_mtmhsac.yaml``:
 
   direct    ``SAC.training_step`` called in a loop
-  trainer   the same, called by Lightning's trainer without our callbacks: the difference is the framework's cost
-  plain     a plain PyTorch loop of the same algorithm (CleanRL's way), which gives the same losses
-  sb3       Stable-Baselines3's SAC of the same sizes, which is told the task by its one-hot and draws its batch itself
-  products  only the hidden layers' matrix products, which no implementation of these formulas can do without
+  trainer   the same, called by Lightning's trainer without our callbacks: the difference is the
+  framework's cost plain     a plain PyTorch loop of the same algorithm (CleanRL's way), which gives
+  the same losses sb3       Stable-Baselines3's SAC of the same sizes, which is told the task by its
+  one-hot and draws its batch itself products  only the hidden layers' matrix products, which no
+  implementation of these formulas can do without
 
-It then tells how the cost grows with tasks, width and batch. Each variant is a process of its own; the variants of a
-table take turns.
+It then tells how the cost grows with tasks, width and batch. Each variant is a process of its own;
+the variants of a table take turns.
 """
 
 from __future__ import annotations
@@ -56,21 +58,57 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("updating", __doc__, repeats=5)
     add = parser.add_argument
     kinds = ["direct", "trainer", "plain", "sb3", "products"]
-    add("--variants", nargs="+", choices=kinds, default=kinds, help="of the first table (default all)")
-    add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="(default %(default)s)")
     add(
-        "--compile", nargs="+", choices=["none", "default", "cudagraphs"], default=["none"],
+        "--variants",
+        nargs="+",
+        choices=kinds,
+        default=kinds,
+        help="of the first table (default all)",
+    )
+    add(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        default=list(PRECISIONS),
+        help="(default %(default)s)",
+    )
+    add(
+        "--compile",
+        nargs="+",
+        choices=["none", "default", "cudagraphs"],
+        default=["none"],
         help="values of SAC's option, each a variant (default %(default)s)",
-    )  # fmt: skip
+    )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
     add("--num_tasks", type=positive, default=10, help="of the first table (default %(default)s)")
-    add("--width", type=positive, default=400, help="of the hidden layers, in the first table (default %(default)s)")
+    add(
+        "--width",
+        type=positive,
+        default=400,
+        help="of the hidden layers, in the first table (default %(default)s)",
+    )
     add("--depth", type=positive, default=3, help="number of hidden layers (default %(default)s)")
     add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
-    add("--updates", type=positive, default=20, help="of a window; fewer where one is longer (default %(default)s)")
-    add("--settle", type=int, default=5, help="updates before the first window (default %(default)s)")
-    add("--grow", nargs="*", choices=list(GROWING), default=list(GROWING), help="further tables (default all)")
+    add(
+        "--updates",
+        type=positive,
+        default=20,
+        help="of a window; fewer where one is longer (default %(default)s)",
+    )
+    add(
+        "--settle",
+        type=int,
+        default=5,
+        help="updates before the first window (default %(default)s)",
+    )
+    add(
+        "--grow",
+        nargs="*",
+        choices=list(GROWING),
+        default=list(GROWING),
+        help="further tables (default all)",
+    )
     for name, values in GROWING.items():
         add(f"--grow_{name}", nargs="+", type=int, default=values, help="(default %(default)s)")
     options = parser.parse_args(args)
@@ -78,22 +116,33 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         for how in options.compile:
             check_compile(how, torch.device(options.device))
         if "sb3" in options.variants:
-            require("stable_baselines3", "leave it out with --variants direct trainer plain products")
+            require(
+                "stable_baselines3", "leave it out with --variants direct trainer plain products"
+            )
     return options
 
 
 def base_of(options: argparse.Namespace) -> Work:
     """Return the work of the first table."""
     return Work(
-        tasks=options.num_tasks, batch_size=options.rows * options.num_tasks, width=options.width, depth=options.depth,
-        precision="32-true", compile="none", device=options.device, threads=options.threads, steps=options.updates,
+        tasks=options.num_tasks,
+        batch_size=options.rows * options.num_tasks,
+        width=options.width,
+        depth=options.depth,
+        precision="32-true",
+        compile="none",
+        device=options.device,
+        threads=options.threads,
+        steps=options.updates,
         settle=options.settle,
-    )  # fmt: skip
+    )
 
 
 def cost(work: Work) -> float:
     """Return the multiplications of a pass through a network, to which the time is roughly proportional."""
-    return work.batch_size * work.width * ((OBSERVATION + work.tasks) + work.width * (work.depth - 1))
+    return (
+        work.batch_size * work.width * ((OBSERVATION + work.tasks) + work.width * (work.depth - 1))
+    )
 
 
 def grown(base: Work, name: str, value: int) -> Work:
@@ -107,42 +156,64 @@ def grown(base: Work, name: str, value: int) -> Work:
     return replace(work, steps=max(2, round(base.steps * min(1.0, cost(base) / cost(work)))))
 
 
-def entrants(work: Work, kinds: Sequence[str], options: argparse.Namespace, folder: Path) -> list[Entrant]:
+def entrants(
+    work: Work, kinds: Sequence[str], options: argparse.Namespace, folder: Path
+) -> list[Entrant]:
     """Return the variants of one table, not started yet; Stable-Baselines3 knows neither precision nor compilation."""
     found = []
     for kind in kinds:
         for precision in options.precisions if kind != "sb3" else ["32-true"]:
             for compiled in options.compile if kind in ("direct", "trainer") else ["none"]:
                 chosen = replace(work, precision=precision, compile=compiled)
-                name = f"{kind} {precision}" + (f", compile {compiled}" if compiled != "none" else "")
-                found.append(Entrant(name, kind, of_module("updaters", options_of(chosen, kind)), folder))
+                name = f"{kind} {precision}" + (
+                    f", compile {compiled}" if compiled != "none" else ""
+                )
+                found.append(
+                    Entrant(name, kind, of_module("updaters", options_of(chosen, kind)), folder)
+                )
     return found
 
 
 def compare(
     title: str, work: Work, kinds: Sequence[str], options: argparse.Namespace, folder: Path
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Let the variants take turns; return one table's content."""
     say(title)
     taking_part = entrants(work, kinds, options, folder)
     with started(taking_part):
-        seconds = alternate({entrant.name: entrant.window for entrant in taking_part}, options.repeats)
+        seconds = alternate(
+            {entrant.name: entrant.window for entrant in taking_part}, options.repeats
+        )
         memory = [entrant.memory() for entrant in taking_part]
     an_update = {name: [value / work.steps for value in values] for name, values in seconds.items()}
-    references = [f"{kind} {options.precisions[0] if kind == 'plain' else '32-true'}" for kind in ("sb3", "plain")]
+    references = [
+        f"{kind} {options.precisions[0] if kind == 'plain' else '32-true'}"
+        for kind in ("sb3", "plain")
+    ]
     rows = results(an_update, [name for name in references if name in an_update])
     for row, mib in zip(rows, memory, strict=True):
         row["updates_per_second"] = spread([1e3 / value for value in row["rounds"]])
         row["memory_mib"] = mib
     framework = {
         name.removeprefix("trainer "): spread(
-            [(a - b) * 1e3 for a, b in zip(values, an_update[name.replace("trainer", "direct")], strict=True)]
+            [
+                (a - b) * 1e3
+                for a, b in zip(values, an_update[name.replace("trainer", "direct")], strict=True)
+            ]
         )
         for name, values in an_update.items()
         if name.startswith("trainer") and name.replace("trainer", "direct") in an_update
     }
-    sizes = {name: getattr(work, name) for name in ("tasks", "batch_size", "width", "depth", "steps")}
-    return {"title": title, "sizes": sizes, "unit": "ms an update", "results": rows, "framework_ms": framework}
+    sizes = {
+        name: getattr(work, name) for name in ("tasks", "batch_size", "width", "depth", "steps")
+    }
+    return {
+        "title": title,
+        "sizes": sizes,
+        "unit": "ms an update",
+        "results": rows,
+        "framework_ms": framework,
+    }
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -168,16 +239,25 @@ def text_of(content: dict[str, Any]) -> str:
     for found in content["tables"]:
         sizes = found["sizes"]
         title = (
-            f"{found['title']}: {sizes['tasks']} tasks, batch {sizes['batch_size']}, {sizes['depth']} x"
-            f" {sizes['width']}, on {content['settings']['device']}, {content['threads']} threads of PyTorch,"
+            f"{found['title']}: {sizes['tasks']} tasks, batch {sizes['batch_size']},"
+            f" {sizes['depth']} x"
+            f" {sizes['width']}, on {content['settings']['device']}, {content['threads']} threads"
+            " of PyTorch,"
             f" windows of {sizes['steps']} updates"
         )
         rows = [
-            {**row, "updates/s": f"{row['updates_per_second']['median']:,.1f}", "MiB": f"{row['memory_mib']:,.0f}"}
+            {
+                **row,
+                "updates/s": f"{row['updates_per_second']['median']:,.1f}",
+                "MiB": f"{row['memory_mib']:,.0f}",
+            }
             for row in found["results"]
         ]
         parts.append(report(title, rows, found["unit"], ("updates/s", "MiB")))
-        parts += [f"Lightning's trainer costs {shown(v)} ms an update, {k}" for k, v in found["framework_ms"].items()]
+        parts += [
+            f"Lightning's trainer costs {shown(v)} ms an update, {k}"
+            for k, v in found["framework_ms"].items()
+        ]
     return "\n\n".join(parts)
 
 

@@ -25,7 +25,9 @@ def names_of(tasks: list[str]) -> tuple[str, ...]:
     names = tuple(name if name.endswith("-v3") else f"{name}-v3" for name in tasks)
     unknown = [name for name in names if name not in suite.ALL_V3_ENVIRONMENTS]
     if unknown:
-        raise ConfigurationError(f"MetaWorld has no task {unknown[0]}: give {', '.join(NAMED.values())}, or names")
+        raise ConfigurationError(
+            f"MetaWorld has no task {unknown[0]}: give {', '.join(NAMED.values())}, or names"
+        )
     return names
 
 
@@ -37,7 +39,11 @@ def make_vec(
     They have our protocol: reward v2, horizon 500, 50 goals a task, same-step autoreset.
     """
     import_optional("metaworld", "metaworld")
-    options: dict[str, Any] = {"vector_strategy": strategy, "seed": seed, "use_one_hot": use_one_hot}
+    options: dict[str, Any] = {
+        "vector_strategy": strategy,
+        "seed": seed,
+        "use_one_hot": use_one_hot,
+    }
     if len(tasks) == 1 and tasks[0] in NAMED.values():
         return gym.make_vec(f"Meta-World/{tasks[0]}", **options)
     return gym.make_vec("Meta-World/custom-mt-envs", envs_list=list(names_of(tasks)), **options)

@@ -29,27 +29,34 @@ from mtrl_lightning.schedules import Every
 class CheckpointCallback(Checkpoint):
     """Write ``checkpoints/step_<env steps>.ckpt`` on a schedule, at the end, and when the run is interrupted.
 
-    ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the one with the highest evaluation
-    success (return, where a benchmark has no success). The replay lies beside them in ``replay/``; its files go with
-    the last checkpoint that needs them.
+    ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the one with the
+    highest evaluation success (return, where a benchmark has no success). The replay lies beside
+    them in ``replay/``; its files go with the last checkpoint that needs them.
 
     Args:
         every: environment steps between two checkpoints.
-        keep_last: checkpoints kept, newest first; -1 keeps all, 0 saves none on the schedule, only the end's.
+        keep_last: checkpoints kept, newest first; -1 keeps all, 0 saves none on the schedule, only
+            the end's.
         keep_best: whether the best by evaluation success is saved and kept besides.
-        on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue`` says so, keeps the
-            former ones and tries again when the next is due; ``stop`` ends the run. The end's has to succeed.
+        on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue``
+            says so, keeps the former ones and tries again when the next is due; ``stop`` ends the
+            run. The end's has to succeed.
 
     Raises:
         ConfigurationError: if a number is out of range.
     """
 
     def __init__(
-        self, every: int = 100_000, keep_last: int = 2, keep_best: bool = True,
+        self,
+        every: int = 100_000,
+        keep_last: int = 2,
+        keep_best: bool = True,
         on_error: Literal["continue", "stop"] = "continue",
-    ) -> None:  # fmt: skip
+    ) -> None:
         if keep_last < -1:
-            raise ConfigurationError(f"checkpoint.keep_last is {keep_last}: give -1 (all), 0 (none) or a number")
+            raise ConfigurationError(
+                f"checkpoint.keep_last is {keep_last}: give -1 (all), 0 (none) or a number"
+            )
         self._every = Every(every, "checkpoint.every")
         self.keep_last, self.keep_best, self._on_error = keep_last, keep_best, on_error
         self._saved: list[str] = []
@@ -92,7 +99,8 @@ class CheckpointCallback(Checkpoint):
     def _go_on_from(self, path: Path) -> None:
         """Let ``last.ckpt`` and ``best.ckpt`` name what this run knows, if it goes on from an older checkpoint.
 
-        Later checkpoints stay; nothing of theirs is deleted, because they are not among those that this run saved.
+        Later checkpoints stay; nothing of theirs is deleted, because they are not among those that
+        this run saved.
         """
         self._saved = [name for name in self._saved if (self.folder / name).exists()]
         if self._best and not (self.folder / self._best[1]).exists():
@@ -128,12 +136,18 @@ class CheckpointCallback(Checkpoint):
             try:
                 self._write(trainer, pl_module, self._new_best(trainer, pl_module))
             except OSError as error:
-                raise ConfigurationError(f"the run's end could not be saved ({error}): {self._remedy()}") from error
+                raise ConfigurationError(
+                    f"the run's end could not be saved ({error}): {self._remedy()}"
+                ) from error
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Save when the run was interrupted or out of restarts, which happens where the state is whole."""
         assert isinstance(pl_module, Algorithm)
-        if trainer.state.fn != TrainerFn.FITTING or not isinstance(exception, (Interrupted, RestartsExhaustedError)):
+        if trainer.state.fn != TrainerFn.FITTING or not isinstance(
+            exception, (Interrupted, RestartsExhaustedError)
+        ):
             return
         if not find(trainer, RolloutCallback).begun:  # a checkpoint is only half restored
             return
@@ -143,12 +157,20 @@ class CheckpointCallback(Checkpoint):
         except OSError as error:
             rank_zero_warn(f"the interrupted run could not be saved ({error}): {self._remedy()}")
         else:
-            rank_zero_info(f"\nInterrupted and saved; continue with --ckpt_path {self.folder / 'last.ckpt'}")
+            rank_zero_info(
+                f"\nInterrupted and saved; continue with --ckpt_path {self.folder / 'last.ckpt'}"
+            )
 
     def _new_best(self, trainer: Trainer, algorithm: Algorithm) -> float | None:
         evaluation = find(trainer, EvaluationCallback)
-        score = evaluation.results.get("eval/success" if algorithm.spec.has_success else "eval/return")
-        if not self.keep_best or score is None or evaluation.env_steps != algorithm.counters.env_steps:
+        score = evaluation.results.get(
+            "eval/success" if algorithm.spec.has_success else "eval/return"
+        )
+        if (
+            not self.keep_best
+            or score is None
+            or evaluation.env_steps != algorithm.counters.env_steps
+        ):
             return None
         return score if self._best is None or score > self._best[0] else None
 
@@ -164,11 +186,17 @@ class CheckpointCallback(Checkpoint):
             text = f"the checkpoint after {algorithm.counters.env_steps:,} env steps could not be written ({error})"
             if self._on_error == "stop":
                 raise ConfigurationError(f"{text}: {self._remedy()}") from error
-            rank_zero_warn(f"{text}; the former ones are kept and the run goes on: free space on the disk")
+            rank_zero_warn(
+                f"{text}; the former ones are kept and the run goes on: free space on the disk"
+            )
 
     def _remedy(self) -> str:
         newest = self._saved[-1] if self._saved else None
-        return f"free the disk, then continue from {self.folder / newest}" if newest else "free the disk, start again"
+        return (
+            f"free the disk, then continue from {self.folder / newest}"
+            if newest
+            else "free the disk, start again"
+        )
 
     def _write(self, trainer: Trainer, algorithm: Algorithm, best: float | None) -> None:
         former = (self._saved, self._saved_at, self._best)
@@ -206,7 +234,9 @@ class CheckpointCallback(Checkpoint):
         except OSError:  # a file system without hard links
             shutil.copyfile(self.folder / name, unfinished)
         unfinished.replace(self.folder / alias)
-        unfinished.unlink(missing_ok=True)  # POSIX renames nothing if both names are of the same file already
+        unfinished.unlink(
+            missing_ok=True
+        )  # POSIX renames nothing if both names are of the same file already
 
     def _delete_old(self, trainer: Trainer) -> None:
         newest = self._saved if self.keep_last == -1 else self._saved[-max(self.keep_last, 1) :]
@@ -215,7 +245,10 @@ class CheckpointCallback(Checkpoint):
             (self.folder / name).unlink(missing_ok=True)
         self._saved = [name for name in self._saved if name in kept]
         try:
-            manifests = [manifest_of(load_checkpoint(path, verify=False)) for path in self.folder.glob("*.ckpt")]
+            manifests = [
+                manifest_of(load_checkpoint(path, verify=False))
+                for path in self.folder.glob("*.ckpt")
+            ]
         except ConfigurationError as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
         else:
@@ -223,7 +256,11 @@ class CheckpointCallback(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of what is kept."""
-        return {"every": self._every.state_dict(), "saved": self._saved, "best": list(self._best or [])}
+        return {
+            "every": self._every.state_dict(),
+            "saved": self._saved,
+            "best": list(self._best or []),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the names of what is kept."""

@@ -22,7 +22,9 @@ from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
 class DurableIO(TorchCheckpointIO):
     """Write where the file shall be, and wait for the disk; Lightning's goes by way of the system's folder."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Write a checkpoint.
 
         Raises:
@@ -44,11 +46,13 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> dict[str, Any]:
         verify: whether the sums of its tensors are checked, for which all of it is read.
 
     Raises:
-        ConfigurationError: if the file is missing, damaged, of another format, or holds anything but tensors and plain
-            values.
+        ConfigurationError: if the file is missing, damaged, of another format, or holds anything
+            but tensors and plain values.
     """
     if not Path(path).is_file():
-        raise ConfigurationError(f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder")
+        raise ConfigurationError(
+            f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder"
+        )
     try:
         with zipfile.ZipFile(path) as archive:  # torch checks no sum of what it maps into memory
             damaged = archive.testzip() if verify else None
@@ -57,7 +61,8 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> dict[str, Any]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise ConfigurationError(
-            f"the checkpoint {path} cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:100]}): it is"
+            f"the checkpoint {path} cannot be read ({type(error).__name__}:"
+            f" {str(error).splitlines()[0][:100]}): it is"
             " damaged, or of something else; use another one"
         ) from error
     try:
@@ -82,7 +87,9 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
         try:
             checkpoint = load_checkpoint(candidate)
             if with_replay:
-                ReplaySnapshots(replay_folder(path.resolve().parent.parent)).verify(manifest_of(checkpoint))
+                ReplaySnapshots(replay_folder(path.resolve().parent.parent)).verify(
+                    manifest_of(checkpoint)
+                )
         except ConfigurationError as error:
             wrong.append(str(error))
             continue
@@ -96,5 +103,7 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
 
 def _newest_first(path: Path) -> Iterator[Path]:
     yield path
-    others = sorted(path.parent.glob("step_*.ckpt"), key=lambda other: other.stat().st_mtime_ns, reverse=True)
+    others = sorted(
+        path.parent.glob("step_*.ckpt"), key=lambda other: other.stat().st_mtime_ns, reverse=True
+    )
     yield from (other for other in others if not path.is_file() or not other.samefile(path))

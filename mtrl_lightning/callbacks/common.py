@@ -57,10 +57,13 @@ def check_trainer(trainer: Trainer) -> None:
     """
     if trainer.world_size > 1:
         raise ConfigurationError(
-            "training on several devices is not supported yet: set trainer.devices and num_nodes to 1"
+            "training on several devices is not supported yet: set trainer.devices and num_nodes to"
+            " 1"
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
-        raise ConfigurationError(f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported")
+        raise ConfigurationError(
+            f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
+        )
 
 
 def log(trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:

@@ -45,7 +45,8 @@ class _Writer(ExperimentWriter):
         except OSError as error:
             if not self._full:
                 rank_zero_warn(
-                    f"{self._path} cannot be written ({error}): training goes on, and its rows are kept in memory"
+                    f"{self._path} cannot be written ({error}): training goes on, and its rows are"
+                    " kept in memory"
                     " until there is room again; they are lost if the run ends before"
                 )
             self._full = True
@@ -69,7 +70,9 @@ class _Writer(ExperimentWriter):
     def _replace(self, keys: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
         unfinished = self._path.with_suffix(".unfinished")
         try:
-            unfinished.write_bytes(_lines(keys, [dict(zip(keys, keys, strict=True))]) + _lines(keys, rows))
+            unfinished.write_bytes(
+                _lines(keys, [dict(zip(keys, keys, strict=True))]) + _lines(keys, rows)
+            )
             os.replace(unfinished, self._path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -92,20 +95,27 @@ class _Writer(ExperimentWriter):
         if damaged and not header:
             aside = self._path.with_suffix(".damaged.csv")
             os.replace(self._path, aside)
-            rank_zero_warn(f"the first line of {self._path} is damaged: the file is set aside as {aside.name}")
+            rank_zero_warn(
+                f"the first line of {self._path} is damaged: the file is set aside as {aside.name}"
+            )
         elif damaged:
-            rank_zero_warn(f"{self._path}: dropped {damaged} damaged line(s), as a killed run leaves them")
+            rank_zero_warn(
+                f"{self._path}: dropped {damaged} damaged line(s), as a killed run leaves them"
+            )
         if header:
             self._replace(header, [row for row in rows if int(row["env_steps"]) <= env_steps])
 
     def rows(self) -> list[dict[str, float]]:
-        return [{k: float(v) for k, v in row.items() if v and k != "step"} for row in self._read()[1]]
+        return [
+            {k: float(v) for k, v in row.items() if v and k != "step"} for row in self._read()[1]
+        ]
 
 
 class MetricsCSV(CSVLogger):
     """Write ``metrics.csv`` and ``hparams.yaml`` into the run's folder.
 
-    A row is in the file when ``log_metrics`` returns, unless the disk is full: then it follows with a later row.
+    A row is in the file when ``log_metrics`` returns, unless the disk is full: then it follows with
+    a later row.
 
     Args:
         save_dir: the run's folder.

@@ -27,24 +27,33 @@ class EvaluationCallback(Callback):
         envs_per_task: copies of each task's environment, stepped together.
         num_workers: worker processes; null for all cores, 0 for this process.
         timeout: seconds to wait for a worker before it counts as hung.
-        max_restarts: how often, from one start of the program to its end, an evaluation begins anew because an
-            environment or its worker broke. At the next fault the run saves and ends.
+        max_restarts: how often, from one start of the program to its end, an evaluation begins anew
+            because an environment or its worker broke. At the next fault the run saves and ends.
 
     Raises:
         ConfigurationError: if a number is out of range.
     """
 
     def __init__(
-        self, every: int = 100_000, num_episodes: int = 10, envs_per_task: int = 1, num_workers: int | None = None,
-        timeout: float = 300.0, max_restarts: int = 10,
-    ) -> None:  # fmt: skip
+        self,
+        every: int = 100_000,
+        num_episodes: int = 10,
+        envs_per_task: int = 1,
+        num_workers: int | None = None,
+        timeout: float = 300.0,
+        max_restarts: int = 10,
+    ) -> None:
         if timeout <= 0 or max_restarts < 0:
             raise ConfigurationError(
-                f"evaluation.timeout is {timeout}: give a number above 0; evaluation.max_restarts is {max_restarts}:"
+                f"evaluation.timeout is {timeout}: give a number above 0; evaluation.max_restarts"
+                f" is {max_restarts}:"
                 " give 0 or more"
             )
         self._every = Every(every, "evaluation.every")
-        self._options: dict[str, Any] = {"num_episodes": num_episodes, "envs_per_task": envs_per_task}
+        self._options: dict[str, Any] = {
+            "num_episodes": num_episodes,
+            "envs_per_task": envs_per_task,
+        }
         self._num_workers = num_workers
         self._supervision: dict[str, Any] = {"timeout": timeout, "max_restarts": max_restarts}
         self.made_up = False
@@ -59,7 +68,9 @@ class EvaluationCallback(Callback):
         """Prepare an evaluator for each split but the first, which is trained on."""
         benchmark = data_of(trainer).benchmark
         envs = benchmark.spec.num_tasks * self._options["envs_per_task"]
-        workers = default_num_workers(envs, spare=0) if self._num_workers is None else self._num_workers
+        workers = (
+            default_num_workers(envs, spare=0) if self._num_workers is None else self._num_workers
+        )
         assert isinstance(pl_module, Algorithm)
         counters = pl_module.counters
 
@@ -102,13 +113,17 @@ class EvaluationCallback(Callback):
             self._evaluate(trainer, pl_module)
             pl_module.log_dict(self.results, logger=False)
 
-    def _evaluate_if_due(self, trainer: Trainer, algorithm: Algorithm, at_end: bool = False) -> None:
+    def _evaluate_if_due(
+        self, trainer: Trainer, algorithm: Algorithm, at_end: bool = False
+    ) -> None:
         before = self._every.state_dict()
         if self._every(algorithm.counters.env_steps) or at_end:
             try:
                 self._evaluate(trainer, algorithm)
             except (Interrupted, RestartsExhaustedError):
-                self._every.load_state_dict(before)  # `on_train_start` of the continued run makes up for it
+                self._every.load_state_dict(
+                    before
+                )  # `on_train_start` of the continued run makes up for it
                 raise
 
     def _evaluate(self, trainer: Trainer, algorithm: Algorithm) -> None:
@@ -127,14 +142,20 @@ class EvaluationCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the last results."""
-        return {"every": self._every.state_dict(), "results": self.results, "env_steps": self.env_steps}
+        return {
+            "every": self._every.state_dict(),
+            "results": self.results,
+            "env_steps": self.env_steps,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the last results."""
         self._every.load_state_dict(state_dict["every"])
         self.results, self.env_steps = dict(state_dict["results"]), state_dict["env_steps"]
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """End the workers."""
         self._close()
 
@@ -154,12 +175,21 @@ def table(evaluation: Evaluation, task_names: tuple[str, ...], env_steps: int) -
         for i, name in enumerate(task_names)
     ]
     rows.append(
-        ("average", *(v.mean() for v in (evaluation.success_T, evaluation.success_last_T, evaluation.return_T)))
+        (
+            "average",
+            *(
+                v.mean()
+                for v in (evaluation.success_T, evaluation.success_last_T, evaluation.return_T)
+            ),
+        )
     )
     width = max(len(name) for name, *_ in rows)
     head = f"{evaluation.split} after {env_steps:,} env steps"
     lines = [head, f"{'task':<{width}}  success  success_last     return"]
-    lines += [f"{name:<{width}}  {any_:7.2f}  {last:12.2f}  {return_:9.1f}" for name, any_, last, return_ in rows]
+    lines += [
+        f"{name:<{width}}  {any_:7.2f}  {last:12.2f}  {return_:9.1f}"
+        for name, any_, last, return_ in rows
+    ]
     lines.insert(-1, "-" * len(lines[1]))
     return "\n".join(lines)
 

@@ -39,7 +39,10 @@ class MetricsCallback(Callback):
         assert isinstance(pl_module, Algorithm)
         env_steps = pl_module.counters.env_steps
         protocol = {f"protocol/{key}": value for key, value in pl_module.spec.protocol.items()}
-        versions = {f"version/{p}": importlib.metadata.version(p) for p in ("mtrl_lightning", "torch", "lightning")}
+        versions = {
+            f"version/{p}": importlib.metadata.version(p)
+            for p in ("mtrl_lightning", "torch", "lightning")
+        }
         rows: list[dict[str, float]] = []
         for logger in trainer.loggers:
             logger.log_hyperparams(protocol | versions)
@@ -58,7 +61,11 @@ class MetricsCallback(Callback):
         """Begin to measure; write a row first if an interruption kept the run from it."""
         assert isinstance(pl_module, Algorithm)
         pl_module.stopwatch.drain()
-        self._since = (time.perf_counter(), pl_module.counters.env_steps, pl_module.counters.updates)
+        self._since = (
+            time.perf_counter(),
+            pl_module.counters.env_steps,
+            pl_module.counters.updates,
+        )
         if pl_module.counters.updates > 0 and step_complete(trainer):
             self._log_if_due(trainer, pl_module)
 
@@ -76,8 +83,14 @@ class MetricsCallback(Callback):
         if due or at_end:
             so_far = algorithm.mean_metrics.state_dict()
             rollout = find(trainer, RolloutCallback).metrics(algorithm.spec.task_names)
-            log(trainer, algorithm.drain_metrics() | rollout | self._time(trainer, algorithm), env_steps)
-            if not due:  # a run that goes on averages over the whole interval, as if it had not ended here
+            log(
+                trainer,
+                algorithm.drain_metrics() | rollout | self._time(trainer, algorithm),
+                env_steps,
+            )
+            if (
+                not due
+            ):  # a run that goes on averages over the whole interval, as if it had not ended here
                 algorithm.mean_metrics.load_state_dict(so_far)
 
     def _time(self, trainer: Trainer, algorithm: Algorithm) -> dict[str, float]:
@@ -93,7 +106,9 @@ class MetricsCallback(Callback):
             "time/env_steps_per_second": (counters.env_steps - env_steps) / elapsed,
             "time/updates_per_second": (counters.updates - updates) / elapsed,
         }
-        return rates | {f"time/{name}_fraction": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES}
+        return rates | {
+            f"time/{name}_fraction": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the W&B run, which a continued run goes on with."""
@@ -104,7 +119,9 @@ class MetricsCallback(Callback):
         self._every.load_state_dict(state_dict["every"])
         self._wandb_id = state_dict["wandb_id"]
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Let the loggers write what they hold: a run that goes on from the checkpoint does not log it again."""
         for logger in trainer.loggers:
             logger.save()

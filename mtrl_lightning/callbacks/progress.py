@@ -43,9 +43,14 @@ class EnvStepProgressBar(ProgressBar):
         rollout.after_step.append(self._advance)
         total, done = rollout.total_steps, pl_module.counters.env_steps
         self._bar = tqdm(
-            total=total, initial=done, unit=" env steps", unit_scale=True, mininterval=self._interval,
-            disable=not self._enabled or not trainer.is_global_zero, dynamic_ncols=True,
-        )  # fmt: skip
+            total=total,
+            initial=done,
+            unit=" env steps",
+            unit_scale=True,
+            mininterval=self._interval,
+            disable=not self._enabled or not trainer.is_global_zero,
+            dynamic_ncols=True,
+        )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -73,7 +78,9 @@ class EnvStepProgressBar(ProgressBar):
         """Close the bar."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Close the bar."""
         self._close()
 

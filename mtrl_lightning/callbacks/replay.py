@@ -20,11 +20,12 @@ from mtrl_lightning.replay.datamodule import replay_folder
 class ReplayCallback(Callback):
     """Write the replay into ``replay/`` in files that never change, each as soon as it is full.
 
-    A checkpoint then adds the rows of the last, unfinished file only. ``CheckpointCallback`` decides when, and which
-    files are still needed.
+    A checkpoint then adds the rows of the last, unfinished file only. ``CheckpointCallback``
+    decides when, and which files are still needed.
 
     Args:
-        save: whether the replay is saved at all; without it a run that goes on begins with an empty one.
+        save: whether the replay is saved at all; without it a run that goes on begins with an empty
+            one.
         save_last: transitions saved, the newest, over all tasks; null for all.
         chunk_size: transitions in a file, over all tasks.
         restore: whether a run that goes on reads the replay of its checkpoint.
@@ -34,9 +35,18 @@ class ReplayCallback(Callback):
     """
 
     def __init__(
-        self, save: bool = True, save_last: int | None = None, chunk_size: int = 100_000, restore: bool = True
+        self,
+        save: bool = True,
+        save_last: int | None = None,
+        chunk_size: int = 100_000,
+        restore: bool = True,
     ) -> None:
-        self._save, self._save_last, self._chunk_size, self._restore = save, save_last, chunk_size, restore
+        self._save, self._save_last, self._chunk_size, self._restore = (
+            save,
+            save_last,
+            chunk_size,
+            restore,
+        )
         self._snapshots = ReplaySnapshots(Path("replay"), chunk_size, save_last)
         self._failed = False  # then nothing is written ahead until a save has succeeded
         self._hooked = False
@@ -46,10 +56,14 @@ class ReplayCallback(Callback):
         if stage == TrainerFn.FITTING:
             assert isinstance(pl_module, Algorithm)
             run_folder = Path(trainer.log_dir or trainer.default_root_dir)
-            self._snapshots = ReplaySnapshots(replay_folder(run_folder), self._chunk_size, self._save_last)
+            self._snapshots = ReplaySnapshots(
+                replay_folder(run_folder), self._chunk_size, self._save_last
+            )
             if self._save and not self._hooked:
                 self._hooked = True
-                find(trainer, RolloutCallback).after_step.append(lambda _: self._write_ahead(trainer, pl_module))
+                find(trainer, RolloutCallback).after_step.append(
+                    lambda _: self._write_ahead(trainer, pl_module)
+                )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the replay of the checkpoint that the run goes on from, or say what is lost without it."""
@@ -58,10 +72,16 @@ class ReplayCallback(Callback):
         data = data_of(trainer)
         assert data.buffer is not None
         if data.manifest is None or not self._restore:
-            why = "replay.restore is false" if data.manifest else "the checkpoint was saved without it (replay.save)"
+            why = (
+                "replay.restore is false"
+                if data.manifest
+                else "the checkpoint was saved without it (replay.save)"
+            )
             rank_zero_warn(
-                f"the run goes on with an empty replay, because {why}: all transitions seen so far are lost, new ones"
-                " are collected before the next update, and the run is not the one that it would have been"
+                f"the run goes on with an empty replay, because {why}: all transitions seen so far"
+                " are lost, new ones"
+                " are collected before the next update, and the run is not the one that it would"
+                " have been"
             )
             return
         source = replay_folder(Path(trainer.ckpt_path).resolve().parent.parent)
@@ -72,7 +92,8 @@ class ReplayCallback(Callback):
         storage = data.buffer.storage
         if (storage.oldest_R > np.maximum(storage.added_R - storage.capacity, 0)).any():
             rank_zero_warn(
-                f"only the last {len(data.buffer):,} transitions were saved (replay.save_last): the run goes on without"
+                f"only the last {len(data.buffer):,} transitions were saved (replay.save_last): the"
+                " run goes on without"
                 " older ones, and is not the one that it would have been"
             )
 

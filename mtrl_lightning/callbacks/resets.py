@@ -16,9 +16,10 @@ from mtrl_lightning.schedules import Every
 class ResetCallback(Callback):
     """Give the networks fresh weights on a schedule, and keep the replay: networks lose the ability to learn with time.
 
-    Nikishin et al. 2022 ("The Primacy Bias in Deep Reinforcement Learning"); ARS (Cho et al. 2025) resets 4 times on
-    MT10 and 6 times on MT50. It comes just before the next update: what is evaluated and saved at that step are the
-    networks before it. List it before ``RolloutCallback``, so that it also comes before the next actions.
+    Nikishin et al. 2022 ("The Primacy Bias in Deep Reinforcement Learning"); ARS (Cho et al. 2025)
+    resets 4 times on MT10 and 6 times on MT50. It comes just before the next update: what is
+    evaluated and saved at that step are the networks before it. List it before ``RolloutCallback``,
+    so that it also comes before the next actions.
 
     Args:
         every: environment steps between two resets, after the warm-up; null for none.
@@ -30,13 +31,17 @@ class ResetCallback(Callback):
 
     def __init__(self, every: int | None = None, times: int | None = None) -> None:
         if times is not None and (times < 1 or every is None):
-            raise ConfigurationError(f"resets.times is {times}, resets.every {every}: give both, or times null")
+            raise ConfigurationError(
+                f"resets.times is {times}, resets.every {every}: give both, or times null"
+            )
         self._every = None if every is None else Every(every, "resets.every")
         self._times = times
         self._made = 0
         self._begun = False
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Reset when it is time; nothing that lies before the first call is made up for."""
         assert isinstance(pl_module, Algorithm)
         if self._every is None or not step_complete(trainer):

@@ -25,22 +25,25 @@ from mtrl_lightning.types import Mode
 class RolloutCallback(Callback):
     """Step the training environments: at random until the warm-up is over, then with the policy.
 
-    Actions are sent when a training batch starts and the transitions are taken when it ends, so that the workers
-    step while the learner updates. A batch is one update.
+    Actions are sent when a training batch starts and the transitions are taken when it ends, so
+    that the workers step while the learner updates. A batch is one update.
 
     Args:
         total_steps: environment steps after which training ends.
         warmup_steps: environment steps with uniformly random actions before the first update.
-        warmup_updates: updates made at once when the warm-up ends (mtrl makes as many as vector steps of warm-up).
+        warmup_updates: updates made at once when the warm-up ends (mtrl makes as many as vector
+            steps of warm-up).
         updates_per_step: updates a vector step (all environments once), also fractional.
         envs_per_task: copies of each task's environment.
-        num_workers: worker processes that step environments; null for the cores but one, 0 for this process.
-        learner_threads: threads of PyTorch on the CPU; null leaves its own choice, one a core, which is slow where
-            small networks share the cores with environments.
+        num_workers: worker processes that step environments; null for the cores but one, 0 for this
+            process.
+        learner_threads: threads of PyTorch on the CPU; null leaves its own choice, one a core,
+            which is slow where small networks share the cores with environments.
         window: finished episodes a task over which ``rollout/...`` metrics are averaged.
         timeout: seconds to wait for a worker before it counts as hung.
-        max_restarts: how often, from one start of the program to its end, broken environments are rebuilt: one that
-            raised or returned a NaN, or whose worker died or hung. At the next fault the run saves and ends.
+        max_restarts: how often, from one start of the program to its end, broken environments are
+            rebuilt: one that raised or returned a NaN, or whose worker died or hung. At the next
+                fault the run saves and ends.
         seed: of the environments.
 
     Raises:
@@ -63,14 +66,18 @@ class RolloutCallback(Callback):
     ) -> None:
         if envs_per_task < 1 or warmup_steps < 1:
             raise ConfigurationError(
-                f"rollout.envs_per_task is {envs_per_task}, rollout.warmup_steps {warmup_steps}: give at least 1"
+                f"rollout.envs_per_task is {envs_per_task}, rollout.warmup_steps {warmup_steps}:"
+                " give at least 1"
             )
         if total_steps <= warmup_steps:
             raise ConfigurationError(
-                f"rollout.total_steps {total_steps} must be above rollout.warmup_steps {warmup_steps}"
+                f"rollout.total_steps {total_steps} must be above rollout.warmup_steps"
+                f" {warmup_steps}"
             )
         if learner_threads is not None and learner_threads < 1:
-            raise ConfigurationError(f"rollout.learner_threads is {learner_threads}: give at least 1, or null")
+            raise ConfigurationError(
+                f"rollout.learner_threads is {learner_threads}: give at least 1, or null"
+            )
         if window < 1 or timeout <= 0 or max_restarts < 0:
             raise ConfigurationError(
                 f"rollout.window is {window}, rollout.timeout {timeout}: both must be above 0;"
@@ -81,7 +88,10 @@ class RolloutCallback(Callback):
         self._learner_threads = learner_threads
         self._window, self._timeout, self._seed = window, timeout, seed
         self._max_restarts = max_restarts
-        self._warmup, self._ratio = Until(warmup_steps), UpdateRatio(updates_per_step, warmup_updates)
+        self._warmup, self._ratio = (
+            Until(warmup_steps),
+            UpdateRatio(updates_per_step, warmup_updates),
+        )
         self.collector: Collector | None = None
         self.after_step: list[Callable[[int], None]] = []
         """Called with the environment steps made after each vector step, also those of the warm-up."""
@@ -109,14 +119,22 @@ class RolloutCallback(Callback):
 
         def on_restart(reason: str) -> None:
             counters.worker_restarts += 1
-            rank_zero_warn(f"environments are rebuilt, restart {envs.num_restarts} of at most {most}: {reason}")
+            rank_zero_warn(
+                f"environments are rebuilt, restart {envs.num_restarts} of at most {most}: {reason}"
+            )
 
         envs = VectorEnv(
-            data.benchmark, tasks, seed=self._seed, num_workers=self._num_workers, timeout=self._timeout,
-            max_restarts=most, on_restart=on_restart,
-        )  # fmt: skip
+            data.benchmark,
+            tasks,
+            seed=self._seed,
+            num_workers=self._num_workers,
+            timeout=self._timeout,
+            max_restarts=most,
+            on_restart=on_restart,
+        )
         rank_zero_info(
-            f"Stepping {envs.num_envs} environments of {len(data.spec.train_tasks)} tasks in {envs.num_workers} workers"
+            f"Stepping {envs.num_envs} environments of {len(data.spec.train_tasks)} tasks in"
+            f" {envs.num_workers} workers"
         )
         self.collector = Collector(envs, pl_module, counters=counters, window=self._window)
 
@@ -124,7 +142,8 @@ class RolloutCallback(Callback):
         """Warm up, unless a checkpoint says that it is done.
 
         Raises:
-            ConfigurationError: if an environment's state cannot be saved, which a checkpoint would find out too late.
+            ConfigurationError: if an environment's state cannot be saved, which a checkpoint would
+                find out too late.
         """
         assert isinstance(pl_module, Algorithm) and self.collector is not None
         self.begun = True
@@ -144,7 +163,10 @@ class RolloutCallback(Callback):
         self._ratio.start(counters.vector_steps, counters.updates)
         self.step_complete = not self._ratio.due(counters.vector_steps, counters.updates)
         if self._finished(pl_module):
-            rank_zero_info(f"{counters.env_steps:,} env steps are made already: raise rollout.total_steps to go on")
+            rank_zero_info(
+                f"{counters.env_steps:,} env steps are made already: raise rollout.total_steps to"
+                " go on"
+            )
             trainer.should_stop = True
 
     def _refill(self, trainer: Trainer, algorithm: Algorithm) -> None:
@@ -161,11 +183,15 @@ class RolloutCallback(Callback):
             check_signals(trainer)
         self._ratio.start_anew(counters.vector_steps, counters.updates)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Step until an update is due, and send the actions of the last step without waiting for it."""
         assert isinstance(pl_module, Algorithm)
         self._under_way = False
-        while not self._ratio.due(pl_module.counters.vector_steps + self._under_way, pl_module.counters.updates):
+        while not self._ratio.due(
+            pl_module.counters.vector_steps + self._under_way, pl_module.counters.updates
+        ):
             if self._under_way:
                 self._receive(trainer, pl_module)
             self._send(pl_module, "explore")
@@ -180,7 +206,9 @@ class RolloutCallback(Callback):
         pl_module.stopwatch.stop("update")
         if self._under_way:
             self._receive(trainer, pl_module)
-        self.step_complete = not self._ratio.due(pl_module.counters.vector_steps, pl_module.counters.updates)
+        self.step_complete = not self._ratio.due(
+            pl_module.counters.vector_steps, pl_module.counters.updates
+        )
         if self._finished(pl_module):
             trainer.should_stop = True
         if self.collector is not None and self.collector.envs.fault is not None:
@@ -188,7 +216,9 @@ class RolloutCallback(Callback):
 
     def _finished(self, algorithm: Algorithm) -> bool:
         counters = algorithm.counters
-        return counters.env_steps >= self.total_steps and not self._ratio.due(counters.vector_steps, counters.updates)
+        return counters.env_steps >= self.total_steps and not self._ratio.due(
+            counters.vector_steps, counters.updates
+        )
 
     def _send(self, algorithm: Algorithm, mode: Mode) -> None:
         assert self.collector is not None
@@ -209,7 +239,8 @@ class RolloutCallback(Callback):
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
         """Return ``rollout/return``, ``rollout/success`` and ``rollout/length``: window means, and each task's.
 
-        Besides, what was survived: ``fault/worker_restarts`` and ``fault/dropped_transitions``, since the run began.
+        Besides, what was survived: ``fault/worker_restarts`` and ``fault/dropped_transitions``,
+        since the run began.
         """
         assert self.collector is not None
         summary, counters = self.collector.windows.summary(), self.collector.counters
@@ -228,7 +259,9 @@ class RolloutCallback(Callback):
         return {
             "warmup": self._warmup.state_dict(),
             "ratio": self._ratio.state_dict(),
-            "collector": self._last_state if self.collector is None else self.collector.state_dict(),
+            "collector": self._last_state
+            if self.collector is None
+            else self.collector.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -238,9 +271,14 @@ class RolloutCallback(Callback):
             self._ratio.load_state_dict(state_dict["ratio"])
             self.collector.load_state_dict(state_dict["collector"])
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """End the workers; the checkpoint of an interrupted run is written after this and needs their last state."""
-        if isinstance(exception, (Interrupted, RestartsExhaustedError)) and self.collector is not None:
+        if (
+            isinstance(exception, (Interrupted, RestartsExhaustedError))
+            and self.collector is not None
+        ):
             self._last_state = self.collector.state_dict()
         self._close()
 

@@ -23,8 +23,9 @@ class Interrupted(SystemExit):
 class InterruptionCallback(Callback):
     """Remember a signal until a training batch has ended, then raise; a second one acts at once.
 
-    Under SLURM its requeue signal is heard too, in place of Lightning's handler, which would save in the middle of a
-    step. There only a second Ctrl-C acts at once: SLURM sends SIGTERM as a warning, and to a job that is requeued.
+    Under SLURM its requeue signal is heard too, in place of Lightning's handler, which would save
+    in the middle of a step. There only a second Ctrl-C acts at once: SLURM sends SIGTERM as a
+    warning, and to a job that is requeued.
 
     Place it behind the callbacks that count and evaluate.
 
@@ -61,12 +62,16 @@ class InterruptionCallback(Callback):
         if self._received is not None:
             raise Interrupted(128 + self._received)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Stop listening, unless the run is saved and SLURM's further signals must not disturb that."""
         if self._requeue_signal is None or not isinstance(exception, Interrupted):
             self._restore()
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Mark the checkpoint, so that a requeued job finds it."""
         if self._origin is not None:
             checkpoint["origin"] = dict(self._origin)
@@ -81,9 +86,14 @@ class InterruptionCallback(Callback):
         self._former = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._received is not None and self._requeue_signal is not None and number != signal.SIGINT:
+        if (
+            self._received is not None
+            and self._requeue_signal is not None
+            and number != signal.SIGINT
+        ):
             return
-        # Lightning puts this handler back when it has ended, after `_restore`: then it acts as if it were not there
+        # Lightning puts this handler back when it has ended, after `_restore`: then it acts as if
+        # it were not there
         if not self._former or self._received is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self._received = number
@@ -101,7 +111,9 @@ def slurm_job() -> str | None:
     if not SLURMEnvironment.detect():
         return None
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID")
+    return (
+        f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID")
+    )
 
 
 def requeue_signal(trainer: Trainer) -> int | None:
@@ -115,13 +127,20 @@ def requeue_signal(trainer: Trainer) -> int | None:
 def requeue(trainer: Trainer, interrupted: Interrupted) -> None:
     """Let SLURM start the job again if its requeue signal interrupted the run, which by now is saved."""
     number, job = requeue_signal(trainer), slurm_job()
-    if number is None or job is None or interrupted.code != 128 + number or not trainer.is_global_zero:
+    if (
+        number is None
+        or job is None
+        or interrupted.code != 128 + number
+        or not trainer.is_global_zero
+    ):
         return
     try:
         failure: object = subprocess.call(["scontrol", "requeue", job])
     except OSError as error:
         failure = error
     if failure:
-        rank_zero_warn(f"scontrol requeue {job} failed ({failure}): submit the job again with --ckpt_path last")
+        rank_zero_warn(
+            f"scontrol requeue {job} failed ({failure}): submit the job again with --ckpt_path last"
+        )
     else:
         rank_zero_info(f"Requeued SLURM job {job}: its next start goes on from here")

@@ -14,14 +14,16 @@ from mtrl_lightning.types import EnvSpec
 class Benchmark(ABC):
     """Tasks that share an observation and an action space.
 
-    A benchmark is pickled into worker processes: it holds plain values and imports its suite when it needs it.
+    A benchmark is pickled into worker processes: it holds plain values and imports its suite when
+    it needs it.
 
-    An environment made for a task is a ``gymnasium.Env`` whose observation carries no task encoding. Its state is
-    saved by ``EnvState``: all attributes of the environment and its wrappers, MuJoCo's state among them. A class with
-    attributes that cannot or need not be saved has ``get_state() -> dict`` and ``set_state(dict)`` of plain values.
-    What an environment draws comes from a generator of its own, never from a global one.
-    ``reset(seed=s)`` decides what follows entirely: in the split ``train`` it seeds the generator that draws
-    initial states and goals; in every other split ``s`` is the number of the test episode, the same ``s`` always
+    An environment made for a task is a ``gymnasium.Env`` whose observation carries no task
+    encoding. Its state is saved by ``EnvState``: all attributes of the environment and its
+    wrappers, MuJoCo's state among them. A class with attributes that cannot or need not be saved
+    has ``get_state() -> dict`` and ``set_state(dict)`` of plain values. What an environment draws
+    comes from a generator of its own, never from a global one. ``reset(seed=s)`` decides what
+    follows entirely: in the split ``train`` it seeds the generator that draws initial states and
+    goals; in every other split ``s`` is the number of the test episode, the same ``s`` always
     begins the same episode, and each further ``reset()`` begins the next one.
     """
 

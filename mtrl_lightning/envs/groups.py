@@ -69,7 +69,9 @@ class LocalGroup:
         if self._group is None:
             plan = self._plan
             arrays = arrays_in(plan.buffer, plan.num_envs, plan.benchmark.spec)
-            self._group = EnvGroup(plan.benchmark, plan.tasks, plan.split, plan.seeds, arrays, plan.first)
+            self._group = EnvGroup(
+                plan.benchmark, plan.tasks, plan.split, plan.seeds, arrays, plan.first
+            )
         return getattr(self._group, method)(*args, **kwargs)
 
     def close(self) -> None:
@@ -97,7 +99,9 @@ class WorkerGroup:
         self._stepping = False
         self._timeout, self._timeout_now = timeout, max(timeout, START_TIMEOUT)
         self._connection, there = CONTEXT.Pipe()
-        self._process: Any = CONTEXT.Process(target=run_worker, args=(there, *plan), name=name, daemon=True)
+        self._process: Any = CONTEXT.Process(
+            target=run_worker, args=(there, *plan), name=name, daemon=True
+        )
         with _signals_blocked():
             self._process.start()
         there.close()
@@ -112,20 +116,25 @@ class WorkerGroup:
         """Ask for a method of ``EnvGroup``; a step costs the shortest message there is."""
         self._stepping = method == "step"
         message = STEP if self._stepping else pickle.dumps((method, args, kwargs))
-        with self._within_timeout(), contextlib.suppress(OSError):  # the worker is dead: `answer` says so
+        with (
+            self._within_timeout(),
+            contextlib.suppress(OSError),
+        ):  # the worker is dead: `answer` says so
             self._connection.send_bytes(message)
 
     def answer(self) -> Any:
         """Wait for the result.
 
         Raises:
-            EnvironmentFaultError: if an environment raised or returned a NaN, or the worker died or hung.
+            EnvironmentFaultError: if an environment raised or returned a NaN, or the worker died or
+                hung.
             ConfigurationError: if an environment cannot be used.
         """
         timeout, self._timeout_now = self._timeout_now, self._timeout
         if not self._connection.poll(timeout):
             raise EnvironmentFaultError(
-                f"the worker of {self._all_names()} gave no answer for {timeout:g} s (timeout) {self._where()}"
+                f"the worker of {self._all_names()} gave no answer for {timeout:g} s (timeout)"
+                f" {self._where()}"
             )
         try:
             with self._within_timeout():
@@ -133,7 +142,8 @@ class WorkerGroup:
         except (EOFError, OSError):
             self._process.join(5)
             raise EnvironmentFaultError(
-                f"the worker of {self._all_names()} died (exit code {self._process.exitcode}) {self._where()}"
+                f"the worker of {self._all_names()} died (exit code {self._process.exitcode})"
+                f" {self._where()}"
             ) from None
         if message == DONE:
             return None
@@ -189,7 +199,8 @@ def _signals_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # the first start of a process starts it too, and unblocks the signals
+    # the first start of a process starts it too, and unblocks the signals
+    resource_tracker.ensure_running()
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

@@ -25,22 +25,25 @@ MAX_GOALS = 50
 class MetaWorld(Benchmark):
     """Tasks of MetaWorld, with the goal visible and no end on success.
 
-    A task's goals are those of ``metaworld.MT1(task, seed=goal_seed)``, so a task has the same goals in every list
-    of tasks. Training draws one of them for each episode; the evaluation split visits them in order, so that test
-    episode ``k`` has goal ``k mod num_goals``.
+    A task's goals are those of ``metaworld.MT1(task, seed=goal_seed)``, so a task has the same
+    goals in every list of tasks. Training draws one of them for each episode; the evaluation split
+    visits them in order, so that test episode ``k`` has goal ``k mod num_goals``.
 
     Args:
-        tasks: ``MT10``, ``MT25``, ``MT50``, or task names such as ``reach-v3``; ``-v3`` may be left out.
-        reward_version: ``v2`` (dense, at most 10 a step; today's protocol) or ``v1`` (that of the first papers).
+        tasks: ``MT10``, ``MT25``, ``MT50``, or task names such as ``reach-v3``; ``-v3`` may be left
+            out.
+        reward_version: ``v2`` (dense, at most 10 a step; today's protocol) or ``v1`` (that of the
+            first papers).
         horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
         num_goals: goals a task, 1 to 50.
         goal_seed: decides which goals; the same for training and evaluation.
-        fast: build and step with cheaper code of ours, which gives MetaWorld's own observations, rewards and goals to
-            the last bit; MetaWorld's code is used, with a warning, where its version was not compared with ours. A
-            fast environment cannot be pickled.
+        fast: build and step with cheaper code of ours, which gives MetaWorld's own observations,
+            rewards and goals to the last bit; MetaWorld's code is used, with a warning, where its
+            version was not compared with ours. A fast environment cannot be pickled.
 
     Raises:
-        ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number is out of range.
+        ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number
+            is out of range.
     """
 
     def __init__(
@@ -54,11 +57,15 @@ class MetaWorld(Benchmark):
     ) -> None:
         suite = import_optional("metaworld", "metaworld")
         if not 1 <= num_goals <= MAX_GOALS:
-            raise ConfigurationError(f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals a task")
+            raise ConfigurationError(
+                f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals a task"
+            )
         if horizon < 1:
             raise ConfigurationError(f"horizon is {horizon}: give a number of steps of at least 1")
         if reward_version not in ("v1", "v2"):
-            raise ConfigurationError(f"reward_version is {reward_version!r}: MetaWorld has v1 and v2")
+            raise ConfigurationError(
+                f"reward_version is {reward_version!r}: MetaWorld has v1 and v2"
+            )
         if goal_seed < 0:
             raise ConfigurationError(f"goal_seed is {goal_seed}: give 0 or more")
         if isinstance(tasks, str):
@@ -71,7 +78,8 @@ class MetaWorld(Benchmark):
         unchecked = unchecked_versions() if fast else []
         if unchecked:
             warnings.warn(
-                f"stepping with MetaWorld's own, slower code: ours was not compared with {' and '.join(unchecked)}",
+                "stepping with MetaWorld's own, slower code: ours was not compared with"
+                f" {' and '.join(unchecked)}",
                 stacklevel=2,
             )
         self.fast = fast and not unchecked
@@ -120,7 +128,9 @@ class _GoalSelection(gym.Wrapper):
         self._next_episode = 0
         self._generator = np.random.default_rng(seed)
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[npt.NDArray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
         if self._numbered:
             episode = self._next_episode if seed is None else seed
             self._next_episode = episode + 1
@@ -133,7 +143,10 @@ class _GoalSelection(gym.Wrapper):
         return self.env.reset(options=options)
 
     def get_state(self) -> dict[str, Any]:
-        return {"next_episode": self._next_episode, "generator": self._generator.bit_generator.state}
+        return {
+            "next_episode": self._next_episode,
+            "generator": self._generator.bit_generator.state,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._next_episode = state["next_episode"]
@@ -145,7 +158,8 @@ def _named_set(suite: Any, name: str) -> list[str]:
         return list(getattr(suite.env_dict, f"{name}_V3"))
     if name.startswith("MT"):
         raise ConfigurationError(
-            f"unknown set of tasks {name!r}: MetaWorld has MT10, MT25 and MT50; MT1 is a task's name"
+            f"unknown set of tasks {name!r}: MetaWorld has MT10, MT25 and MT50; MT1 is a task's"
+            " name"
         )
     return [name if name.endswith("-v3") else f"{name}-v3"]
 

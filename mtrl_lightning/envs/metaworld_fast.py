@@ -1,8 +1,9 @@
 """MetaWorld's environments at the speed of their physics: equal in every bit, cheaper in Python.
 
-A task's own class is derived from. What all tasks share is written anew here, and what a task defines itself (rewards
-above all) is used as it is, but finds positions that were looked up once and the cheaper arithmetic of
-``metaworld_numbers`` behind the names that it uses. MetaWorld's own classes and modules stay as they are.
+A task's own class is derived from. What all tasks share is written anew here, and what a task
+defines itself (rewards above all) is used as it is, but finds positions that were looked up once
+and the cheaper arithmetic of ``metaworld_numbers`` behind the names that it uses. MetaWorld's own
+classes and modules stay as they are.
 """
 
 from __future__ import annotations
@@ -26,8 +27,17 @@ CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
 PLACES = "_metaworld_places"
 """The attribute beside MetaWorld's own."""
-EVALUATING = ("evaluate_state", "compute_reward", "_get_pos_objects", "_get_quat_objects", "_gripper_caging_reward",
-              "_reward_quat", "_reward_pos", "_reward_grab_effort", "_stick_is_inserted")  # fmt: skip
+EVALUATING = (
+    "evaluate_state",
+    "compute_reward",
+    "_get_pos_objects",
+    "_get_quat_objects",
+    "_gripper_caging_reward",
+    "_reward_quat",
+    "_reward_pos",
+    "_reward_grab_effort",
+    "_stick_is_inserted",
+)
 """Methods of a task that look at the simulation and leave it as it is."""
 DOWN = np.array([1.0, 0.0, 1.0, 0.0])
 """The hand's orientation."""
@@ -73,7 +83,11 @@ class _Places:
         self.fingers = data.site("rightEndEffector").xpos, data.site("leftEndEffector").xpos
         self.pads = data.body("leftpad").xpos, data.body("rightpad").xpos
         self.pad_geoms = data.geom("leftpad_geom").id, data.geom("rightpad_geom").id
-        self.mocap_pos, self.mocap_quat, self.ctrl = data.mocap_pos[0], data.mocap_quat[0], data.ctrl
+        self.mocap_pos, self.mocap_quat, self.ctrl = (
+            data.mocap_pos[0],
+            data.mocap_quat[0],
+            data.ctrl,
+        )
         self.single = cache(lambda number: float(np.float32(number)))
         self.still = False
         """Whether no time passes."""
@@ -118,22 +132,34 @@ class _FastSawyer(Upstream):
         np.minimum(observation, space.high, out=observation)
         self._last_stable_obs = observation
         reward, info = self.evaluate_state(observation, action)
-        return observation.copy(), reward, False, self.curr_path_length == self.max_path_length, info
+        return (
+            observation.copy(),
+            reward,
+            False,
+            self.curr_path_length == self.max_path_length,
+            info,
+        )
 
     def set_xyz_action(self, action: Any) -> None:
         if type(action) is not np.ndarray or action.dtype != SINGLE:
             return super().set_xyz_action(action)
         places = self._metaworld_places
         scale, position = places.single(self.action_scale), places.mocap_pos
-        moves = [scale * (-1.0 if part < -1 else 1.0 if part > 1 else part) for part in action.tolist()]
-        moved = THREE_SINGLES.unpack(THREE_SINGLES.pack(*moves))  # NumPy multiplies them in single precision
+        moves = [
+            scale * (-1.0 if part < -1 else 1.0 if part > 1 else part) for part in action.tolist()
+        ]
+        moved = THREE_SINGLES.unpack(
+            THREE_SINGLES.pack(*moves)
+        )  # NumPy multiplies them in single precision
         lows, highs = self.mocap_low.tolist(), self.mocap_high.tolist()
         for i, part in enumerate(position.tolist()):
             part += moved[i]
             position[i] = lows[i] if part < lows[i] else highs[i] if part > highs[i] else part
         places.mocap_quat[:] = DOWN
 
-    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[npt.NDArray, dict[str, Any]]:
+    def reset(
+        self, seed: int | None = None, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
         """Reset the model twice, as MetaWorld does; no time passes in the first, which throws its simulation away."""
         from gymnasium.envs.mujoco import MujocoEnv
 
@@ -218,10 +244,17 @@ class _FastSawyer(Upstream):
         return sum(force[address[place]] for place in contacts)
 
     def _gripper_caging_reward(
-        self, action: Any, obj_pos: npt.NDArray[Any], obj_radius: float, pad_success_thresh: float,
-        object_reach_radius: float, xz_thresh: float, desired_gripper_effort: float = 1.0, high_density: bool = False,
+        self,
+        action: Any,
+        obj_pos: npt.NDArray[Any],
+        obj_radius: float,
+        pad_success_thresh: float,
+        object_reach_radius: float,
+        xz_thresh: float,
+        desired_gripper_effort: float = 1.0,
+        high_density: bool = False,
         medium_density: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         start, init_tcp = self.obj_init_pos, self.init_tcp
         assert start is not None, "`obj_init_pos` must be initialized before calling this function."
         if high_density and medium_density:
@@ -233,7 +266,9 @@ class _FastSawyer(Upstream):
         for pad in self._metaworld_places.pads:
             pad_y = pad.item(1)
             margin = abs(abs(pad_y - start_y) - pad_success_thresh)
-            sides.append(tolerance(abs(pad_y - y), (obj_radius, pad_success_thresh), margin, "long_tail"))
+            sides.append(
+                tolerance(abs(pad_y - y), (obj_radius, pad_success_thresh), margin, "long_tail")
+            )
         margin = norm(np.array((start_x - init_x, start_z - init_z))) - xz_thresh
         distance = norm(np.array((tcp_x - x, tcp_z - z)))
         caging_xz = tolerance(distance, (0, xz_thresh), margin, "long_tail")
@@ -255,12 +290,17 @@ def fast_class(task_class: type) -> type:
     """Return a class that behaves as MetaWorld's class of a task, and is one."""
     from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
-    own: dict[str, Any] = {name: getattr(task_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own: dict[str, Any] = {
+        name: getattr(task_class, name) for name in ("__module__", "__qualname__", "__doc__")
+    }
     kinds = task_class.__mro__
     scopes: dict[type, dict[str, Any]] = {}
     for kind in reversed(kinds[: kinds.index(SawyerXYZEnv)]):
         names = vars(sys.modules[kind.__module__])
-        scopes[kind] = {**names, **{name: what for name, what in stand_ins().items() if name in names}}
+        scopes[kind] = {
+            **names,
+            **{name: what for name, what in stand_ins().items() if name in names},
+        }
         for name, value in vars(kind).items():
             if name in EVALUATING:
                 own[name] = _looking(value, scopes[kind])
@@ -279,7 +319,11 @@ def _looking(method: Any, scope: dict[str, Any]) -> Any:
     if method.__code__.co_freevars == ("func",):  # a decorator's check that `step` has already made
         return _looking(method.__closure__[0].cell_contents, scope)
     code = method.__code__
-    code = code.replace(co_names=tuple(PLACES if name == "data" else name for name in code.co_names))
-    looking = types.FunctionType(code, scope, method.__name__, method.__defaults__, method.__closure__)
+    code = code.replace(
+        co_names=tuple(PLACES if name == "data" else name for name in code.co_names)
+    )
+    looking = types.FunctionType(
+        code, scope, method.__name__, method.__defaults__, method.__closure__
+    )
     looking.__kwdefaults__ = method.__kwdefaults__
     return looking

@@ -1,7 +1,8 @@
 """The goals of ``metaworld.MT1(task, seed).train_tasks``, drawn without simulating what nobody looks at.
 
-MetaWorld draws a goal by resetting an environment, which moves the hand for 100 steps of physics. Its own
-``reset_model`` is run here too, with its loops that reject draws, but where the hand is does not matter to them.
+MetaWorld draws a goal by resetting an environment, which moves the hand for 100 steps of physics.
+Its own ``reset_model`` is run here too, with its loops that reject draws, but where the hand is
+does not matter to them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def drawn_goals(name: str, seed: int) -> list[Any]:
     """
     suite = import_optional("metaworld", "metaworld")
     task_class = suite.ALL_V3_ENVIRONMENTS[name]
-    kwargs = {key: value for key, value in suite._env_dict.ML1_ARGS_KWARGS[name]["kwargs"].items() if key != "task_id"}
+    kwargs = {
+        key: value
+        for key, value in suite._env_dict.ML1_ARGS_KWARGS[name]["kwargs"].items()
+        if key != "task_id"
+    }
     env = type(task_class.__name__, (_Drawing, task_class), {})()
     env._generator = np.random.RandomState(seed)
     env._set_task_called = True
@@ -53,7 +58,12 @@ def drawn_goals(name: str, seed: int) -> list[Any]:
     goals = []
     for _ in range(suite._N_GOALS):
         env.reset()
-        goal = {**kwargs, "rand_vec": env._last_rand_vec, "env_cls": task_class, **suite._MT_OVERRIDE}
+        goal = {
+            **kwargs,
+            "rand_vec": env._last_rand_vec,
+            "env_cls": task_class,
+            **suite._MT_OVERRIDE,
+        }
         goals.append(suite._encode_task(name, goal))
     env.close()
     env._edits.set({"arrays": {}, "options": {}})

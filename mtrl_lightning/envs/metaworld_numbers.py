@@ -1,7 +1,7 @@
 """MetaWorld's arithmetic of a few numbers without the cost of NumPy's and SciPy's calls, equal in bits and types.
 
-What a function here is not made for, it hands to the one that it stands for. Sums of products are left to ``dot`` and
-powers to NumPy's scalars, because Python's round otherwise.
+What a function here is not made for, it hands to the one that it stands for. Sums of products are
+left to ``dot`` and powers to NumPy's scalars, because Python's round otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def norm(x: Any, ord: Any = None) -> Any:
 
 def clip(x: Any, low: Any, high: Any) -> Any:
     """Stand for ``np.clip`` of a number."""
-    if type(x) in (np.float32, FLOAT64) and type(low) in (int, float) and type(high) in (int, float) and low < x < high:
+    if (
+        type(x) in (np.float32, FLOAT64)
+        and type(low) in (int, float)
+        and type(high) in (int, float)
+        and low < x < high
+    ):
         return x
     return np.clip(x, low, high)
 
@@ -56,7 +61,11 @@ def hstack(parts: Any) -> npt.NDArray:
 
 
 def tolerance(
-    x: Any, bounds: Any = (0.0, 0.0), margin: Any = 0.0, sigmoid: Any = "gaussian", value_at_margin: Any = 0.1
+    x: Any,
+    bounds: Any = (0.0, 0.0),
+    margin: Any = 0.0,
+    sigmoid: Any = "gaussian",
+    value_at_margin: Any = 0.1,
 ) -> Any:
     """Stand for ``reward_utils.tolerance`` of a number."""
     lower, upper = bounds
@@ -143,9 +152,15 @@ def stand_ins() -> dict[str, Any]:
     from scipy.spatial.transform import Rotation as Slow
 
     linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})
-    numpy = SimpleNamespace(**{**vars(np), "linalg": linalg, "clip": clip, "abs": absolute, "hstack": hstack})
+    numpy = SimpleNamespace(
+        **{**vars(np), "linalg": linalg, "clip": clip, "abs": absolute, "hstack": hstack}
+    )
     rewards = SimpleNamespace(**{**vars(reward_utils), "tolerance": tolerance})
-    return {"np": numpy, "reward_utils": rewards, "Rotation": Rotation if _rounds_like_scipy() else Slow}
+    return {
+        "np": numpy,
+        "reward_utils": rewards,
+        "Rotation": Rotation if _rounds_like_scipy() else Slow,
+    }
 
 
 def _rounds_like_scipy() -> bool:
@@ -154,11 +169,13 @@ def _rounds_like_scipy() -> bool:
     for place in range(200):
         x, y, z, w = generator.normal(size=4) * np.where(np.arange(4) == place % 4, 3.0, 1.0)
         s = 2 / (x * x + y * y + z * z + w * w)
-        matrix = np.array([
-            [1 - s * (y * y + z * z), s * (x * y - z * w), s * (x * z + y * w)],
-            [s * (x * y + z * w), 1 - s * (x * x + z * z), s * (y * z - x * w)],
-            [s * (x * z - y * w), s * (y * z + x * w), 1 - s * (x * x + y * y)],
-        ])  # fmt: skip
+        matrix = np.array(
+            [
+                [1 - s * (y * y + z * z), s * (x * y - z * w), s * (x * z + y * w)],
+                [s * (x * y + z * w), 1 - s * (x * x + z * z), s * (y * z - x * w)],
+                [s * (x * z - y * w), s * (y * z + x * w), 1 - s * (x * x + y * y)],
+            ]
+        )
         if quaternion(matrix).tobytes() != _scipys(matrix).tobytes():
             return False
     return True

@@ -26,7 +26,13 @@ DICTS = {"dict": dict, "OrderedDict": OrderedDict}
 SETS = {"set": set, "frozenset": frozenset}
 BIT_GENERATORS = {
     kind.__name__: kind
-    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+    for kind in (
+        np.random.PCG64,
+        np.random.PCG64DXSM,
+        np.random.MT19937,
+        np.random.Philox,
+        np.random.SFC64,
+    )
 }
 SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
 REMEDY = "give the class that has it get_state() and set_state(dict)"
@@ -43,7 +49,9 @@ class Encoder:
         self.found: dict[str, tuple[type, str]] = {}
         """Classes of the objects met, by name, and where."""
         self._memory = [
-            (i, name, address_of(array), array.nbytes) for i, s in enumerate(simulators) for name, array in arrays_of(s)
+            (i, name, address_of(array), array.nbytes)
+            for i, s in enumerate(simulators)
+            for name, array in arrays_of(s)
         ]
         self._simulators = {id(simulator) for simulator in simulators}
         self._seen: dict[int, int] = {}
@@ -96,10 +104,17 @@ class Encoder:
             items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
             return [kind, items, getattr(value, "maxlen", None)]
         if type(value) in DICTS.values() and all(type(key) in PLAIN for key in value):
-            return ["dict", kind, [[key, self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()]]
+            return [
+                "dict",
+                kind,
+                [[key, self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()],
+            ]
         if type(value) in SETS.values() and all(type(item) in PLAIN for item in value):
             return ["set", kind, sorted(value, key=repr)]
-        if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in BIT_GENERATORS:
+        if (
+            isinstance(value, np.random.Generator)
+            and type(value.bit_generator).__name__ in BIT_GENERATORS
+        ):
             bits = value.bit_generator
             seeds = bits.seed_seq if type(bits.seed_seq) is SeedSequence else None
             told = [getattr(seeds, name) for name in SEEDS] if seeds else None
@@ -109,21 +124,40 @@ class Encoder:
         if type(value) is random.Random:
             return ["random", value.getstate()]
         if type(value) is Box:
-            return ["box", *(self.encode(part, where) for part in (value.low, value.high, value._np_random))]
+            return [
+                "box",
+                *(self.encode(part, where) for part in (value.low, value.high, value._np_random)),
+            ]
         if _is_plain_object(value):
             self.found.setdefault(type(value).__qualname__, (type(value), where))
             return ["object", type(value).__qualname__, self.attributes(value, where)]
-        raise ConfigurationError(f"the environment's attribute {where} is a {kind}, which cannot be saved: {REMEDY}")
+        raise ConfigurationError(
+            f"the environment's attribute {where} is a {kind}, which cannot be saved: {REMEDY}"
+        )
 
     def _encode_array(self, array: npt.NDArray, where: str) -> list[Any]:
         start = address_of(array)
         for i, name, first, num_bytes in self._memory:
             if array.base is not None and array.size and first <= start < first + num_bytes:
-                return ["view", i, name, start - first, array.dtype.str, list(array.shape), list(array.strides)]
+                return [
+                    "view",
+                    i,
+                    name,
+                    start - first,
+                    array.dtype.str,
+                    list(array.shape),
+                    list(array.strides),
+                ]
         if type(array.base) is np.ndarray and array.size and array.base.flags.c_contiguous:
             base = self.encode(array.base, where)
-            return ["window", base, start - address_of(array.base), array.dtype.str, list(array.shape),
-                    list(array.strides)]  # fmt: skip
+            return [
+                "window",
+                base,
+                start - address_of(array.base),
+                array.dtype.str,
+                list(array.shape),
+                list(array.strides),
+            ]
         return ["array", array.dtype.str, list(array.shape), to_text(array)]
 
 
@@ -146,7 +180,8 @@ class Decoder:
         present = dict(attributes)
         kept = {name: value for name, value in present.items() if _is_static(owner, name)}
         decoded = {
-            name: self.decode(state, present.get(name), f"{where}.{name}", owner) for name, state in states.items()
+            name: self.decode(state, present.get(name), f"{where}.{name}", owner)
+            for name, state in states.items()
         }
         attributes.clear()
         attributes.update(kept | decoded)
@@ -168,13 +203,17 @@ class Decoder:
         kind, *rest = state
         if kind == "static":
             if rest[0] and rest[0] != _identity(present):
-                raise ConfigurationError(f"the environment's attribute {where} was {rest[0]}, here not: {REMEDY}")
+                raise ConfigurationError(
+                    f"the environment's attribute {where} was {rest[0]}, here not: {REMEDY}"
+                )
             return present
         if kind == "method":
             return getattr(owner, rest[0])
         if kind == "enum":
             if type(present).__qualname__ != rest[0]:
-                raise ConfigurationError(f"the environment's attribute {where} was a {rest[0]}, here not: {REMEDY}")
+                raise ConfigurationError(
+                    f"the environment's attribute {where} was a {rest[0]}, here not: {REMEDY}"
+                )
             return type(present)[rest[1]]
         if kind == "number":
             return from_text(rest[1], rest[0])[0]
@@ -188,32 +227,60 @@ class Decoder:
         return made
 
     def _make_view(
-        self, present: Any, place: int, where: str, simulator: int, name: str, offset: int, dtype: str, shape: Any,
+        self,
+        present: Any,
+        place: int,
+        where: str,
+        simulator: int,
+        name: str,
+        offset: int,
+        dtype: str,
+        shape: Any,
         strides: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         memory = getattr(self._simulators[simulator], name)
         return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
 
-    def _make_array(self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str) -> npt.NDArray:
+    def _make_array(
+        self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str
+    ) -> npt.NDArray:
         return from_text(text, dtype).reshape(shape).copy()
 
     def _make_window(
-        self, present: Any, place: int, where: str, base: Any, offset: int, dtype: str, shape: Any, strides: Any
+        self,
+        present: Any,
+        place: int,
+        where: str,
+        base: Any,
+        offset: int,
+        dtype: str,
+        shape: Any,
+        strides: Any,
     ) -> Any:
         memory = self.decode(base, None, where)
         return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
 
-    def _make_list(self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None) -> list[Any]:
+    def _make_list(
+        self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
+    ) -> list[Any]:
         self._made[place] = made = []
-        former = present if isinstance(present, (list, tuple, deque)) and len(present) == len(items) else None
+        former = (
+            present
+            if isinstance(present, (list, tuple, deque)) and len(present) == len(items)
+            else None
+        )
         for i, item in enumerate(items):
-            made.append(self.decode(item, former[i] if former is not None else None, f"{where}[{i}]"))
+            made.append(
+                self.decode(item, former[i] if former is not None else None, f"{where}[{i}]")
+            )
         return made
 
     def _make_tuple(self, *state: Any) -> tuple:
         return tuple(self._make_list(*state))
 
-    def _make_deque(self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None) -> deque:
+    def _make_deque(
+        self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
+    ) -> deque:
         return deque(self._make_list(present, place, where, items, maxlen), maxlen)
 
     def _make_set(self, present: Any, place: int, where: str, kind: str, items: list[Any]) -> Any:
@@ -226,14 +293,22 @@ class Decoder:
             made[key] = self.decode(item, former.get(key), f"{where}[{key!r}]")
         return made
 
-    def _make_generator(self, present: Any, place: int, where: str, state: Any, seeds: Any) -> np.random.Generator:
+    def _make_generator(
+        self, present: Any, place: int, where: str, state: Any, seeds: Any
+    ) -> np.random.Generator:
         content, told = self.decode(state, None, where), self.decode(seeds, None, where)
         seed_sequence = SeedSequence(**dict(zip(SEEDS, told, strict=True))) if told else None
         bits = BIT_GENERATORS[content["bit_generator"]](seed_sequence)
         bits.state = content
-        return type(present)(bits) if isinstance(present, np.random.Generator) else np.random.Generator(bits)
+        return (
+            type(present)(bits)
+            if isinstance(present, np.random.Generator)
+            else np.random.Generator(bits)
+        )
 
-    def _make_random_state(self, present: Any, place: int, where: str, state: Any) -> np.random.RandomState:
+    def _make_random_state(
+        self, present: Any, place: int, where: str, state: Any
+    ) -> np.random.RandomState:
         made = np.random.RandomState()
         made.set_state(self.decode(state, None, where))
         return made
@@ -249,12 +324,17 @@ class Decoder:
         box._np_random = generator
         return box
 
-    def _make_object(self, present: Any, place: int, where: str, kind: str, states: dict[str, Any]) -> Any:
+    def _make_object(
+        self, present: Any, place: int, where: str, kind: str, states: dict[str, Any]
+    ) -> Any:
         made = present
-        if type(present).__qualname__ != kind or id(present) in self._taken:  # made later, or one of several
+        if (
+            type(present).__qualname__ != kind or id(present) in self._taken
+        ):  # made later, or one of several
             if kind not in self._classes:
                 raise ConfigurationError(
-                    f"the environment's attribute {where} was a {kind}, here it is a {type(present).__name__}: {REMEDY}"
+                    f"the environment's attribute {where} was a {kind}, here it is a"
+                    f" {type(present).__name__}: {REMEDY}"
                 )
             made = object.__new__(self._classes[kind])
         self._taken.add(id(made))
@@ -283,7 +363,9 @@ def _is_plain_object(value: Any) -> bool:
         and type(value).__reduce_ex__ is object.__reduce_ex__
         and type(value).__reduce__ is object.__reduce__
         and not has_slots(type(value))
-        and all(kind.__flags__ & (1 << 9) or kind is object for kind in kinds)  # made by a class statement
+        and all(
+            kind.__flags__ & (1 << 9) or kind is object for kind in kinds
+        )  # made by a class statement
     )
 
 

@@ -1,7 +1,8 @@
 """The state of a MuJoCo simulation as plain values: what is integrated, what was computed from it, edits of its model.
 
-``mjSTATE_INTEGRATION`` is all that the physics goes on from. An environment also reads what a step has computed, such
-as positions of bodies, before the next step computes it anew: what ``mj_forward`` would not give is saved, too.
+``mjSTATE_INTEGRATION`` is all that the physics goes on from. An environment also reads what a step
+has computed, such as positions of bodies, before the next step computes it anew: what
+``mj_forward`` would not give is saved, too.
 """
 
 from __future__ import annotations
@@ -104,7 +105,9 @@ def get_simulation(data: Any) -> dict[str, Any]:
     computed = {
         name: [array.dtype.str, to_text(array)]
         for name, array in arrays_of(data)
-        if array.dtype.kind == "f" and not name.startswith(SOLVER) and _differs(array, fresh[name]).any()
+        if array.dtype.kind == "f"
+        and not name.startswith(SOLVER)
+        and _differs(array, fresh[name]).any()
     }
     return {"integration": to_text(state), "computed": computed}
 
@@ -132,7 +135,11 @@ def _integrate(data: Any, state: npt.NDArray[np.float64]) -> None:
 
 def _options(model: Any) -> dict[str, npt.NDArray]:
     values = {name: getattr(model.opt, name) for name in dir(model.opt) if not name.startswith("_")}
-    return {name: np.array(value) for name, value in values.items() if isinstance(value, (int, float, np.ndarray))}
+    return {
+        name: np.array(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float, np.ndarray))
+    }
 
 
 def _differs(one: npt.NDArray, other: npt.NDArray) -> npt.NDArray[np.bool_]:

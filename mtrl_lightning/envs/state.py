@@ -1,8 +1,9 @@
 """An environment's whole state as plain values: what its future depends on, through any stack of wrappers.
 
-A layer (the environment or a wrapper) that has ``get_state() -> dict`` and ``set_state(dict)`` answers for itself. Of
-any other layer every attribute is taken: numbers, arrays, containers, generators, spaces, other objects, MuJoCo's
-simulation and the arrays that look into its memory. What cannot be taken is an error, so nothing is forgotten silently.
+A layer (the environment or a wrapper) that has ``get_state() -> dict`` and ``set_state(dict)``
+answers for itself. Of any other layer every attribute is taken: numbers, arrays, containers,
+generators, spaces, other objects, MuJoCo's simulation and the arrays that look into its memory.
+What cannot be taken is an error, so nothing is forgotten silently.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class EnvState:
     """Take and restore the state of one environment.
 
     Args:
-        env: the environment as ``make_env`` gave it, not yet reset: edits of its MuJoCo model are told from it.
+        env: the environment as ``make_env`` gave it, not yet reset: edits of its MuJoCo model are
+            told from it.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -47,20 +49,28 @@ class EnvState:
         for name, (_, where) in encoder.found.items():
             if name not in self._classes:
                 raise ConfigurationError(
-                    f"the environment's attribute {where} is a {name}, which a new environment has none of: make one"
+                    f"the environment's attribute {where} is a {name}, which a new environment has"
+                    " none of: make one"
                     f" in its constructor, or {REMEDY}"
                 )
-        return [[edits.get() for edits in self._edits], [get_simulation(data) for data in self._datas], *layers]
+        return [
+            [edits.get() for edits in self._edits],
+            [get_simulation(data) for data in self._datas],
+            *layers,
+        ]
 
     def _encode_layers(self, encoder: Encoder) -> list[Any]:
         layers = []
         for layer in _layers(self._env):
             name, own = type(layer).__name__, getattr(type(layer), "get_state", None)
             if own is None and has_slots(type(layer)):
-                raise ConfigurationError(f"the environment {name} has __slots__, which cannot be saved: {REMEDY}")
+                raise ConfigurationError(
+                    f"the environment {name} has __slots__, which cannot be saved: {REMEDY}"
+                )
             if own:
                 state = {
-                    key: encoder.encode(value, f"{name}.get_state()[{key!r}]") for key, value in own(layer).items()
+                    key: encoder.encode(value, f"{name}.get_state()[{key!r}]")
+                    for key, value in own(layer).items()
                 }
             else:
                 state = encoder.attributes(layer, name)
@@ -74,9 +84,14 @@ class EnvState:
             ConfigurationError: if it is of an environment of other layers or attributes.
         """
         edits, simulations, *layers = states
-        found, here = [name for name, _ in layers], [type(layer).__name__ for layer in _layers(self._env)]
+        found, here = (
+            [name for name, _ in layers],
+            [type(layer).__name__ for layer in _layers(self._env)],
+        )
         if found != here or len(edits) != len(self._models) or len(simulations) != len(self._datas):
-            raise ConfigurationError(f"the state is of another environment: {' > '.join(found)} there, {here} here")
+            raise ConfigurationError(
+                f"the state is of another environment: {' > '.join(found)} there, {here} here"
+            )
         for own, edit in zip(self._edits, edits, strict=True):
             own.set(edit)
         for data, simulation in zip(self._datas, simulations, strict=True):

@@ -23,17 +23,20 @@ RADIUS = 0.15
 class ToyReach(Benchmark):
     """Move a point in the square [-1, 1]² to the task's goal; the goals lie on a circle of radius 0.7.
 
-    The observation is the position alone, so only an agent that is told its task can solve more than one. The
-    reward is 1 minus the distance to the goal.
+    The observation is the position alone, so only an agent that is told its task can solve more
+    than one. The reward is 1 minus the distance to the goal.
 
     Args:
-        num_tasks: number of tasks, at least 1; task ``i`` has its goal at the angle ``2 pi i / num_tasks``.
+        num_tasks: number of tasks, at least 1; task ``i`` has its goal at the angle
+            ``2 pi i / num_tasks``.
         horizon: steps in an episode.
     """
 
     def __init__(self, num_tasks: int = 3, horizon: int = 20) -> None:
         if num_tasks < 1 or horizon < 1:
-            raise ConfigurationError(f"num_tasks {num_tasks} and horizon {horizon} must both be at least 1")
+            raise ConfigurationError(
+                f"num_tasks {num_tasks} and horizon {horizon} must both be at least 1"
+            )
         self.num_tasks, self.horizon = num_tasks, horizon
 
     @property
@@ -43,27 +46,32 @@ class ToyReach(Benchmark):
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
-        return _ToyEnv(task, 2 * np.pi * task / self.num_tasks, self.horizon, split != "train", seed)
+        return _ToyEnv(
+            task, 2 * np.pi * task / self.num_tasks, self.horizon, split != "train", seed
+        )
 
 
 class ToyConflict(Benchmark):
     """``ToyReach`` with tasks that contradict each other, in what an action does and in the size of the reward.
 
-    Task ``i`` has its goal at the angle ``4 pi i / num_tasks`` and rotates actions by ``2 pi i / num_tasks``. With an
-    even number of tasks, ``i`` and ``i + num_tasks / 2`` share a goal, and what leads to it in one leads away from it
-    in the other, wherever the point is. Rewards grow from task to task. A network that is not told its task can solve
-    one of such two at most.
+    Task ``i`` has its goal at the angle ``4 pi i / num_tasks`` and rotates actions by
+    ``2 pi i / num_tasks``. With an even number of tasks, ``i`` and ``i + num_tasks / 2`` share a
+    goal, and what leads to it in one leads away from it in the other, wherever the point is.
+    Rewards grow from task to task. A network that is not told its task can solve one of such two at
+    most.
 
     Args:
         num_tasks: number of tasks, at least 2.
         horizon: steps in an episode.
-        reward_spread: the last task's rewards are so many times as large as the first's, those between geometrically.
+        reward_spread: the last task's rewards are so many times as large as the first's, those
+            between geometrically.
     """
 
     def __init__(self, num_tasks: int = 6, horizon: int = 20, reward_spread: float = 10.0) -> None:
         if num_tasks < 2 or horizon < 1 or not reward_spread > 0:
             raise ConfigurationError(
-                f"num_tasks {num_tasks} must be at least 2, horizon {horizon} at least 1 and reward_spread"
+                f"num_tasks {num_tasks} must be at least 2, horizon {horizon} at least 1 and"
+                " reward_spread"
                 f" {reward_spread} above 0"
             )
         self.num_tasks, self.horizon, self.reward_spread = num_tasks, horizon, reward_spread
@@ -71,14 +79,20 @@ class ToyConflict(Benchmark):
     @property
     def spec(self) -> EnvSpec:
         """Two numbers in, two numbers out."""
-        names = {"benchmark": "toy_conflict", "horizon": self.horizon, "reward_spread": self.reward_spread}
+        names = {
+            "benchmark": "toy_conflict",
+            "horizon": self.horizon,
+            "reward_spread": self.reward_spread,
+        }
         return _spec(self.num_tasks, self.horizon, names)
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
         angle = 2 * np.pi * task / self.num_tasks
         scale = self.reward_spread ** (task / (self.num_tasks - 1))
-        return _ToyEnv(task, 2 * angle, self.horizon, split != "train", seed, rotation=angle, scale=scale)
+        return _ToyEnv(
+            task, 2 * angle, self.horizon, split != "train", seed, rotation=angle, scale=scale
+        )
 
 
 def _spec(num_tasks: int, horizon: int, protocol: Mapping[str, Any]) -> EnvSpec:
@@ -108,14 +122,18 @@ class _ToyEnv(gym.Env):
         self.observation_space = self.action_space = Box(-1.0, 1.0, (2,), np.float32)
         self._goal = 0.7 * np.array([np.cos(angle), np.sin(angle)])
         self._task, self._horizon, self._numbered = task, horizon, numbered
-        self._turn = np.array([[np.cos(rotation), -np.sin(rotation)], [np.sin(rotation), np.cos(rotation)]])
+        self._turn = np.array(
+            [[np.cos(rotation), -np.sin(rotation)], [np.sin(rotation), np.cos(rotation)]]
+        )
         self._scale = scale
         self._position = np.zeros(2)
         self._steps = 0
         self._next_episode = 0
         self._generator = np.random.default_rng(seed)
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[npt.NDArray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
         if self._numbered:
             episode = self._next_episode if seed is None else seed
             self._next_episode = episode + 1
@@ -132,4 +150,10 @@ class _ToyEnv(gym.Env):
         distance = float(np.linalg.norm(self._position - self._goal))
         truncated = self._steps >= self._horizon
         reward = self._scale * (1 - distance)
-        return self._position.astype(np.float32), reward, False, truncated, {"success": distance < RADIUS}
+        return (
+            self._position.astype(np.float32),
+            reward,
+            False,
+            truncated,
+            {"success": distance < RADIUS},
+        )

@@ -1,7 +1,7 @@
 """A group of environments stepped one after another, here or in a process of its own.
 
-Observations, actions and rewards lie in arrays that the processes share; a step costs one short message each way.
-A worker ends by itself when the main process closes its pipe or dies.
+Observations, actions and rewards lie in arrays that the processes share; a step costs one short
+message each way. A worker ends by itself when the main process closes its pipe or dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.types import EnvSpec
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+]
 """The main process acts on these, and a terminal or a cluster sends them to its workers too."""
 STEP = b"step"
 DONE = b"done"
@@ -52,7 +56,9 @@ class StepArrays(NamedTuple):
     """Whether the environment is being stepped or reset at this moment: what a dead worker was at."""
 
 
-def _layout(num_envs: int, observation_space: Box, action_space: Box) -> list[tuple[tuple[int, ...], Any]]:
+def _layout(
+    num_envs: int, observation_space: Box, action_space: Box
+) -> list[tuple[tuple[int, ...], Any]]:
     observation = ((num_envs, *observation_space.shape), observation_space.dtype)
     flag = ((num_envs,), np.bool_)
     action = ((num_envs, *action_space.shape), np.float32)
@@ -72,7 +78,9 @@ def _layout(num_envs: int, observation_space: Box, action_space: Box) -> list[tu
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:
     """Return the size of the buffer that ``arrays_in`` needs."""
     layout = _layout(num_envs, spec.observation_space, spec.action_space)
-    return sum(-(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64 for shape, dtype in layout)
+    return sum(
+        -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64 for shape, dtype in layout
+    )
 
 
 def arrays_in(buffer: Any, num_envs: int, spec: EnvSpec) -> StepArrays:
@@ -107,7 +115,9 @@ class EnvGroup:
         first: int,
     ) -> None:
         self._names = [benchmark.spec.task_names[task] for task in tasks]
-        self._envs = [benchmark.make_env(task, split, seed) for task, seed in zip(tasks, seeds, strict=True)]
+        self._envs = [
+            benchmark.make_env(task, split, seed) for task, seed in zip(tasks, seeds, strict=True)
+        ]
         self._states = [EnvState(env) for env in self._envs]
         self._arrays, self._first = arrays, first
         self._steps = [0] * len(self._envs)
@@ -134,9 +144,13 @@ class EnvGroup:
             arrays.step_E[row] = self._steps[i] = self._steps[i] + 1
             arrays.active_E[row] = True
             try:
-                observation, reward, terminated, truncated, info = env.step(arrays.action_EA[row].copy())
+                observation, reward, terminated, truncated, info = env.step(
+                    arrays.action_EA[row].copy()
+                )
             except Exception as error:
-                raise EnvironmentFaultError(f"{self._where(i)}: {type(error).__name__}: {error}") from error
+                raise EnvironmentFaultError(
+                    f"{self._where(i)}: {type(error).__name__}: {error}"
+                ) from error
             if not math.isfinite(reward):
                 raise EnvironmentFaultError(
                     f"{self._where(i)}: the reward is {reward}; fix the environment or its actions"
@@ -155,7 +169,10 @@ class EnvGroup:
 
     def get_state(self) -> list[dict[str, Any]]:
         """Return every environment's state."""
-        return [{"steps": steps, "env": s.get()} for steps, s in zip(self._steps, self._states, strict=True)]
+        return [
+            {"steps": steps, "env": s.get()}
+            for steps, s in zip(self._steps, self._states, strict=True)
+        ]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore every environment's state; one of ``{"seed": s}`` begins an episode with that seed."""
@@ -169,7 +186,10 @@ class EnvGroup:
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Return an attribute of every environment, called with the arguments if it is callable."""
         attributes = [env.get_wrapper_attr(name) for env in self._envs]
-        return [attribute(*args, **kwargs) if callable(attribute) else attribute for attribute in attributes]
+        return [
+            attribute(*args, **kwargs) if callable(attribute) else attribute
+            for attribute in attributes
+        ]
 
     def close(self) -> None:
         """Close every environment."""
@@ -183,19 +203,26 @@ class EnvGroup:
         try:
             observation, _ = env.reset(seed=seed, options=options)
         except Exception as error:
-            raise EnvironmentFaultError(f"{self._where(i)}: {type(error).__name__}: {error}") from error
+            raise EnvironmentFaultError(
+                f"{self._where(i)}: {type(error).__name__}: {error}"
+            ) from error
         self._check_finite(i, observation)
         self._arrays.observation_ED[row] = observation
         self._arrays.active_E[row] = False
 
     def _check_finite(self, i: int, observation: npt.NDArray) -> None:
         observation = np.asarray(observation)
-        if observation.ndim == 1 and observation.dtype.char in "fd" and math.isfinite(observation.dot(observation)):
+        if (
+            observation.ndim == 1
+            and observation.dtype.char in "fd"
+            and math.isfinite(observation.dot(observation))
+        ):
             return  # the cheaper test; where squares overflow, the numbers may still be finite
         if not np.isfinite(observation).all():
             places = np.flatnonzero(~np.isfinite(observation))[:5].tolist()
             raise EnvironmentFaultError(
-                f"{self._where(i)}: the observation is not finite at {places}; fix the environment or its actions"
+                f"{self._where(i)}: the observation is not finite at {places}; fix the environment"
+                " or its actions"
             )
 
     def _where(self, i: int) -> str:
@@ -203,9 +230,15 @@ class EnvGroup:
 
 
 def run_worker(
-    connection: Connection, benchmark: Benchmark, tasks: Sequence[int], split: str, seeds: Sequence[int],
-    buffer: Any, num_envs: int, first: int,
-) -> None:  # fmt: skip
+    connection: Connection,
+    benchmark: Benchmark,
+    tasks: Sequence[int],
+    split: str,
+    seeds: Sequence[int],
+    buffer: Any,
+    num_envs: int,
+    first: int,
+) -> None:
     """Serve a group of environments until the pipe closes or the main process dies."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in SIGNALS:
@@ -224,7 +257,9 @@ def run_worker(
                     connection.send_bytes(DONE)
                 else:
                     name, args, kwargs = pickle.loads(message)
-                    connection.send_bytes(pickle.dumps((getattr(group, name)(*args, **kwargs), None)))
+                    connection.send_bytes(
+                        pickle.dumps((getattr(group, name)(*args, **kwargs), None))
+                    )
             except (EnvironmentFaultError, ConfigurationError) as error:
                 connection.send_bytes(pickle.dumps((None, error)))
             except Exception as error:

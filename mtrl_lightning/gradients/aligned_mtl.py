@@ -18,21 +18,25 @@ TOLERANCE = torch.finfo(torch.float32).eps
 class AlignedMTL(GradientMethod):
     """Follow the mean of the gradients after giving all their principal components the same length (algorithm 1).
 
-    The Gram matrix ``V diag(l) V'`` has the gradients' squared singular values ``l``. With ``B`` being
-    ``sqrt(min l) V diag(l)^(-1/2) V'`` over the eigenvalues that are not zero, the weights are ``B (1/T, ..., 1/T)``:
-    all singular values become the smallest one, which is the paper's scale. It is the mean when the tasks agree, and
-    small when they agree but for a little. It costs one pass a task. Parameters that tasks do not share get the
-    gradient of the mean loss.
+    The Gram matrix ``V diag(l) V'`` has the gradients' squared singular values ``l``. With ``B``
+    being ``sqrt(min l) V diag(l)^(-1/2) V'`` over the eigenvalues that are not zero, the weights
+    are ``B (1/T, ..., 1/T)``: all singular values become the smallest one, which is the paper's
+    scale. It is the mean when the tasks agree, and small when they agree but for a little. It costs
+    one pass a task. Parameters that tasks do not share get the gradient of the mean loss.
 
     Args:
         num_tasks: number of trained tasks, ``T``.
     """
 
-    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+    def backward(
+        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
         """Set the gradients."""
         share_T = equal_shares(len(loss_T))
         gradients = TaskGradients.of(loss_T, parameters)
-        _, self._statistics = gradients.follow(lambda gram_TT: alignment(gram_TT) @ share_T, share_T)
+        _, self._statistics = gradients.follow(
+            lambda gram_TT: alignment(gram_TT) @ share_T, share_T
+        )
 
 
 def alignment(gram_TT: Tensor) -> Tensor:

@@ -22,15 +22,16 @@ EQUAL = 1e-6
 class GradNorm(GradientMethod):
     """Follow the mean of ``w_i L_i``, with weights that let all tasks train at similar rates (algorithm 1).
 
-    ``G_i = ||grad_W w_i L_i||`` over the last shared layer ``W`` (of every network that is trained, taken together) is
-    drawn to ``mean(G) r_i^a``, held constant, where ``r_i`` is ``L_i / L_i(0)`` divided by its mean over the tasks.
-    Only ``w`` learns from ``sum_i |G_i - target_i|``; as ``G_i`` is ``w_i ||grad_W L_i||``, its gradient is
-    ``||grad_W L_i|| sign(G_i - target_i)``, and no second derivative is needed. Then ``w`` is scaled to the sum ``T``.
-    ``L_i(0)`` is the task's first loss that is not 0, as a masked task's is. For the rates, losses that can be negative
-    are shifted (``ShiftedLosses``), ``L_i`` and ``L_i(0)`` by the same.
+    ``G_i = ||grad_W w_i L_i||`` over the last shared layer ``W`` (of every network that is trained,
+    taken together) is drawn to ``mean(G) r_i^a``, held constant, where ``r_i`` is ``L_i / L_i(0)``
+    divided by its mean over the tasks. Only ``w`` learns from ``sum_i |G_i - target_i|``; as
+    ``G_i`` is ``w_i ||grad_W L_i||``, its gradient is ``||grad_W L_i|| sign(G_i - target_i)``, and
+    no second derivative is needed. Then ``w`` is scaled to the sum ``T``. ``L_i(0)`` is the task's
+    first loss that is not 0, as a masked task's is. For the rates, losses that can be negative are
+    shifted (``ShiftedLosses``), ``L_i`` and ``L_i(0)`` by the same.
 
-    The loss of a task is weighted for all parameters, also for those that tasks do not share. It costs one pass, and
-    one down to the last shared layer for each task.
+    The loss of a task is weighted for all parameters, also for those that tasks do not share. It
+    costs one pass, and one down to the last shared layer for each task.
 
     Args:
         num_tasks: number of trained tasks, ``T``.
@@ -48,7 +49,8 @@ class GradNorm(GradientMethod):
         super().__init__(num_tasks)
         if not asymmetry >= 0 or not lr > 0:
             raise ConfigurationError(
-                f"GradNorm's asymmetry is {asymmetry} and its lr {lr}: give at least 0, such as 1.5, and above 0, "
+                f"GradNorm's asymmetry is {asymmetry} and its lr {lr}: give at least 0, such as"
+                " 1.5, and above 0, "
                 "such as 0.025"
             )
         self.asymmetry = asymmetry
@@ -65,21 +67,30 @@ class GradNorm(GradientMethod):
         """
         super().check(parameters)
         if not parameters.last_shared:
-            raise ConfigurationError("GradNorm needs a layer that all tasks share: choose a network that has one")
+            raise ConfigurationError(
+                "GradNorm needs a layer that all tasks share: choose a network that has one"
+            )
 
-    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+    def backward(
+        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
         """Add the gradient of the weighted mean loss to every parameter's ``.grad``; then learn the weights."""
         last = TaskParameters(parameters.last_shared, [], [])
-        norm_T = TaskGradients.of(loss_T, last, retain_graph=True).gram().diagonal().sqrt().to(loss_T)
+        norm_T = (
+            TaskGradients.of(loss_T, last, retain_graph=True).gram().diagonal().sqrt().to(loss_T)
+        )
         (self.weight_T * loss_T).mean().backward()
         self._statistics = weight_statistics(self.weight_T.clone())
         if torch.isfinite(norm_T).all() and torch.isfinite(loss_T).all():
             self._learn(loss_T.detach(), norm_T)
 
     def _learn(self, loss_T: Tensor, norm_T: Tensor) -> None:
-        # a loss of exactly 0 is of a task that is masked: it neither begins nor says anything of its progress
+        # a loss of exactly 0 is of a task that is masked: it neither begins nor says anything of
+        # its progress
         is_masked_T = loss_T == 0
-        self.initial_T.copy_(torch.where((self.initial_T == 0) & ~is_masked_T, loss_T, self.initial_T))
+        self.initial_T.copy_(
+            torch.where((self.initial_T == 0) & ~is_masked_T, loss_T, self.initial_T)
+        )
         self.shifted.observe(loss_T)
         ratio_T = (self.shifted(loss_T) + 1e-8) / (self.shifted(self.initial_T) + 1e-8)
         ratio_T = torch.where(is_masked_T | (self.initial_T == 0), 1.0, ratio_T)

@@ -17,6 +17,8 @@ class Mean(GradientMethod):
 
     is_one_pass = True
 
-    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+    def backward(
+        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
         """Add the gradient of the mean loss to every parameter's ``.grad``."""
         loss_T.mean().backward()

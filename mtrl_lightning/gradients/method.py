@@ -51,11 +51,14 @@ class GradientMethod(nn.Module):
         """
         if not self.is_one_pass and not parameters.shared:
             raise ConfigurationError(
-                f"the tasks share no parameter, so {type(self).__name__} has nothing to work on: use gradients.Mean, or"
+                f"the tasks share no parameter, so {type(self).__name__} has nothing to work on:"
+                " use gradients.Mean, or"
                 " another network"
             )
 
-    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+    def backward(
+        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
         """Set ``.grad`` of the parameters, which must have been cleared.
 
         Args:
@@ -69,7 +72,8 @@ class GradientMethod(nn.Module):
         """Learn from what the optimizer's step changed.
 
         Args:
-            losses: computes the same batch's losses ``[T]`` with the same noise and targets again, without a graph.
+            losses: computes the same batch's losses ``[T]`` with the same noise and targets again,
+                without a graph.
         """
 
     def metrics(self) -> dict[str, Tensor]:

@@ -26,20 +26,21 @@ RIDGE = 1e-6
 class NashMTL(GradientMethod):
     """Follow ``sum_i a_i g_i`` with ``G a = 1 / a``, the Nash bargaining solution (algorithm 1).
 
-    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``, found here by a trust-region
-    method, where the paper solves a sequence of convex programs. It depends on the gradients' directions only:
-    ``a_i ||g_i||`` solves the same equation for unit gradients. These are averaged with the weights ``a_i ||g_i||`` and
-    multiplied by the tasks' mean norm, so that the update is the mean when the tasks' gradients are parallel. The
-    paper's own update has norm ``sqrt(T)``, and its code clips it to 1, which is ``max_norm=1.0`` here. A zero gradient
-    takes no part. It costs one pass a task, two where the weights are those of before. Parameters that tasks do not
-    share get the gradient of the mean loss.
+    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``, found here
+    by a trust-region method, where the paper solves a sequence of convex programs. It depends on
+    the gradients' directions only: ``a_i ||g_i||`` solves the same equation for unit gradients.
+    These are averaged with the weights ``a_i ||g_i||`` and multiplied by the tasks' mean norm, so
+    that the update is the mean when the tasks' gradients are parallel. The paper's own update has
+    norm ``sqrt(T)``, and its code clips it to 1, which is ``max_norm=1.0`` here. A zero gradient
+    takes no part. It costs one pass a task, two where the weights are those of before. Parameters
+    that tasks do not share get the gradient of the mean loss.
 
     The directions do not depend on the losses' scale, so that a task's weighting is without effect.
 
     Args:
         num_tasks: number of trained tasks, ``T``.
-        max_norm: norm above which the gradient of the shared parameters is scaled down, above 0 (1.0 in the paper's
-            code); None for no limit.
+        max_norm: norm above which the gradient of the shared parameters is scaled down, above 0
+            (1.0 in the paper's code); None for no limit.
         update_every: updates for which the weights are kept (1, 50 and 100 in the paper's MT10).
 
     Raises:
@@ -49,18 +50,26 @@ class NashMTL(GradientMethod):
     weight_T: Tensor
     since: Tensor
 
-    def __init__(self, num_tasks: int, *, max_norm: float | None = None, update_every: int = 1) -> None:
+    def __init__(
+        self, num_tasks: int, *, max_norm: float | None = None, update_every: int = 1
+    ) -> None:
         super().__init__(num_tasks)
         if max_norm is not None and not max_norm > 0:
-            raise ConfigurationError(f"Nash-MTL's max_norm is {max_norm}: give a number above 0, or null for no limit")
+            raise ConfigurationError(
+                f"Nash-MTL's max_norm is {max_norm}: give a number above 0, or null for no limit"
+            )
         if update_every < 1:
             raise ConfigurationError(f"Nash-MTL's update_every is {update_every}: give at least 1")
         self.max_norm = max_norm
         self.update_every = update_every
-        self.register_buffer("weight_T", torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64))
+        self.register_buffer(
+            "weight_T", torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
+        )
         self.register_buffer("since", torch.tensor(0))
 
-    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+    def backward(
+        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
         """Set the gradients, with new weights or those of before."""
         if self.since == 0:
             gradients = TaskGradients.of(loss_T, parameters)
@@ -102,6 +111,11 @@ def solve(gram_TT: Tensor) -> Tensor:
         jac=lambda a: gram @ a - 1 / a,
         hess=lambda a: gram + np.diag(a**-2),
         method="trust-exact",
-        options={"gtol": 1e-9, "maxiter": 500, "initial_trust_radius": start[0] / 2, "max_trust_radius": 1e6},
+        options={
+            "gtol": 1e-9,
+            "maxiter": 500,
+            "initial_trust_radius": start[0] / 2,
+            "max_trust_radius": 1e6,
+        },
     )
     return torch.from_numpy(found.x)

@@ -15,19 +15,24 @@ from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_shares
 class PCGrad(GradientMethod):
     """Take from each task's gradient what points against another's (algorithm 1).
 
-    For each ``g_i``, over the others in random order: if ``g_i . g_j < 0``, subtract from ``g_i`` its projection on the
-    original ``g_j``. The mean of what remains is followed, where the paper has the sum: ``T`` times as much. It costs
-    one pass a task. Parameters that tasks do not share get the gradient of the mean loss.
+    For each ``g_i``, over the others in random order: if ``g_i . g_j < 0``, subtract from ``g_i``
+    its projection on the original ``g_j``. The mean of what remains is followed, where the paper
+    has the sum: ``T`` times as much. It costs one pass a task. Parameters that tasks do not share
+    get the gradient of the mean loss.
 
     Args:
         num_tasks: number of trained tasks, ``T``.
     """
 
-    def backward(self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator) -> None:
+    def backward(
+        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
         """Set the gradients; the orders are drawn from the generator."""
         gradients = TaskGradients.of(loss_T, parameters)
         order_TO, share_T = orders(len(loss_T), generator), equal_shares(len(loss_T))
-        _, self._statistics = gradients.follow(lambda gram_TT: projected(gram_TT, order_TO).mean(0), share_T)
+        _, self._statistics = gradients.follow(
+            lambda gram_TT: projected(gram_TT, order_TO).mean(0), share_T
+        )
 
 
 def orders(num_tasks: int, generator: torch.Generator) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 class ShiftedLosses(nn.Module):
     """Shift losses that can be negative, such as an actor's, so that ratios and logarithms of them mean something.
 
-    A task whose losses were never negative keeps them: a critic's are those of the papers. Else, with ``m`` the lowest
-    loss seen, ``2 m - 1`` is subtracted, so that what remains is at least ``|m| + 1``: above zero, and in proportion to
-    the values' scale.
+    A task whose losses were never negative keeps them: a critic's are those of the papers. Else,
+    with ``m`` the lowest loss seen, ``2 m - 1`` is subtracted, so that what remains is at least
+    ``|m| + 1``: above zero, and in proportion to the values' scale.
 
     Args:
         num_tasks: number of trained tasks, ``T``.
@@ -63,7 +63,9 @@ class WeightOptimizer(nn.Module):
         is_finite = torch.isfinite(gradient_T).all()
         self.count.add_(is_finite)
         self.first_T.copy_(torch.where(is_finite, self.first_T.lerp(gradient_T, 0.1), self.first_T))
-        self.second_T.copy_(torch.where(is_finite, self.second_T.lerp(gradient_T.square(), 0.001), self.second_T))
+        self.second_T.copy_(
+            torch.where(is_finite, self.second_T.lerp(gradient_T.square(), 0.001), self.second_T)
+        )
         mean_T = self.first_T / (1 - 0.9**self.count)
         step_T = self.lr * mean_T / ((self.second_T / (1 - 0.999**self.count)).sqrt() + 1e-8)
         return torch.where(is_finite, step_T, 0.0)

@@ -26,12 +26,16 @@ class TaskGradients(NamedTuple):
 
     @classmethod
     def of(
-        cls, loss_T: Tensor, parameters: TaskParameters, share_T: Tensor | None = None, retain_graph: bool = False
+        cls,
+        loss_T: Tensor,
+        parameters: TaskParameters,
+        share_T: Tensor | None = None,
+        retain_graph: bool = False,
     ) -> TaskGradients:
         """Compute them from the tasks' losses: on a GPU in one batched pass, on a CPU task by task.
 
-        A task's pass on a CPU touches this task's rows alone (``algorithms/task_rows.py``), a batched one all rows for
-        every task.
+        A task's pass on a CPU touches this task's rows alone (``algorithms/task_rows.py``), a
+        batched one all rows for every task.
 
         Args:
             loss_T: one loss a task, or a group's mean loss.
@@ -41,7 +45,9 @@ class TaskGradients(NamedTuple):
         """
         shared, own, _ = parameters
         both, num_tasks = [*shared, *own], len(loss_T)
-        share_T = loss_T.new_full((num_tasks,), 1 / num_tasks) if share_T is None else share_T.to(loss_T)
+        share_T = (
+            loss_T.new_full((num_tasks,), 1 / num_tasks) if share_T is None else share_T.to(loss_T)
+        )
         if loss_T.is_cuda:
             found = batched_gradients(loss_T, both, retain_graph)
             means = [torch.tensordot(share_T, gradient, 1) for gradient in found[len(shared) :]]
@@ -73,7 +79,9 @@ class TaskGradients(NamedTuple):
         for parameter, gradient in zip(self.parameters.own, self.own, strict=True):
             parameter.grad = gradient
 
-    def follow(self, solve: Callable[[Tensor], Tensor], share_T: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def follow(
+        self, solve: Callable[[Tensor], Tensor], share_T: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Combine the gradients with the weights that a method finds for their Gram matrix.
 
         Args:
@@ -94,10 +102,14 @@ def equal_shares(num_tasks: int) -> Tensor:
     return torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
 
 
-def batched_gradients(loss_T: Tensor, parameters: list[Parameter], retain_graph: bool) -> list[Tensor]:
+def batched_gradients(
+    loss_T: Tensor, parameters: list[Parameter], retain_graph: bool
+) -> list[Tensor]:
     """Return for every parameter the gradients of all losses, ``[T, *shape]``, in one pass."""
     each_TT = torch.eye(len(loss_T), device=loss_T.device, dtype=loss_T.dtype)
-    found = torch.autograd.grad(loss_T, parameters, each_TT, retain_graph, is_grads_batched=True, allow_unused=True)
+    found = torch.autograd.grad(
+        loss_T, parameters, each_TT, retain_graph, is_grads_batched=True, allow_unused=True
+    )
     # materialize_grads would give a parameter that no loss uses one gradient, not one for each loss
     return [
         parameter.new_zeros(len(loss_T), *parameter.shape) if gradient is None else gradient
@@ -108,9 +120,14 @@ def batched_gradients(loss_T: Tensor, parameters: list[Parameter], retain_graph:
 def weighted_backward(loss_T: Tensor, weight_T: Tensor, parameters: TaskParameters) -> None:
     """Set what ``TaskGradients.combine`` sets, for weights that are known: two passes in place of ``T``."""
     shared, own, _ = parameters
-    for loss, trained, last in (((weight_T.to(loss_T) * loss_T).sum(), shared, not own), (loss_T.mean(), own, True)):
+    for loss, trained, last in (
+        ((weight_T.to(loss_T) * loss_T).sum(), shared, not own),
+        (loss_T.mean(), own, True),
+    ):
         if trained:
-            found = torch.autograd.grad(loss, trained, retain_graph=not last, allow_unused=True, materialize_grads=True)
+            found = torch.autograd.grad(
+                loss, trained, retain_graph=not last, allow_unused=True, materialize_grads=True
+            )
             for parameter, gradient in zip(trained, found, strict=True):
                 parameter.grad = gradient
 
@@ -118,8 +135,9 @@ def weighted_backward(loss_T: Tensor, weight_T: Tensor, parameters: TaskParamete
 def weights_from(gram_TT: Tensor, share_T: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:
     """Return ``solve`` of the Gram matrix divided by its mean diagonal.
 
-    Where all gradients are zero, or one is not finite, no method has an answer: the mean's weights ``share_T`` are
-    returned, which let what is not finite reach the parameters' gradients and the logged norm.
+    Where all gradients are zero, or one is not finite, no method has an answer: the mean's weights
+    ``share_T`` are returned, which let what is not finite reach the parameters' gradients and the
+    logged norm.
     """
     scale = gram_TT.diagonal().mean()
     if not torch.isfinite(gram_TT).all() or scale == 0:
@@ -131,15 +149,19 @@ def statistics(gram_TT: Tensor, weight_T: Tensor, share_T: Tensor) -> dict[str, 
     """Describe the gradients and their weights.
 
     Returns:
-        ``conflicts``, the share of pairs with ``g_i . g_j < 0``; ``cosine``, their mean cosine, with 0 where a gradient
-        is zero; ``weight_min`` and ``weight_max``, relative to the mean's weights.
+        ``conflicts``, the share of pairs with ``g_i . g_j < 0``; ``cosine``, their mean cosine,
+        with 0 where a gradient is zero; ``weight_min`` and ``weight_max``, relative to the mean's
+        weights.
     """
     norm_T = gram_TT.diagonal().sqrt()
     norms_TT = torch.outer(norm_T, norm_T)
     cosine_TT = torch.where(norms_TT == 0, 0.0, gram_TT / norms_TT)
     i, j = torch.triu_indices(len(gram_TT), len(gram_TT), 1)
     num_pairs = max(len(i), 1)
-    pairs = {"conflicts": (gram_TT[i, j] < 0).sum() / num_pairs, "cosine": cosine_TT[i, j].sum() / num_pairs}
+    pairs = {
+        "conflicts": (gram_TT[i, j] < 0).sum() / num_pairs,
+        "cosine": cosine_TT[i, j].sum() / num_pairs,
+    }
     return pairs | weight_statistics(weight_T / share_T)
 
 

@@ -1,6 +1,13 @@
 """Neural networks: one architecture a file. Nothing here imports Lightning."""
 
-from mtrl_lightning.networks.assignments import Assignment, Attention, Average, Clusters, Gate, OwnExpert
+from mtrl_lightning.networks.assignments import (
+    Assignment,
+    Attention,
+    Average,
+    Clusters,
+    Gate,
+    OwnExpert,
+)
 from mtrl_lightning.networks.care import CARE
 from mtrl_lightning.networks.conditioning import (
     Embedding,

@@ -1,7 +1,7 @@
 """How a mixture weighs its experts, given the task.
 
-The choices are those of mtrl's encoders (Sodhani et al. 2021, "Multi-Task Reinforcement Learning with Context-based
-Representations", and its code).
+The choices are those of mtrl's encoders (Sodhani et al. 2021, "Multi-Task Reinforcement Learning
+with Context-based Representations", and its code).
 
 Shapes: ``B`` batch, ``K`` experts, ``T`` tasks.
 """
@@ -68,7 +68,9 @@ class OwnExpert(Assignment):
     def __init__(self, num_tasks: int, num_experts: int) -> None:
         super().__init__(num_tasks, num_experts)
         if num_experts != num_tasks:
-            raise ConfigurationError(f"an expert for each task: num_experts is {num_experts}, set it to {num_tasks}")
+            raise ConfigurationError(
+                f"an expert for each task: num_experts is {num_experts}, set it to {num_tasks}"
+            )
         self.register_buffer("weight_TK", torch.eye(num_tasks), persistent=False)
 
     def forward(self, task_B: Tensor) -> Tensor:
@@ -88,7 +90,9 @@ class Average(Assignment):
 
     def __init__(self, num_tasks: int, num_experts: int) -> None:
         super().__init__(num_tasks, num_experts)
-        self.register_buffer("weight_TK", torch.full((num_tasks, num_experts), 1 / num_experts), persistent=False)
+        self.register_buffer(
+            "weight_TK", torch.full((num_tasks, num_experts), 1 / num_experts), persistent=False
+        )
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]`` of ``1 / K``."""
@@ -109,13 +113,21 @@ class Clusters(Assignment):
     """
 
     def __init__(
-        self, num_tasks: int, num_experts: int, *, words: Sequence[Sequence[str]] | None = None,
+        self,
+        num_tasks: int,
+        num_experts: int,
+        *,
+        words: Sequence[Sequence[str]] | None = None,
         descriptions: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(num_tasks, num_experts)
-        self._words = [frozenset(map(str.lower, group)) for group in (WORDS if words is None else words)]
+        self._words = [
+            frozenset(map(str.lower, group)) for group in (WORDS if words is None else words)
+        ]
         if len(self._words) != num_experts:
-            raise ConfigurationError(f"num_experts is {num_experts}: set it to {len(self._words)}, the groups of words")
+            raise ConfigurationError(
+                f"num_experts is {num_experts}: set it to {len(self._words)}, the groups of words"
+            )
         self._path = DESCRIPTIONS if descriptions is None else Path(descriptions)
         read_json(self._path)
         self.weights = TaskTable(num_tasks, num_experts)
@@ -131,10 +143,13 @@ class Clusters(Assignment):
         for i, name in enumerate(names):
             key = find_name(name, descriptions)
             text = f"{name} {'' if key is None else descriptions[key]}".lower()
-            uses_TK[i] = [not group.isdisjoint(re.findall(r"[a-z]+", text)) for group in self._words]
+            uses_TK[i] = [
+                not group.isdisjoint(re.findall(r"[a-z]+", text)) for group in self._words
+            ]
             if not uses_TK[i].any():
                 raise ConfigurationError(
-                    f"no expert's words are in the name or description of the task {name}: add one of its words"
+                    f"no expert's words are in the name or description of the task {name}: add one"
+                    " of its words"
                     " to a group of words, or give a file of your own as descriptions"
                 )
         self.weights.fill(uses_TK / uses_TK.sum(1, keepdims=True))
@@ -162,12 +177,20 @@ class Gate(Assignment):
     """
 
     def __init__(
-        self, num_tasks: int, num_experts: int, *, num_chosen: int = 2,
-        conditioning: Callable[[int], TaskConditioning] = OneHot, width: int = 50, depth: int = 2,
-    ) -> None:  # fmt: skip
+        self,
+        num_tasks: int,
+        num_experts: int,
+        *,
+        num_chosen: int = 2,
+        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        width: int = 50,
+        depth: int = 2,
+    ) -> None:
         super().__init__(num_tasks, num_experts)
         if not 1 <= num_chosen <= num_experts:
-            raise ConfigurationError(f"num_chosen is {num_chosen}: choose from 1 to all {num_experts} experts")
+            raise ConfigurationError(
+                f"num_chosen is {num_chosen}: choose from 1 to all {num_experts} experts"
+            )
         self._num_chosen = num_chosen
         self.scores = _Scores(num_tasks, num_experts, conditioning, width, depth)
 
@@ -197,12 +220,20 @@ class Attention(Assignment):
     """
 
     def __init__(
-        self, num_tasks: int, num_experts: int, *, temperature: float = 1.0,
-        conditioning: Callable[[int], TaskConditioning] = OneHot, width: int = 50, depth: int = 2,
-    ) -> None:  # fmt: skip
+        self,
+        num_tasks: int,
+        num_experts: int,
+        *,
+        temperature: float = 1.0,
+        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        width: int = 50,
+        depth: int = 2,
+    ) -> None:
         super().__init__(num_tasks, num_experts)
         if not temperature > 0:
-            raise ConfigurationError(f"the attention's temperature is {temperature}: it must be above 0")
+            raise ConfigurationError(
+                f"the attention's temperature is {temperature}: it must be above 0"
+            )
         self._temperature = temperature
         self.scores = _Scores(num_tasks, num_experts, conditioning, width, depth)
 
@@ -217,7 +248,12 @@ class _Scores(nn.Module):
     tasks_T: Tensor
 
     def __init__(
-        self, num_tasks: int, num_experts: int, conditioning: Callable[[int], TaskConditioning], width: int, depth: int
+        self,
+        num_tasks: int,
+        num_experts: int,
+        conditioning: Callable[[int], TaskConditioning],
+        width: int,
+        depth: int,
     ) -> None:
         super().__init__()
         self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)

@@ -21,8 +21,8 @@ from mtrl_lightning.networks.mixture import make_encoders
 class CARE(Encoder):
     """Features ``sum_k a_k z_k(observation) || z_context(task)`` with ``a = softmax_k <z_k, sg(z_context)>``.
 
-    The features tell the task: actor and critic go with ``NoConditioning``. The stop-gradient ``sg`` leaves
-    the context to be trained by its part of the features alone.
+    The features tell the task: actor and critic go with ``NoConditioning``. The stop-gradient
+    ``sg`` leaves the context to be trained by its part of the features alone.
 
     Args:
         observation_space: one-dimensional.
@@ -31,25 +31,37 @@ class CARE(Encoder):
         width: features of a hidden layer of encoders and context; 50 in the paper.
         depth: number of hidden layers of encoders and context; 2 in the paper.
         out_dim: features of an encoder, ``Z``; 50 in the paper.
-        conditioning: what tells the context the task: the description's frozen embedding in the paper.
+        conditioning: what tells the context the task: the description's frozen embedding in the
+            paper.
         context_dim: numbers of the context, ``C``; as many as ``out_dim``.
 
     Raises:
-        ConfigurationError: if observations are images, context and encoders differ in size, or there would be
-            no encoder, layer or feature.
+        ConfigurationError: if observations are images, context and encoders differ in size, or
+            there would be no encoder, layer or feature.
     """
 
     def __init__(
-        self, observation_space: Box, num_tasks: int, *, num_experts: int = 6, width: int = 50, depth: int = 2,
-        out_dim: int = 50, conditioning: Callable[[int], TaskConditioning] = Language, context_dim: int = 50,
-    ) -> None:  # fmt: skip
+        self,
+        observation_space: Box,
+        num_tasks: int,
+        *,
+        num_experts: int = 6,
+        width: int = 50,
+        depth: int = 2,
+        out_dim: int = 50,
+        conditioning: Callable[[int], TaskConditioning] = Language,
+        context_dim: int = 50,
+    ) -> None:
         super().__init__(observation_space, num_tasks)
         if context_dim != out_dim:
             raise ConfigurationError(
-                f"context_dim is {context_dim} and out_dim {out_dim}: attention is their product, make them equal"
+                f"context_dim is {context_dim} and out_dim {out_dim}: attention is their product,"
+                " make them equal"
             )
         self.experts = make_encoders(observation_space, num_experts, width, depth, out_dim)
-        self.context = TaskEncoder(num_tasks, embedding=conditioning, width=width, depth=depth, out_dim=context_dim)
+        self.context = TaskEncoder(
+            num_tasks, embedding=conditioning, width=width, depth=depth, out_dim=context_dim
+        )
         self.out_dim = out_dim + context_dim
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:

@@ -106,7 +106,8 @@ class TaskEncoder(TaskConditioning):
         width: features of a hidden layer; 50 in CARE.
         depth: number of hidden layers; 2 in CARE.
         out_dim: numbers that come out, ``C``; 50 in CARE.
-        embedding: what tells the perceptron the task: learned vectors of 50 numbers, or a frozen ``Language``.
+        embedding: what tells the perceptron the task: learned vectors of 50 numbers, or a frozen
+            ``Language``.
 
     Raises:
         ConfigurationError: if there would be no layer, no feature or no number.
@@ -115,12 +116,21 @@ class TaskEncoder(TaskConditioning):
     tasks_T: Tensor
 
     def __init__(
-        self, num_tasks: int, *, width: int = 50, depth: int = 2, out_dim: int = 50,
-        embedding: Callable[[int], TaskConditioning] = lambda num_tasks: Embedding(num_tasks, dim=50),
-    ) -> None:  # fmt: skip
+        self,
+        num_tasks: int,
+        *,
+        width: int = 50,
+        depth: int = 2,
+        out_dim: int = 50,
+        embedding: Callable[[int], TaskConditioning] = lambda num_tasks: Embedding(
+            num_tasks, dim=50
+        ),
+    ) -> None:
         super().__init__(num_tasks)
         if out_dim < 1:
-            raise ConfigurationError(f"a task encoder's out_dim is {out_dim}: it must be at least 1")
+            raise ConfigurationError(
+                f"a task encoder's out_dim is {out_dim}: it must be at least 1"
+            )
         self.out_dim = out_dim
         self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)
         self.embedding = embedding(num_tasks)
@@ -141,7 +151,8 @@ def must_tell(conditioning: TaskConditioning, network: str) -> TaskConditioning:
     """
     if conditioning.out_dim < 1:
         raise ConfigurationError(
-            f"{network} is mixed by what tells the task, and {type(conditioning).__name__} tells nothing: set its"
+            f"{network} is mixed by what tells the task, and {type(conditioning).__name__} tells"
+            " nothing: set its"
             " conditioning to OneHot"
         )
     return conditioning

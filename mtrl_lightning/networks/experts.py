@@ -1,7 +1,7 @@
 """Several multi-layer perceptrons of one size, computed together.
 
-Shapes: ``K`` experts, ``T`` tasks, ``B`` batch, ``n`` rows of a task, ``D`` input features, ``H`` hidden features,
-``O`` outputs.
+Shapes: ``K`` experts, ``T`` tasks, ``B`` batch, ``n`` rows of a task, ``D`` input features, ``H``
+hidden features, ``O`` outputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ class Experts(nn.Module):
     """
 
     def __init__(
-        self, num_experts: int, in_dim: int, out_dim: int, *, width: int, depth: int, relu_last: bool = False
+        self,
+        num_experts: int,
+        in_dim: int,
+        out_dim: int,
+        *,
+        width: int,
+        depth: int,
+        relu_last: bool = False,
     ) -> None:
         super().__init__()
         require_at_least_one(num_experts=num_experts, in_dim=in_dim, out_dim=out_dim, width=width)
@@ -40,7 +47,9 @@ class Experts(nn.Module):
             raise ConfigurationError(f"depth is {depth}: it must be at least 0")
         self.num_experts, self.out_dim, self._relu_last = num_experts, out_dim, relu_last
         sizes = list(pairwise([in_dim, *[width] * depth, out_dim]))
-        self.weights = nn.ParameterList(torch.empty(num_experts, fan_in, out) for fan_in, out in sizes)
+        self.weights = nn.ParameterList(
+            torch.empty(num_experts, fan_in, out) for fan_in, out in sizes
+        )
         self.biases = nn.ParameterList(torch.zeros(num_experts, 1, out) for _, out in sizes)
         for weight_KDH in self.weights:
             he_uniform_(weight_KDH)
@@ -48,7 +57,9 @@ class Experts(nn.Module):
     def forward(self, x_BD: Tensor, which_K: Tensor | None = None) -> Tensor:
         """Map ``[B, D]``, or an input for each expert ``[K, B, D]``, to ``[K, B, O]``; ``which_K`` or all are asked."""
         some = which_K is not None and len(which_K) < self.num_experts
-        x_KBH = x_BD.expand(len(which_K) if which_K is not None else self.num_experts, *x_BD.shape[-2:])
+        x_KBH = x_BD.expand(
+            len(which_K) if which_K is not None else self.num_experts, *x_BD.shape[-2:]
+        )
         for i, (weight_KDH, bias_K1H) in enumerate(zip(self.weights, self.biases, strict=True)):
             if some:
                 weight_KDH, bias_K1H = weight_KDH[which_K], bias_K1H[which_K]
@@ -61,9 +72,10 @@ class Experts(nn.Module):
 class TaskExperts(nn.Module):
     """One perceptron a task, on this task's rows.
 
-    Rows in any other order than task by task, or of one task, cost ``T`` times as much: all perceptrons see all rows,
-    because a weight matrix for each row would not fit in memory. A GPU is waited for to find the order out; what is
-    compiled or captured cannot ask, and always pays ``T`` times.
+    Rows in any other order than task by task, or of one task, cost ``T`` times as much: all
+    perceptrons see all rows, because a weight matrix for each row would not fit in memory. A GPU is
+    waited for to find the order out; what is compiled or captured cannot ask, and always pays ``T``
+    times.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -77,7 +89,14 @@ class TaskExperts(nn.Module):
     tasks_T1: Tensor
 
     def __init__(
-        self, num_tasks: int, in_dim: int, out_dim: int, *, width: int, depth: int, output_bound: float
+        self,
+        num_tasks: int,
+        in_dim: int,
+        out_dim: int,
+        *,
+        width: int,
+        depth: int,
+        output_bound: float,
     ) -> None:
         super().__init__()
         self.experts = Experts(num_tasks, in_dim, out_dim, width=width, depth=depth)
@@ -95,7 +114,9 @@ class TaskExperts(nn.Module):
 
 def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
     """Return whether each task has the same number of rows, in order; False where nothing may be asked."""
-    if torch.compiler.is_compiling() or (task_B.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if torch.compiler.is_compiling() or (
+        task_B.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
         return False
     n, rest = divmod(len(task_B), len(tasks_T1))
     return bool(n) and not rest and torch.equal(task_B.reshape(-1, n), tasks_T1.expand(-1, n))
@@ -104,7 +125,8 @@ def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
 def tasks_in_order(task_B: Tensor, tasks_T1: Tensor) -> Tensor | None:
     """Return which tasks the rows are of if each has the same number of rows, in order: all tasks, or a single one.
 
-    None for rows in another order, or where nothing may be asked. On a GPU, a single task is not looked for.
+    None for rows in another order, or where nothing may be asked. On a GPU, a single task is not
+    looked for.
     """
     if is_task_major(task_B, tasks_T1):
         return tasks_T1[:, 0]

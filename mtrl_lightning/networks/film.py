@@ -1,6 +1,7 @@
 """Feature-wise linear modulation (Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer").
 
-Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``L`` layers, ``F`` factors a layer (``H`` or 1).
+Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``L`` layers, ``F`` factors a
+layer (``H`` or 1).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from mtrl_lightning.networks.network import Network, he_linear, uniform_
 class FiLM(Network):
     """Hidden layers ``relu(gamma (W x + b) + beta)``, whose ``gamma`` and ``beta`` are linear in what tells the task.
 
-    The task is not part of the input. All ``gamma`` begin as 1 and all ``beta`` as 0: every task begins with the same
-    network.
+    The task is not part of the input. All ``gamma`` begin as 1 and all ``beta`` as 0: every task
+    begins with the same network.
 
     Args:
         in_dim: features that come in.
@@ -35,17 +36,29 @@ class FiLM(Network):
     """
 
     def __init__(
-        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, scalar: bool = False,
-        output_bound: float = 3e-3, conditioning: Callable[[int], TaskConditioning] = OneHot,
-    ) -> None:  # fmt: skip
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        width: int = 400,
+        depth: int = 3,
+        scalar: bool = False,
+        output_bound: float = 3e-3,
+        conditioning: Callable[[int], TaskConditioning] = OneHot,
+    ) -> None:
         super().__init__()
         require_at_least_one(depth=depth, width=width)
         self.conditioning = conditioning(num_tasks)
         self._split = (depth, 2, 1 if scalar else width)
         # a bias would be a second name for the layers' own weights and biases
-        self.modulation = nn.Linear(self.conditioning.out_dim, depth * 2 * self._split[2], bias=False)
+        self.modulation = nn.Linear(
+            self.conditioning.out_dim, depth * 2 * self._split[2], bias=False
+        )
         nn.init.zeros_(self.modulation.weight)
-        self.layers = nn.ModuleList(he_linear(in_dim if i == 0 else width, width) for i in range(depth))
+        self.layers = nn.ModuleList(
+            he_linear(in_dim if i == 0 else width, width) for i in range(depth)
+        )
         self.head = nn.Linear(width, out_dim)
         uniform_(self.head.weight, output_bound, width)
         uniform_(self.head.bias, output_bound, width)

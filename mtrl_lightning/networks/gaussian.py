@@ -20,7 +20,9 @@ class SquashedGaussian(NamedTuple):
     log_std_BA: Tensor
 
     @classmethod
-    def from_network(cls, output_BA2: Tensor, log_std_min: float, log_std_max: float) -> SquashedGaussian:
+    def from_network(
+        cls, output_BA2: Tensor, log_std_min: float, log_std_max: float
+    ) -> SquashedGaussian:
         """Split a network's output ``[B, 2A]`` into means and clamped log standard deviations, in float32."""
         mean_BA, log_std_BA = output_BA2.float().chunk(2, dim=-1)
         return cls(mean_BA, log_std_BA.clamp(log_std_min, log_std_max))

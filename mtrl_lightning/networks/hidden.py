@@ -26,9 +26,9 @@ ROWS = 64
 class HiddenLayers(nn.Sequential):
     """``depth`` layers of Linear, LayerNorm if wanted, ReLU; He-uniform weights and zero biases.
 
-    On a CPU, without LayerNorm, it is computed as one function with oneDNN's products, and backwards only
-    for the rows that have a gradient. The actor's loss gives a critic one only where it is the smaller, and a single
-    task's loss has one for this task's rows alone.
+    On a CPU, without LayerNorm, it is computed as one function with oneDNN's products, and
+    backwards only for the rows that have a gradient. The actor's loss gives a critic one only where
+    it is the smaller, and a single task's loss has one for this task's rows alone.
 
     Args:
         in_dim: features that come in.
@@ -45,17 +45,26 @@ class HiddenLayers(nn.Sequential):
         layers: list[nn.Module] = []
         for i in range(depth):
             linear = he_linear(in_dim if i == 0 else width, width)
-            layers += [linear, nn.LayerNorm(width), nn.ReLU()] if layer_norm else [linear, nn.ReLU()]
+            layers += (
+                [linear, nn.LayerNorm(width), nn.ReLU()] if layer_norm else [linear, nn.ReLU()]
+            )
         super().__init__(*layers)
         self._layer_norm = layer_norm
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Map ``[B, D]`` to ``[B, H]``."""
-        one_by_one = self._layer_norm or x_BD.device.type != "cpu" or x_BD.ndim != 2 or x_BD.dtype == torch.float64
+        one_by_one = (
+            self._layer_norm
+            or x_BD.device.type != "cpu"
+            or x_BD.ndim != 2
+            or x_BD.dtype == torch.float64
+        )
         if one_by_one or torch.compiler.is_compiling():
             return super().forward(x_BD)
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
-        parameters: list[Tensor] = [parameter for linear in linears for parameter in (linear.weight, linear.bias)]
+        parameters: list[Tensor] = [
+            parameter for linear in linears for parameter in (linear.weight, linear.bias)
+        ]
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             x_BD, parameters = x_BD.to(dtype), [parameter.to(dtype) for parameter in parameters]
@@ -105,7 +114,9 @@ class _Layers(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return (None, *reversed(results))
         if row_K is not None:
-            gradient_BH = gradient_BH.new_zeros(num_rows, gradient_BH.shape[1]).index_copy_(0, row_K, gradient_BH)
+            gradient_BH = gradient_BH.new_zeros(num_rows, gradient_BH.shape[1]).index_copy_(
+                0, row_K, gradient_BH
+            )
         return (gradient_BH, *reversed(results))
 
 
@@ -118,7 +129,9 @@ def _differentiable_gradients(
         for weight_HD, bias_H in zip(inputs[1::2], inputs[2::2], strict=True):
             x_BH = F.linear(x_BH, weight_HD, bias_H).relu()
     wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(x_BH, wanted, gradient_BH, create_graph=torch.is_grad_enabled()))
+    found = iter(
+        torch.autograd.grad(x_BH, wanted, gradient_BH, create_graph=torch.is_grad_enabled())
+    )
     return tuple(next(found) if need else None for need in needed)
 
 
@@ -127,7 +140,9 @@ def _outputs(x_BD: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     outputs: list[Tensor] = []
     for weight_HD, bias_H in zip(parameters[::2], parameters[1::2], strict=True):
         if _HAS_ONEDNN and x_BD.dtype == torch.float32:  # its own ReLU would turn a NaN into 0
-            x_BD = torch.ops.mkldnn._linear_pointwise(x_BD, weight_HD, bias_H, "none", [], "").relu_()
+            x_BD = torch.ops.mkldnn._linear_pointwise(
+                x_BD, weight_HD, bias_H, "none", [], ""
+            ).relu_()
         else:
             x_BD = F.linear(x_BD, weight_HD, bias_H).relu_()
         outputs.append(x_BD)
@@ -143,8 +158,13 @@ def _product(gradient_BH: Tensor, weight_HD: Tensor) -> Tensor:
 def _rows_with_gradient(gradient_BH: Tensor) -> Tensor | None:
     """Return the rows ``[K]`` that are not zero, or None if they are most.
 
-    Some zero rows fill ``K`` up to a multiple of ``ROWS``: oneDNN compiles a kernel for every size that it meets.
+    Some zero rows fill ``K`` up to a multiple of ``ROWS``: oneDNN compiles a kernel for every size
+    that it meets.
     """
     is_zero_B = gradient_BH.abs().sum(1) == 0
     num_rows = -(-int((~is_zero_B).sum()) // ROWS) * ROWS
-    return is_zero_B.byte().argsort(stable=True)[:num_rows] if num_rows <= FEW_ROWS * len(gradient_BH) else None
+    return (
+        is_zero_B.byte().argsort(stable=True)[:num_rows]
+        if num_rows <= FEW_ROWS * len(gradient_BH)
+        else None
+    )

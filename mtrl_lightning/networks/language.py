@@ -50,13 +50,17 @@ class TaskTable(nn.Module):
 
     def fill(self, table_TC: np.ndarray) -> None:
         """Take the numbers ``[T, C]``."""
-        assert table_TC.shape == self.table_TC.shape, f"{table_TC.shape[0]} tasks' names for {len(self.table_TC)} tasks"
+        assert table_TC.shape == self.table_TC.shape, (
+            f"{table_TC.shape[0]} tasks' names for {len(self.table_TC)} tasks"
+        )
         self.table_TC.copy_(torch.from_numpy(table_TC))
         self._filled = True
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map tasks ``[B]`` to ``[B, C]``."""
-        assert self._filled, "the tasks have no names yet: call mtrl_lightning.networks.set_task_names first"
+        assert self._filled, (
+            "the tasks have no names yet: call mtrl_lightning.networks.set_task_names first"
+        )
         return self.table_TC[task_B]
 
 
@@ -69,8 +73,9 @@ class Language(TaskConditioning):
 
     Args:
         num_tasks: number of tasks, ``T``.
-        path: JSON file with a list of numbers for each task's name, as mtrl's; null for this package's own,
-            384 numbers for each task of MetaWorld, of dm_control's suite, and the toy benchmarks' first ten.
+        path: JSON file with a list of numbers for each task's name, as mtrl's; null for this
+            package's own, 384 numbers for each task of MetaWorld, of dm_control's suite, and the
+            toy benchmarks' first ten.
 
     Raises:
         ConfigurationError: if the file cannot be used.
@@ -109,8 +114,10 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
         if key is None:
             nearest = ", ".join(difflib.get_close_matches(name, embeddings, n=3, cutoff=0))
             raise ConfigurationError(
-                f"{path} has no embedding of the task {name}; nearest are {nearest}. Add the task to the file, or to"
-                " descriptions of your own and run python -m mtrl_lightning.networks.embed_descriptions"
+                f"{path} has no embedding of the task {name}; nearest are {nearest}. Add the task"
+                " to the file, or to"
+                " descriptions of your own and run python -m"
+                " mtrl_lightning.networks.embed_descriptions"
             )
     return np.stack([embeddings[key] for key in found if key is not None])
 
@@ -132,7 +139,9 @@ def read_json(path: str | Path) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read ({error.strerror}): check the path") from error
+        raise ConfigurationError(
+            f"{path} cannot be read ({error.strerror}): check the path"
+        ) from error
     except ValueError as error:
         raise ConfigurationError(f"{path} is no JSON file ({error}): make it again") from error
     if not isinstance(content, dict) or not content:
@@ -144,17 +153,24 @@ def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
     """Return each task's embedding, after a check that they are finite numbers and equally many."""
     embeddings: dict[str, np.ndarray] = {}
     for name, row in read_json(path).items():
-        if not isinstance(row, list) or not row or not all(type(number) in (int, float) for number in row):
+        if (
+            not isinstance(row, list)
+            or not row
+            or not all(type(number) in (int, float) for number in row)
+        ):
             raise ConfigurationError(f"{path}: the embedding of {name} must be a list of numbers")
         with np.errstate(over="ignore"):
             row_C = np.array([min(max(number, -1e300), 1e300) for number in row]).astype(np.float32)
         if not np.isfinite(row_C).all():
-            raise ConfigurationError(f"{path}: the embedding of {name} holds a number that is not finite")
+            raise ConfigurationError(
+                f"{path}: the embedding of {name} holds a number that is not finite"
+            )
         embeddings[name] = row_C
     first, dim = next((name, len(row_C)) for name, row_C in embeddings.items())
     for name, row_C in embeddings.items():
         if len(row_C) != dim:
             raise ConfigurationError(
-                f"{path}: the embedding of {name} has {len(row_C)} numbers, that of {first} has {dim}: make them equal"
+                f"{path}: the embedding of {name} has {len(row_C)} numbers, that of {first} has"
+                f" {dim}: make them equal"
             )
     return embeddings

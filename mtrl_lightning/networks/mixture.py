@@ -30,13 +30,21 @@ class MixtureOfEncoders(Encoder):
         assignment: how a task weighs the perceptrons, ``a``.
 
     Raises:
-        ConfigurationError: if observations are images, or there would be no perceptron, layer or feature.
+        ConfigurationError: if observations are images, or there would be no perceptron, layer or
+            feature.
     """
 
     def __init__(
-        self, observation_space: Box, num_tasks: int, *, num_experts: int = 10, width: int = 50, depth: int = 2,
-        out_dim: int = 50, assignment: Callable[[int, int], Assignment] = Average,
-    ) -> None:  # fmt: skip
+        self,
+        observation_space: Box,
+        num_tasks: int,
+        *,
+        num_experts: int = 10,
+        width: int = 50,
+        depth: int = 2,
+        out_dim: int = 50,
+        assignment: Callable[[int, int], Assignment] = Average,
+    ) -> None:
         super().__init__(observation_space, num_tasks)
         self.experts = make_encoders(observation_space, num_experts, width, depth, out_dim)
         self.assignment = assignment(num_tasks, num_experts)
@@ -47,18 +55,23 @@ class MixtureOfEncoders(Encoder):
         return torch.einsum("kbz,bk->bz", self.experts(observation_BD), self.assignment(task_B))
 
 
-def make_encoders(observation_space: Box, num_experts: int, width: int, depth: int, out_dim: int) -> Experts:
+def make_encoders(
+    observation_space: Box, num_experts: int, width: int, depth: int, out_dim: int
+) -> Experts:
     """Return perceptrons that encode state vectors.
 
     Raises:
-        ConfigurationError: if observations are images, or there would be no perceptron, layer or feature.
+        ConfigurationError: if observations are images, or there would be no perceptron, layer or
+            feature.
     """
     if len(observation_space.shape) != 1:
         raise ConfigurationError(
-            f"observations have the shape {observation_space.shape}: a mixture of encoders takes state vectors"
+            f"observations have the shape {observation_space.shape}: a mixture of encoders takes"
+            " state vectors"
         )
     if min(num_experts, width, depth, out_dim) < 1:
         raise ConfigurationError(
-            f"num_experts is {num_experts}, width {width}, depth {depth} and out_dim {out_dim}: all must be at least 1"
+            f"num_experts is {num_experts}, width {width}, depth {depth} and out_dim {out_dim}: all"
+            " must be at least 1"
         )
     return Experts(num_experts, observation_space.shape[0], out_dim, width=width, depth=depth)

@@ -23,20 +23,32 @@ class MLP(Network):
         width: features of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
         layer_norm: whether LayerNorm follows each hidden layer's linear map.
-        residual: whether the hidden layers are one layer and residual blocks, which always have LayerNorm.
+        residual: whether the hidden layers are one layer and residual blocks, which always have
+            LayerNorm.
         output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
         conditioning: how the network is told the task.
     """
 
     def __init__(
-        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, layer_norm: bool = False,
-        residual: bool = False, output_bound: float = 3e-3, conditioning: Callable[[int], TaskConditioning] = OneHot,
-    ) -> None:  # fmt: skip
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        width: int = 400,
+        depth: int = 3,
+        layer_norm: bool = False,
+        residual: bool = False,
+        output_bound: float = 3e-3,
+        conditioning: Callable[[int], TaskConditioning] = OneHot,
+    ) -> None:
         super().__init__()
         self.conditioning = conditioning(num_tasks)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module = (
-            ResidualLayers(in_dim, width, depth) if residual else HiddenLayers(in_dim, width, depth, layer_norm)
+            ResidualLayers(in_dim, width, depth)
+            if residual
+            else HiddenLayers(in_dim, width, depth, layer_norm)
         )
         self.head = nn.Linear(width, out_dim)
         uniform_(self.head.weight, output_bound, width)

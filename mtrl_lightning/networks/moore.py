@@ -24,9 +24,9 @@ EPSILON = 1e-12
 class MOORE(Network):
     """Experts' features made orthonormal, mixed by the task: ``y = head_tau(tanh(sum_k w_tau,k v_k(x)))``.
 
-    The task is not part of the experts' input. An expert's last layer has no activation of its own, and tanh follows
-    the mixture, as in the authors' program for MetaWorld. ``w`` is linear in what tells the task, without bias: with
-    the one-hot, a learned table.
+    The task is not part of the experts' input. An expert's last layer has no activation of its own,
+    and tanh follows the mixture, as in the authors' program for MetaWorld. ``w`` is linear in what
+    tells the task, without bias: with the one-hot, a learned table.
 
     Args:
         in_dim: features that come in.
@@ -34,24 +34,34 @@ class MOORE(Network):
         num_tasks: number of tasks, ``T``.
         width: features of an expert's layer; 400 in the paper.
         depth: layers of an expert; 3 in the paper.
-        num_experts: number of experts, ``k`` in the paper; 4 for MT10, 6 for MT50; at most ``width``.
+        num_experts: number of experts, ``k`` in the paper; 4 for MT10, 6 for MT50; at most
+            ``width``.
         output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
         conditioning: what ``w`` is linear in.
 
     Raises:
-        ConfigurationError: if there would be no layer, expert or feature, more experts than features, or nothing
-            that tells the task.
+        ConfigurationError: if there would be no layer, expert or feature, more experts than
+            features, or nothing that tells the task.
     """
 
     def __init__(
-        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, num_experts: int = 4,
-        output_bound: float = 3e-3, conditioning: Callable[[int], TaskConditioning] = OneHot,
-    ) -> None:  # fmt: skip
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        width: int = 400,
+        depth: int = 3,
+        num_experts: int = 4,
+        output_bound: float = 3e-3,
+        conditioning: Callable[[int], TaskConditioning] = OneHot,
+    ) -> None:
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_experts=num_experts)
         if num_experts > width:
             raise ConfigurationError(
-                f"num_experts is {num_experts} and width {width}: more vectors than features are never orthogonal, "
+                f"num_experts is {num_experts} and width {width}: more vectors than features are"
+                " never orthogonal, "
                 "set num_experts to at most width"
             )
         self.conditioning = must_tell(conditioning(num_tasks), "MOORE")
@@ -82,9 +92,10 @@ class MOORE(Network):
 def orthonormal(u_KBH: Tensor) -> Tensor:
     """Make each sample's ``K`` vectors orthonormal by Gram-Schmidt, ``[K, B, H]``, in float32 or better.
 
-    ``v_k = u_k - sum_(j<k) <u_k, v_j> v_j``, divided by its norm; what is left is projected again for each ``j`` in
-    turn, which is the same on paper and loses fewer digits. A vector of zeros stays one and has a finite gradient;
-    where less than about 1e-6 is left of a vector, it comes out shorter.
+    ``v_k = u_k - sum_(j<k) <u_k, v_j> v_j``, divided by its norm; what is left is projected again
+    for each ``j`` in turn, which is the same on paper and loses fewer digits. A vector of zeros
+    stays one and has a finite gradient; where less than about 1e-6 is left of a vector, it comes
+    out shorter.
     """
     basis: list[Tensor] = []
     for u_BH in u_KBH.to(torch.promote_types(u_KBH.dtype, torch.float32)).unbind(0):

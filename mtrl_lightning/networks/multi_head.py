@@ -19,7 +19,8 @@ from mtrl_lightning.networks.residual import ResidualLayers
 class MultiHead(Network):
     """Hidden layers that all tasks share, and a head for each task.
 
-    The task stays in the input too (MetaWorld+, McLean et al. 2025). With one task it equals an ``MLP``.
+    The task stays in the input too (MetaWorld+, McLean et al. 2025). With one task it equals an
+    ``MLP``.
 
     Args:
         in_dim: features that come in.
@@ -28,8 +29,10 @@ class MultiHead(Network):
         width: features of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
         layer_norm: whether LayerNorm follows each hidden layer's linear map.
-        residual: whether the hidden layers are one layer and residual blocks, which always have LayerNorm.
-        head_width: features of a hidden layer in each head, as in mtrl (Sodhani et al. 2021); 0 for linear heads.
+        residual: whether the hidden layers are one layer and residual blocks, which always have
+            LayerNorm.
+        head_width: features of a hidden layer in each head, as in mtrl (Sodhani et al. 2021); 0 for
+            linear heads.
         output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
         conditioning: how the shared layers are told the task.
 
@@ -38,20 +41,35 @@ class MultiHead(Network):
     """
 
     def __init__(
-        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, layer_norm: bool = False,
-        residual: bool = False, head_width: int = 0, output_bound: float = 3e-3,
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        width: int = 400,
+        depth: int = 3,
+        layer_norm: bool = False,
+        residual: bool = False,
+        head_width: int = 0,
+        output_bound: float = 3e-3,
         conditioning: Callable[[int], TaskConditioning] = OneHot,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if head_width < 0:
-            raise ConfigurationError(f"head_width is {head_width}: give a number of features, or 0 for linear heads")
+            raise ConfigurationError(
+                f"head_width is {head_width}: give a number of features, or 0 for linear heads"
+            )
         self.conditioning = conditioning(num_tasks)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module = (
-            ResidualLayers(in_dim, width, depth) if residual else HiddenLayers(in_dim, width, depth, layer_norm)
+            ResidualLayers(in_dim, width, depth)
+            if residual
+            else HiddenLayers(in_dim, width, depth, layer_norm)
         )
         self.heads: nn.Module = (
-            TaskExperts(num_tasks, width, out_dim, width=head_width, depth=1, output_bound=output_bound)
+            TaskExperts(
+                num_tasks, width, out_dim, width=head_width, depth=1, output_bound=output_bound
+            )
             if head_width
             else LinearHeads(width, out_dim, num_tasks, output_bound)
         )
@@ -87,11 +105,15 @@ class LinearHeads(nn.Linear):
 
     def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
         """Map features ``[B, H]`` and tasks ``[B]`` to ``[B, out_dim]``."""
-        tasks_G = tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None  # a GPU is not stopped
+        tasks_G = (
+            tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None
+        )  # a GPU is not stopped
         if tasks_G is not None:
-            return self._own(h_BH.view(len(tasks_G), -1, h_BH.shape[1]), tasks_G).reshape(-1, self.out_dim)
-        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each row, and than an
-        # index, whose gradient a GPU has to sort
+            return self._own(h_BH.view(len(tasks_G), -1, h_BH.shape[1]), tasks_G).reshape(
+                -1, self.out_dim
+            )
+        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each
+        # row, and than an index, whose gradient a GPU has to sort
         y_BTA = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
         is_own_BT1 = (task_B[:, None] == self.tasks_T1[:, 0])[..., None]
         return torch.where(is_own_BT1, y_BTA, 0).sum(1, dtype=y_BTA.dtype)

@@ -28,7 +28,9 @@ class Network(nn.Module):
 
     def last_shared_weight(self) -> Parameter:
         """Return the weights of the last layer that all tasks share: the last matrix of ``shared_parameters``."""
-        return max(reversed(list(self.shared_parameters())), key=lambda parameter: parameter.ndim > 1)
+        return max(
+            reversed(list(self.shared_parameters())), key=lambda parameter: parameter.ndim > 1
+        )
 
     def mask_losses(self, loss_T: Tensor) -> Tensor:
         """Return the tasks' losses ``[T]``, with 0 for a task that this network must not learn from now."""
@@ -65,4 +67,6 @@ def check_layers(width: int, depth: int) -> None:
         ConfigurationError: if one is below 1.
     """
     if depth < 1 or width < 1:
-        raise ConfigurationError(f"a network's depth is {depth} and its width {width}: both must be at least 1")
+        raise ConfigurationError(
+            f"a network's depth is {depth} and its width {width}: both must be at least 1"
+        )

@@ -1,7 +1,7 @@
 """Composed parameters (Sun et al. 2022, "PaCo: Parameter-Compositional Multi-Task Reinforcement Learning").
 
-Shapes: ``B`` batch, ``T`` tasks, ``U`` trained tasks, ``n`` rows of a task, ``K`` parameter sets, ``D`` input
-features, ``H`` hidden features.
+Shapes: ``B`` batch, ``T`` tasks, ``U`` trained tasks, ``n`` rows of a task, ``K`` parameter sets,
+``D`` input features, ``H`` hidden features.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from mtrl_lightning.networks.network import Network, uniform_
 class PaCo(Network):
     """A perceptron of which every weight and bias is ``sum_k w_tau,k Phi_k``; the task is not part of the input.
 
-    ``w`` is linear in what tells the task, without bias, softmax or bound: with the one-hot, a learned table. The
-    tasks' ``w`` begin with a norm of 1 (root mean square), so that the composed weights begin with the variance of one
-    set; only for frozen embeddings, which have unit length themselves, not exactly.
+    ``w`` is linear in what tells the task, without bias, softmax or bound: with the one-hot, a
+    learned table. The tasks' ``w`` begin with a norm of 1 (root mean square), so that the composed
+    weights begin with the variance of one set; only for frozen embeddings, which have unit length
+    themselves, not exactly.
 
-    A task whose loss explodes is left out of the step, and its ``w`` begins again within the convex hull of the other
-    tasks' (section 3.4), while the loss is still finite: one that is not has no finite gradient to leave out. The
-    optimizer's moments of ``w`` stay as they are.
+    A task whose loss explodes is left out of the step, and its ``w`` begins again within the convex
+    hull of the other tasks' (section 3.4), while the loss is still finite: one that is not has no
+    finite gradient to leave out. The optimizer's moments of ``w`` stay as they are.
 
     Args:
         in_dim: features that come in.
@@ -37,29 +38,39 @@ class PaCo(Network):
         width: features of a hidden layer; 400 in the paper.
         depth: number of hidden layers; 3 in the paper.
         num_sets: parameter sets, ``K``; 5 for MT10, 20 for MT50.
-        max_loss: a task's largest loss that is learned from, ``epsilon``; 3e3 in the authors' program. None: any.
+        max_loss: a task's largest loss that is learned from, ``epsilon``; 3e3 in the authors'
+            program. None: any.
         output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
         conditioning: what ``w`` is linear in.
 
     Raises:
-        ConfigurationError: if there would be no layer, set or feature, or if exploding tasks should begin again
-            although ``w`` is no table, or nothing tells the task.
+        ConfigurationError: if there would be no layer, set or feature, or if exploding tasks should
+            begin again although ``w`` is no table, or nothing tells the task.
     """
 
     tasks_T1: Tensor
 
     def __init__(
-        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, num_sets: int = 5,
-        max_loss: float | None = 3e3, output_bound: float = 3e-3,
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        width: int = 400,
+        depth: int = 3,
+        num_sets: int = 5,
+        max_loss: float | None = 3e3,
+        output_bound: float = 3e-3,
         conditioning: Callable[[int], TaskConditioning] = OneHot,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_sets=num_sets)
         self.conditioning = must_tell(conditioning(num_tasks), "PaCo")
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):
             raise ConfigurationError(
-                "max_loss must be positive, and an exploding task can only begin again with the one-hot: "
+                "max_loss must be positive, and an exploding task can only begin again with the"
+                " one-hot: "
                 "set max_loss to null, or conditioning to OneHot"
             )
         self._max_loss = max_loss
@@ -81,14 +92,17 @@ class PaCo(Network):
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        tasks_G = tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None  # a GPU is not stopped
+        tasks_G = (
+            tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None
+        )  # a GPU is not stopped
         if tasks_G is not None:
             x_GnD = x_BD.view(len(tasks_G), -1, x_BD.shape[1])
             return self._by_task(x_GnD, self.composition(self.conditioning(tasks_G))).flatten(0, 1)
         w_BK = self.composition(self.conditioning(task_B))
         last = len(self.weights) - 1
         for i, (weight_KDH, bias_KH) in enumerate(zip(self.weights, self.biases, strict=True)):
-            # sum_k w_k (x Phi_k + phi_k) as one product over k and the features: no weight matrix for each row
+            # sum_k w_k (x Phi_k + phi_k) as one product over k and the features: no weight matrix
+            # for each row
             x_BKD = w_BK[:, :, None] * x_BD[:, None, :]
             x_BD = torch.addmm(w_BK @ bias_KH, x_BKD.flatten(1), weight_KDH.flatten(0, 1))
             x_BD = x_BD if i == last else x_BD.relu()
@@ -117,7 +131,11 @@ class PaCo(Network):
 
     def mask_losses(self, loss_T: Tensor) -> Tensor:
         """Return the tasks' losses ``[T]``, with 0 for a task whose loss explodes."""
-        return loss_T if self._max_loss is None else torch.where(_is_healthy(loss_T, self._max_loss), loss_T, 0)
+        return (
+            loss_T
+            if self._max_loss is None
+            else torch.where(_is_healthy(loss_T, self._max_loss), loss_T, 0)
+        )
 
     @torch.no_grad()
     def after_step(self, loss_T: Tensor, task_T: Tensor, generator: torch.Generator) -> None:
@@ -132,7 +150,9 @@ class PaCo(Network):
             return
         is_healthy_U, w_KT = _is_healthy(loss_T, self._max_loss), self.composition.weight
         # in (0, 1], so that the weights of a combination never vanish together
-        share_UU = 1 - torch.rand(len(task_T), len(task_T), generator=generator, device=w_KT.device, dtype=w_KT.dtype)
+        share_UU = 1 - torch.rand(
+            len(task_T), len(task_T), generator=generator, device=w_KT.device, dtype=w_KT.dtype
+        )
         share_UU = share_UU * is_healthy_U
         share_UU = share_UU / share_UU.sum(1, keepdim=True)
         w_KU = w_KT[:, task_T]

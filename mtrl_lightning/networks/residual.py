@@ -1,7 +1,8 @@
 """Hidden layers with residual connections: BroNet.
 
-Nauman et al. 2024, "Bigger, Regularized, Optimistic: scaling for compute and sample-efficient continuous control";
-Nauman et al. 2025, "Bigger, Regularized, Categorical: High-Capacity Value Functions are Efficient Multi-Task Learners".
+Nauman et al. 2024, "Bigger, Regularized, Optimistic: scaling for compute and sample-efficient
+continuous control"; Nauman et al. 2025, "Bigger, Regularized, Categorical: High-Capacity Value
+Functions are Efficient Multi-Task Learners".
 
 Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features.
 """
@@ -19,7 +20,8 @@ class ResidualLayers(nn.Sequential):
     Args:
         in_dim: features that come in.
         width: features of every layer.
-        depth: number of blocks, of two linear maps each; 2 in the papers' critics, 1 in their actors.
+        depth: number of blocks, of two linear maps each; 2 in the papers' critics, 1 in their
+            actors.
 
     Raises:
         ConfigurationError: if there would be no block or no feature.

@@ -15,7 +15,8 @@ from mtrl_lightning.networks.network import Network
 class Separate(Network):
     """A multi-layer perceptron for each task, told nothing of the task: as many single-task networks at once.
 
-    This is "one SAC a task" in mtrl's tables (Sodhani et al. 2021), an upper bound for what sharing may cost.
+    This is "one SAC a task" in mtrl's tables (Sodhani et al. 2021), an upper bound for what sharing
+    may cost.
 
     Args:
         in_dim: features that come in.
@@ -30,11 +31,20 @@ class Separate(Network):
     """
 
     def __init__(
-        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400, depth: int = 3, output_bound: float = 3e-3
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        width: int = 400,
+        depth: int = 3,
+        output_bound: float = 3e-3,
     ) -> None:
         super().__init__()
         require_at_least_one(depth=depth)
-        self.own = TaskExperts(num_tasks, in_dim, out_dim, width=width, depth=depth, output_bound=output_bound)
+        self.own = TaskExperts(
+            num_tasks, in_dim, out_dim, width=width, depth=depth, output_bound=output_bound
+        )
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
@@ -50,4 +60,6 @@ class Separate(Network):
         Raises:
             ConfigurationError: always.
         """
-        raise ConfigurationError("Separate shares no layer between tasks: set the gradient method to the mean")
+        raise ConfigurationError(
+            "Separate shares no layer between tasks: set the gradient method to the mean"
+        )

@@ -1,6 +1,7 @@
 """Soft modularization (Yang et al. 2020, "Multi-Task Reinforcement Learning with Soft Modularization").
 
-Shapes: ``B`` batch, ``E`` embedding, ``M`` modules a layer (given ``i``, taken ``j``), ``H`` features of a module.
+Shapes: ``B`` batch, ``E`` embedding, ``M`` modules a layer (given ``i``, taken ``j``), ``H``
+features of a module.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class SoftModularization(Network):
 
     With ``z = f(x) * h(task)``, equations 2 to 5 of the paper:
 
-    - ``p^1 = W^1 relu(z)`` and ``p^(l+1) = W^(l+1) relu(W_u^l p^l * z)``, softmax over a module's inputs ``j``;
+    - ``p^1 = W^1 relu(z)`` and ``p^(l+1) = W^(l+1) relu(W_u^l p^l * z)``, softmax over a module's
+      inputs ``j``;
     - ``g_i^1 = relu(f(x))`` and ``g_i^(l+1) = sum_j softmax(p^l)_ij relu(W_j^l g_j^l)``.
 
-    The paper adds the last layer's modules up. Its authors' program weights them by a last routing of ``M`` numbers,
-    without which ``p^L`` would be used by nothing; this is done here.
+    The paper adds the last layer's modules up. Its authors' program weights them by a last routing
+    of ``M`` numbers, without which ``p^L`` would be used by nothing; this is done here.
 
     Args:
         in_dim: features that come in.
@@ -36,7 +38,8 @@ class SoftModularization(Network):
         width: features of a module, ``d``; 256 in the paper.
         depth: layers of modules, ``L``; 2 for MT10, 4 for MT50.
         num_modules: modules of a layer, ``n`` in the paper; 2 for MT10, 4 for MT50.
-        embedding_dim: features of ``f`` and ``h``, ``D``; 400 in the paper. ``f`` has two layers of them.
+        embedding_dim: features of ``f`` and ``h``, ``D``; 400 in the paper. ``f`` has two layers of
+            them.
         output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
         conditioning: what ``h`` is linear in.
 
@@ -45,12 +48,22 @@ class SoftModularization(Network):
     """
 
     def __init__(
-        self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 256, depth: int = 2, num_modules: int = 2,
-        embedding_dim: int = 400, output_bound: float = 3e-3,
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        width: int = 256,
+        depth: int = 2,
+        num_modules: int = 2,
+        embedding_dim: int = 400,
+        output_bound: float = 3e-3,
         conditioning: Callable[[int], TaskConditioning] = OneHot,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        require_at_least_one(width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim)
+        require_at_least_one(
+            width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim
+        )
         self.conditioning = conditioning(num_tasks)
         self.encoder = nn.Sequential(
             he_linear(in_dim, embedding_dim), nn.ReLU(), he_linear(embedding_dim, embedding_dim)
@@ -62,7 +75,14 @@ class SoftModularization(Network):
             uniform_(parameter, ROUTING_BOUND, embedding_dim)
         self.routing_inputs = nn.ModuleList(nn.Linear(size, embedding_dim) for size in sizes[:-1])
         self.layers = nn.ModuleList(
-            Experts(num_modules, embedding_dim if i == 0 else width, width, width=width, depth=0, relu_last=True)
+            Experts(
+                num_modules,
+                embedding_dim if i == 0 else width,
+                width,
+                width=width,
+                depth=0,
+                relu_last=True,
+            )
             for i in range(depth)
         )
         self.head = nn.Linear(width, out_dim)

@@ -31,11 +31,18 @@ class ReplayBuffer:
     """
 
     def __init__(
-        self, spec: EnvSpec, capacity: int, seed: int = 0, folder: Path | None = None, device: torch.device = CPU
+        self,
+        spec: EnvSpec,
+        capacity: int,
+        seed: int = 0,
+        folder: Path | None = None,
+        device: torch.device = CPU,
     ) -> None:
         tasks = spec.train_tasks
         if capacity < len(tasks):
-            raise ConfigurationError(f"capacity is {capacity} for {len(tasks)} tasks: give at least one row a task")
+            raise ConfigurationError(
+                f"capacity is {capacity} for {len(tasks)} tasks: give at least one row a task"
+            )
         self.storage = RingStorage(spec, len(tasks), capacity // len(tasks), folder, device)
         self._ring_T = np.full(spec.num_tasks, -1, np.int64)
         self._ring_T[list(tasks)] = np.arange(len(tasks))
@@ -78,7 +85,9 @@ class ReplayBuffer:
         size_R = torch.from_numpy(self.storage.size_R)
         num_rings, rows = len(size_R), batch_size // len(size_R)
         if not bool((size_R > 0).all()):
-            raise ConfigurationError("a task has no transition to sample: raise rollout.warmup_steps")
+            raise ConfigurationError(
+                "a task has no transition to sample: raise rollout.warmup_steps"
+            )
         # 53 random bits scaled to each ring's size: every row is equally likely to within 2^-53 * C
         draw_RN = torch.rand(num_rings, rows, generator=self._generator, dtype=torch.float64)
         oldest_R = torch.from_numpy(self.storage.added_R) - size_R

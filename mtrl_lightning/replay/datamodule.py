@@ -32,13 +32,15 @@ class MultiTaskData(LightningDataModule):
         batch_size: transitions of a batch over all trained tasks; each gets the same number.
         capacity: transitions remembered, over all trained tasks.
         exclude_from_training: names of tasks that are evaluated but never trained on.
-        memory_map: keep the replay in a file in the run's folder, mapped into memory, for one larger than the memory.
-        on_device: keep the replay in the memory of the GPU that trains, if it takes at most half of what is free there.
+        memory_map: keep the replay in a file in the run's folder, mapped into memory, for one
+            larger than the memory.
+        on_device: keep the replay in the memory of the GPU that trains, if it takes at most half of
+            what is free there.
         seed: of the draws from the replay.
 
     Raises:
-        ConfigurationError: if a task is unknown, all are excluded, the batch cannot be shared out equally, or the
-            capacity is smaller than a batch.
+        ConfigurationError: if a task is unknown, all are excluded, the batch cannot be shared out
+            equally, or the capacity is smaller than a batch.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class MultiTaskData(LightningDataModule):
         self.batch_size, self.capacity, self._seed = batch_size, capacity, seed
         self._memory_map, self._on_device = memory_map, on_device
         spec = check_spec(benchmark.spec)
-        excluded = known_tasks(exclude_from_training, spec.task_names) if exclude_from_training else ()
+        excluded = (
+            known_tasks(exclude_from_training, spec.task_names) if exclude_from_training else ()
+        )
         trained = tuple(i for i, name in enumerate(spec.task_names) if name not in excluded)
         if not trained:
             raise ConfigurationError("exclude_from_training names every task: leave at least one")
@@ -70,7 +74,8 @@ class MultiTaskData(LightningDataModule):
             )
         if capacity // len(trained) < n:
             raise ConfigurationError(
-                f"capacity {capacity} is smaller than what a batch of {batch_size} needs: give at least {batch_size}"
+                f"capacity {capacity} is smaller than what a batch of {batch_size} needs: give at"
+                f" least {batch_size}"
             )
         self.buffer: ReplayBuffer | None = None
         self.manifest: dict[str, Any] | None = None
@@ -80,7 +85,9 @@ class MultiTaskData(LightningDataModule):
         """Say what memory the replay needs and take it; evaluation needs none."""
         if stage == TrainerFn.FITTING and self.buffer is None:
             rows = self.capacity // len(self.spec.train_tasks) * len(self.spec.train_tasks)
-            folder = Path(self.trainer.default_root_dir) if self._memory_map and self.trainer else None
+            folder = (
+                Path(self.trainer.default_root_dir) if self._memory_map and self.trainer else None
+            )
             needed = bytes_needed(self.spec, rows)
             device = self._device_for(needed)
             where = f"disk in {folder}" if folder else f"memory of {device} when full"
@@ -98,8 +105,15 @@ class MultiTaskData(LightningDataModule):
         """Return the endless stream of batches."""
         assert self.buffer is not None
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
-        dataset, from_memory = ReplayDataset(self.buffer, self.batch_size), self.buffer.storage.device == CPU
-        pinned = from_memory and self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        dataset, from_memory = (
+            ReplayDataset(self.buffer, self.batch_size),
+            self.buffer.storage.device == CPU,
+        )
+        pinned = (
+            from_memory
+            and self.trainer is not None
+            and self.trainer.strategy.root_device.type == "cuda"
+        )
         # a generator of its own, because DataLoader draws a worker seed even without workers
         return DataLoader(dataset, batch_size=None, generator=torch.Generator(), pin_memory=pinned)
 
@@ -107,11 +121,17 @@ class MultiTaskData(LightningDataModule):
         """Return one empty batch, around which the evaluation callback runs; nothing while fitting."""
         assert self.trainer is not None
         warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
-        return [] if self.trainer.state.fn == TrainerFn.FITTING else DataLoader([0], batch_size=None)  # type: ignore[arg-type]
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            return []
+        return DataLoader([0], batch_size=None)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the manifest of the replay's files and the sampling generator."""
-        return {} if self.buffer is None else {"replay": self.manifest, "buffer": self.buffer.state_dict()}
+        return (
+            {}
+            if self.buffer is None
+            else {"replay": self.manifest, "buffer": self.buffer.state_dict()}
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the manifest and the generator; ``ReplayCallback`` reads the rows."""

@@ -1,7 +1,8 @@
 """The replay on disk: immutable files of rows ("chunks"), each written once.
 
-A save writes only the rows that are in no chunk yet and returns a manifest: the chunks that together hold every row to
-be restored. A checkpoint carries its manifest. A chunk is the arrays of ``Rows`` one after another in NumPy's format.
+A save writes only the rows that are in no chunk yet and returns a manifest: the chunks that
+together hold every row to be restored. A checkpoint carries its manifest. A chunk is the arrays of
+``Rows`` one after another in NumPy's format.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ class ReplaySnapshots:
         ConfigurationError: if a number is below 1.
     """
 
-    def __init__(self, folder: Path, chunk_size: int = 100_000, save_last: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, chunk_size: int = 100_000, save_last: int | None = None
+    ) -> None:
         if chunk_size < 1 or (save_last is not None and save_last < 1):
             raise ConfigurationError(
-                f"replay.chunk_size is {chunk_size}, replay.save_last {save_last}: give at least 1 (null saves all)"
+                f"replay.chunk_size is {chunk_size}, replay.save_last {save_last}: give at least 1"
+                " (null saves all)"
             )
         self.folder, self._chunk_size, self._save_last = folder, chunk_size, save_last
         self._chunks: list[dict[str, Any]] = []
@@ -57,7 +61,8 @@ class ReplaySnapshots:
         """Write the rows that are in no chunk yet.
 
         Returns:
-            The manifest, of plain values: for each ring the rows ever added and the oldest one saved, and the chunks.
+            The manifest, of plain values: for each ring the rows ever added and the oldest one
+            saved, and the chunks.
 
         Raises:
             OSError: if the disk is full or broken; what was saved before stays whole.
@@ -65,7 +70,9 @@ class ReplaySnapshots:
         while ((first_R := self._first_unwritten(storage)) < storage.added_R).any():
             self._write(storage, first_R)
         oldest_R = self._oldest_saved(storage)
-        self._chunks = [chunk for chunk in self._chunks if (np.array(chunk["end"]) > oldest_R).any()]
+        self._chunks = [
+            chunk for chunk in self._chunks if (np.array(chunk["end"]) > oldest_R).any()
+        ]
         return {
             "capacity": storage.capacity,
             "added": storage.added_R.tolist(),
@@ -87,7 +94,9 @@ class ReplaySnapshots:
         self.folder.mkdir(parents=True, exist_ok=True)
         end_R = np.minimum(storage.added_R, first_R + max(1, self._chunk_size // storage.num_rings))
         spans = enumerate(zip(first_R.tolist(), end_R.tolist(), strict=True))
-        rows = storage.take(torch.cat([storage.places(ring, first, end) for ring, (first, end) in spans]))
+        rows = storage.take(
+            torch.cat([storage.places(ring, first, end) for ring, (first, end) in spans])
+        )
         unfinished = self.folder / "rows.unfinished"
         try:
             with unfinished.open("wb") as file:
@@ -99,21 +108,27 @@ class ReplaySnapshots:
         except OSError:
             unfinished.unlink(missing_ok=True)  # others need the room
             raise
-        # the checksum in the name keeps a run that continues from an older checkpoint from overwriting newer files
+        # the checksum in the name keeps a run that continues from an older checkpoint from
+        # overwriting newer files
         name = f"rows_{int(first_R.sum()):012d}_{int(end_R.sum()):012d}_{summed.crc32:08x}.npy"
         unfinished.replace(self.folder / name)
-        self._chunks.append({"file": name, "first": first_R.tolist(), "end": end_R.tolist(), "crc32": summed.crc32})
+        self._chunks.append(
+            {"file": name, "first": first_R.tolist(), "end": end_R.tolist(), "crc32": summed.crc32}
+        )
 
     def load(self, manifest: dict[str, Any], storage: RingStorage) -> None:
         """Fill an empty storage with the rows of a manifest, each in its former place.
 
         Raises:
-            ConfigurationError: naming the file, if one is missing or damaged, or if the shapes differ.
+            ConfigurationError: naming the file, if one is missing or damaged, or if the shapes
+                differ.
         """
         if manifest["capacity"] != storage.capacity or len(manifest["added"]) != storage.num_rings:
             raise ConfigurationError(
-                f"the checkpoint's replay has {len(manifest['added'])} tasks of {manifest['capacity']:,} rows, this run"
-                f" {storage.num_rings} of {storage.capacity:,}: continue with the run's own tasks and data.capacity"
+                f"the checkpoint's replay has {len(manifest['added'])} tasks of"
+                f" {manifest['capacity']:,} rows, this run"
+                f" {storage.num_rings} of {storage.capacity:,}: continue with the run's own tasks"
+                " and data.capacity"
             )
         check_manifest(manifest)
         for chunk in manifest["chunks"]:
@@ -139,10 +154,13 @@ class ReplaySnapshots:
     def _read(self, chunk: dict[str, Any]) -> Rows:
         content = io.BytesIO(self._content(chunk))
         try:
-            return Rows(*(torch.from_numpy(np.load(content, allow_pickle=False)) for _ in Rows._fields))
+            return Rows(
+                *(torch.from_numpy(np.load(content, allow_pickle=False)) for _ in Rows._fields)
+            )
         except (ValueError, EOFError, TypeError) as error:
             raise ConfigurationError(
-                f"the replay file {self.folder / chunk['file']} cannot be understood ({error}): {REMEDY}"
+                f"the replay file {self.folder / chunk['file']} cannot be understood ({error}):"
+                f" {REMEDY}"
             ) from error
 
     def _content(self, chunk: dict[str, Any]) -> bytes:
@@ -185,9 +203,14 @@ def check_manifest(manifest: dict[str, Any]) -> None:
         ConfigurationError: if it does not.
     """
     try:
-        strange = [chunk["file"] for chunk in manifest["chunks"] if not NAME.fullmatch(chunk["file"])]
+        strange = [
+            chunk["file"] for chunk in manifest["chunks"] if not NAME.fullmatch(chunk["file"])
+        ]
         wrong = f"names {strange[0]!r}, no file of a replay" if strange else ""
-        added_R, oldest_R = np.array(manifest["added"], np.int64), np.array(manifest["oldest"], np.int64)
+        added_R, oldest_R = (
+            np.array(manifest["added"], np.int64),
+            np.array(manifest["oldest"], np.int64),
+        )
         reached_R = oldest_R
         for chunk in manifest["chunks"]:
             first_R, end_R = np.array(chunk["first"], np.int64), np.array(chunk["end"], np.int64)

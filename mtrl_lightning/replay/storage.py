@@ -34,7 +34,9 @@ class Rows(NamedTuple):
 def _layout(spec: EnvSpec) -> list[tuple[tuple[int, ...], torch.dtype]]:
     kind = spec.observation_space.dtype
     dtype = (
-        torch.float32 if kind is None or np.issubdtype(kind, np.floating) else torch.from_numpy(np.empty(0, kind)).dtype
+        torch.float32
+        if kind is None or np.issubdtype(kind, np.floating)
+        else torch.from_numpy(np.empty(0, kind)).dtype
     )
     observation = (tuple(spec.observation_space.shape), dtype)
     action = (tuple(spec.action_space.shape), torch.float32)
@@ -53,7 +55,8 @@ class RingStorage:
         spec: shapes and types of what is stored; floating-point observations are stored as float32.
         num_rings: number of rings, ``R``.
         capacity: rows a ring, ``C``.
-        folder: keep the rows in files here, mapped into memory, which vanish with this process; None for memory.
+        folder: keep the rows in files here, mapped into memory, which vanish with this process;
+            None for memory.
         device: whose memory, without a folder.
 
     Raises:
@@ -61,14 +64,23 @@ class RingStorage:
     """
 
     def __init__(
-        self, spec: EnvSpec, num_rings: int, capacity: int, folder: Path | None = None, device: torch.device = CPU
+        self,
+        spec: EnvSpec,
+        num_rings: int,
+        capacity: int,
+        folder: Path | None = None,
+        device: torch.device = CPU,
     ) -> None:
         needed = bytes_needed(spec, num_rings * capacity)
         free = free_memory(device) if folder is None else shutil.disk_usage(folder).free
         if needed > free:
-            most, where = int(num_rings * capacity * free / needed), "memory" if folder is None else f"disk in {folder}"
+            most, where = (
+                int(num_rings * capacity * free / needed),
+                "memory" if folder is None else f"disk in {folder}",
+            )
             raise ConfigurationError(
-                f"a replay of {num_rings * capacity:,} transitions needs {needed / 2**30:.1f} GiB of {where} and"
+                f"a replay of {num_rings * capacity:,} transitions needs {needed / 2**30:.1f} GiB"
+                f" of {where} and"
                 f" {free / 2**30:.1f} GiB are free: lower data.capacity to at most {most:,}"
             )
         self.capacity = capacity
@@ -102,7 +114,9 @@ class RingStorage:
         place_N = self.added_R[ring_N]
         if counts_R.max(initial=0) > 1:
             order_N = np.argsort(ring_N, kind="stable")
-            place_N[order_N] += np.arange(len(ring_N)) - np.repeat(np.cumsum(counts_R) - counts_R, counts_R)
+            place_N[order_N] += np.arange(len(ring_N)) - np.repeat(
+                np.cumsum(counts_R) - counts_R, counts_R
+            )
         index_N = ring_N * self.capacity + place_N % self.capacity
         if self._arrays is not None:  # a fifth of the time that tensors take
             for array, source in zip(self._arrays, rows, strict=True):
@@ -122,7 +136,12 @@ class RingStorage:
         """Return the mean reward of the rows that each ring holds, ``[R]``."""
         ends = zip(self.added_R - self.size_R, self.added_R, strict=True)
         places = [self.places(ring, int(first), int(end)) for ring, (first, end) in enumerate(ends)]
-        return np.array([float(self._flat.reward[to_device(place, self.device)].double().mean()) for place in places])
+        return np.array(
+            [
+                float(self._flat.reward[to_device(place, self.device)].double().mean())
+                for place in places
+            ]
+        )
 
     def take(self, index: Tensor) -> Rows:
         """Return copies of the rows at flat places ``ring * capacity + row``, on this storage's device."""
@@ -130,13 +149,17 @@ class RingStorage:
         return Rows(*(field.index_select(0, index) for field in self._flat))
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None, device: torch.device) -> Tensor:
+def _empty(
+    shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None, device: torch.device
+) -> Tensor:
     if folder is None:
         return torch.empty(shape, dtype=dtype, device=device)
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     with tempfile.TemporaryFile(dir=folder) as file:
         size = int(np.prod(shape)) * kind.itemsize
-        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process without an error
+        if hasattr(
+            os, "posix_fallocate"
+        ):  # a disk that fills up later would end the process without an error
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)

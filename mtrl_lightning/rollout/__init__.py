@@ -4,4 +4,12 @@ from mtrl_lightning.rollout.collector import Collector, EpisodeListener, Sample
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
 
-__all__ = ["Collector", "EpisodeListener", "EpisodeWindows", "Evaluation", "Evaluator", "RunningEpisodes", "Sample"]
+__all__ = [
+    "Collector",
+    "EpisodeListener",
+    "EpisodeWindows",
+    "Evaluation",
+    "Evaluator",
+    "RunningEpisodes",
+    "Sample",
+]

@@ -56,9 +56,14 @@ class Collector:
     """
 
     def __init__(
-        self, envs: VectorEnv, policy: Policy, *, counters: Counters | None = None, window: int = 50,
+        self,
+        envs: VectorEnv,
+        policy: Policy,
+        *,
+        counters: Counters | None = None,
+        window: int = 50,
         listeners: Sequence[EpisodeListener] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         if window < 1:
             raise ConfigurationError(f"window is {window}: give a number of episodes of at least 1")
         self.envs, self.policy = envs, policy
@@ -79,10 +84,13 @@ class Collector:
         """Begin a new episode everywhere; unfinished ones are dropped and count nowhere.
 
         Args:
-            seed: of all that follows (see ``Benchmark``); None goes on with the environments' generators.
+            seed: of all that follows (see ``Benchmark``); None goes on with the environments'
+                generators.
         """
         assert self._action_EA is None, "a step is under way"
-        self._tell(lambda hear, e, task: hear.on_episode_created(e, task), range(self.envs.num_envs))
+        self._tell(
+            lambda hear, e, task: hear.on_episode_created(e, task), range(self.envs.num_envs)
+        )
         self._running.reset()
         self._observation_ED, _ = self.envs.reset(seed=seed)
         self._tell_started(self._observation_ED, range(self.envs.num_envs))
@@ -97,17 +105,23 @@ class Collector:
         if self._observation_ED is None:
             self.reset()
         assert self._observation_ED is not None
-        action_EA = np.array(self.policy.act(self._observation_ED, self.envs.task_E, mode), np.float32)
+        action_EA = np.array(
+            self.policy.act(self._observation_ED, self.envs.task_E, mode), np.float32
+        )
         if not np.isfinite(action_EA).all():
             raise ConfigurationError(
-                "the policy's action is not a finite number: an update has ruined the networks. Go on from an earlier"
-                " checkpoint (--ckpt_path PATH) with lower learning rates, or with model.init_args.actor_max_grad_norm"
+                "the policy's action is not a finite number: an update has ruined the networks. Go"
+                " on from an earlier"
+                " checkpoint (--ckpt_path PATH) with lower learning rates, or with"
+                " model.init_args.actor_max_grad_norm"
                 " and critic_max_grad_norm set"
             )
         self.envs.send(action_EA)
         self._action_EA = action_EA
 
-    def receive(self, wanted_E: npt.NDArray[np.bool_] | None = None) -> tuple[Transitions, dict[int, Episode]]:
+    def receive(
+        self, wanted_E: npt.NDArray[np.bool_] | None = None
+    ) -> tuple[Transitions, dict[int, Episode]]:
         """Wait for the step that ``send`` began.
 
         Args:
@@ -116,7 +130,9 @@ class Collector:
         Returns:
             The valid transitions, and the episodes that ended, by environment.
         """
-        assert self._action_EA is not None and self._observation_ED is not None, "send() comes first"
+        assert self._action_EA is not None and self._observation_ED is not None, (
+            "send() comes first"
+        )
         observation_ED, action_EA = self._observation_ED, self._action_EA
         self._action_EA = None
         result = self.envs.receive()
@@ -126,15 +142,25 @@ class Collector:
         kept_E = result.valid_E if wanted_E is None else result.valid_E & wanted_E
         kept = slice(None) if kept_E.all() else kept_E
         transitions = Transitions(
-            observation_ED[kept], action_EA[kept], result.reward_E[kept], result.next_observation_ED[kept],
-            result.terminated_E[kept], result.truncated_E[kept], self.envs.task_E[kept], self._env_E[kept],
-        )  # fmt: skip
+            observation_ED[kept],
+            action_EA[kept],
+            result.reward_E[kept],
+            result.next_observation_ED[kept],
+            result.terminated_E[kept],
+            result.truncated_E[kept],
+            self.envs.task_E[kept],
+            self._env_E[kept],
+        )
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())
         self.counters.dropped_transitions += int((~result.valid_E).sum())
         self.counters.episodes += len(ended)
         if self.listeners:
-            self._tell_step(ended, result.observation_ED, result.terminated_E | result.truncated_E | ~result.valid_E)
+            self._tell_step(
+                ended,
+                result.observation_ED,
+                result.terminated_E | result.truncated_E | ~result.valid_E,
+            )
         return transitions, ended
 
     def step(self, mode: Mode) -> tuple[Transitions, dict[int, Episode]]:
@@ -143,15 +169,22 @@ class Collector:
         return self.receive()
 
     def sample(
-        self, *, num_steps: int | None = None, num_episodes: int | None = None, mode: Mode = "explore",
-        force_reset: bool = False, seed: int | Sequence[int] | None = None,
-    ) -> Sample:  # fmt: skip
+        self,
+        *,
+        num_steps: int | None = None,
+        num_episodes: int | None = None,
+        mode: Mode = "explore",
+        force_reset: bool = False,
+        seed: int | Sequence[int] | None = None,
+    ) -> Sample:
         """Collect a number of steps or of episodes.
 
         Args:
-            num_steps: environment steps, rounded up to whole vector steps; episodes go on from call to call.
-            num_episodes: episodes, shared out evenly among the environments, so that short ones are not preferred;
-                each begins fresh, and steps beyond an environment's share are dropped.
+            num_steps: environment steps, rounded up to whole vector steps; episodes go on from call
+                to call.
+            num_episodes: episodes, shared out evenly among the environments, so that short ones are
+                not preferred; each begins fresh, and steps beyond an environment's share are
+                dropped.
             mode: how the policy acts.
             force_reset: begin new episodes also when collecting steps.
             seed: reset with this seed: the same seed gives the same episodes.
@@ -163,7 +196,12 @@ class Collector:
             raise ConfigurationError("give either num_steps or num_episodes")
         if (num_steps or num_episodes or 0) < 1:
             raise ConfigurationError("num_steps or num_episodes must be at least 1")
-        if force_reset or seed is not None or num_episodes is not None or self._observation_ED is None:
+        if (
+            force_reset
+            or seed is not None
+            or num_episodes is not None
+            or self._observation_ED is None
+        ):
             self.reset(seed)
         if num_episodes is None:
             assert num_steps is not None
@@ -191,7 +229,9 @@ class Collector:
             episodes += ended
         return Sample(_concatenate(parts), episodes)
 
-    def run_episodes(self, quota_E: npt.NDArray[np.int64], mode: Mode) -> Iterator[tuple[Transitions, list[Episode]]]:
+    def run_episodes(
+        self, quota_E: npt.NDArray[np.int64], mode: Mode
+    ) -> Iterator[tuple[Transitions, list[Episode]]]:
         """Step until environment ``e`` has finished ``quota_E[e]`` episodes; yield each step's.
 
         Call ``reset`` before. What an environment does beyond its quota is left out.
@@ -204,7 +244,9 @@ class Collector:
             left_E[list(counted)] -= 1
             yield transitions, list(counted.values())
 
-    def _tell(self, call: Callable[[EpisodeListener, int, int], None], which: Sequence[int] | range) -> None:
+    def _tell(
+        self, call: Callable[[EpisodeListener, int, int], None], which: Sequence[int] | range
+    ) -> None:
         for listener in self.listeners:
             for e in which:
                 call(listener, int(e), int(self.envs.task_E[e]))
@@ -212,11 +254,15 @@ class Collector:
     def _tell_started(self, observation_ED: npt.NDArray, which: Sequence[int] | range) -> None:
         self._tell(lambda hear, e, task: hear.on_episode_started(e, task, observation_ED[e]), which)
 
-    def _tell_step(self, ended: dict[int, Episode], observation_ED: npt.NDArray, done_E: npt.NDArray[np.bool_]) -> None:
+    def _tell_step(
+        self, ended: dict[int, Episode], observation_ED: npt.NDArray, done_E: npt.NDArray[np.bool_]
+    ) -> None:
         def stepped(hear: EpisodeListener, e: int, task: int) -> None:
             episode = ended.get(e)
             now = (
-                (episode.return_, episode.length) if episode else (self._running.return_E[e], self._running.length_E[e])
+                (episode.return_, episode.length)
+                if episode
+                else (self._running.return_E[e], self._running.length_E[e])
             )
             hear.on_episode_stepped(e, task, float(now[0]), int(now[1]))
 
@@ -234,7 +280,9 @@ class Collector:
             "tasks": self.envs.task_E.tolist(),
             "windows": self.windows.state_dict(),
             "running": self._running.state_dict(),
-            "observation": None if observation_ED is None else [observation_ED.dtype.str, to_text(observation_ED)],
+            "observation": None
+            if observation_ED is None
+            else [observation_ED.dtype.str, to_text(observation_ED)],
             "envs": self.envs.get_state(),
         }
 
@@ -246,7 +294,8 @@ class Collector:
         """
         if state["tasks"] != self.envs.task_E.tolist():
             raise ConfigurationError(
-                f"the checkpoint has environments of tasks {state['tasks']}, this run of {self.envs.task_E.tolist()}:"
+                f"the checkpoint has environments of tasks {state['tasks']}, this run of"
+                f" {self.envs.task_E.tolist()}:"
                 " continue with the same rollout.envs_per_task and data.exclude_from_training"
             )
         self.windows.load_state_dict(state["windows"])

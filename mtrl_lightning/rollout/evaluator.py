@@ -33,28 +33,36 @@ class Evaluation(NamedTuple):
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
         """Return ``eval/success``, ``eval/success_last`` and ``eval/return``, on average and for every task."""
         prefix = "eval" if self.split == "eval" else f"eval_{self.split.removeprefix('eval_')}"
-        values = {"success": self.success_T, "success_last": self.success_last_T, "return": self.return_T}
+        values = {
+            "success": self.success_T,
+            "success_last": self.success_last_T,
+            "return": self.return_T,
+        }
         result = {f"{prefix}/{name}": float(value_T.mean()) for name, value_T in values.items()}
         for name, value_T in values.items():
-            result |= {f"{prefix}/{name}/{task}": float(v) for task, v in zip(task_names, value_T, strict=True)}
+            result |= {
+                f"{prefix}/{name}/{task}": float(v)
+                for task, v in zip(task_names, value_T, strict=True)
+            }
         return result
 
 
 class Evaluator:
     """Run test episodes ``0, 1, ..., N - 1`` of every task, with the policy's best actions.
 
-    Its environments are made at the first evaluation and kept. An evaluation draws nothing from any generator that
-    training uses.
+    Its environments are made at the first evaluation and kept. An evaluation draws nothing from any
+    generator that training uses.
 
     Args:
         benchmark: the tasks.
         num_episodes: test episodes a task, ``N``.
         split: which environments.
-        envs_per_task: copies of each task's environment; each runs a contiguous share of the episodes.
+        envs_per_task: copies of each task's environment; each runs a contiguous share of the
+            episodes.
         num_workers: worker processes; see ``VectorEnv``.
         timeout: seconds to wait for a worker's answer.
-        max_restarts: how often an evaluation begins anew with new environments because one of them, or its worker,
-            broke; over all evaluations.
+        max_restarts: how often an evaluation begins anew with new environments because one of them,
+            or its worker, broke; over all evaluations.
         on_restart: told the reason each time.
 
     Raises:
@@ -62,13 +70,21 @@ class Evaluator:
     """
 
     def __init__(
-        self, benchmark: Benchmark, *, num_episodes: int, split: str = "eval", envs_per_task: int = 1,
-        num_workers: int | None = None, timeout: float = 300.0, max_restarts: int = 0,
+        self,
+        benchmark: Benchmark,
+        *,
+        num_episodes: int,
+        split: str = "eval",
+        envs_per_task: int = 1,
+        num_workers: int | None = None,
+        timeout: float = 300.0,
+        max_restarts: int = 0,
         on_restart: Callable[[str], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if num_episodes < 1 or envs_per_task < 1:
             raise ConfigurationError(
-                f"evaluation num_episodes is {num_episodes}, envs_per_task {envs_per_task}: give 1 or more"
+                f"evaluation num_episodes is {num_episodes}, envs_per_task {envs_per_task}: give 1"
+                " or more"
             )
         self._benchmark, self._num_episodes, self._split = benchmark, num_episodes, split
         self._copies = min(envs_per_task, num_episodes)
@@ -98,7 +114,8 @@ class Evaluator:
                 self.close()
                 if self.num_restarts >= self._max_restarts:
                     raise RestartsExhaustedError(
-                        f"{fault} (in an evaluation, after {self.num_restarts} restarts, the most allowed)"
+                        f"{fault} (in an evaluation, after {self.num_restarts} restarts, the most"
+                        " allowed)"
                     ) from fault
                 self.num_restarts += 1
                 self._on_restart(str(fault))
@@ -108,7 +125,11 @@ class Evaluator:
         if self._envs is None:
             tasks = np.repeat(np.arange(num_tasks), self._copies)
             self._envs = VectorEnv(
-                self._benchmark, tasks.tolist(), self._split, num_workers=self._num_workers, timeout=self._timeout
+                self._benchmark,
+                tasks.tolist(),
+                self._split,
+                num_workers=self._num_workers,
+                timeout=self._timeout,
             )
         shares = quotas(self._num_episodes, self._copies)
         collector = Collector(self._envs, policy)
@@ -120,7 +141,12 @@ class Evaluator:
                 per_task[episode.task].append(episode)
         assert all(len(episodes) == self._num_episodes for episodes in per_task)
         success, success_last, returns = (
-            np.array([np.mean([getattr(episode, field) for episode in episodes]) for episodes in per_task])
+            np.array(
+                [
+                    np.mean([getattr(episode, field) for episode in episodes])
+                    for episodes in per_task
+                ]
+            )
             for field in ("success", "success_last", "return_")
         )
         return Evaluation(self._split, success, success_last, returns)

@@ -16,7 +16,10 @@ from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 
 def make_spec(
-    num_tasks: int = 3, obs_dim: int = 4, action_dim: int = 2, train_tasks: Sequence[int] | None = None
+    num_tasks: int = 3,
+    obs_dim: int = 4,
+    action_dim: int = 2,
+    train_tasks: Sequence[int] | None = None,
 ) -> EnvSpec:
     return EnvSpec(
         task_names=tuple(f"task-{i}" for i in range(num_tasks)),
@@ -32,7 +35,11 @@ def make_spec(
 def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
     """Random transitions, task-major, ``rows`` of each trained task."""
     generator = torch.Generator().manual_seed(seed)
-    B, D, A = rows * len(spec.train_tasks), spec.observation_space.shape[0], spec.action_space.shape[0]
+    B, D, A = (
+        rows * len(spec.train_tasks),
+        spec.observation_space.shape[0],
+        spec.action_space.shape[0],
+    )
     return TransitionBatch(
         observation_BD=torch.randn(B, D, generator=generator),
         action_BA=2 * torch.rand(B, A, generator=generator) - 1,
@@ -73,4 +80,6 @@ def copy_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def changed(module: torch.nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
     """Names of the weights that are no longer what they were."""
-    return {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+    return {
+        name for name, value in module.state_dict().items() if not torch.equal(value, before[name])
+    }

@@ -14,7 +14,16 @@ from mtrl_lightning.algorithms.algorithm import FORMAT
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
-from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec, small_mlp, train
+from tests.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    make_batch,
+    make_sac,
+    make_spec,
+    small_mlp,
+    train,
+)
 from tests.algorithms.test_sac import FULL, Reconstruction, act, fit
 
 NO_FAULTS = {"worker_restarts": 0, "dropped_transitions": 0}
@@ -73,8 +82,20 @@ def test_hyper_parameters_that_are_no_plain_values_are_left_out(tmp_path):
     sac = make_sac(auxiliaries=[Reconstruction], discount=0.9, **FULL)
     kept = through_a_file(checkpoint_of(sac), tmp_path)["hyper_parameters"]
     assert kept["discount"] == 0.9
-    assert (kept["num_critics"], kept["target_entropy"], kept["actor_max_grad_norm"]) == (2, None, 1.0)
-    assert not {"spec", "actor", "critic", "encoder", "auxiliaries", "actor_optimizer", "temperature"} & set(kept)
+    assert (kept["num_critics"], kept["target_entropy"], kept["actor_max_grad_norm"]) == (
+        2,
+        None,
+        1.0,
+    )
+    assert not {
+        "spec",
+        "actor",
+        "critic",
+        "encoder",
+        "auxiliaries",
+        "actor_optimizer",
+        "temperature",
+    } & set(kept)
 
 
 @pytest.mark.parametrize("value", [np.float64(0.9), np.float32(0.9)])
@@ -93,10 +114,19 @@ def test_hyper_parameters_stay_with_the_algorithm():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {**FULL, "auxiliaries": [Reconstruction]}, {"encoder": partial(Standardize, num_updates=7)}]
+    "options",
+    [
+        {},
+        {**FULL, "auxiliaries": [Reconstruction]},
+        {"encoder": partial(Standardize, num_updates=7)},
+    ],
 )
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path, options):
-    whole, first, second = make_sac(seed=3, **options), make_sac(seed=3, **options), make_sac(seed=99, **options)
+    whole, first, second = (
+        make_sac(seed=3, **options),
+        make_sac(seed=3, **options),
+        make_sac(seed=99, **options),
+    )
     for sac in (whole, first):
         act(sac, "random")
     train(whole, 10)
@@ -165,7 +195,9 @@ def test_an_algorithm_rebuilt_with_another_network_is_refused(tmp_path):
         SAC.load_from_checkpoint(tmp_path / "file.ckpt", spec=sac.spec, weights_only=True)
 
 
-@pytest.mark.parametrize("names", [("task-0", "task-1", "push"), ("task-0", "task-1"), ("task-1", "task-0", "task-2")])
+@pytest.mark.parametrize(
+    "names", [("task-0", "task-1", "push"), ("task-0", "task-1"), ("task-1", "task-0", "task-2")]
+)
 def test_other_tasks_are_refused_with_both_lists(names):
     checkpoint = checkpoint_of(make_sac())
     other = make_sac(make_spec(len(names))._replace(task_names=names))
@@ -180,7 +212,12 @@ def test_other_tasks_are_refused_with_both_lists(names):
     ("options", "weight", "there", "here"),
     [
         ({"actor": partial(MLP, width=24, depth=2)}, "actor.trunk.0.weight", "(16, 7)", "(24, 7)"),
-        ({"critic": partial(MLP, width=16, depth=3)}, "critic.members.0.trunk.4.weight", "none", "(16, 16)"),
+        (
+            {"critic": partial(MLP, width=16, depth=3)},
+            "critic.members.0.trunk.4.weight",
+            "none",
+            "(16, 16)",
+        ),
         ({"num_critics": 3}, "critic.members.2.trunk.0.weight", "none", "(16, 9)"),
         ({"num_critics": 1}, "critic.members.1.trunk.0.weight", "(16, 9)", "none"),
         ({"encoder": Standardize}, "encoder.mean_D", "none", "(4,)"),
@@ -193,7 +230,9 @@ def test_another_network_is_refused_with_a_weight_and_the_remedy(options, weight
     assert f"{weight} has shape {there} there and {here} here" in str(caught.value)
 
 
-@pytest.mark.parametrize("checkpoint", [{}, {"state_dict": {}, "hyper_parameters": {"lr": 1.0}, "epoch": 3}])
+@pytest.mark.parametrize(
+    "checkpoint", [{}, {"state_dict": {}, "hyper_parameters": {"lr": 1.0}, "epoch": 3}]
+)
 def test_a_foreign_checkpoint_is_refused(checkpoint):
     with pytest.raises(ConfigurationError, match="not written by mtrl_lightning"):
         make_sac().on_load_checkpoint(checkpoint)
@@ -220,7 +259,9 @@ def test_a_checkpoint_that_is_refused_changes_nothing():
     assert changed(sac, copy_of(reference)) == set()
 
 
-@pytest.mark.parametrize("content", [torch.zeros(3), 5, [1], {"mtrl_lightning": {}}, {"mtrl_lightning": 3}, {"a": 1}])
+@pytest.mark.parametrize(
+    "content", [torch.zeros(3), 5, [1], {"mtrl_lightning": {}}, {"mtrl_lightning": 3}, {"a": 1}]
+)
 def test_a_file_of_something_else_is_refused_by_name(tmp_path, content):
     path = tmp_path / "other.ckpt"
     torch.save(content, path)

@@ -15,7 +15,9 @@ from tests.algorithms import make_batch, make_sac, train
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU"
+)
 def test_compiled_losses_give_the_same_updates():
     plain, fast = (train(make_sac(compile=how), 4) for how in ("none", "default"))
     for name, value in plain.state_dict().items():
@@ -26,7 +28,9 @@ def test_compiled_losses_give_the_same_updates():
 
 def test_only_what_was_asked_for_is_compiled(monkeypatch):
     asked = []
-    monkeypatch.setattr(torch, "compile", lambda function, mode: asked.append((function.__name__, mode)) or function)
+    monkeypatch.setattr(
+        torch, "compile", lambda function, mode: asked.append((function.__name__, mode)) or function
+    )
     make_sac()
     assert asked == []
     make_sac(compile="default")
@@ -43,7 +47,9 @@ def test_every_update_begins_a_new_step_of_the_graphs(monkeypatch):
     assert len(steps) == 0
     sac = make_sac(compile="cudagraphs")
     monkeypatch.setattr(
-        torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append([p.grad is None for p in sac.parameters()])
+        torch.compiler,
+        "cudagraph_mark_step_begin",
+        lambda: steps.append([p.grad is None for p in sac.parameters()]),
     )
     train(sac, 2)
     assert len(steps) == 2 and all(map(all, steps)), "no gradient of a graph may outlive its step"
@@ -56,12 +62,16 @@ def test_a_compiled_function_has_a_graph_for_its_losses_only():
     for losses_of in (sac._critic_losses, sac._actor_losses):
         loss_T, *others = losses_of(batch, noise_BA)
         assert loss_T.requires_grad
-        others = [other for more in others for other in (more if isinstance(more, tuple) else [more])]
+        others = [
+            other for more in others for other in (more if isinstance(more, tuple) else [more])
+        ]
         assert others and not any(other.requires_grad for other in others)
 
 
 def test_an_unknown_option_is_an_error_at_once():
-    with pytest.raises(ConfigurationError, match="compile is 'graphs': give none, default or cudagraphs"):
+    with pytest.raises(
+        ConfigurationError, match="compile is 'graphs': give none, default or cudagraphs"
+    ):
         make_sac(compile="graphs")
 
 
@@ -76,7 +86,9 @@ def test_compiling_for_the_cpu_needs_a_compiler(monkeypatch):
     with pytest.raises(ConfigurationError, match=r"install g\+\+"):
         compiling.check_compile("default", CPU)
     monkeypatch.setenv("CXX", "mine")
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: f"/bin/{name}" if name == "mine" else None)
+    monkeypatch.setattr(
+        compiling.shutil, "which", lambda name: f"/bin/{name}" if name == "mine" else None
+    )
     compiling.check_compile("default", CPU)
 
 
@@ -90,10 +102,14 @@ def with_triton(monkeypatch):
 def test_compiling_for_a_gpu_needs_triton_and_a_compiler(how, with_triton, monkeypatch):
     compiling.check_compile(how, CUDA)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
-    with pytest.raises(ConfigurationError, match=f"compile {how} needs Triton, .* and a C compiler"):
+    with pytest.raises(
+        ConfigurationError, match=f"compile {how} needs Triton, .* and a C compiler"
+    ):
         compiling.check_compile(how, CUDA)
     monkeypatch.setenv("CC", "mine")
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: "/bin/mine" if name == "mine" else None)
+    monkeypatch.setattr(
+        compiling.shutil, "which", lambda name: "/bin/mine" if name == "mine" else None
+    )
     compiling.check_compile(how, CUDA)
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="set compile to none"):

@@ -48,7 +48,12 @@ def test_the_target_by_hand():
 
 def target_of(terminated, next_q=((5.0,),), discount=0.9):
     return losses.critic_target(
-        torch.tensor([1.0]), torch.tensor([terminated]), torch.tensor(next_q), torch.zeros(1), torch.ones(1), discount
+        torch.tensor([1.0]),
+        torch.tensor([terminated]),
+        torch.tensor(next_q),
+        torch.zeros(1),
+        torch.ones(1),
+        discount,
     ).item()
 
 
@@ -77,7 +82,9 @@ def test_the_target_equals_a_loop(draw):
     terminated = draw(B) > 0.5
     wanted = [
         reward[b].item()
-        + 0.97 * (1 - int(terminated[b])) * (min(q[:, b].tolist()) - alpha[b].item() * log_prob[b].item())
+        + 0.97
+        * (1 - int(terminated[b]))
+        * (min(q[:, b].tolist()) - alpha[b].item() * log_prob[b].item())
         for b in range(B)
     ]
     target = losses.critic_target(reward, terminated, q, log_prob, alpha, 0.97)
@@ -98,7 +105,10 @@ def test_the_critics_loss_is_the_sum_of_the_mean_squared_errors(draw):
 
 
 def test_the_actors_loss_by_hand():
-    log_prob_B, q_QB = torch.tensor([1.0, -1.0, 2.0, 0.0]), torch.tensor([[1.0, 5.0, 2.0, 2.0], [3.0, 4.0, 1.0, 9.0]])
+    log_prob_B, q_QB = (
+        torch.tensor([1.0, -1.0, 2.0, 0.0]),
+        torch.tensor([[1.0, 5.0, 2.0, 2.0], [3.0, 4.0, 1.0, 9.0]]),
+    )
     alpha_B = torch.tensor([0.5, 0.5, 2.0, 2.0])
     # task 0: (0.5 - 1) and (-0.5 - 4), task 1: (4 - 1) and (0 - 2)
     assert losses.actor_loss(log_prob_B, q_QB, alpha_B, 2).tolist() == [-2.5, 0.5]
@@ -113,7 +123,10 @@ def test_the_actors_loss_equals_a_loop(draw):
 
 
 def test_the_temperatures_loss_by_hand():
-    log_alpha_B, log_prob_B = torch.tensor([1.0, 1.0, -0.5, -0.5]), torch.tensor([3.0, 1.0, -4.0, -1.0])
+    log_alpha_B, log_prob_B = (
+        torch.tensor([1.0, 1.0, -0.5, -0.5]),
+        torch.tensor([3.0, 1.0, -4.0, -1.0]),
+    )
     # -1 * (2 - 2), 0.5 * (-2.5 - 2)
     assert losses.temperature_loss(log_alpha_B, log_prob_B, -2.0, 2).tolist() == [0, -2.25]
 
@@ -121,7 +134,9 @@ def test_the_temperatures_loss_by_hand():
 @pytest.mark.parametrize("entropy", [3.0, 1.0])
 def test_the_temperature_rises_when_the_entropy_is_below_its_target_and_falls_above(entropy):
     log_alpha = torch.zeros(1, requires_grad=True)
-    losses.temperature_loss(log_alpha.expand(4), torch.full((4,), -entropy), 2.0, 1).sum().backward()
+    losses.temperature_loss(
+        log_alpha.expand(4), torch.full((4,), -entropy), 2.0, 1
+    ).sum().backward()
     assert log_alpha.grad.item() == pytest.approx(entropy - 2.0)  # descent: up if negative
 
 
@@ -129,7 +144,10 @@ def test_tasks_averaged_are_the_batch(draw):
     log_prob, alpha, q, target = draw(B), draw(B).abs(), draw(NUM_CRITICS, B), draw(B)
     pairs = [
         (losses.critic_loss(q, target, NUM_TASKS), losses.critic_loss(q, target, 1)),
-        (losses.actor_loss(log_prob, q, alpha, NUM_TASKS), losses.actor_loss(log_prob, q, alpha, 1)),
+        (
+            losses.actor_loss(log_prob, q, alpha, NUM_TASKS),
+            losses.actor_loss(log_prob, q, alpha, 1),
+        ),
         (
             losses.temperature_loss(alpha.log(), log_prob, -2.0, NUM_TASKS),
             losses.temperature_loss(alpha.log(), log_prob, -2.0, 1),

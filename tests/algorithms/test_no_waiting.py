@@ -1,7 +1,8 @@
 """An update asks the device that it runs on for no number, because a GPU would have to be waited for.
 
-PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no numbers, so that whoever asks for one, or
-mixes it with tensors on the CPU, gets an error. It knows neither generators nor autocast.
+PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no numbers, so that
+whoever asks for one, or mixes it with tensors on the CPU, gets an error. It knows neither
+generators nor autocast.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from tests.algorithms import attach, make_batch, make_sac, make_spec
 META = torch.device("meta")
 SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
 MIXTURES = {
-    name: {"encoder": partial(networks.MixtureOfEncoders, assignment=getattr(networks, name), **SMALL_ENCODER)}
+    name: {
+        "encoder": partial(
+            networks.MixtureOfEncoders, assignment=getattr(networks, name), **SMALL_ENCODER
+        )
+    }
     for name in ("OwnExpert", "Average", "Gate", "Attention")
 }
 NETWORKS = {
@@ -35,7 +40,9 @@ NETWORKS = {
 OTHERS = {
     "Standardize": {"encoder": networks.Standardize},
     **MIXTURES,
-    "a task embedding": {"critic": partial(MLP, width=8, conditioning=partial(networks.Embedding, dim=3))},
+    "a task embedding": {
+        "critic": partial(MLP, width=8, conditioning=partial(networks.Embedding, dim=3))
+    },
     "a task encoder": {"critic": partial(MLP, width=8, conditioning=networks.TaskEncoder)},
     "no conditioning": {"critic": partial(MLP, width=8, conditioning=NoConditioning)},
     "Categorical": {"value": partial(Categorical, num_bins=11)},
@@ -52,14 +59,19 @@ OTHERS = {
 def without_numbers(monkeypatch):
     # the way to this device would otherwise replace the parameters, which those who train them know
     monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-    monkeypatch.setattr(Generators, "get", lambda self, name, device: torch.Generator() if device != META else None)
+    monkeypatch.setattr(
+        Generators, "get", lambda self, name, device: torch.Generator() if device != META else None
+    )
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
     monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
 
 
 def update_without_numbers(num_updates=3, **options):
-    plain = {name: partial(Adam, lr=1e-3) for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer")}
+    plain = {
+        name: partial(Adam, lr=1e-3)
+        for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer")
+    }
     sac = make_sac(make_spec(4), **plain, **options).to(META)
     attach(sac)
     batch = make_batch(sac.spec)
@@ -72,7 +84,11 @@ def update_without_numbers(num_updates=3, **options):
 def test_an_update_does_not_wait(name, without_numbers):
     network = partial(getattr(networks, name.split(",")[0]), width=8, **NETWORKS[name])
     sac = update_without_numbers(actor=network, critic=network)
-    known = [*sac._targets._sources, *sac._critic_parameters, *(p for d in sac._descents.values() for p in d._all)]
+    known = [
+        *sac._targets._sources,
+        *sac._critic_parameters,
+        *(p for d in sac._descents.values() for p in d._all),
+    ]
     assert {parameter.device for parameter in [*known, *sac.parameters()]} == {META}
     assert sac.counters.updates == 3
 

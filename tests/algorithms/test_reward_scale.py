@@ -20,7 +20,9 @@ def step(rewards, tasks, envs, terminated=(), truncated=()):
     n = len(rewards)
     empty = np.zeros((n, 1), np.float32)
     ended = [np.array([env in which for env in envs]) for which in (terminated, truncated)]
-    return Transitions(empty, empty, np.array(rewards), empty, *ended, np.array(tasks), np.array(envs))
+    return Transitions(
+        empty, empty, np.array(rewards), empty, *ended, np.array(tasks), np.array(envs)
+    )
 
 
 def scaled(scale, alpha=(0.0, 0.0, 0.0), target_entropy=-2.0):
@@ -61,7 +63,8 @@ def test_return_range_by_hand():
     scale.observe(step([1.0, -1.0], [0, 1], [0, 1]))
     assert scale.largest_T.tolist() == [0, 0, 0], "no episode has ended"
     scale.observe(step([3.0, -5.0], [0, 1], [0, 1], terminated=[0], truncated=[1]))
-    # task 0 ends: 3 and 1 + 1.5. Task 1 is cut off: it goes on with 2 x its mean of -3: -5 - 3 = -8 and -1 - 4 = -5
+    # task 0 ends: 3 and 1 + 1.5. Task 1 is cut off: it goes on with 2 x its mean of -3: -5 - 3 = -8
+    # and -1 - 4 = -5
     assert scale.largest_T.tolist() == [3, 8, 0]
     # the temperature's term is alpha H target_entropy / 2 = -2 alpha
     assert scaled(scale, alpha=(0.5, 0.0, 1.0)) == pytest.approx([10 / 4, -20 / 4, 30 / 8, 40 / 2])

@@ -23,9 +23,26 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.networks import MLP, Encoder, MultiHead, Network, Standardize, TaskConditioning
 from mtrl_lightning.types import TransitionBatch
-from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec, small_mlp, train
+from tests.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    make_batch,
+    make_sac,
+    make_spec,
+    small_mlp,
+    train,
+)
 
-NUM_TASKS, LEARNING_RATE, DISCOUNT, TAU, ALPHA, TARGET_ENTROPY, SEED = 2, 0.1, 0.9, 0.25, 0.5, -0.7, 5
+NUM_TASKS, LEARNING_RATE, DISCOUNT, TAU, ALPHA, TARGET_ENTROPY, SEED = (
+    2,
+    0.1,
+    0.9,
+    0.25,
+    0.5,
+    -0.7,
+    5,
+)
 BATCH = TransitionBatch(
     observation_BD=torch.tensor([[0.5], [-1.0], [2.0], [0.3]]),
     action_BA=torch.tensor([[0.1], [-0.4], [0.9], [0.6]]),
@@ -126,9 +143,13 @@ class ByHand:
 
         gradient_w, gradient_k = [[0.0] * 3 for _ in CRITICS], 0.0
         self.critic_loss_T, self.q = [0.0] * NUM_TASKS, 0.0
-        for ((obs,), (action,), reward, (next_obs,), terminated, task), eps in zip(rows, next_noise, strict=True):
+        for ((obs,), (action,), reward, (next_obs,), terminated, task), eps in zip(
+            rows, next_noise, strict=True
+        ):
             next_action, next_log_prob, _, _ = draw_action(m[task] + c * k * next_obs, s[task], eps)
-            next_q = min(w[0] * TARGET_K * next_obs + w[1] * next_action + w[2] for w in TARGET_CRITICS)
+            next_q = min(
+                w[0] * TARGET_K * next_obs + w[1] * next_action + w[2] for w in TARGET_CRITICS
+            )
             target = reward + DISCOUNT * (0 if terminated else 1) * (next_q - ALPHA * next_log_prob)
             for i, w in enumerate(CRITICS):
                 error = w[0] * k * obs + w[1] * action + w[2] - target
@@ -137,7 +158,9 @@ class ByHand:
                 for j, x in enumerate((k * obs, action, 1.0)):
                     gradient_w[i][j] += 2 * error * x / B
                 gradient_k += 2 * error * w[0] * obs / B
-        self.critic_grad_norm = math.sqrt(sum(g**2 for row in gradient_w for g in row) + gradient_k**2)
+        self.critic_grad_norm = math.sqrt(
+            sum(g**2 for row in gradient_w for g in row) + gradient_k**2
+        )
         self.critics = [
             [v - LEARNING_RATE * g for v, g in zip(w, row, strict=True)]
             for w, row in zip(CRITICS, gradient_w, strict=True)
@@ -152,7 +175,9 @@ class ByHand:
             q, slope = min((w[0] * z + w[1] * a + w[2], w[1]) for w in self.critics)
             self.actor_loss_T[task] += (ALPHA * log_prob - q) / n
             mean_log_prob_T[task] += log_prob / n
-            to_mean, to_log_std = ((ALPHA * d - slope * e) / B for d, e in zip(dlog_prob, da, strict=True))
+            to_mean, to_log_std = (
+                (ALPHA * d - slope * e) / B for d, e in zip(dlog_prob, da, strict=True)
+            )
             gradient_m[task] += to_mean
             gradient_s[task] += to_log_std
             gradient_c += to_mean * z
@@ -251,7 +276,9 @@ class Recorder(GradientMethod):
             for a, b in zip(after, before, strict=True)
         )
         note = {"name": self.name, "num_tasks": self.num_tasks, "loss_T": loss_T.detach().clone()}
-        self.log.append({**note, "shared": [id(p) for p in parameters.shared], "clear": clear, "kept": kept})
+        self.log.append(
+            {**note, "shared": [id(p) for p in parameters.shared], "clear": clear, "kept": kept}
+        )
 
     def metrics(self) -> dict[str, torch.Tensor]:
         return {"conflicts": torch.tensor(float(len(self.log)))}
@@ -272,7 +299,9 @@ def recorded(make, **options):
 def test_the_gradient_methods_get_one_loss_a_task_computed_by_hand(wanted):
     sac, log = recorded(hand_sac)
     sac.training_step(BATCH, 0)
-    assert [call["name"] for call in log] == ["critic", "actor"], "one call each, and none for the temperature"
+    assert [call["name"] for call in log] == ["critic", "actor"], (
+        "one call each, and none for the temperature"
+    )
     assert log[0]["loss_T"].tolist() == close(wanted.critic_loss_T)
     assert log[1]["loss_T"].tolist() == close(wanted.actor_loss_T)
 
@@ -305,7 +334,9 @@ class Embedding(TaskConditioning):
         return self.table(task_B)
 
 
-embedded_heads = partial(MultiHead, width=16, depth=2, output_bound=0.3, conditioning=Embedding, layer_norm=True)
+embedded_heads = partial(
+    MultiHead, width=16, depth=2, output_bound=0.3, conditioning=Embedding, layer_norm=True
+)
 FULL = {"actor": embedded_heads, "critic": embedded_heads, "encoder": linear_encoder}
 
 
@@ -314,13 +345,18 @@ def test_a_gradient_method_is_told_what_is_shared_and_touches_nothing_else():
     train(sac, 3)
     critic = [
         id(p)
-        for p in (*sac.encoder.parameters(), *(p for member in sac.critic.members for p in member.shared_parameters()))
+        for p in (
+            *sac.encoder.parameters(),
+            *(p for member in sac.critic.members for p in member.shared_parameters()),
+        )
     ]
     actor = [id(p) for p in sac.actor.shared_parameters()]
     assert [call["name"] for call in log] == ["critic", "actor"] * 3
     assert [call["shared"] for call in log] == [critic, actor] * 3
     assert all(call["clear"] for call in log), "gradients are cleared before"
-    assert all(call["kept"] for call in log), "no loss leaves gradients with the parameters of another"
+    assert all(call["kept"] for call in log), (
+        "no loss leaves gradients with the parameters of another"
+    )
 
 
 def test_gradient_methods_work_on_the_trained_tasks_alone():
@@ -335,12 +371,20 @@ def test_the_statistics_of_a_gradient_method_are_logged_under_its_name():
     sac, _ = recorded(make_sac)
     train(sac, 2)
     metrics = sac.drain_metrics()
-    assert (metrics["train/critic_conflicts"], metrics["train/actor_conflicts"]) == (2, 3)  # means of 1, 3 and of 2, 4
+    assert (metrics["train/critic_conflicts"], metrics["train/actor_conflicts"]) == (
+        2,
+        3,
+    )  # means of 1, 3 and of 2, 4
 
 
 def test_temperatures_of_tasks_that_are_not_trained_stay():
     sac = train(make_sac(make_spec(4, train_tasks=(0, 2, 3))), 3)
-    assert [value == 1 for value in sac.temperature.values().tolist()] == [False, True, False, False]
+    assert [value == 1 for value in sac.temperature.values().tolist()] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def still(parameters):
@@ -360,7 +404,9 @@ def test_the_critics_and_the_encoder_are_not_moved_by_the_actor():
 
 
 def test_the_actor_and_the_temperature_are_not_moved_by_the_critics_loss():
-    sac = make_sac(critic_optimizer=fast, actor_optimizer=still, temperature_optimizer=still, **FULL)
+    sac = make_sac(
+        critic_optimizer=fast, actor_optimizer=still, temperature_optimizer=still, **FULL
+    )
     critic, encoder = copy_of(sac.critic), copy_of(sac.encoder)
     actor, temperature = copy_of(sac.actor), copy_of(sac.temperature)
     train(sac, 3)
@@ -383,19 +429,27 @@ class FrozenEmbedding(Embedding):
 def test_what_a_network_freezes_stays_frozen():
     frozen = partial(MLP, width=8, depth=1, output_bound=0.3, conditioning=FrozenEmbedding)
     sac = make_sac(actor=frozen, critic=frozen)
-    tables = [sac.actor.conditioning.table, *(member.conditioning.table for member in sac.critic.members)]
+    tables = [
+        sac.actor.conditioning.table,
+        *(member.conditioning.table for member in sac.critic.members),
+    ]
     before = [copy_of(table) for table in tables]
     train(sac, 3)
-    assert [changed(table, values) for table, values in zip(tables, before, strict=True)] == [set()] * 3
+    assert [changed(table, values) for table, values in zip(tables, before, strict=True)] == [
+        set()
+    ] * 3
 
 
 @pytest.mark.parametrize("options", [{}, FULL, {**FULL, "num_critics": 5}])
 def test_every_parameter_is_in_exactly_one_optimizer(options):
     sac = make_sac(**options)
     critic, actor, temperature = (
-        [id(p) for group in optimizer.param_groups for p in group["params"]] for optimizer in sac.configure_optimizers()
+        [id(p) for group in optimizer.param_groups for p in group["params"]]
+        for optimizer in sac.configure_optimizers()
     )
-    assert sorted(critic) == sorted(id(p) for p in (*sac.encoder.parameters(), *sac.critic.parameters()))
+    assert sorted(critic) == sorted(
+        id(p) for p in (*sac.encoder.parameters(), *sac.critic.parameters())
+    )
     assert sorted(actor) == sorted(id(p) for p in sac.actor.parameters())
     assert sorted(temperature) == sorted(id(p) for p in sac.temperature.parameters())
     trained = [id(p) for p in sac.parameters() if p.requires_grad]
@@ -420,7 +474,9 @@ def updates_that_change(module, sac, count=7):
     return [i for i, moved in enumerate(seen) if moved]
 
 
-@pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (3, [0, 3, 6])])
+@pytest.mark.parametrize(
+    ("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (3, [0, 3, 6])]
+)
 def test_actor_and_temperature_are_updated_as_often_as_asked(every, wanted):
     for part in ("actor", "temperature"):
         sac = make_sac(actor_every=every)
@@ -429,7 +485,9 @@ def test_actor_and_temperature_are_updated_as_often_as_asked(every, wanted):
     assert updates_that_change(sac.critic, sac) == [0, 1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (4, [0, 4])])
+@pytest.mark.parametrize(
+    ("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (4, [0, 4])]
+)
 def test_the_targets_are_updated_as_often_as_asked(every, wanted):
     for part in ("target_critic", "target_encoder"):
         sac = make_sac(target_every=every, **FULL)
@@ -461,7 +519,11 @@ def test_a_gradient_is_clipped_to_its_norm_and_the_other_is_not(which, max_norm)
     def unit(parameters):
         return SGD(parameters, lr=1.0)
 
-    options = {"actor_max_grad_norm": None, "critic_max_grad_norm": None, f"{which}_max_grad_norm": max_norm}
+    options = {
+        "actor_max_grad_norm": None,
+        "critic_max_grad_norm": None,
+        f"{which}_max_grad_norm": max_norm,
+    }
     sac = make_sac(actor_optimizer=unit, critic_optimizer=unit, **FULL, **options)
     # the critics' gradient is that of critics and encoder together
     parts = {"critic": [sac.critic, sac.encoder], "actor": [sac.actor]}
@@ -497,7 +559,9 @@ def test_an_auxiliary_is_trained_on_its_schedule_with_the_encoder(every, wanted)
 
 
 def test_an_auxiliary_follows_the_gradient_of_its_mean_loss_with_adam():
-    sac = make_sac(critic_optimizer=still, auxiliaries=[partial(Reconstruction, learning_rate=0.02)], **FULL)
+    sac = make_sac(
+        critic_optimizer=still, auxiliaries=[partial(Reconstruction, learning_rate=0.02)], **FULL
+    )
     alone, encoder = copy.deepcopy(sac.auxiliaries[0]), copy.deepcopy(sac.encoder)
     optimizer = torch.optim.Adam([*encoder.parameters(), *alone.parameters()], lr=0.02)
     for i in range(3):
@@ -505,7 +569,11 @@ def test_an_auxiliary_follows_the_gradient_of_its_mean_loss_with_adam():
         alone.loss(make_batch(sac.spec, seed=i), encoder).mean().backward()
         optimizer.step()
     train(sac, 3)
-    assert changed(sac.auxiliaries[0], copy_of(alone)) == changed(sac.encoder, copy_of(encoder)) == set()
+    assert (
+        changed(sac.auxiliaries[0], copy_of(alone))
+        == changed(sac.encoder, copy_of(encoder))
+        == set()
+    )
 
 
 def test_an_auxiliary_moves_neither_critics_nor_actor():
@@ -522,7 +590,9 @@ def test_each_auxiliary_has_an_optimizer_over_the_encoder_and_its_own_parameters
     assert len(optimizers) == 5
     for auxiliary, optimizer in zip(sac.auxiliaries, optimizers[3:], strict=True):
         given = [id(p) for group in optimizer.param_groups for p in group["params"]]
-        assert sorted(given) == sorted(id(p) for p in (*sac.encoder.parameters(), *auxiliary.parameters()))
+        assert sorted(given) == sorted(
+            id(p) for p in (*sac.encoder.parameters(), *auxiliary.parameters())
+        )
 
 
 def test_the_encoder_hears_of_each_batch_once_before_it_is_used():
@@ -539,7 +609,9 @@ def test_the_targets_standardize_with_the_statistics_of_the_encoder():
     assert changed(sac.target_encoder, copy_of(sac.encoder)) == set()
 
 
-@pytest.mark.parametrize("options", [{}, {**FULL, "auxiliaries": [Reconstruction]}, {"encoder": Standardize}])
+@pytest.mark.parametrize(
+    "options", [{}, {**FULL, "auxiliaries": [Reconstruction]}, {"encoder": Standardize}]
+)
 def test_the_same_seed_gives_the_same_weights(options):
     first, second, other = (train(make_sac(seed=seed, **options), 20) for seed in (3, 3, 4))
     assert changed(first, copy_of(second)) == set()
@@ -635,7 +707,9 @@ def test_exploiting_is_deterministic_and_draws_nothing():
 
 @pytest.mark.parametrize("mode", ["explore", "random"])
 def test_draws_follow_from_the_seed(mode):
-    first, second, other = (act(make_sac(seed=seed, actor=ByTask, critic=ByTask), mode, times=4) for seed in (3, 3, 4))
+    first, second, other = (
+        act(make_sac(seed=seed, actor=ByTask, critic=ByTask), mode, times=4) for seed in (3, 3, 4)
+    )
     assert np.array_equal(first, second)
     assert not np.isclose(first, other).any()
     assert not np.isclose(first[0], first[1]).any()
@@ -677,7 +751,9 @@ class ByTask(Network):
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_exploring_draws_from_the_policy_of_the_task(task):
     sac, count = make_sac(actor=ByTask), 20_000
-    action = sac.act(np.zeros((count, 4), np.float32), np.full(count, task), "explore").astype(np.float64)
+    action = sac.act(np.zeros((count, 4), np.float32), np.full(count, task), "explore").astype(
+        np.float64
+    )
     mean, log_std = np.split(sac.actor.table[task].detach().numpy(), 2)
     drawn = (np.arctanh(action) - mean) / np.exp(log_std)
     assert drawn.mean(0) == pytest.approx([0, 0], abs=5 / math.sqrt(count))
@@ -685,7 +761,9 @@ def test_exploring_draws_from_the_policy_of_the_task(task):
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 5 / math.sqrt(count)
 
 
-@pytest.mark.parametrize(("low", "high", "deviation"), [(-20.0, -3.0, math.exp(-3)), (1.0, 2.0, math.exp(1))])
+@pytest.mark.parametrize(
+    ("low", "high", "deviation"), [(-20.0, -3.0, math.exp(-3)), (1.0, 2.0, math.exp(1))]
+)
 def test_the_deviation_is_clamped(low, high, deviation):
     sac, count = make_sac(actor=ByTask, log_std_min=low, log_std_max=high), 4_000
     action = sac.act(np.zeros((count, 4), np.float32), np.full(count, 1), "explore")
@@ -769,15 +847,23 @@ def test_there_are_as_many_critics_as_asked_for(size):
 @pytest.mark.parametrize(
     ("action_dim", "given", "used"), [(2, None, -2.0), (4, None, -4.0), (4, -1.5, -1.5), (2, 0, 0)]
 )
-def test_the_target_entropy_is_minus_the_number_of_action_dimensions_unless_given(action_dim, given, used):
+def test_the_target_entropy_is_minus_the_number_of_action_dimensions_unless_given(
+    action_dim, given, used
+):
     assert make_sac(make_spec(action_dim=action_dim), target_entropy=given).target_entropy == used
 
 
 def test_the_targets_begin_as_copies_and_are_not_trained():
     sac = make_sac(**FULL)
-    assert changed(sac.target_critic, copy_of(sac.critic)) == changed(sac.target_encoder, copy_of(sac.encoder)) == set()
+    assert (
+        changed(sac.target_critic, copy_of(sac.critic))
+        == changed(sac.target_encoder, copy_of(sac.encoder))
+        == set()
+    )
     train(sac, 2)
-    assert all(p.grad is None for p in (*sac.target_critic.parameters(), *sac.target_encoder.parameters()))
+    assert all(
+        p.grad is None for p in (*sac.target_critic.parameters(), *sac.target_encoder.parameters())
+    )
 
 
 def test_a_batch_is_not_changed():

@@ -40,9 +40,13 @@ def test_any_seed_is_taken(seed):
 
 
 def test_seeds_near_each_other_give_streams_that_have_nothing_in_common():
-    streams = torch.tensor([draw(Generators(seed), name, 1000) for seed in range(4) for name in ("act", "learn")])
+    streams = torch.tensor(
+        [draw(Generators(seed), name, 1000) for seed in range(4) for name in ("act", "learn")]
+    )
     correlation = torch.corrcoef(streams)
-    assert correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16  # five standard deviations
+    assert (
+        correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
+    )  # five standard deviations
 
 
 def test_restored_generators_go_on_bit_for_bit(tmp_path):
@@ -82,7 +86,10 @@ def test_a_generator_that_was_not_used_before_the_save_goes_on_with_the_seed_of_
 
 
 def test_a_generator_saved_on_another_device_begins_with_the_seed():
-    state = {"seed": 3, "used": {"act": {"device": "cuda", "state": torch.zeros(16, dtype=torch.uint8)}}}
+    state = {
+        "seed": 3,
+        "used": {"act": {"device": "cuda", "state": torch.zeros(16, dtype=torch.uint8)}},
+    }
     generators = Generators(3)
     generators.load_state_dict(state)
     assert draw(generators, "act") == draw(Generators(3), "act")

@@ -28,7 +28,9 @@ class Noting(nn.Linear):
         out_BD = super().forward(x_BD)
         call = len(self.calls)
         self.calls.append(len(x_BD))
-        out_BD.register_hook(lambda gradient: None if gradient is None else self.entered.append(call))
+        out_BD.register_hook(
+            lambda gradient: None if gradient is None else self.entered.append(call)
+        )
         return out_BD
 
 

@@ -91,7 +91,9 @@ def test_a_projection_keeps_probability_and_mean_and_stays_within_the_bounds():
     inside = 5 * draws(8, 101, seed=1).tanh()
     projected = value.project(probability, inside)
     torch.testing.assert_close(projected.sum(-1), torch.ones(8))
-    torch.testing.assert_close(projected @ value.bin_K, (probability * inside).sum(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        projected @ value.bin_K, (probability * inside).sum(-1), rtol=1e-4, atol=1e-4
+    )
     beyond = value.project(probability, torch.full((8, 101), 1e6))
     torch.testing.assert_close(beyond[:, -1], torch.ones(8))
 
@@ -113,6 +115,13 @@ def test_scalar_is_what_the_losses_say():
     given = arguments()
     output, following = draws(Q, B, 1, seed=4), draws(Q, B, 1, seed=5)
     target = losses.critic_target(
-        given["reward_B"], given["terminated_B"], following[..., 0], given["next_log_prob_B"], given["alpha_B"], 0.9
+        given["reward_B"],
+        given["terminated_B"],
+        following[..., 0],
+        given["next_log_prob_B"],
+        given["alpha_B"],
+        0.9,
     )
-    assert torch.equal(Scalar().loss(output, following, **given), losses.critic_loss(output[..., 0], target, T))
+    assert torch.equal(
+        Scalar().loss(output, following, **given), losses.critic_loss(output[..., 0], target, T)
+    )

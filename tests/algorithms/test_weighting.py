@@ -27,7 +27,9 @@ def test_by_temperature_is_the_softmax_of_what_is_computed_by_hand():
 
 
 def test_by_hand_is_scaled_to_the_number_of_tasks_and_leaves_others_at_one():
-    assert ByHand(make_spec(3), {"task-1": 4.0})(torch.zeros(3)).tolist() == pytest.approx([0.5, 2.0, 0.5])
+    assert ByHand(make_spec(3), {"task-1": 4.0})(torch.zeros(3)).tolist() == pytest.approx(
+        [0.5, 2.0, 0.5]
+    )
     trained = make_spec(3, train_tasks=(0, 2))
     assert ByHand(trained, {"task-2": 3.0})(torch.zeros(2)).tolist() == pytest.approx([0.5, 1.5])
 
@@ -52,7 +54,12 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
     spec, alone = make_spec(2), make_spec(2, train_tasks=(0,))
     still = partial(SGD, lr=0.1)
     options = {"critic_optimizer": still, "actor_optimizer": still, "actor_max_grad_norm": None}
-    weighted = make_sac(spec, task_weighting=lambda s: ByHand(s, {"task-1": 0.0}), critic_max_grad_norm=None, **options)
+    weighted = make_sac(
+        spec,
+        task_weighting=lambda s: ByHand(s, {"task-1": 0.0}),
+        critic_max_grad_norm=None,
+        **options,
+    )
     plain = make_sac(alone, critic_max_grad_norm=None, **options)
     batch = make_batch(spec, rows=4)
     first = type(batch)(*(field[:4] for field in batch))
@@ -64,7 +71,9 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     for a, b in zip(weighted.critic.parameters(), plain.critic.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    assert weighted.drain_metrics()["train/critic_loss"] != plain.drain_metrics()["train/critic_loss"]
+    assert (
+        weighted.drain_metrics()["train/critic_loss"] != plain.drain_metrics()["train/critic_loss"]
+    )
 
 
 def test_a_task_that_is_not_trained_on_has_no_weight():

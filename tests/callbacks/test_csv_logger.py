@@ -124,7 +124,9 @@ def test_a_row_is_appended_in_one_write(file, monkeypatch):
     log(logger, 4, a=0.4)
     log(logger, 5, a=0.5)
     assert [stream.writes for stream in streams] == [[b"0.4,4,4\r\n"], [b"0.5,5,5\r\n"]]
-    assert all(isinstance(stream._stream, io.FileIO) for stream in streams)  # no buffer, which could split it
+    assert all(
+        isinstance(stream._stream, io.FileIO) for stream in streams
+    )  # no buffer, which could split it
     assert file.read_bytes().endswith(b"0.4,4,4\r\n0.5,5,5\r\n")
 
 
@@ -147,7 +149,10 @@ def test_new_columns_replace_the_file_whole(file, monkeypatch):
     monkeypatch.setattr(os, "replace", checked)
     again = MetricsCSV(str(file.parent))
     log(again, 4, b=7.0)
-    assert file.read_bytes() == b"a,b,env_steps,step\r\n0.1,,1,1\r\n0.2,,2,2\r\n0.3,,3,3\r\n,7.0,4,4\r\n"
+    assert (
+        file.read_bytes()
+        == b"a,b,env_steps,step\r\n0.1,,1,1\r\n0.2,,2,2\r\n0.3,,3,3\r\n,7.0,4,4\r\n"
+    )
 
 
 def test_a_failed_replacement_waits_and_leaves_nothing_behind(file, monkeypatch):
@@ -163,7 +168,10 @@ def test_a_failed_replacement_waits_and_leaves_nothing_behind(file, monkeypatch)
     assert file.read_bytes() == before and os.listdir(file.parent) == ["metrics.csv"]
     monkeypatch.setattr(os, "replace", replace)
     log(logger, 5, a=0.5)
-    assert read_metrics(file.parent) == {"a": ([1, 2, 3, 5], [0.1, 0.2, 0.3, 0.5]), "b": ([4], [7.0])}
+    assert read_metrics(file.parent) == {
+        "a": ([1, 2, 3, 5], [0.1, 0.2, 0.3, 0.5]),
+        "b": ([4], [7.0]),
+    }
 
 
 FULL_DISK = """
@@ -177,8 +185,8 @@ log(1)
 size = file.stat().st_size
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 for outage in range(2):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))  # a part of the row fits
-    with warnings.catch_warnings(record=True) as caught:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))  # a part of the row
+    fits with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         before = file.read_bytes()
         for step in (2, 3):
@@ -194,7 +202,9 @@ for outage in range(2):
 
 def test_a_full_disk_stops_no_training_and_loses_and_doubles_no_row(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -215,11 +225,15 @@ def test_a_part_that_could_not_be_taken_away_at_once_is_taken_away_later(file, m
     assert file.read_bytes() == before + b"0.4,4,4\r\n0.5,5,5\r\n"
 
 
-@pytest.mark.parametrize("content", [b"env_steps,a\rb,c\r\n1,2,3\r\n", b"env_ste0s,a\r\n1,2\r\n2,3\r\n", b"a,a\r\n"])
+@pytest.mark.parametrize(
+    "content", [b"env_steps,a\rb,c\r\n1,2,3\r\n", b"env_ste0s,a\r\n1,2\r\n2,3\r\n", b"a,a\r\n"]
+)
 def test_a_file_whose_first_line_is_damaged_is_set_aside_whole(tmp_path, content):
     (tmp_path / "metrics.csv").write_bytes(content)
     logger = MetricsCSV(str(tmp_path))
-    with pytest.warns(UserWarning, match=r"first line of .* is damaged: .* set aside as metrics\.damaged\.csv"):
+    with pytest.warns(
+        UserWarning, match=r"first line of .* is damaged: .* set aside as metrics\.damaged\.csv"
+    ):
         logger.rewind(10)
     assert (tmp_path / "metrics.damaged.csv").read_bytes() == content
     logger.log_metrics({"env_steps": 12, "a": 3.0}, step=12)

@@ -60,15 +60,25 @@ def wandb_history(folder):
             kind = record.WhichOneof("record_type")
             if kind == "history":
                 items = record.history.item
-                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+                rows.append(
+                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+                )
             if kind == "run":
                 run_ids.add(record.run.run_id)
-            updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
+            updates = (
+                record.run.config.update
+                if kind == "run"
+                else record.config.update
+                if kind == "config"
+                else ()
+            )
             config |= {u.key or "/".join(u.nested_key): json.loads(u.value_json) for u in updates}
     return rows, config, run_ids
 
 
-def test_wandb_offline_has_every_point_once_and_goes_on_with_the_same_run(command_line, monkeypatch):
+def test_wandb_offline_has_every_point_once_and_goes_on_with_the_same_run(
+    command_line, monkeypatch
+):
     monkeypatch.setenv("WANDB_SILENT", "true")
     for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=1200"]):
         args = ["--trainer.logger.init_args.offline=true", *extra]
@@ -79,4 +89,6 @@ def test_wandb_offline_has_every_point_once_and_goes_on_with_the_same_run(comman
     assert len(run_ids) == 1
     assert config["protocol/benchmark"] == "toy"
     for name in ("eval/success", "train/q"):
-        assert [row["env_steps"] for row in rows if name in row] == read_metrics(command_line.folder())[name][0]
+        assert [row["env_steps"] for row in rows if name in row] == read_metrics(
+            command_line.folder()
+        )[name][0]

@@ -12,6 +12,15 @@ def test_the_bar_counts_env_steps_and_shows_rate_time_left_success_and_return(co
 
 def test_a_continued_run_begins_where_it_was(command_line, capsys):
     command_line("fit")
-    command_line("fit", "--trainer.enable_progress_bar=true", "--ckpt_path=last", "--rollout.total_steps=1200")
-    bar = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "env steps" in line]
+    command_line(
+        "fit",
+        "--trainer.enable_progress_bar=true",
+        "--ckpt_path=last",
+        "--rollout.total_steps=1200",
+    )
+    bar = [
+        line
+        for line in capsys.readouterr().err.replace("\r", "\n").splitlines()
+        if "env steps" in line
+    ]
     assert "75%" in bar[0] and "900/1.20k" in bar[0]

@@ -54,10 +54,15 @@ def test_what_is_evaluated_and_saved_at_a_reset_are_the_networks_before(command_
     assert command_line.rows("whole") != command_line.rows("plain")
     for step in (600, 702):
         saved = [
-            load_checkpoint(command_line.folder(name) / "checkpoints" / f"step_{step:012d}.ckpt")["state_dict"]
+            load_checkpoint(command_line.folder(name) / "checkpoints" / f"step_{step:012d}.ckpt")[
+                "state_dict"
+            ]
             for name in ("whole", "plain")
         ]
-        actors = [torch.cat([v.flatten() for n, v in state.items() if n.startswith("actor.")]) for state in saved]
+        actors = [
+            torch.cat([v.flatten() for n, v in state.items() if n.startswith("actor.")])
+            for state in saved
+        ]
         assert torch.equal(*actors) == (step == 600)
 
 
@@ -65,7 +70,9 @@ def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command
     command_line("fit", RESETS[2], "--name=parts", "--rollout.total_steps=900")
     command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
     assert resets[0] == [], "1,200 is the end"
-    command_line("fit", *RESETS, *LONG, "--rollout.total_steps=1500", "--name=parts", "--ckpt_path=last")
+    command_line(
+        "fit", *RESETS, *LONG, "--rollout.total_steps=1500", "--name=parts", "--ckpt_path=last"
+    )
     assert resets[0] == [1200]
 
 

@@ -51,10 +51,14 @@ def test_send_does_not_wait_for_the_environments():
 
 
 def test_half_an_update_a_step_and_two_updates_a_step(command_line, events):
-    command_line("fit", "--evaluation.envs_per_task=2", "--rollout.updates_per_step=0.5", "--name=half")
+    command_line(
+        "fit", "--evaluation.envs_per_task=2", "--rollout.updates_per_step=0.5", "--name=half"
+    )
     assert events[200:205] == ["send", "receive", "send", "training_step", "receive"]
     events.clear()
-    command_line("fit", "--evaluation.envs_per_task=2", "--rollout.updates_per_step=2", "--name=two")
+    command_line(
+        "fit", "--evaluation.envs_per_task=2", "--rollout.updates_per_step=2", "--name=two"
+    )
     assert events[200:208] == ["send", "training_step", "receive", "training_step"] * 2
 
 
@@ -72,11 +76,17 @@ def test_threads_of_the_learner_can_be_chosen(command_line):
 
 def test_a_step_is_counted_once_for_every_environment(command_line):
     command_line("fit", "--rollout.envs_per_task=4", "--rollout.total_steps=960")
-    counters = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"]["counters"]
+    counters = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")[
+        "mtrl_lightning"
+    ]["counters"]
     assert counters == {
-        "env_steps": 960, "vector_steps": 80, "updates": 55, "episodes": 48,
-        "worker_restarts": 0, "dropped_transitions": 0,
-    }  # fmt: skip
+        "env_steps": 960,
+        "vector_steps": 80,
+        "updates": 55,
+        "episodes": 48,
+        "worker_restarts": 0,
+        "dropped_transitions": 0,
+    }
 
 
 def test_one_temperature_for_all_tasks(command_line):

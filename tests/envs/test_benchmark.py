@@ -34,7 +34,9 @@ MT10 = (
 def test_unknown_task_names_the_nearest_ones():
     with pytest.raises(ConfigurationError, match=r"unknown task 'raech-v3': did you mean reach-v3"):
         MetaWorld(["raech"])
-    with pytest.raises(ConfigurationError, match=r"unknown task 'pick-plac-v3': did you mean pick-place-v3"):
+    with pytest.raises(
+        ConfigurationError, match=r"unknown task 'pick-plac-v3': did you mean pick-place-v3"
+    ):
         MetaWorld("pick-plac-v3")
 
 
@@ -60,12 +62,16 @@ def test_no_task_is_refused():
 
 def test_version_suffix_is_optional_and_order_is_kept():
     assert MetaWorld(["window-open", "reach-v3"]).spec.task_names == ("window-open-v3", "reach-v3")
-    assert MetaWorld("reach").spec.task_names == MetaWorld("reach-v3").spec.task_names == ("reach-v3",)
+    assert (
+        MetaWorld("reach").spec.task_names == MetaWorld("reach-v3").spec.task_names == ("reach-v3",)
+    )
 
 
 @pytest.mark.parametrize(("name", "number"), [("MT10", 10), ("MT25", 25), ("MT50", 50)])
 def test_named_sets_are_metaworlds_own_in_its_order(name, number, monkeypatch):
-    monkeypatch.setattr(metaworld, "_make_tasks", lambda *_, **__: [])  # goals are not needed, and slow
+    monkeypatch.setattr(
+        metaworld, "_make_tasks", lambda *_, **__: []
+    )  # goals are not needed, and slow
     upstream = tuple(getattr(metaworld, name)().train_classes)
     names = MetaWorld(name).spec.task_names
     assert names == upstream
@@ -97,7 +103,9 @@ def test_numbers_at_the_limits_are_accepted(num_goals):
 
 
 def test_spec_and_protocol_say_what_belongs_beside_every_number():
-    spec = MetaWorld(["reach", "push"], reward_version="v1", horizon=150, num_goals=7, goal_seed=3).spec
+    spec = MetaWorld(
+        ["reach", "push"], reward_version="v1", horizon=150, num_goals=7, goal_seed=3
+    ).spec
     assert spec.protocol == {
         "benchmark": "metaworld",
         "metaworld": "3.1.1",
@@ -107,7 +115,12 @@ def test_spec_and_protocol_say_what_belongs_beside_every_number():
         "num_goals": 7,
         "goal_seed": 3,
     }
-    assert (spec.num_tasks, spec.train_tasks, spec.horizon, spec.has_success) == (2, (0, 1), 150, True)
+    assert (spec.num_tasks, spec.train_tasks, spec.horizon, spec.has_success) == (
+        2,
+        (0, 1),
+        150,
+        True,
+    )
     assert spec.observation_space == Box(-np.inf, np.inf, (39,), np.float64)
     assert spec.action_space == Box(-1.0, 1.0, (4,), np.float32)
 
@@ -118,7 +131,9 @@ def test_missing_metaworld_says_how_to_install_it(monkeypatch):
         MetaWorld("MT10")
 
 
-def test_missing_dependency_of_an_installed_package_is_not_mistaken_for_the_package(tmp_path, monkeypatch):
+def test_missing_dependency_of_an_installed_package_is_not_mistaken_for_the_package(
+    tmp_path, monkeypatch
+):
     (tmp_path / "half_installed.py").write_text("import a_module_that_does_not_exist\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_does_not_exist"):

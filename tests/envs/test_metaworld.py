@@ -50,7 +50,9 @@ def run_episode(env, seed=None, number=HORIZON):
 @pytest.mark.parametrize("reward_version", ["v1", "v2"])
 @pytest.mark.parametrize("name", TASKS)
 def test_every_episode_equals_upstreams_environment_beside_it(name, reward_version, upstream_goals):
-    env = MetaWorld([name], reward_version=reward_version, horizon=HORIZON).make_env(0, "eval", seed=5)
+    env = MetaWorld([name], reward_version=reward_version, horizon=HORIZON).make_env(
+        0, "eval", seed=5
+    )
     for k, goal in enumerate(upstream_goals(name, 0)[:3]):
         upstream = metaworld.ALL_V3_ENVIRONMENTS[name](reward_function_version=reward_version)
         upstream.set_task(goal)
@@ -72,7 +74,9 @@ def test_every_episode_equals_upstreams_environment_beside_it(name, reward_versi
 def test_reward_versions_differ():
     rewards = {}
     for version in ("v1", "v2"):
-        env = MetaWorld(["reach"], reward_version=version, horizon=HORIZON).make_env(0, "eval", seed=0)
+        env = MetaWorld(["reach"], reward_version=version, horizon=HORIZON).make_env(
+            0, "eval", seed=0
+        )
         _, rewards[version], _ = run_episode(env, seed=0)
     assert (rewards["v1"] != rewards["v2"]).all()
     assert (rewards["v2"] >= 0).all() and (rewards["v2"] <= 10).all()
@@ -100,7 +104,9 @@ def test_success_does_not_end_the_episode():
     observation, _ = env.reset(seed=0)
     ends, successes = [], []
     for _ in range(150):
-        action = np.append(np.clip(5 * (observation[-3:] - observation[:3]), -1, 1), 0).astype(np.float32)
+        action = np.append(np.clip(5 * (observation[-3:] - observation[:3]), -1, 1), 0).astype(
+            np.float32
+        )
         observation, _, terminated, truncated, info = env.step(action)
         ends.append((terminated, truncated))
         successes.append(info["success"])
@@ -125,14 +131,18 @@ def test_a_task_has_the_same_goals_in_every_list_of_tasks():
     found = []
     for tasks in lists:
         benchmark = MetaWorld(tasks, horizon=1)
-        env = benchmark.make_env(benchmark.spec.task_names.index("pick-place-v3"), "eval", seed=len(found))
+        env = benchmark.make_env(
+            benchmark.spec.task_names.index("pick-place-v3"), "eval", seed=len(found)
+        )
         goals = []
         for k in range(5):
             env.reset(seed=k)
             goals.append(goal_of(env))
         found.append(goals)
     assert found[0] == found[1] == found[2]
-    assert found[0] == [rand_vec(task) for task in metaworld.MT1("pick-place-v3", seed=0).train_tasks[:5]]
+    assert found[0] == [
+        rand_vec(task) for task in metaworld.MT1("pick-place-v3", seed=0).train_tasks[:5]
+    ]
 
 
 def test_evaluation_visits_every_goal_once_and_then_again():

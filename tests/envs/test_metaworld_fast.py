@@ -28,18 +28,28 @@ UNSOLVED = {("hand-insert-v3", "v1"), ("peg-insert-side-v3", "v1"), ("stick-push
 def same(found, wanted):
     """Whether two values are equal in type and to the last bit, signs of zeros and NaN among them."""
     if isinstance(wanted, (tuple, list)):
-        return type(found) is type(wanted) and len(found) == len(wanted) and all(map(same, found, wanted))
+        return (
+            type(found) is type(wanted)
+            and len(found) == len(wanted)
+            and all(map(same, found, wanted))
+        )
     if isinstance(wanted, dict):
         return list(found) == list(wanted) and all(same(found[key], wanted[key]) for key in wanted)
     if isinstance(wanted, (np.ndarray, np.generic)):
-        return type(found) is type(wanted) and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+        return (
+            type(found) is type(wanted)
+            and found.dtype == wanted.dtype
+            and found.tobytes() == wanted.tobytes()
+        )
     return type(found) is type(wanted) and repr(found) == repr(wanted)
 
 
 def pair(name, version="v2", horizon=500):
     """Ours and MetaWorld's own environment of a task, each with its wrappers."""
     return [
-        MetaWorld([name], reward_version=version, horizon=horizon, num_goals=3, fast=fast).make_env(0, "eval", 0)
+        MetaWorld([name], reward_version=version, horizon=horizon, num_goals=3, fast=fast).make_env(
+            0, "eval", 0
+        )
         for fast in (True, False)
     ]
 
@@ -72,7 +82,7 @@ def scripted(name, horizon, generator):
     return act
 
 
-# ---- Stepping ------------------------------------------------------------------------------------------------------
+# ---- Stepping ----
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -90,11 +100,15 @@ def test_every_task_gives_metaworlds_own_numbers(name, version):
         action = act(observation, step)
         result, expected = ours.step(action), theirs.step(action)
         assert same(result, expected), step
-        assert not np.shares_memory(result[0], ours.unwrapped._last_stable_obs), "the caller may write into it"
+        assert not np.shares_memory(result[0], ours.unwrapped._last_stable_obs), (
+            "the caller may write into it"
+        )
         assert result[3] == (step == horizon - 1)
         observation = result[0]
         successes += result[4]["success"]
-    assert successes or (name, version) in UNSOLVED, "the parts of a reward that are paid for success were not seen"
+    assert successes or (name, version) in UNSOLVED, (
+        "the parts of a reward that are paid for success were not seen"
+    )
     for _ in range(2):
         assert same(ours.reset(), theirs.reset())
         for _ in range(40):
@@ -142,7 +156,9 @@ def test_unusual_actions_give_the_same_or_fail_in_the_same_way(kind, version):
 def test_a_hand_at_the_edge_of_its_space_stays_there():
     ours, theirs = pair("reach-v3")
     assert same(ours.reset(seed=1), theirs.reset(seed=1))
-    corners = [np.array([x, y, z, 1], np.float32) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]
+    corners = [
+        np.array([x, y, z, 1], np.float32) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)
+    ]
     for action in corners:
         for _ in range(60):
             assert same(ours.step(action), theirs.step(action))
@@ -213,7 +229,9 @@ def test_a_goal_that_is_hidden_is_hidden():
         assert not result[0][-3:].any()
 
 
-@pytest.mark.parametrize("name", ["push-v3", "push-back-v3", "basketball-v3", "door-lock-v3", "faucet-open-v3"])
+@pytest.mark.parametrize(
+    "name", ["push-v3", "push-back-v3", "basketball-v3", "door-lock-v3", "faucet-open-v3"]
+)
 def test_a_reset_leaves_the_whole_simulation_as_metaworlds_does(name):
     ours, theirs = pair(name)
     for _ in range(3):
@@ -223,7 +241,9 @@ def test_a_reset_leaves_the_whole_simulation_as_metaworlds_does(name):
             part.step(np.ones(4, np.float32))
 
 
-@pytest.mark.parametrize("name", ["basketball-v3", "door-lock-v3", "pick-place-v3", "stick-pull-v3"])
+@pytest.mark.parametrize(
+    "name", ["basketball-v3", "door-lock-v3", "pick-place-v3", "stick-pull-v3"]
+)
 @pytest.mark.parametrize("fast_first", [True, False])
 def test_a_state_of_one_goes_on_in_the_other(name, fast_first):
     one, other = pair(name)[:: 1 if fast_first else -1]
@@ -251,7 +271,7 @@ def test_workers_step_the_same():
     assert same(*seen)
 
 
-# ---- Goals and models ----------------------------------------------------------------------------------------------
+# ---- Goals and models ----
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -298,7 +318,7 @@ def test_a_model_that_goals_were_drawn_with_is_as_a_new_one_and_belongs_to_one_e
     assert same(arrays(second.model), wanted)
 
 
-# ---- When it is off, and what it leaves alone ----------------------------------------------------------------------
+# ---- When it is off, and what it leaves alone ----
 
 
 def test_the_installed_versions_were_compared():
@@ -308,11 +328,16 @@ def test_the_installed_versions_were_compared():
 @pytest.mark.parametrize("package", ["metaworld", "mujoco"])
 def test_it_is_off_with_a_warning_where_a_version_was_not_compared(package, monkeypatch):
     version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.8.7" if name == package else version(name))
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "9.8.7" if name == package else version(name)
+    )
     with pytest.warns(UserWarning, match=f"{package} 9.8.7$"):
         benchmark = MetaWorld(["reach"])
     assert not benchmark.fast
-    assert type(benchmark.make_env(0, "train", 0).unwrapped) is metaworld.ALL_V3_ENVIRONMENTS["reach-v3"]
+    assert (
+        type(benchmark.make_env(0, "train", 0).unwrapped)
+        is metaworld.ALL_V3_ENVIRONMENTS["reach-v3"]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         MetaWorld(["reach"], fast=False)
@@ -340,16 +365,20 @@ def test_metaworlds_classes_and_modules_stay_as_they_are():
                 functions += [function] if isinstance(function, types.FunctionType) else []
     assert len(functions) > 500
     wrong = [
-        f for f in functions if f.__module__.startswith("mtrl_lightning") or "_metaworld_places" in f.__code__.co_names
+        f
+        for f in functions
+        if f.__module__.startswith("mtrl_lightning") or "_metaworld_places" in f.__code__.co_names
     ]
     assert wrong == []
     assert {id(vars(module)["np"]) for module in modules if "np" in vars(module)} == {id(np)}
     tasks = [sys.modules[kind.__module__] for kind in metaworld.ALL_V3_ENVIRONMENTS.values()]
-    assert {id(task.reward_utils) for task in tasks if hasattr(task, "reward_utils")} == {id(reward_utils)}
+    assert {id(task.reward_utils) for task in tasks if hasattr(task, "reward_utils")} == {
+        id(reward_utils)
+    }
     assert np.linalg.norm.__module__ == "numpy.linalg"
 
 
-# ---- Arithmetic ----------------------------------------------------------------------------------------------------
+# ---- Arithmetic ----
 
 
 def call(function, *args, **kwargs):
@@ -362,20 +391,47 @@ def call(function, *args, **kwargs):
 @pytest.mark.filterwarnings("ignore:(divide|invalid|overflow)")
 @pytest.mark.parametrize("sigmoid", ["gaussian", "long_tail", "linear", "quadratic", "no such"])
 def test_tolerance_is_metaworlds(sigmoid):
-    xs = [0.0, -0.0, 0.05, 0.1, 1, 0.3, 7.0, -2.0, np.inf, np.nan, 1e200, np.float32(0.3), np.array([0.02, 0.4])]
+    xs = [
+        0.0,
+        -0.0,
+        0.05,
+        0.1,
+        1,
+        0.3,
+        7.0,
+        -2.0,
+        np.inf,
+        np.nan,
+        1e200,
+        np.float32(0.3),
+        np.array([0.02, 0.4]),
+    ]
     xs += np.random.default_rng(0).uniform(-1, 1, 50).tolist()
     for x in [*xs, *map(np.float64, xs[:11])]:
-        for bounds in ((0, 0.05), (0.1, 0.1), (-np.inf, 0.2), (np.float64(0.01), 0.3), (0.2, 0.1), (np.nan, 1.0)):
+        for bounds in (
+            (0, 0.05),
+            (0.1, 0.1),
+            (-np.inf, 0.2),
+            (np.float64(0.01), 0.3),
+            (0.2, 0.1),
+            (np.nan, 1.0),
+        ):
             for margin in (0.0, 0, 0.3, 2, np.float64(0.37), -0.1, np.nan, np.float32(0.2)):
                 told = {"bounds": bounds, "margin": margin, "sigmoid": sigmoid}
                 found = call(metaworld_numbers.tolerance, x, **told)
                 assert same(found, call(reward_utils.tolerance, x, **told)), (x, told)
     if sigmoid in metaworld_numbers.SIGMOIDS:
         told = {"bounds": (0.0, 0.05), "margin": 0.37, "sigmoid": sigmoid}
-        for x in np.random.default_rng(0).uniform(0.1, 2, 30_000).tolist():  # one power in a thousand is no product
+        for x in (
+            np.random.default_rng(0).uniform(0.1, 2, 30_000).tolist()
+        ):  # one power in a thousand is no product
             assert metaworld_numbers.tolerance(x, **told) == reward_utils.tolerance(x, **told)
     told = {"bounds": (0, 0.1), "margin": 0.4, "sigmoid": "long_tail", "value_at_margin": 0.2}
-    assert metaworld_numbers.tolerance(0.3, **told) == reward_utils.tolerance(0.3, **told) != pytest.approx(0.1)
+    assert (
+        metaworld_numbers.tolerance(0.3, **told)
+        == reward_utils.tolerance(0.3, **told)
+        != pytest.approx(0.1)
+    )
     assert same(metaworld_numbers.tolerance(0.3), reward_utils.tolerance(0.3))
 
 
@@ -383,8 +439,22 @@ def test_norm_clip_absolute_and_hstack_are_numpys():
     generator = np.random.default_rng(0)
     block = generator.normal(size=(500, 9))
     vectors = [row[:n] for row in block for n in (1, 2, 3, 4, 9)]
-    vectors += [block[:, 0], block[0, ::2], block[0, ::-1], block[:3, :3], block[0].astype(np.float32), np.arange(3)]
-    vectors += [np.float64(-0.3), np.float32(0.3), -0.3, [0.3, 0.4], np.array([np.nan, 1.0]), np.array([np.inf, 1.0])]
+    vectors += [
+        block[:, 0],
+        block[0, ::2],
+        block[0, ::-1],
+        block[:3, :3],
+        block[0].astype(np.float32),
+        np.arange(3),
+    ]
+    vectors += [
+        np.float64(-0.3),
+        np.float32(0.3),
+        -0.3,
+        [0.3, 0.4],
+        np.array([np.nan, 1.0]),
+        np.array([np.inf, 1.0]),
+    ]
     for vector in vectors:
         assert same(metaworld_numbers.norm(vector), np.linalg.norm(vector))
     for vector in (block[0], block[0, :3], block[:3, :3]):
@@ -395,7 +465,12 @@ def test_norm_clip_absolute_and_hstack_are_numpys():
         assert same(metaworld_numbers.absolute(number), np.abs(number))
         for bounds in ((-1, 1), (0.0, 1.0), (np.float64(-1), 1.0)):
             assert same(metaworld_numbers.clip(number, *bounds), np.clip(number, *bounds))
-    for parts in ((block[0], block[1, :3]), [block[:2], block[:2]], (1.0, block[0]), ([1.0, 2.0], [3.0])):
+    for parts in (
+        (block[0], block[1, :3]),
+        [block[:2], block[:2]],
+        (1.0, block[0]),
+        ([1.0, 2.0], [3.0]),
+    ):
         assert same(metaworld_numbers.hstack(parts), np.hstack(parts))
 
 
@@ -405,7 +480,10 @@ def scipys(matrix):
 
 def test_quaternions_are_scipys():
     generator, matrix = np.random.default_rng(0), np.zeros(9)
-    turns = [*np.eye(4), *(np.array(signs) for signs in ([1, 1, 1, 1], [1, -1, 1, 1], [1, 1, 0, 0], [1, 0, 0, -1]))]
+    turns = [
+        *np.eye(4),
+        *(np.array(signs) for signs in ([1, 1, 1, 1], [1, -1, 1, 1], [1, 1, 0, 0], [1, 0, 0, -1])),
+    ]
     turns += list(generator.normal(size=(2000, 4)) * 10.0 ** generator.integers(-9, 1, (2000, 4)))
     for turn in turns:
         mujoco.mju_quat2Mat(matrix, turn / np.linalg.norm(turn))
@@ -421,7 +499,9 @@ def test_quaternions_are_scipys():
 def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
     assert metaworld_numbers.stand_ins()["Rotation"] is metaworld_numbers.Rotation
     quaternion = metaworld_numbers.quaternion
-    monkeypatch.setattr(metaworld_numbers, "quaternion", lambda matrix: np.nextafter(quaternion(matrix), 1))
+    monkeypatch.setattr(
+        metaworld_numbers, "quaternion", lambda matrix: np.nextafter(quaternion(matrix), 1)
+    )
     found = metaworld_numbers.stand_ins.__wrapped__()["Rotation"]
     assert found is scipy.spatial.transform.Rotation
 
@@ -435,11 +515,28 @@ def test_the_reward_for_caging_an_object_is_metaworlds(told, closed):
     generator, action = np.random.default_rng(0), np.array([0, 0, 0, closed], np.float32)
     for env in (ours, theirs):
         env.reset(seed=0)
-    sizes = {"obj_radius": 0.015, "pad_success_thresh": 0.05, "object_reach_radius": 0.01, "xz_thresh": 0.005}
+    sizes = {
+        "obj_radius": 0.015,
+        "pad_success_thresh": 0.05,
+        "object_reach_radius": 0.01,
+        "xz_thresh": 0.005,
+    }
     at_hand = ours.unwrapped.tcp_center
     for place in [at_hand, *(at_hand + generator.normal(0, 0.03, (50, 3)))]:
-        found, wanted = (env.unwrapped._gripper_caging_reward(action, place, **sizes, **told) for env in (ours, theirs))
+        found, wanted = (
+            env.unwrapped._gripper_caging_reward(action, place, **sizes, **told)
+            for env in (ours, theirs)
+        )
         assert same(found, wanted)
-    both = [call(env.unwrapped._gripper_caging_reward, action, place, **sizes, high_density=True, medium_density=True)
-            for env in (ours, theirs)]  # fmt: skip
+    both = [
+        call(
+            env.unwrapped._gripper_caging_reward,
+            action,
+            place,
+            **sizes,
+            high_density=True,
+            medium_density=True,
+        )
+        for env in (ours, theirs)
+    ]
     assert both[0] == both[1] and both[0][0] == "ValueError"

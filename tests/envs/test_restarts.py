@@ -16,7 +16,12 @@ import pytest
 import torch
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
-from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError, RestartsExhaustedError
+from mtrl_lightning.errors import (
+    CallError,
+    ConfigurationError,
+    EnvironmentFaultError,
+    RestartsExhaustedError,
+)
 from tests.altered_reach import Large, OnceFaulty, Unsavable
 from tests.fakes import Faulty
 
@@ -27,9 +32,17 @@ ROWS = {0: [0, 1, 2, 3], 1: [0, 1, 2, 3], 3: [0, 1]}
 AT = 6
 """The step, counted from 0, in which row 1 breaks."""
 FAULTS = [
-    (0, "raise"), (0, "nan"), (0, "inf"), (1, "raise"), (1, "die"), (3, "raise"), (3, "nan"), (3, "inf"), (3, "die"),
+    (0, "raise"),
+    (0, "nan"),
+    (0, "inf"),
+    (1, "raise"),
+    (1, "die"),
+    (3, "raise"),
+    (3, "nan"),
+    (3, "inf"),
+    (3, "die"),
     (3, "hang"),
-]  # fmt: skip
+]
 MESSAGES = {
     "raise": "task 'goal-1', step 2 of its episode: RuntimeError: broken",
     "nan": "task 'goal-1', step 2 of its episode: the observation is not finite",
@@ -42,9 +55,13 @@ MESSAGES = {
 def make(fault="raise", workers=0, seed=3, max_restarts=5, **options):
     told = []
     envs = VectorEnv(
-        OnceFaulty(fault, **options), TASKS, seed=seed, num_workers=workers, max_restarts=max_restarts,
+        OnceFaulty(fault, **options),
+        TASKS,
+        seed=seed,
+        num_workers=workers,
+        max_restarts=max_restarts,
         on_restart=told.append,
-    )  # fmt: skip
+    )
     return envs, told
 
 
@@ -92,7 +109,11 @@ def assert_true(observation_ED, action_EA, result):
 
 
 def gone(pids):
-    running = {process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != "zombie"}
+    running = {
+        process.pid
+        for process in psutil.process_iter(["status"])
+        if process.info["status"] != "zombie"
+    }
     return not running & set(pids)
 
 
@@ -103,7 +124,7 @@ def wait_until_gone(pids, seconds=10):
         time.sleep(0.05)
 
 
-# ---- faults in a step ----------------------------------------------------------------------------------------------
+# ---- faults in a step ----
 
 
 @pytest.mark.parametrize(("workers", "fault"), FAULTS)
@@ -174,7 +195,9 @@ def test_the_new_episodes_draws_are_their_own_and_the_same_for_any_number_of_wor
     first_ED, results = starts_after_a_fault(0, seed=3)
     again_ED = results[AT].observation_ED
     seen = [*first_ED.tolist(), *undisturbed()[1][4].observation_ED.tolist(), *again_ED.tolist()]
-    assert len({tuple(row) for row in seen}) == len(seen), "neither the first draws nor those that would have followed"
+    assert len({tuple(row) for row in seen}) == len(seen), (
+        "neither the first draws nor those that would have followed"
+    )
     for workers, fault in ((0, "nan"), (1, "die"), (3, "raise")):
         _, others = starts_after_a_fault(workers, 3, fault)
         for s in range(AT, 2 * AT):
@@ -192,7 +215,7 @@ def test_every_restart_has_draws_of_its_own():
     assert envs.num_restarts == 5
 
 
-# ---- killed workers ------------------------------------------------------------------------------------------------
+# ---- killed workers ----
 
 
 @pytest.mark.parametrize("when", ["before a step", "during a step", "after a step was taken"])
@@ -223,7 +246,9 @@ def test_a_killed_worker_costs_its_own_rows_one_step(when):
 
 
 @pytest.mark.parametrize("question", ["get_state", "get_attr", "call"])
-def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_its_next_step_is_void(question):
+def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_its_next_step_is_void(
+    question,
+):
     """The caller holds an observation of the former episode, from which the next step does not begin."""
     envs, told = make(workers=3, task=None)
     begin(envs)
@@ -254,11 +279,13 @@ def test_a_worker_that_was_killed_before_a_reset_is_rebuilt_and_nothing_is_void(
     (result,) = run(envs, actions()[:1])
     plain = VectorEnv(ToyReach(3, horizon=5), TASKS, num_workers=0)
     assert np.array_equal(plain.reset(seed=8)[0], observation_ED)
-    assert result.valid_E.all() and np.array_equal(run(plain, actions()[:1])[0].reward_E, result.reward_E)
+    assert result.valid_E.all() and np.array_equal(
+        run(plain, actions()[:1])[0].reward_E, result.reward_E
+    )
     envs.close()
 
 
-# ---- the budget ----------------------------------------------------------------------------------------------------
+# ---- the budget ----
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -276,9 +303,13 @@ def test_past_the_budget_the_step_is_returned_and_the_next_one_raises(workers, b
     if budget == 0 and workers == 3:
         assert np.array_equal(last.reward_E[2:], expected[AT].reward_E[2:])
     assert len(results) == fatal and len(told) == envs.num_restarts == budget
-    assert isinstance(envs.fault, RestartsExhaustedError) and isinstance(envs.fault, EnvironmentFaultError)
+    assert isinstance(envs.fault, RestartsExhaustedError) and isinstance(
+        envs.fault, EnvironmentFaultError
+    )
     for ask in (envs.send, envs.step):
-        with pytest.raises(RestartsExhaustedError, match=rf"RuntimeError: broken \(after {budget} restarts"):
+        with pytest.raises(
+            RestartsExhaustedError, match=rf"RuntimeError: broken \(after {budget} restarts"
+        ):
             ask(actions()[0])
     states = envs.get_state()
     assert [state["state"] is None for state in states] == [e in broken for e in range(4)]
@@ -294,7 +325,11 @@ def test_past_the_budget_nothing_but_the_state_can_be_asked_for(workers):
     run(envs, actions()[: AT + 1])
     state = envs.get_state()
     try:
-        for ask in (envs.reset, lambda: envs.call("get_wrapper_attr", "_steps"), lambda: envs.set_state(state)):
+        for ask in (
+            envs.reset,
+            lambda: envs.call("get_wrapper_attr", "_steps"),
+            lambda: envs.set_state(state),
+        ):
             with pytest.raises(RestartsExhaustedError, match="RuntimeError: broken"):
                 ask()
     finally:
@@ -302,7 +337,9 @@ def test_past_the_budget_nothing_but_the_state_can_be_asked_for(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_anew_elsewhere(workers):
+def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_anew_elsewhere(
+    workers,
+):
     _, expected = undisturbed()
     envs, _ = make("raise", 3, max_restarts=0)
     begin(envs)
@@ -312,7 +349,10 @@ def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_an
     restored, _ = make(workers=workers, seed=3, task=None)
     restored.set_state(state)
     results = run(restored, actions()[AT + 1 :])
-    assert [result.valid_E.tolist() for result in results[:2]] == [[False, False, True, True], [True] * 4]
+    assert [result.valid_E.tolist() for result in results[:2]] == [
+        [False, False, True, True],
+        [True] * 4,
+    ]
     for result, wanted in zip(results, expected[AT + 1 :], strict=True):
         for field, other in zip(result, wanted, strict=True):
             assert np.array_equal(field[2:], other[2:])
@@ -321,7 +361,9 @@ def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_an
         assert_true(observation_ED, action_EA, result)
         observation_ED = result.observation_ED
     results += run(restored, actions()[:1])
-    assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [5], "a whole episode after the drop"
+    assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [5], (
+        "a whole episode after the drop"
+    )
     assert restored.num_restarts == 0
     restored.close()
 
@@ -333,7 +375,11 @@ def test_a_group_that_breaks_again_while_it_is_rebuilt_is_rebuilt_again(tmp_path
     envs.close()
     assert [int((~result.valid_E).sum()) for result in results] == [0] * AT + [2] + [0] * (AT - 1)
     assert envs.num_restarts == len(told) == 3
-    assert "RuntimeError: broken" in told[0] and "still broken" in told[1] and "still broken" in told[2]
+    assert (
+        "RuntimeError: broken" in told[0]
+        and "still broken" in told[1]
+        and "still broken" in told[2]
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -359,7 +405,9 @@ def test_an_environment_that_breaks_at_every_reset_raises_past_the_budget():
 def test_an_action_that_is_not_a_number_is_the_policys_fault_and_no_restart():
     envs, told = make()
     begin(envs)
-    with pytest.raises(EnvironmentFaultError, match="the policy's actions for goal-1 are not finite") as caught:
+    with pytest.raises(
+        EnvironmentFaultError, match="the policy's actions for goal-1 are not finite"
+    ) as caught:
         envs.send(np.array([[0, 0], [np.nan, 0], [0, 0], [0, 0]], np.float32))
     assert not isinstance(caught.value, RestartsExhaustedError)
     assert not told and envs.num_restarts == 0
@@ -374,7 +422,7 @@ def test_without_a_budget_a_fault_raises_as_it_is():
     assert not isinstance(caught.value, RestartsExhaustedError) and envs.fault is None and not told
 
 
-# ---- saving and going on -------------------------------------------------------------------------------------------
+# ---- saving and going on ----
 
 
 @pytest.mark.parametrize("workers", [(0, 3), (3, 0)])
@@ -410,7 +458,10 @@ def test_that_an_observation_is_not_known_is_saved_and_forgotten_after_one_step(
     restored, _ = make(task=None)
     restored.set_state(state)
     expected, found = run(envs, actions()[:7]), run(restored, actions()[:7])
-    assert [result.valid_E.tolist() for result in found[:2]] == [[True, True, True, False], [True] * 4]
+    assert [result.valid_E.tolist() for result in found[:2]] == [
+        [True, True, True, False],
+        [True] * 4,
+    ]
     for ours, theirs in zip(found, expected, strict=True):
         for field, other in zip(ours, theirs, strict=True):
             assert np.array_equal(field, other)
@@ -421,7 +472,7 @@ def test_that_an_observation_is_not_known_is_saved_and_forgotten_after_one_step(
     envs.close()
 
 
-# ---- nothing is left behind ----------------------------------------------------------------------------------------
+# ---- nothing is left behind ----
 
 
 def test_rebuilt_workers_end_with_the_rest():
@@ -466,7 +517,11 @@ def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault
     temporary.mkdir()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     main = subprocess.Popen(
-        [sys.executable, str(script), fault], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+        [sys.executable, str(script), fault],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
     )
     try:
         pids = [int(pid) for pid in main.stdout.readline().split()]

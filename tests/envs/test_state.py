@@ -57,9 +57,24 @@ def future(env, num_steps=2 * HORIZON, seed=0):
     seen, generator = [], np.random.default_rng(seed)
     size = env.action_space.shape
     for _ in range(num_steps):
-        observation, reward, terminated, truncated, info = env.step(generator.uniform(-1, 1, size).astype(np.float32))
-        numbers = {name: float(v) for name, v in info.items() if isinstance(v, (bool, int, float, np.generic))}
-        seen.append((observation.tobytes(), observation.dtype, float(reward), terminated, truncated, numbers))
+        observation, reward, terminated, truncated, info = env.step(
+            generator.uniform(-1, 1, size).astype(np.float32)
+        )
+        numbers = {
+            name: float(v)
+            for name, v in info.items()
+            if isinstance(v, (bool, int, float, np.generic))
+        }
+        seen.append(
+            (
+                observation.tobytes(),
+                observation.dtype,
+                float(reward),
+                terminated,
+                truncated,
+                numbers,
+            )
+        )
         if terminated or truncated:
             seen.append(env.reset()[0].tobytes())
     return seen
@@ -95,11 +110,13 @@ def goal_of(env):
     return env.unwrapped._last_rand_vec.tolist()
 
 
-# ---- MetaWorld, every task -----------------------------------------------------------------------------------------
+# ---- MetaWorld, every task ----
 
 
 @pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize(("name", "version"), [(name, "v2") for name in ALL] + [(name, "v1") for name in ALL[::5]])
+@pytest.mark.parametrize(
+    ("name", "version"), [(name, "v2") for name in ALL] + [(name, "v1") for name in ALL[::5]]
+)
 def test_every_task_goes_on_bit_for_bit_from_the_middle_of_its_second_episode(name, version):
     benchmark = MetaWorld([name], reward_version=version, horizon=HORIZON, num_goals=6)
     env, other = (benchmark.make_env(0, "train", seed) for seed in (1, 2))
@@ -185,7 +202,7 @@ def test_an_environment_that_was_not_reset_is_saved_too():
     assert other.reset()[0].tobytes() == env.reset()[0].tobytes()
 
 
-# ---- Gymnasium's own -----------------------------------------------------------------------------------------------
+# ---- Gymnasium's own ----
 
 WRAPPERS = {
     "TimeLimit": lambda env: TimeLimit(env, 5),
@@ -200,7 +217,9 @@ WRAPPERS = {
 
 
 @pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize("benchmark", [ToyReach(3, HORIZON), MetaWorld(["door-open"], horizon=HORIZON, num_goals=6)])
+@pytest.mark.parametrize(
+    "benchmark", [ToyReach(3, HORIZON), MetaWorld(["door-open"], horizon=HORIZON, num_goals=6)]
+)
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_gymnasiums_wrappers_are_saved_with_the_environment(wrap, benchmark):
     env, other = (WRAPPERS[wrap](benchmark.make_env(0, "train", seed)) for seed in (1, 2))
@@ -216,7 +235,9 @@ def test_gymnasiums_wrappers_are_saved_with_the_environment(wrap, benchmark):
     assert future(other) == future(env)
 
 
-@pytest.mark.parametrize("name", ["InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Reacher-v5", "Pusher-v5"])
+@pytest.mark.parametrize(
+    "name", ["InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Reacher-v5", "Pusher-v5"]
+)
 def test_gymnasiums_mujoco_environments_go_on_bit_for_bit(name):
     assert_gymnasiums_goes_on(name)
 
@@ -239,7 +260,7 @@ def assert_gymnasiums_goes_on(name):
     assert future(other) == future(env)
 
 
-# ---- MuJoCo: edits of the model, arrays that look into it ----------------------------------------------------------
+# ---- MuJoCo: edits of the model, arrays that look into it ----
 
 
 class Randomised(gym.Wrapper):
@@ -284,7 +305,9 @@ def test_edits_of_the_model_are_saved_and_undone():
 @pytest.mark.usefixtures("few_goals")
 def test_an_edit_of_the_models_options_is_saved():
     benchmark = MetaWorld(["push"], horizon=HORIZON, num_goals=6)
-    env, other = (Randomised(benchmark.make_env(0, "train", seed), seed, options=True) for seed in (1, 2))
+    env, other = (
+        Randomised(benchmark.make_env(0, "train", seed), seed, options=True) for seed in (1, 2)
+    )
     ours, theirs = EnvState(env), EnvState(other)
     env.reset()
     other.reset()
@@ -304,7 +327,10 @@ XML = """
 class Arm(gym.Env):
     """A small simulation whose attributes a test may add to."""
 
-    observation_space, action_space = Box(-np.inf, np.inf, (6,), np.float64), Box(-1.0, 1.0, (2,), np.float32)
+    observation_space, action_space = (
+        Box(-np.inf, np.inf, (6,), np.float64),
+        Box(-1.0, 1.0, (2,), np.float32),
+    )
 
     def __init__(self, seed=0, **attributes):
         self.model = mujoco.MjModel.from_xml_string(XML)
@@ -357,7 +383,9 @@ def test_a_small_simulation_goes_on_bit_for_bit():
 def test_what_the_simulation_computes_from_its_state_is_there_before_the_next_step():
     env, other = used_arm(1), Arm(2)
     copied(env, other)
-    np.testing.assert_allclose(other.observe(), env.observe(), atol=0.02)  # half a step apart at most
+    np.testing.assert_allclose(
+        other.observe(), env.observe(), atol=0.02
+    )  # half a step apart at most
     assert np.abs(env.data.xpos).max() > 0.5
 
 
@@ -388,7 +416,7 @@ def test_an_array_that_was_copied_from_the_simulation_is_a_copy_still():
     assert other.start.tolist() == wanted
 
 
-# ---- attributes ----------------------------------------------------------------------------------------------------
+# ---- attributes ----
 
 
 @dataclass
@@ -401,7 +429,13 @@ class Memory:
 def test_two_attributes_that_share_an_array_still_share_it():
     shared, memory = np.arange(3.0), Memory(1, np.zeros(2))
     env = Arm(a=shared, b=[shared, shared], c=shared.copy(), memory=memory, list=[memory, memory])
-    other = Arm(a=np.zeros(3), b=[np.zeros(3)] * 2, c=np.zeros(3), memory=Memory(0, np.ones(1)), list=[None, None])
+    other = Arm(
+        a=np.zeros(3),
+        b=[np.zeros(3)] * 2,
+        c=np.zeros(3),
+        memory=Memory(0, np.ones(1)),
+        list=[None, None],
+    )
     other.list = [other.memory, other.memory]
     copied(env, other)
     other.a[0] = 9.0
@@ -507,8 +541,12 @@ def test_arrays_of_every_kind_come_back_and_may_be_written(array):
 
 
 def test_objects_within_objects_come_back_in_place():
-    env = Arm(memory=Memory(5, np.arange(2), Memory(6, np.arange(3), {"deep": Memory(7, np.arange(4))})))
-    other = Arm(memory=Memory(0, np.zeros(1), Memory(0, np.zeros(1), {"deep": Memory(0, np.zeros(1))})))
+    env = Arm(
+        memory=Memory(5, np.arange(2), Memory(6, np.arange(3), {"deep": Memory(7, np.arange(4))}))
+    )
+    other = Arm(
+        memory=Memory(0, np.zeros(1), Memory(0, np.zeros(1), {"deep": Memory(0, np.zeros(1))}))
+    )
     outer, inner = other.memory, other.memory.below.below["deep"]
     copied(env, other)
     assert other.memory is outer and other.memory.below.below["deep"] is inner
@@ -533,7 +571,7 @@ def test_attributes_that_came_later_come_back_and_those_that_are_gone_go():
     assert not hasattr(other, "extra")
 
 
-# ---- what cannot be saved ------------------------------------------------------------------------------------------
+# ---- what cannot be saved ----
 
 
 class Phase(enum.Enum):
@@ -575,7 +613,9 @@ UNSAVABLE = {
 
 
 @pytest.mark.parametrize("where", ["attribute", "list", "object", "wrapper"])
-@pytest.mark.parametrize("name", [pytest.param(name) if name == "an open file" else name for name in UNSAVABLE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name) if name == "an open file" else name for name in UNSAVABLE]
+)
 def test_what_cannot_be_saved_is_named_with_a_remedy(name, where, tmp_path):
     value = UNSAVABLE[name](tmp_path)
     env = Arm()
@@ -589,7 +629,8 @@ def test_what_cannot_be_saved_is_named_with_a_remedy(name, where, tmp_path):
         env = TimeLimit(env, 5)
         env.thing, path = value, r"TimeLimit\.thing"
     with pytest.raises(
-        ConfigurationError, match=rf"attribute {path}(\._\w+)? is a \w+, .*get_state\(\) and set_state\(dict\)"
+        ConfigurationError,
+        match=rf"attribute {path}(\._\w+)? is a \w+, .*get_state\(\) and set_state\(dict\)",
     ):
         EnvState(env).get()
 
@@ -621,7 +662,10 @@ def said(value):
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("an open file", "a Gymnasium environment") else pytest.param(name) for name in MADE],
+    [
+        name if name in ("an open file", "a Gymnasium environment") else pytest.param(name)
+        for name in MADE
+    ],
 )
 def test_what_is_saved_comes_back_or_is_refused(name, tmp_path):
     """Nothing is half saved: a state that was taken can be restored, and restores everything."""
@@ -713,7 +757,7 @@ def test_a_simulation_within_an_object_is_refused():
         EnvState(Arm(inner=Arm())).get()
 
 
-# ---- a state of another environment --------------------------------------------------------------------------------
+# ---- a state of another environment ----
 
 
 def test_a_state_of_another_environment_is_refused_before_anything_is_changed():
@@ -740,11 +784,13 @@ def test_a_state_of_another_environment_is_refused_before_anything_is_changed():
 
 def test_an_object_of_another_class_is_refused():
     env, other = Arm(thing=Memory(1, np.zeros(1))), Arm(thing=Half(1))
-    with pytest.raises(ConfigurationError, match=r"Arm\.thing was a Memory, here it is a Half: give the class"):
+    with pytest.raises(
+        ConfigurationError, match=r"Arm\.thing was a Memory, here it is a Half: give the class"
+    ):
         EnvState(other).set(EnvState(env).get())
 
 
-# ---- environments that answer for themselves -----------------------------------------------------------------------
+# ---- environments that answer for themselves ----
 
 
 class OwnAnswer(gym.Wrapper):
@@ -789,7 +835,7 @@ def test_the_whole_of_an_environment_may_be_its_own_answer():
     assert other.num_resets == 0
 
 
-# ---- what a review found -------------------------------------------------------------------------------------------
+# ---- what a review found ----
 
 
 def test_an_adapter_that_is_no_wrapper_is_saved_with_what_it_holds():
@@ -846,5 +892,7 @@ def test_an_object_that_only_a_reset_makes_is_refused_when_it_is_saved():
     arm = Arm(episode=None)
     state = EnvState(arm)
     arm.episode = Memory(1, np.zeros(1))
-    with pytest.raises(ConfigurationError, match=r"Arm\.episode is a Memory, which a new environment has none of"):
+    with pytest.raises(
+        ConfigurationError, match=r"Arm\.episode is a Memory, which a new environment has none of"
+    ):
         state.get()

@@ -25,7 +25,12 @@ def test_reward_is_one_minus_the_distance_by_hand():
 
 def test_success_begins_at_the_radius():
     env = ToyReach(num_tasks=1).make_env(0, "train", 0)  # goal at (0.7, 0)
-    for x, success in ((0.7, True), (0.7 - 0.149, True), (0.7 - 0.151, False), (0.7 + 0.151, False)):
+    for x, success in (
+        (0.7, True),
+        (0.7 - 0.149, True),
+        (0.7 - 0.151, False),
+        (0.7 + 0.151, False),
+    ):
         env.reset(seed=0)
         at(env, x, 0.0)
         assert env.step(np.zeros(2, np.float32))[4]["success"] is success
@@ -37,7 +42,9 @@ def test_points_stay_in_the_square_and_actions_in_their_bounds():
     at(env, 0.95, -0.95)
     assert env.step(np.array([1.0, -1.0], np.float32))[0].tolist() == [1.0, -1.0]
     at(env, 0.0, 0.0)
-    np.testing.assert_allclose(env.step(np.array([5.0, -5.0], np.float32))[0], [0.2, -0.2], atol=1e-7)
+    np.testing.assert_allclose(
+        env.step(np.array([5.0, -5.0], np.float32))[0], [0.2, -0.2], atol=1e-7
+    )
 
 
 def test_the_observation_does_not_tell_the_task():
@@ -95,7 +102,11 @@ def test_state_holds_all_that_the_future_depends_on():
 
     def future(env):
         steps = [env.step(action) for _ in range(3)]
-        return [(o.tolist(), *rest) for o, *rest in steps], env.reset()[0].tolist(), env.reset()[0].tolist()
+        return (
+            [(o.tolist(), *rest) for o, *rest in steps],
+            env.reset()[0].tolist(),
+            env.reset()[0].tolist(),
+        )
 
     expected = future(env)
     assert expected[0][-1][3], "the saved step counter ends the episode"

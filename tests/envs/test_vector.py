@@ -21,13 +21,22 @@ from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisode
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from tests.fakes import Faulty, InOrder, Scripted, scripted_length, scripted_return, scripted_success
+from tests.fakes import (
+    Faulty,
+    InOrder,
+    Scripted,
+    scripted_length,
+    scripted_return,
+    scripted_success,
+)
 
 ROOT = Path(__file__).parents[2]
 
 
 def draw(num_steps, num_envs, size, seed=0):
-    return np.random.default_rng(seed).uniform(-1, 1, (num_steps, num_envs, size)).astype(np.float32)
+    return (
+        np.random.default_rng(seed).uniform(-1, 1, (num_steps, num_envs, size)).astype(np.float32)
+    )
 
 
 def collect(envs, action_SEA, seed=None):
@@ -58,12 +67,18 @@ def by_hand(benchmark, tasks, split, action_SEA, seeds):
             following, reward, terminated, truncated, info = env.step(action_SEA[s, e])
             observation = env.reset()[0] if terminated or truncated else following
             rows[s].append((observation, following, reward, terminated, truncated, info["success"]))
-    return np.stack(first), [[np.stack(column) for column in zip(*row, strict=True)] for row in rows]
+    return np.stack(first), [
+        [np.stack(column) for column in zip(*row, strict=True)] for row in rows
+    ]
 
 
 def pids_alive(pids):
     """Those that still run; a zombie that nobody has reaped has ended."""
-    running = {process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != "zombie"}
+    running = {
+        process.pid
+        for process in psutil.process_iter(["status"])
+        if process.info["status"] != "zombie"
+    }
     return running & set(pids)
 
 
@@ -74,7 +89,8 @@ def wait_until_gone(pids, seconds):
         time.sleep(0.05)
 
 
-# ---- the same numbers for any number of workers ---------------------------------------------------------------------
+# ---- the same numbers for any number of workers
+# ---------------------------------------------------------------------
 
 TASKS = [0, 1, 0, 2]
 
@@ -83,7 +99,9 @@ TASKS = [0, 1, 0, 2]
 def metaworld_envs():
     """MetaWorld with 0, 1 and 3 workers, and an episode end every six steps."""
     benchmark = MetaWorld(["reach", "push", "drawer-close"], horizon=6, num_goals=5)
-    envs = {workers: VectorEnv(benchmark, TASKS, seed=11, num_workers=workers) for workers in (0, 1, 3)}
+    envs = {
+        workers: VectorEnv(benchmark, TASKS, seed=11, num_workers=workers) for workers in (0, 1, 3)
+    }
     yield envs
     for vector in envs.values():
         vector.close()
@@ -92,11 +110,17 @@ def metaworld_envs():
 def test_metaworld_is_bit_equal_for_any_number_of_workers(metaworld_envs):
     action_SEA = draw(20, 4, 4)
     results = {workers: collect(envs, action_SEA) for workers, envs in metaworld_envs.items()}
-    assert {workers: envs.num_workers for workers, envs in metaworld_envs.items()} == {0: 0, 1: 1, 3: 3}
+    assert {workers: envs.num_workers for workers, envs in metaworld_envs.items()} == {
+        0: 0,
+        1: 1,
+        3: 3,
+    }
     assert_same(results[0], results[1])
     assert_same(results[0], results[3])
     observation_ED = results[0][0]
-    assert not np.array_equal(observation_ED[0], observation_ED[2]), "two copies of a task draw for themselves"
+    assert not np.array_equal(observation_ED[0], observation_ED[2]), (
+        "two copies of a task draw for themselves"
+    )
 
 
 def test_metaworld_equals_environments_stepped_alone(metaworld_envs):
@@ -121,7 +145,10 @@ def test_workers_do_not_load_torch(metaworld_envs):
 
 @pytest.fixture(scope="module")
 def toy_envs():
-    envs = {workers: VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=4, num_workers=workers) for workers in (0, 3)}
+    envs = {
+        workers: VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=4, num_workers=workers)
+        for workers in (0, 3)
+    }
     yield envs
     for vector in envs.values():
         vector.close()
@@ -146,7 +173,8 @@ def test_a_single_seed_and_a_list_of_seeds(toy_envs, workers):
     assert (same == same[0]).all()
 
 
-# ---- an episode's end ----------------------------------------------------------------------------------------------
+# ---- an episode's end
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -198,7 +226,8 @@ def test_environments_are_reset_once_an_episode():
     assert envs.get_attr("num_resets") == tuple(1 + ended)
 
 
-# ---- Gymnasium's and MetaWorld's own code on it ---------------------------------------------------------------------
+# ---- Gymnasium's and MetaWorld's own code on it
+# ---------------------------------------------------------------------
 
 
 def gymnasiums_own(benchmark, tasks):
@@ -212,7 +241,13 @@ def test_step_gives_what_gymnasiums_own_vector_environment_gives():
     tasks = [0, 1, 2, 1]
     ours, theirs = VectorEnv(Scripted(3), tasks, num_workers=0), gymnasiums_own(Scripted(3), tasks)
     assert ours.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-    for name in ("num_envs", "single_observation_space", "observation_space", "single_action_space", "action_space"):
+    for name in (
+        "num_envs",
+        "single_observation_space",
+        "observation_space",
+        "single_action_space",
+        "action_space",
+    ):
         assert getattr(ours, name) == getattr(theirs, name)
     assert np.array_equal(ours.reset(seed=3)[0], theirs.reset(seed=3)[0])
     ends = 0
@@ -221,7 +256,9 @@ def test_step_gives_what_gymnasiums_own_vector_environment_gives():
         *expected, expected_info = theirs.step(action_EA)
         for array, other in zip(arrays, expected, strict=True):
             assert array.dtype == other.dtype and np.array_equal(array, other)
-        assert ("final_obs" in info) == ("final_obs" in expected_info) == (arrays[2] | arrays[3]).any()
+        assert (
+            ("final_obs" in info) == ("final_obs" in expected_info) == (arrays[2] | arrays[3]).any()
+        )
         if "final_obs" in info:
             assert np.array_equal(info["_final_obs"], expected_info["_final_obs"])
             assert np.array_equal(info["_final_info"], expected_info["_final_info"])
@@ -254,7 +291,9 @@ def test_final_info_holds_the_episodes_return_and_length():
         if "final_info" in info:
             break
     first = int(np.flatnonzero(info["_final_info"])[0])
-    assert info["final_info"]["episode"]["l"][first] == scripted_length(first, 5 + first), "reset begins anew"
+    assert info["final_info"]["episode"]["l"][first] == scripted_length(first, 5 + first), (
+        "reset begins anew"
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,13 +335,18 @@ class ScriptedAgent:
 
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 def test_metaworlds_own_evaluation_gives_on_it_what_it_gives_upstream():
-    names, horizon = ["reach-v3", "drawer-close-v3", "pick-place-v3"], 60  # too short for some of the goals
+    names, horizon = (
+        ["reach-v3", "drawer-close-v3", "pick-place-v3"],
+        60,
+    )  # too short for some of the goals
 
     def upstream(name):
         env = metaworld.ALL_V3_ENVIRONMENTS[name](reward_function_version="v2")
         env.max_path_length = horizon
         env = metaworld.wrappers.AutoTerminateOnSuccessWrapper(env)
-        return gym.wrappers.RecordEpisodeStatistics(InOrder(env, metaworld.MT1(name, seed=0).train_tasks[:4]))
+        return gym.wrappers.RecordEpisodeStatistics(
+            InOrder(env, metaworld.MT1(name, seed=0).train_tasks[:4])
+        )
 
     theirs = SyncVectorEnv(
         [lambda name=name: upstream(name) for name in names],
@@ -311,15 +355,20 @@ def test_metaworlds_own_evaluation_gives_on_it_what_it_gives_upstream():
     )
     expected = metaworld.evaluation.evaluation(ScriptedAgent(names), theirs, num_episodes=4)
     theirs.close()
-    ours = VectorEnv(MetaWorld(names, horizon=horizon, num_goals=4), [0, 1, 2], "eval", num_workers=0)
+    ours = VectorEnv(
+        MetaWorld(names, horizon=horizon, num_goals=4), [0, 1, 2], "eval", num_workers=0
+    )
     result = metaworld.evaluation.evaluation(ScriptedAgent(names), ours, num_episodes=4)
     assert result == expected
     assert 0 < result[0] < 1, "some episodes succeed and some do not"
-    assert ours.get_attr("terminate_on_success") == (False, False, False), "evaluation leaves it as it was"
+    assert ours.get_attr("terminate_on_success") == (False, False, False), (
+        "evaluation leaves it as it was"
+    )
     ours.close()
 
 
-# ---- attributes, state ---------------------------------------------------------------------------------------------
+# ---- attributes, state
+# ---------------------------------------------------------------------------------------------
 
 
 def test_attributes_and_calls_reach_every_environment_in_order():
@@ -327,7 +376,9 @@ def test_attributes_and_calls_reach_every_environment_in_order():
         envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=workers)
         envs.reset(seed=[4, 5, 6])
         assert envs.get_attr("task") == (2, 0, 1)
-        assert envs.call("get_state") == tuple({"episode": episode, "steps": 0} for episode in (4, 5, 6))
+        assert envs.call("get_state") == tuple(
+            {"episode": episode, "steps": 0} for episode in (4, 5, 6)
+        )
         assert envs.call("set_state", {"episode": 9, "steps": 0}) == (None, None, None)
         assert envs.call("get_state") == ({"episode": 9, "steps": 0},) * 3
         envs.close()
@@ -365,11 +416,14 @@ def test_state_round_trip_continues_bit_equal_in_the_middle_of_an_episode(toy_en
         assert_same(go_on(restored), expected)
 
 
-# ---- what can go wrong ---------------------------------------------------------------------------------------------
+# ---- what can go wrong
+# ---------------------------------------------------------------------------------------------
 
 
 def test_unknown_split_and_negative_number_of_workers():
-    with pytest.raises(ConfigurationError, match=r"unknown split 'test': the benchmark has train, eval"):
+    with pytest.raises(
+        ConfigurationError, match=r"unknown split 'test': the benchmark has train, eval"
+    ):
         VectorEnv(ToyReach(), [0], "test")
     with pytest.raises(ConfigurationError, match="num_workers is -1"):
         VectorEnv(ToyReach(), [0], num_workers=-1)
@@ -406,10 +460,14 @@ def faulty_envs():
 )
 def test_a_fault_in_a_step_names_task_step_and_cause(faulty_envs, workers, fault, value, message):
     envs = faulty_envs[workers]
-    envs.reset(seed=[1, 1, 2], options={"fault": fault, "value": value, "task": "task-1", "step": 3})
+    envs.reset(
+        seed=[1, 1, 2], options={"fault": fault, "value": value, "task": "task-1", "step": 3}
+    )
     for _ in range(2):
         envs.step(np.zeros((3, 2)))
-    with pytest.raises(EnvironmentFaultError, match=rf"task 'task-1', step 3 of its episode: {message}"):
+    with pytest.raises(
+        EnvironmentFaultError, match=rf"task 'task-1', step 3 of its episode: {message}"
+    ):
         envs.step(np.zeros((3, 2)))
     envs.reset(seed=0, options={})
 
@@ -431,7 +489,10 @@ def test_a_fault_after_a_restored_state_still_names_the_episodes_step(faulty_env
 def test_an_observation_may_be_as_large_as_its_numbers_allow(faulty_envs, value):
     """The square of such a number is infinite, the number is not."""
     envs = faulty_envs[0]
-    envs.reset(seed=[1, 1, 2], options={"fault": "observation", "value": value, "task": "task-1", "step": 1})
+    envs.reset(
+        seed=[1, 1, 2],
+        options={"fault": "observation", "value": value, "task": "task-1", "step": 1},
+    )
     assert envs.step(np.zeros((3, 2)))[0][1, 2] == value
     envs.reset(seed=0, options={})
 
@@ -443,7 +504,9 @@ def test_a_worker_that_waits_uses_no_core():
     workers = [psutil.Process(pid) for pid in envs.worker_pids]
     before = [sum(worker.cpu_times()[:2]) for worker in workers]
     time.sleep(1)
-    used = [sum(worker.cpu_times()[:2]) - then for worker, then in zip(workers, before, strict=True)]
+    used = [
+        sum(worker.cpu_times()[:2]) - then for worker, then in zip(workers, before, strict=True)
+    ]
     assert max(used) < 0.2
     envs.close()
 
@@ -483,7 +546,9 @@ def test_after_a_fault_every_worker_answers_the_question_asked(workers):
     observations = [envs.reset(seed=5, options={})[0]]
     observations += [envs.step(np.zeros((3, 2)))[0] for _ in range(2)]
     envs.close()
-    assert [observation_ED[:, 1:3].tolist() for observation_ED in observations] == [  # episode and step
+    assert [
+        observation_ED[:, 1:3].tolist() for observation_ED in observations
+    ] == [  # episode and step
         [[5, 0], [6, 0], [7, 0]],
         [[5, 1], [7, 0], [7, 1]],
         [[5, 2], [7, 1], [8, 0]],
@@ -511,13 +576,17 @@ def test_a_killed_worker_is_named_by_its_tasks_within_seconds(when):
     began = time.monotonic()
     if when == "before":
         os.kill(envs.worker_pids[0], signal.SIGKILL)
-        with pytest.raises(EnvironmentFaultError, match=r"the worker of task-0, task-1 died \(exit code -9\)"):
+        with pytest.raises(
+            EnvironmentFaultError, match=r"the worker of task-0, task-1 died \(exit code -9\)"
+        ):
             envs.step(np.zeros((3, 2)))
     else:
         os.kill(envs.worker_pids[1], signal.SIGSTOP)
         envs.send(np.zeros((3, 2)))
         os.kill(envs.worker_pids[1], signal.SIGKILL)
-        with pytest.raises(EnvironmentFaultError, match=r"the worker of task-2 died \(exit code -9\)"):
+        with pytest.raises(
+            EnvironmentFaultError, match=r"the worker of task-2 died \(exit code -9\)"
+        ):
             envs.receive()
     assert time.monotonic() - began < 5
     envs.close()
@@ -537,7 +606,9 @@ def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
     for group in envs._groups:
         group._timeout = group._timeout_now = 0.5
     began = time.monotonic()
-    with pytest.raises(EnvironmentFaultError, match=r"the worker of task-1 gave no answer for 0\.5 s"):
+    with pytest.raises(
+        EnvironmentFaultError, match=r"the worker of task-1 gave no answer for 0\.5 s"
+    ):
         envs.step(np.zeros((2, 2)))
     assert 0.5 <= time.monotonic() - began < 5
     pids = envs.worker_pids
@@ -546,7 +617,8 @@ def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
     assert not pids_alive(pids)
 
 
-# ---- nothing is left behind ----------------------------------------------------------------------------------------
+# ---- nothing is left behind
+# ----------------------------------------------------------------------------------------
 
 
 def test_close_leaves_no_process():
@@ -587,7 +659,11 @@ def test_workers_end_with_the_main_process(tmp_path, how):
     script.write_text(MAIN)
     command = [sys.executable, str(script), "60" if how == "killed" else "0"]
     main = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     pids = [int(pid) for pid in main.stdout.readline().split()]
     assert len(pids) == 3

@@ -35,7 +35,9 @@ class Problem:
         every = [*self.shared, *self.own, self.unused]
         for parameter in every:
             parameter.grad = None
-        method.backward(self.losses(), self.parameters, generator or torch.Generator().manual_seed(0))
+        method.backward(
+            self.losses(), self.parameters, generator or torch.Generator().manual_seed(0)
+        )
         found_D = torch.cat([parameter.grad.flatten() for parameter in self.shared])
         with torch.no_grad():
             for parameter in every[:-1]:
@@ -49,7 +51,12 @@ class Quadratic(Problem):
 
     def losses(self):
         distance_TD = self.theta_D - self.gradient_TD
-        return self.slope_T * distance_TD.square().sum(1) / 2 + self.own[0].square() + self.own[0] + self.offset
+        return (
+            self.slope_T * distance_TD.square().sum(1) / 2
+            + self.own[0].square()
+            + self.own[0]
+            + self.offset
+        )
 
 
 def update(method, gradients, generator=None, offset=1.0):

@@ -38,7 +38,8 @@ def test_orthogonal_gradients_by_hand():
 
 
 def test_conflicting_gradients_by_hand():
-    # (1, 0) and (-0.6, 0.8): eigenvalues 1.6 for (1, -1) and 0.4 for (1, 1), so that B (1, 1)/2 = (1, 1)/2
+    # (1, 0) and (-0.6, 0.8): eigenvalues 1.6 for (1, -1) and 0.4 for (1, 1), so that B (1, 1)/2 =
+    # (1, 1)/2
     assert_near(update(AlignedMTL(2), [[1.0, 0.0], [-0.6, 0.8]]), [0.2, 0.4])
 
 

@@ -40,7 +40,8 @@ def test_orthogonal_gradients_of_one_length_by_hand():
 
 
 def test_one_gradient_much_shorter_by_hand():
-    # g_w = (4 w, 1 - w), g_0 = (2, 1/2): where w = 0 the slope is 8 - 1/2 - c ||g_0|| > 0, so w is 0
+    # g_w = (4 w, 1 - w), g_0 = (2, 1/2): where w = 0 the slope is 8 - 1/2 - c ||g_0|| > 0, so w is
+    # 0
     method = CAGrad(2, c=0.5)
     norm = (4 + 0.25) ** 0.5
     assert_near(update(method, [[4.0, 0.0], [0.0, 1.0]]), [2 / 1.5, (0.5 + 0.5 * norm) / 1.5])
@@ -49,7 +50,9 @@ def test_one_gradient_much_shorter_by_hand():
     assert relative == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("gradients", [[[1.0, 0.2], [-1.0, 0.5]], [[3.0, 0.0], [-1.0, 1.0]], [[1.0, 2.0], [0.3, -1.0]]])
+@pytest.mark.parametrize(
+    "gradients", [[[1.0, 0.2], [-1.0, 0.5]], [[3.0, 0.0], [-1.0, 1.0]], [[1.0, 2.0], [0.3, -1.0]]]
+)
 @pytest.mark.parametrize("c", [0.2, 0.5, 0.9])
 def test_two_tasks_by_a_fine_grid(gradients, c):
     g = np.array(gradients)
@@ -73,8 +76,13 @@ def test_it_is_the_best_direction_in_the_ball(num_tasks, size, c):
 
 
 def test_where_the_tasks_cannot_all_improve_the_worst_is_left_where_it_is():
-    # (2, 0) and (-1, 0) allow no step in the first direction, so the dual's g_w is zero; g_0 is (1, 1) / 3
-    assert_near(update(CAGrad(3, c=0.9), [[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]), [0.0, 1 / 3 / 1.9], atol=1e-3)
+    # (2, 0) and (-1, 0) allow no step in the first direction, so the dual's g_w is zero; g_0 is (1,
+    # 1) / 3
+    assert_near(
+        update(CAGrad(3, c=0.9), [[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]),
+        [0.0, 1 / 3 / 1.9],
+        atol=1e-3,
+    )
 
 
 def test_without_a_ball_it_is_the_mean():
@@ -92,7 +100,10 @@ def test_fifty_tasks_are_solved_well():
     extra = found - mean
     weight = torch.linalg.lstsq(gradients.double().t(), extra).solution
     weight = weight / weight.sum()
-    dual = weight @ gradients.double() @ mean + 0.5 * mean.norm() * (weight @ gradients.double()).norm()
+    dual = (
+        weight @ gradients.double() @ mean
+        + 0.5 * mean.norm() * (weight @ gradients.double()).norm()
+    )
     assert weight.min() > -1e-5
     assert float(products.min()) == pytest.approx(float(dual), rel=1e-4)
 
@@ -112,13 +123,17 @@ def test_fast_is_the_full_problem_of_the_sampled_and_the_mean_of_the_others():
     g_w = w @ g
     lengths = np.linalg.norm(g_w, axis=1)
     best = np.argmin(g_w @ mean + 0.5 * norm * lengths)
-    assert_near(found, torch.tensor((mean + 0.5 * norm / lengths[best] * g_w[best]) / 1.5), atol=1e-3)
+    assert_near(
+        found, torch.tensor((mean + 0.5 * norm / lengths[best] * g_w[best]) / 1.5), atol=1e-3
+    )
 
 
 def test_fast_makes_one_pass_a_sampled_task_and_one_more(monkeypatch):
     calls = []
     real = torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    monkeypatch.setattr(
+        torch.autograd, "grad", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
+    )
     update(CAGrad(9, num_sampled=3), random_gradients(9))
     assert len(calls) == 4
 

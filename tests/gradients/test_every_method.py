@@ -44,7 +44,9 @@ def test_one_task_is_the_mean(name):
     problem = Quadratic([[0.2, -0.3, 0.4]])
     method = METHODS[name](1)
     for _ in range(3):
-        expected = torch.cat([g.flatten() for g in torch.autograd.grad(problem.losses().mean(), problem.shared)])
+        expected = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(problem.losses().mean(), problem.shared)]
+        )
         assert_near(problem.update(method, lr=0.1), expected)
 
 
@@ -52,7 +54,10 @@ def test_one_task_is_the_mean(name):
 def test_the_order_of_the_tasks_does_not_matter(name):
     # PCGrad and CAGrad-Fast draw: they keep to it where there is nothing to draw
     num_tasks = 2 if name in ("pcgrad", "cagrad_fast") else 5
-    gradients, order = random_gradients(num_tasks), torch.tensor([3, 0, 4, 2, 1] if num_tasks == 5 else [1, 0])
+    gradients, order = (
+        random_gradients(num_tasks),
+        torch.tensor([3, 0, 4, 2, 1] if num_tasks == 5 else [1, 0]),
+    )
     gradients[1] *= -1  # so that the first two conflict
     one, other = METHODS[name](num_tasks), METHODS[name](num_tasks)
     expected = update(one, gradients)
@@ -131,7 +136,11 @@ def test_other_parameters_and_the_method_itself_get_no_gradient(name):
 @every_method
 def test_the_same_seed_gives_the_same(name):
     def run(seed):
-        problem, method, drawn = Quadratic(random_gradients(6, 3)), METHODS[name](6), generator(seed)
+        problem, method, drawn = (
+            Quadratic(random_gradients(6, 3)),
+            METHODS[name](6),
+            generator(seed),
+        )
         return torch.stack([problem.update(method, drawn, lr=0.02) for _ in range(4)])
 
     assert torch.equal(run(0), run(0))
@@ -174,7 +183,13 @@ def test_metrics_are_named_alike(name):
     problem, method = Quadratic(random_gradients(3)), METHODS[name](3)
     problem.update(method)
     weights = {"weight_min", "weight_max"}
-    expected = set() if name == "mean" else weights if name in WEIGHT_LOSSES else {*weights, "conflicts", "cosine"}
+    expected = (
+        set()
+        if name == "mean"
+        else weights
+        if name in WEIGHT_LOSSES
+        else {*weights, "conflicts", "cosine"}
+    )
     assert set(method.metrics()) == expected
 
 

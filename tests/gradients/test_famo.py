@@ -46,7 +46,9 @@ def test_two_updates_with_an_explicit_jacobian():
         method.after_step(lambda after=after: torch.tensor(after))
         z = logit.detach().softmax(0)
         jacobian = torch.diag(z) - torch.outer(z, z)
-        fall = (torch.tensor(before).double() + 1e-8).log() - (torch.tensor(after).double() + 1e-8).log()
+        fall = (torch.tensor(before).double() + 1e-8).log() - (
+            torch.tensor(after).double() + 1e-8
+        ).log()
         logit.grad = jacobian.t() @ fall
         adam.step()
         assert_near(method.logit_T, logit.detach())
@@ -74,10 +76,13 @@ def test_decay_draws_the_weights_together():
 def test_a_negative_loss_is_compared_with_itself_under_one_shift():
     method, problem = FAMO(2, decay=0.0), Problem(torch.ones(2, 2), offset=-1.0)
     gradients = []
-    method.optimizer.register_forward_pre_hook(lambda module, args: gradients.append(args[0].clone()))
+    method.optimizer.register_forward_pre_hook(
+        lambda module, args: gradients.append(args[0].clone())
+    )
     method.backward(problem.losses(), problem.parameters, GENERATOR)
     method.after_step(lambda: torch.tensor([-3.0, -1.0]))
-    # lowest -3 and -1, lower -7 and -3: the losses are 6 and 2 before, 4 and 2 after; J is [[1, -1], [-1, 1]] / 4
+    # lowest -3 and -1, lower -7 and -3: the losses are 6 and 2 before, 4 and 2 after; J is [[1,
+    # -1], [-1, 1]] / 4
     fall = torch.tensor(6 / 4).log()
     assert_near(gradients[0], torch.stack([fall, -fall]) / 4)
 
@@ -110,7 +115,9 @@ def test_a_task_of_loss_zero_takes_no_part():
     three, two = FAMO(3), FAMO(2)
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     present = torch.tensor([1.0, 0.0, 1.0])
-    three.backward(parameter.square() * present, TaskParameters([parameter], [], []), torch.Generator())
+    three.backward(
+        parameter.square() * present, TaskParameters([parameter], [], []), torch.Generator()
+    )
     found = parameter.grad.clone()
     parameter.grad = None
     two.backward(parameter.square()[[0, 2]], TaskParameters([parameter], [], []), torch.Generator())

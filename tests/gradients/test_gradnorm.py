@@ -44,7 +44,9 @@ def by_autograd(net, seed, weight_T, initial_T, asymmetry):
     loss_T = net.losses(seed)
     norms = []
     for i in range(3):
-        (gradient,) = torch.autograd.grad(weight_T[i] * loss_T[i], net.last.weight, create_graph=True)
+        (gradient,) = torch.autograd.grad(
+            weight_T[i] * loss_T[i], net.last.weight, create_graph=True
+        )
         norms.append(gradient.norm())
     norm_T = torch.stack(norms)
     ratio_T = (loss_T / initial_T).detach()
@@ -66,7 +68,8 @@ def test_the_weights_gradient_is_that_of_the_paper():
 
 
 def test_the_first_step_by_hand():
-    # norms 3, 1, 2 have the mean 2: the first weight falls by the learning rate, the second rises, the third rests
+    # norms 3, 1, 2 have the mean 2: the first weight falls by the learning rate, the second rises,
+    # the third rests
     method = GradNorm(3, lr=0.1)
     update(method, [[3.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
     assert_near(method.weight_T, [0.9, 1.1, 1.0])
@@ -86,7 +89,10 @@ def test_the_networks_gradient_is_that_of_the_weighted_mean_loss():
     method.weight_T.copy_(torch.tensor([0.5, 1.5]))
     assert_near(problem.update(method), [0.75, 0.75])
     assert_near(problem.own[0].grad, [0.25, 1.5])
-    assert {name: float(value) for name, value in method.metrics().items()} == {"weight_min": 0.5, "weight_max": 1.5}
+    assert {name: float(value) for name, value in method.metrics().items()} == {
+        "weight_min": 0.5,
+        "weight_max": 1.5,
+    }
 
 
 def test_a_slower_task_gets_more():

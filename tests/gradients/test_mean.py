@@ -23,7 +23,8 @@ def parameters():
 def test_the_gradient_by_hand():
     shared, own = parameters()
     Mean(3).backward(losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR)
-    # the sum is -1: d/ds (s t - 1)^2 = 2 t (s t - 1) is -4, -4 and -1.5 for the targets 1, -2 and 0.5
+    # the sum is -1: d/ds (s t - 1)^2 = 2 t (s t - 1) is -4, -4 and -1.5 for the targets 1, -2 and
+    # 0.5
     torch.testing.assert_close(shared.grad, torch.full((2,), (-4 - 4 - 1.5) / 3))
     torch.testing.assert_close(own.grad, torch.tensor([6.0, 12.0, -6.0]) / 3)
 

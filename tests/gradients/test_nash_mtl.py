@@ -31,11 +31,17 @@ def test_the_equation_before_any_scaling():
 
 
 def test_two_tasks_by_hand():
-    # unit gradients with cosine r: a = 1 / sqrt(1 + r) for both; the mean of the directions times the mean norm
+    # unit gradients with cosine r: a = 1 / sqrt(1 + r) for both; the mean of the directions times
+    # the mean norm
     assert_near(
-        update(NashMTL(2), [[2.0, 0.0], [-3.0, 3.0]]), torch.tensor([1 - 0.5**0.5, 0.5**0.5]) * (2 + 18**0.5) / 4
+        update(NashMTL(2), [[2.0, 0.0], [-3.0, 3.0]]),
+        torch.tensor([1 - 0.5**0.5, 0.5**0.5]) * (2 + 18**0.5) / 4,
     )
-    assert_near(solve(torch.tensor([[1.0, -0.6], [-0.6, 1.0]]).double()), torch.full((2,), 0.4**-0.5), atol=1e-5)
+    assert_near(
+        solve(torch.tensor([[1.0, -0.6], [-0.6, 1.0]]).double()),
+        torch.full((2,), 0.4**-0.5),
+        atol=1e-5,
+    )
 
 
 def test_orthogonal_gradients_of_one_length_give_the_mean():

@@ -30,7 +30,9 @@ def test_conflicting_gradients_by_hand():
     assert_near(update(method, [[1.0, 0.0], [-1.0, 1.0]]), [0.25, 0.75])
     # as coefficients: g_1 + g_2 / 2 and g_2 + g_1
     found = {name: float(value) for name, value in method.metrics().items()}
-    assert found == pytest.approx({"conflicts": 1, "cosine": -(0.5**0.5), "weight_min": 1.5, "weight_max": 2})
+    assert found == pytest.approx(
+        {"conflicts": 1, "cosine": -(0.5**0.5), "weight_min": 1.5, "weight_max": 2}
+    )
 
 
 @pytest.mark.parametrize("num_tasks", [2, 3, 7, 20])
@@ -44,7 +46,9 @@ def test_it_is_the_double_loop(num_tasks, seed):
 
 def test_the_order_matters():
     gradients = random_gradients(7, 4)
-    one, other = (update(PCGrad(7), gradients, torch.Generator().manual_seed(seed)) for seed in (5, 6))
+    one, other = (
+        update(PCGrad(7), gradients, torch.Generator().manual_seed(seed)) for seed in (5, 6)
+    )
     assert (one - other).abs().max() > 1e-3
 
 

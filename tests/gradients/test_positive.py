@@ -24,7 +24,9 @@ def test_what_was_seen_is_above_zero_and_changes_no_gradient():
     shifted = ShiftedLosses(5)
     for loss_T in random_gradients(20, 5) * 100:
         shifted.observe(loss_T)
-        assert (shifted(loss_T) >= torch.where(shifted.lowest_T < 0, 1 - shifted.lowest_T, loss_T)).all()
+        assert (
+            shifted(loss_T) >= torch.where(shifted.lowest_T < 0, 1 - shifted.lowest_T, loss_T)
+        ).all()
     loss_T = torch.zeros(5, requires_grad=True)
     shifted(loss_T).sum().backward()
     assert torch.equal(loss_T.grad, torch.ones(5))

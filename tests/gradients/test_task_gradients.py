@@ -85,7 +85,10 @@ def test_statistics_by_hand():
     assert {name: float(value) for name, value in found.items()} == pytest.approx(
         {"conflicts": 2 / 6, "cosine": -1 / 6, "weight_min": 0.5, "weight_max": 2.0}
     )
-    assert {name: float(value) for name, value in weight_statistics(torch.tensor([2.0, 1.0, 4.0])).items()} == {
+    assert {
+        name: float(value)
+        for name, value in weight_statistics(torch.tensor([2.0, 1.0, 4.0])).items()
+    } == {
         "weight_min": 1.0,
         "weight_max": 4.0,
     }
@@ -102,7 +105,11 @@ def test_where_there_is_no_answer_the_mean_is_followed():
     def solve(gram_TT):
         raise AssertionError("not to be solved")
 
-    for gram in ([[0.0, 0.0], [0.0, 0.0]], [[1.0, float("nan")], [float("nan"), 1.0]], [[float("inf"), 1], [1, 1]]):
+    for gram in (
+        [[0.0, 0.0], [0.0, 0.0]],
+        [[1.0, float("nan")], [float("nan"), 1.0]],
+        [[float("inf"), 1], [1, 1]],
+    ):
         assert weights_from(torch.tensor(gram), share_T, solve) is share_T
 
 

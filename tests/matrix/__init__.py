@@ -22,7 +22,11 @@ ROWS = 4
 
 
 def both(**options: Any) -> list[str]:
-    return [f"--model.init_args.{w}.init_args.{k}={v}" for k, v in options.items() for w in ("actor", "critic")]
+    return [
+        f"--model.init_args.{w}.init_args.{k}={v}"
+        for k, v in options.items()
+        for w in ("actor", "critic")
+    ]
 
 
 def encoder(**options: Any) -> list[str]:
@@ -53,15 +57,30 @@ NETWORKS: dict[str, list[str]] = {
     "task_encoder": both(width=8),
 }
 """Every file of ``configs/network``, and options that make it small."""
-GRADIENTS = ("aligned_mtl", "cagrad", "cagrad_fast", "famo", "gradnorm", "mean", "nash_mtl", "pcgrad")
+GRADIENTS = (
+    "aligned_mtl",
+    "cagrad",
+    "cagrad_fast",
+    "famo",
+    "gradnorm",
+    "mean",
+    "nash_mtl",
+    "pcgrad",
+)
 NEEDS_SHARED = ("aligned_mtl", "cagrad", "cagrad_fast", "gradnorm", "nash_mtl", "pcgrad")
 BENCHMARKS: dict[str, Benchmark] = {
     "toy": ToyConflict(num_tasks=4, horizon=5),
-    "metaworld": MetaWorld(["reach", "push", "drawer-close", "window-open"], horizon=5, num_goals=1),
+    "metaworld": MetaWorld(
+        ["reach", "push", "drawer-close", "window-open"], horizon=5, num_goals=1
+    ),
 }
 """Four tasks each, so that one expert a task fits both."""
 ENV_OPTIONS = {
-    "toy": ["-c", str(ROOT / "configs/env/toy_conflict.yaml"), "--data.benchmark.init_args.num_tasks=4"],
+    "toy": [
+        "-c",
+        str(ROOT / "configs/env/toy_conflict.yaml"),
+        "--data.benchmark.init_args.num_tasks=4",
+    ],
     "metaworld": ["-c", str(ROOT / "configs/env/metaworld_custom.yaml")],
 }
 
@@ -73,16 +92,29 @@ class Built(NamedTuple):
     model: Any
 
 
-def build(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, *extra: str) -> Built:
+def build(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, *extra: str
+) -> Built:
     """Let the command line build everything up to the point where it would train."""
     built: list[Built] = []
-    monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: built.append(Built(self, model)))
+    monkeypatch.setattr(
+        MultiTaskCLI, "fit", lambda self, model, **kwargs: built.append(Built(self, model))
+    )
     command_line(
-        "fit", *ENV_OPTIONS[env], "-c", str(ROOT / f"configs/network/{network}.yaml"), *NETWORKS[network], *extra,
-        f"--data.batch_size={4 * ROWS}", "--data.capacity=160", "--trainer.accelerator=cpu",
-        "--trainer.enable_progress_bar=false", "--data.benchmark.init_args.horizon=5",
-        configs=("base", "algorithm/mtsac"), small=False,
-    )  # fmt: skip
+        "fit",
+        *ENV_OPTIONS[env],
+        "-c",
+        str(ROOT / f"configs/network/{network}.yaml"),
+        *NETWORKS[network],
+        *extra,
+        f"--data.batch_size={4 * ROWS}",
+        "--data.capacity=160",
+        "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false",
+        "--data.benchmark.init_args.horizon=5",
+        configs=("base", "algorithm/mtsac"),
+        small=False,
+    )
     return built[0]
 
 
@@ -116,7 +148,9 @@ class Uniform:
         self._generator = np.random.default_rng(0)
 
     def act(self, observation_ED: np.ndarray, task_E: np.ndarray, mode: str) -> np.ndarray:
-        return self._generator.uniform(-1, 1, (len(task_E), 2 if observation_ED.shape[1] == 2 else 4))
+        return self._generator.uniform(
+            -1, 1, (len(task_E), 2 if observation_ED.shape[1] == 2 else 4)
+        )
 
 
 def update(built: Built, env: str) -> dict[str, float]:
@@ -139,12 +173,16 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def check_updates(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, gradient: str) -> None:
+def check_updates(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, gradient: str
+) -> None:
     """Build and update in both precisions; every number stays finite, every network learns, and precisions are near."""
     config = str(ROOT / f"configs/gradient/{gradient}.yaml")
     built, ends = build(command_line, monkeypatch, env, network, "-c", config), []
     for precision in PRECISIONS:
-        built = built if built.cli.trainer.precision == precision else in_precision(built, precision)
+        built = (
+            built if built.cli.trainer.precision == precision else in_precision(built, precision)
+        )
         model = built.model
         assert built.cli.trainer.precision == precision
         before = parameters_of(model)
@@ -155,13 +193,20 @@ def check_updates(command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, 
         for part in ("actor.", "critic.", "temperature."):
             assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith(part))
         assert (f"train/critic_{STATISTIC[gradient]}" in metrics) if gradient in STATISTIC else True
-        ends.append(torch.cat([value.flatten() - before[name].flatten() for name, value in after.items()]))
+        ends.append(
+            torch.cat([value.flatten() - before[name].flatten() for name, value in after.items()])
+        )
     assert not torch.equal(*ends), "the precision reached the networks"
     assert torch.nn.functional.cosine_similarity(*ends, dim=0) > 0.6
 
 
 def check_pair(
-    command_line: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, env: str, network: str, gradient: str
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    env: str,
+    network: str,
+    gradient: str,
 ) -> None:
     """Check that a pair updates, or is refused where it makes no sense."""
     if network == "separate" and gradient in NEEDS_SHARED:

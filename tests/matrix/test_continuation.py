@@ -21,17 +21,36 @@ PAIRS = [
 @pytest.mark.parametrize(("network", "gradient"), PAIRS)
 def test_a_continued_run_is_the_same_run(command_line, network, gradient):
     options = [
-        *NETWORKS[network], "--rollout.warmup_steps=63", "--rollout.num_workers=0", "--evaluation.num_workers=0",
-        "--evaluation.every=60", "--evaluation.num_episodes=1", "--metrics.every=30", "--checkpoint.every=60",
-        "--checkpoint.keep_last=-1", "--resets.every=90", "--trainer.enable_progress_bar=false",
-        "--trainer.accelerator=cpu", "--data.benchmark.init_args.horizon=7",
-    ]  # fmt: skip
+        *NETWORKS[network],
+        "--rollout.warmup_steps=63",
+        "--rollout.num_workers=0",
+        "--evaluation.num_workers=0",
+        "--evaluation.every=60",
+        "--evaluation.num_episodes=1",
+        "--metrics.every=30",
+        "--checkpoint.every=60",
+        "--checkpoint.keep_last=-1",
+        "--resets.every=90",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.accelerator=cpu",
+        "--data.benchmark.init_args.horizon=7",
+    ]
     if network == "paco":
-        options.append("--model.init_args.critic.init_args.max_loss=0.5")  # some tasks are masked and begin anew
+        options.append(
+            "--model.init_args.critic.init_args.max_loss=0.5"
+        )  # some tasks are masked and begin anew
 
     def run(total, *extra):
-        configs = ("base", "env/toy", "algorithm/mtsac", f"network/{network}", f"gradient/{gradient}")
-        command_line("fit", *options, f"--rollout.total_steps={total}", *extra, configs=configs, small=False)
+        configs = (
+            "base",
+            "env/toy",
+            "algorithm/mtsac",
+            f"network/{network}",
+            f"gradient/{gradient}",
+        )
+        command_line(
+            "fit", *options, f"--rollout.total_steps={total}", *extra, configs=configs, small=False
+        )
 
     run(240, "--name=whole")
     run(120, "--name=parts")

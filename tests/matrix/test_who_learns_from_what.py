@@ -10,14 +10,19 @@ from tests.conftest import ROOT
 from tests.matrix import NETWORKS, batches, build
 
 WAITING = {
-    # the two experts that the gate does not choose for any task, and those whose words no task has, learn nothing
+    # the two experts that the gate does not choose for any task, and those whose words no task has,
+    # learn nothing
     "mixture_gate": ("encoder.experts",),
     "mixture_cluster": ("encoder.experts",),
 }
 
 
 def with_gradient(module, prefix=""):
-    return {prefix + name for name, p in module.named_parameters() if p.grad is not None and p.grad.any()}
+    return {
+        prefix + name
+        for name, p in module.named_parameters()
+        if p.grad is not None and p.grad.any()
+    }
 
 
 def trained(module, prefix=""):
@@ -31,7 +36,10 @@ def test_every_file_is_in_the_matrix():
 @pytest.mark.parametrize("env", ["toy", "metaworld"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, env):
-    wide = ["--model.init_args.actor.init_args.width=32", "--model.init_args.critic.init_args.width=32"]
+    wide = [
+        "--model.init_args.actor.init_args.width=32",
+        "--model.init_args.critic.init_args.width=32",
+    ]
     model = build(command_line, monkeypatch, env, network, *wide).model
     _, (batch, _), _ = batches(env)
     model._critic_losses(batch, torch.randn(batch.action_BA.shape))[0].sum().backward()
@@ -43,19 +51,29 @@ def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, e
     model.zero_grad()
     with without_gradients(model._critic_parameters):
         model._actor_losses(batch, torch.randn(batch.action_BA.shape))[0].sum().backward()
-    assert with_gradient(model, "") == trained(model.actor, "actor."), "the actor's loss trains the actor alone"
+    assert with_gradient(model, "") == trained(model.actor, "actor."), (
+        "the actor's loss trains the actor alone"
+    )
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_every_parameter_has_one_optimizer_and_one_place_in_the_gradient_method(command_line, monkeypatch, network):
+def test_every_parameter_has_one_optimizer_and_one_place_in_the_gradient_method(
+    command_line, monkeypatch, network
+):
     model = build(command_line, monkeypatch, "toy", network).model
     optimizers = model.configure_optimizers()
-    critic, actor, temperature = ({id(p) for g in made.param_groups for p in g["params"]} for made in optimizers)
+    critic, actor, temperature = (
+        {id(p) for g in made.param_groups for p in g["params"]} for made in optimizers
+    )
     assert not critic & actor and not (critic | actor) & temperature
     for name, optimized in (("critic", critic), ("actor", actor)):
         parameters = model._descents[name].parameters
         shared, own = [{id(p) for p in part} for part in (parameters.shared, parameters.own)]
-        frozen = {id(p) for p in (*model.encoder.parameters(), *model.critic.parameters()) if not p.requires_grad}
+        frozen = {
+            id(p)
+            for p in (*model.encoder.parameters(), *model.critic.parameters())
+            if not p.requires_grad
+        }
         assert not shared & own and shared | own == optimized - frozen
         assert {id(p) for p in parameters.last_shared} <= shared
         assert len(parameters.shared) + len(parameters.own) == len(shared) + len(own), "none twice"

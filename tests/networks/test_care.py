@@ -40,7 +40,11 @@ def make(seed=0, **settings):
 
 def slow(encoder, x_BD, task_B):
     """Sodhani et al. 2021, section 4: encoders, context, attention, and what the policy sees."""
-    table_TC, context, rows = torch.from_numpy(load_embeddings(EMBEDDINGS, NAMES)).to(x_BD), encoder.context, []
+    table_TC, context, rows = (
+        torch.from_numpy(load_embeddings(EMBEDDINGS, NAMES)).to(x_BD),
+        encoder.context,
+        [],
+    )
     for x_D, task in zip(x_BD, task_B.tolist(), strict=True):
         context_C = layers(table_TC[task], [context.hidden[0], context.hidden[2], context.output])
         z = [one_expert(encoder.experts, k, x_D) for k in range(4)]
@@ -53,7 +57,9 @@ def slow(encoder, x_BD, task_B):
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 def test_features_and_gradients_equal_a_loop_over_rows_and_experts(dtype, tolerance):
     encoder, x_BD = make().to(dtype), uniform(7, 5, seed=9).to(dtype)
-    assert_same_output_and_gradients(encoder, encoder(x_BD, TASK_B), slow(encoder, x_BD, TASK_B), tolerance)
+    assert_same_output_and_gradients(
+        encoder, encoder(x_BD, TASK_B), slow(encoder, x_BD, TASK_B), tolerance
+    )
 
 
 def test_attention_is_sharp_and_differs_between_rows():
@@ -73,14 +79,19 @@ def test_attention_by_hand():
         encoder.experts.biases[-1][:, 0] = torch.tensor([[1.0, 5.0, 0.0], [0.0, -5.0, 1.0]])
     # products 1 and 2
     e, out = np.e, encoder(uniform(1, 5), torch.tensor([0]))[0].tolist()
-    assert out == pytest.approx([1 / (1 + e), 5 / (1 + e) - 5 * e / (1 + e), e / (1 + e), 1, 0, 2], rel=1e-5)
+    assert out == pytest.approx(
+        [1 / (1 + e), 5 / (1 + e) - 5 * e / (1 + e), e / (1 + e), 1, 0, 2], rel=1e-5
+    )
 
 
 def test_the_context_learns_from_its_own_part_of_the_features_alone():
     encoder, x_BD = make(), uniform(7, 5)
     parameters = list(encoder.context.parameters())
     of_mixture = torch.autograd.grad(
-        encoder(x_BD, TASK_B)[:, :Z].square().sum(), parameters, allow_unused=True, materialize_grads=True
+        encoder(x_BD, TASK_B)[:, :Z].square().sum(),
+        parameters,
+        allow_unused=True,
+        materialize_grads=True,
     )
     assert not any(gradient.any() for gradient in of_mixture)
     of_context = torch.autograd.grad(encoder(x_BD, TASK_B)[:, Z:].square().sum(), parameters)
@@ -101,7 +112,9 @@ def test_the_encoders_learn_from_the_attention_too():
 def test_the_embedding_is_frozen_and_everything_else_learns():
     encoder = make()
     encoder(uniform(7, 5), TASK_B).square().sum().backward()
-    assert [name for name, parameter in encoder.named_parameters() if not parameter.grad.any()] == []
+    assert [
+        name for name, parameter in encoder.named_parameters() if not parameter.grad.any()
+    ] == []
     assert any(buffer.shape == (4, 384) for buffer in encoder.buffers())
     assert not any(384 in parameter.shape[:1] for parameter in encoder.parameters())
 
@@ -116,7 +129,9 @@ def test_a_row_does_not_depend_on_the_others():
     encoder, x_BD, order = make(), uniform(7, 5), torch.tensor([6, 3, 0, 5, 1, 4, 2])
     whole = encoder(x_BD, TASK_B)
     torch.testing.assert_close(encoder(x_BD[order], TASK_B[order]), whole[order])
-    torch.testing.assert_close(torch.cat([encoder(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole)
+    torch.testing.assert_close(
+        torch.cat([encoder(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole
+    )
 
 
 def test_an_empty_batch_half_precision_and_many_losses_at_once():
@@ -131,7 +146,11 @@ def test_an_empty_batch_half_precision_and_many_losses_at_once():
 
 
 def test_the_state_holds_all_and_the_tasks_embeddings():
-    before, after, x_BD = make(), CARE(SPACE, 4, num_experts=4, width=6, out_dim=Z, context_dim=Z), uniform(7, 5)
+    before, after, x_BD = (
+        make(),
+        CARE(SPACE, 4, num_experts=4, width=6, out_dim=Z, context_dim=Z),
+        uniform(7, 5),
+    )
     with pytest.raises(AssertionError, match="set_task_names"):
         after(x_BD, TASK_B)
     after.load_state_dict(copy.deepcopy(before.state_dict()))
@@ -152,7 +171,11 @@ def test_the_sizes_are_the_papers():
     assert [defaults[name] for name in names] == [6, 50, 2, 50, 50]
     encoder = CARE(SPACE, 10)
     assert encoder.out_dim == 100
-    assert [tuple(weight.shape) for weight in encoder.experts.weights] == [(6, 5, 50), (6, 50, 50), (6, 50, 50)]
+    assert [tuple(weight.shape) for weight in encoder.experts.weights] == [
+        (6, 5, 50),
+        (6, 50, 50),
+        (6, 50, 50),
+    ]
     assert [tuple(parameter.shape) for parameter in encoder.context.parameters()][::2] == [
         (50, 384),
         (50, 50),

@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import Embedding, NoConditioning, OneHot, TaskConditioning, TaskEncoder
+from mtrl_lightning.networks.conditioning import (
+    Embedding,
+    NoConditioning,
+    OneHot,
+    TaskConditioning,
+    TaskEncoder,
+)
 from mtrl_lightning.networks.mlp import MLP
 from tests.networks import uniform
 
@@ -18,9 +24,14 @@ KINDS = [
     pytest.param(lambda num_tasks: Embedding(num_tasks, dim=6), id="embedding"),
     pytest.param(lambda num_tasks: Embedding(num_tasks, dim=6, unit_norm=True), id="unit_norm"),
     pytest.param(lambda num_tasks: TaskEncoder(num_tasks, width=7, out_dim=5), id="task_encoder"),
-    pytest.param(lambda num_tasks: TaskEncoder(num_tasks, embedding=OneHot, out_dim=3), id="of_one_hot"),
+    pytest.param(
+        lambda num_tasks: TaskEncoder(num_tasks, embedding=OneHot, out_dim=3), id="of_one_hot"
+    ),
 ]
-DTYPES = [pytest.param(torch.float32, 1e-5, id="float32"), pytest.param(torch.float64, 1e-11, id="float64")]
+DTYPES = [
+    pytest.param(torch.float32, 1e-5, id="float32"),
+    pytest.param(torch.float64, 1e-11, id="float64"),
+]
 
 
 def randomize(module, seed=0):
@@ -32,7 +43,9 @@ def randomize(module, seed=0):
 
 
 def trained(module):
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
 
 
 def assert_same_output_and_gradients(module, out_BC, wanted_BC, tolerance):
@@ -42,7 +55,9 @@ def assert_same_output_and_gradients(module, out_BC, wanted_BC, tolerance):
     own = torch.autograd.grad((out_BC * given_BC).sum(), list(parameters.values()))
     wanted = torch.autograd.grad((wanted_BC * given_BC).sum(), list(parameters.values()))
     for name, gradient, right in zip(parameters, own, wanted, strict=True):
-        torch.testing.assert_close(gradient, right, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradient, right, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
         assert right.any(), f"{name} gets no gradient: nothing was compared"
 
 
@@ -53,14 +68,21 @@ def assert_gradients_of_many_losses_at_once(module, out_BC):
     settings = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
     at_once = torch.autograd.grad(loss_B, parameters, each_BB, is_grads_batched=True, **settings)
     for i in range(len(loss_B)):
-        for gradient, right in zip(at_once, torch.autograd.grad(loss_B[i], parameters, **settings), strict=True):
+        for gradient, right in zip(
+            at_once, torch.autograd.grad(loss_B[i], parameters, **settings), strict=True
+        ):
             torch.testing.assert_close(gradient[i], right, rtol=1e-5, atol=1e-6)
 
 
 def layers(x_D, linears):
     """Linear maps with ReLU between them, by sums over single features."""
     for i, linear in enumerate(linears):
-        x_D = torch.stack([(row_D * x_D).sum() + bias for row_D, bias in zip(linear.weight, linear.bias, strict=True)])
+        x_D = torch.stack(
+            [
+                (row_D * x_D).sum() + bias
+                for row_D, bias in zip(linear.weight, linear.bias, strict=True)
+            ]
+        )
         x_D = x_D if i + 1 == len(linears) else x_D.clamp(min=0)
     return x_D
 
@@ -69,7 +91,10 @@ def test_nothing_is_added_to_features_that_tell_the_task():
     nothing = NoConditioning(3)
     assert nothing(torch.tensor([0, 2])).shape == (2, 0)
     assert nothing.out_dim == 0 and nothing.state_dict() == {}
-    network, x_BD = MLP(4, 2, 3, width=8, conditioning=NoConditioning, output_bound=0.5), uniform(1, 4).expand(3, 4)
+    network, x_BD = (
+        MLP(4, 2, 3, width=8, conditioning=NoConditioning, output_bound=0.5),
+        uniform(1, 4).expand(3, 4),
+    )
     assert network.trunk[0].in_features == 4
     out = network(x_BD, torch.tensor([0, 1, 2]))
     assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2]) and out.any()
@@ -87,7 +112,9 @@ def test_an_embedding_begins_normal_and_has_32_numbers():
     assert embedding.out_dim == 32
     assert embedding.weight_TC.mean().item() == pytest.approx(0, abs=0.03)
     assert embedding.weight_TC.std().item() == pytest.approx(1, abs=0.03)
-    assert embedding(torch.arange(500)).norm(dim=-1).std() > 0.1  # no unit length unless it is asked for
+    assert (
+        embedding(torch.arange(500)).norm(dim=-1).std() > 0.1
+    )  # no unit length unless it is asked for
 
 
 def test_an_embedding_of_unit_length_by_hand():
@@ -98,7 +125,9 @@ def test_an_embedding_of_unit_length_by_hand():
     torch.testing.assert_close(out, torch.tensor([[-5 / 13, 12 / 13], [0.6, 0.8]]))
     out[1, 0].backward()
     # d(w_0 / |w|) / dw = (e_0 - u_0 u) / |w|
-    torch.testing.assert_close(embedding.weight_TC.grad, torch.tensor([[(1 - 0.36) / 5, -0.6 * 0.8 / 5], [0.0, 0.0]]))
+    torch.testing.assert_close(
+        embedding.weight_TC.grad, torch.tensor([[(1 - 0.36) / 5, -0.6 * 0.8 / 5], [0.0, 0.0]])
+    )
 
 
 def test_the_length_is_one_after_every_step():
@@ -122,18 +151,24 @@ def test_an_embedding_equals_a_loop_over_rows(unit_norm, dtype, tolerance):
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_task_encoder_equals_a_loop_over_rows(depth, dtype, tolerance):
-    encoder = TaskEncoder(4, embedding=lambda t: Embedding(t, dim=6), width=7, depth=depth, out_dim=5)
+    encoder = TaskEncoder(
+        4, embedding=lambda t: Embedding(t, dim=6), width=7, depth=depth, out_dim=5
+    )
     randomize(encoder).to(dtype)
     linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     assert len(linears) == depth + 1
-    wanted = torch.stack([layers(encoder.embedding.weight_TC[task], linears) for task in TASK_B.tolist()])
+    wanted = torch.stack(
+        [layers(encoder.embedding.weight_TC[task], linears) for task in TASK_B.tolist()]
+    )
     assert_same_output_and_gradients(encoder, encoder(TASK_B), wanted, tolerance)
 
 
 def test_a_task_encoder_has_the_papers_sizes():
     encoder = TaskEncoder(10)
     shapes = {name: tuple(parameter.shape) for name, parameter in encoder.named_parameters()}
-    assert sorted(shapes.values()) == sorted([(10, 50), (50, 50), (50,), (50, 50), (50,), (50, 50), (50,)])
+    assert sorted(shapes.values()) == sorted(
+        [(10, 50), (50, 50), (50,), (50, 50), (50,), (50, 50), (50,)]
+    )
     assert encoder.out_dim == 50
 
 
@@ -154,7 +189,9 @@ def test_a_row_does_not_depend_on_the_others(kind):
     conditioning, order = kind(4), torch.tensor([6, 3, 0, 5, 1, 4, 2])
     whole = conditioning(TASK_B)
     torch.testing.assert_close(conditioning(TASK_B[order]), whole[order], rtol=0, atol=0)
-    torch.testing.assert_close(torch.cat([conditioning(TASK_B[i : i + 1]) for i in range(7)]), whole)
+    torch.testing.assert_close(
+        torch.cat([conditioning(TASK_B[i : i + 1]) for i in range(7)]), whole
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS[2:])

@@ -20,7 +20,11 @@ def batches(count, rows=8, seed=0):
     """Batches whose mean and scale differ from batch to batch and from feature to feature."""
     generator = np.random.default_rng(seed)
     scale, shift = np.array([1.0, 5.0, 0.3]), np.array([0.0, -7.0, 2.0])
-    data = generator.normal(size=(count, rows, DIM)) * scale + shift + generator.normal(size=(count, 1, DIM))
+    data = (
+        generator.normal(size=(count, rows, DIM)) * scale
+        + shift
+        + generator.normal(size=(count, 1, DIM))
+    )
     return data.astype(np.float32)
 
 

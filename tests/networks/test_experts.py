@@ -39,19 +39,28 @@ def randomized(network, scale=1.0):
 
 
 def gradients(out, inputs, weights):
-    return torch.autograd.grad((out * weights).sum(), inputs, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(
+        (out * weights).sum(), inputs, allow_unused=True, materialize_grads=True
+    )
 
 
 def assert_equals_row_by_row(network, slow, tolerance=1e-11):
     """Outputs and all gradients are those of ``slow(network, x_D, task)`` for each row."""
     network = randomized(network).double()
     for i, tasks in enumerate(ORDERS):
-        x_BD, task_B = uniform(len(tasks), IN_DIM, seed=50 + i).double().requires_grad_(), torch.tensor(tasks)
+        x_BD, task_B = (
+            uniform(len(tasks), IN_DIM, seed=50 + i).double().requires_grad_(),
+            torch.tensor(tasks),
+        )
         fast = network(x_BD, task_B)
-        wanted = torch.stack([slow(network, x_D, task) for x_D, task in zip(x_BD, tasks, strict=True)])
+        wanted = torch.stack(
+            [slow(network, x_D, task) for x_D, task in zip(x_BD, tasks, strict=True)]
+        )
         torch.testing.assert_close(fast, wanted, rtol=tolerance, atol=tolerance)
         weights, inputs = uniform(*fast.shape, seed=80).double(), [x_BD, *network.parameters()]
-        for ours, theirs in zip(gradients(fast, inputs, weights), gradients(wanted, inputs, weights), strict=True):
+        for ours, theirs in zip(
+            gradients(fast, inputs, weights), gradients(wanted, inputs, weights), strict=True
+        ):
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -61,7 +70,9 @@ def losses(network, x_BD, task_B):
 
 def assert_all_learn(network):
     randomized(network)(uniform(30, IN_DIM), torch.arange(30) % NUM_TASKS).square().sum().backward()
-    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert [
+        name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()
+    ] == []
 
 
 def every_parameter_learns(make):
@@ -71,7 +82,9 @@ def every_parameter_learns(make):
 def another_conditioning_takes_the_place_of_the_one_hot(make):
     network = make(conditioning=Dense)
     assert_all_learn(network)
-    assert any(parameter is network.conditioning.table.weight for parameter in network.shared_parameters())
+    assert any(
+        parameter is network.conditioning.table.weight for parameter in network.shared_parameters()
+    )
 
 
 def empty_batches_pass(make):
@@ -88,7 +101,9 @@ def half_precision_is_close(make):
         with torch.autocast("cpu", torch.bfloat16):
             out = network(x_BD, task_B)
         assert out.dtype == torch.bfloat16
-        torch.testing.assert_close(out.float(), exact, rtol=0.1, atol=0.05 * exact.abs().max().item())
+        torch.testing.assert_close(
+            out.float(), exact, rtol=0.1, atol=0.05 * exact.abs().max().item()
+        )
         out.float().square().sum().backward()
         assert all(p.grad.isfinite().all() for p in network.parameters())
 
@@ -109,7 +124,8 @@ def many_gradients_at_once_equal_one_after_another(make):
 def it_can_be_vectorized_over_parameters(make):
     first, second = randomized(make()), randomized(make(), scale=0.5)
     stacked = {
-        name: torch.stack([a, b]) for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True)
+        name: torch.stack([a, b])
+        for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True)
     }
     x_BD, task_B = uniform(7, IN_DIM), torch.tensor(ORDERS[3])
     both = torch.vmap(lambda p: torch.func.functional_call(first, p, (x_BD, task_B)))(stacked)
@@ -171,20 +187,27 @@ def test_each_expert_is_a_perceptron(depth, relu_last, own_inputs):
     out = experts(x_KBD if own_inputs else x_KBD[0])
     wanted = torch.stack(
         [
-            torch.stack([perceptron(experts.weights, experts.biases, k, x_D, relu_last) for x_D in x_KBD[k]])
+            torch.stack(
+                [perceptron(experts.weights, experts.biases, k, x_D, relu_last) for x_D in x_KBD[k]]
+            )
             for k in range(3)
         ]
     )
     assert out.shape == (3, 6, 2)
     torch.testing.assert_close(out, wanted, rtol=1e-12, atol=1e-12)
     parameters = list(experts.parameters())
-    ours, theirs = gradients(out, parameters, uniform(3, 6, 2)), gradients(wanted, parameters, uniform(3, 6, 2))
+    ours, theirs = (
+        gradients(out, parameters, uniform(3, 6, 2)),
+        gradients(wanted, parameters, uniform(3, 6, 2)),
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_two_experts_by_hand():
     experts = Experts(2, 1, 1, width=1, depth=1)
-    for parameter, numbers in zip(experts.parameters(), ([2, -3], [1, 10], [1, 0.5], [0, 1]), strict=True):
+    for parameter, numbers in zip(
+        experts.parameters(), ([2, -3], [1, 10], [1, 0.5], [0, 1]), strict=True
+    ):
         parameter.data.copy_(torch.tensor(numbers).view_as(parameter))
     # weights first, then biases: (2 x + 1) * 1 + 0 and relu(-3 x + 0.5) * 10 + 1
     assert experts(torch.tensor([[3.0], [-1.0]]))[..., 0].tolist() == [[7.0, 0.0], [1.0, 36.0]]
@@ -212,14 +235,21 @@ def test_sizes_that_cannot_be_are_refused(wrong):
 
 @pytest.mark.parametrize("tasks", ORDERS)
 def test_each_row_has_the_output_of_its_tasks_perceptron(tasks):
-    own = randomized(TaskExperts(NUM_TASKS, IN_DIM, OUT_DIM, width=6, depth=1, output_bound=1.0)).double()
+    own = randomized(
+        TaskExperts(NUM_TASKS, IN_DIM, OUT_DIM, width=6, depth=1, output_bound=1.0)
+    ).double()
     x_BD = uniform(len(tasks), IN_DIM).double()
     weights, biases = own.experts.weights, own.experts.biases
-    wanted = torch.stack([perceptron(weights, biases, task, x_D) for x_D, task in zip(x_BD, tasks, strict=True)])
+    wanted = torch.stack(
+        [perceptron(weights, biases, task, x_D) for x_D, task in zip(x_BD, tasks, strict=True)]
+    )
     torch.testing.assert_close(own(x_BD, torch.tensor(tasks)), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_the_order_of_tasks_is_found_out():
-    found = [is_task_major(torch.tensor(tasks), torch.arange(NUM_TASKS)[:, None]) for tasks in [*ORDERS, [0, 0, 1, 2]]]
+    found = [
+        is_task_major(torch.tensor(tasks), torch.arange(NUM_TASKS)[:, None])
+        for tasks in [*ORDERS, [0, 0, 1, 2]]
+    ]
     assert found == [True, True, False, False, False, False]
     assert not is_task_major(torch.empty(0, dtype=torch.int64), torch.arange(NUM_TASKS)[:, None])

@@ -24,7 +24,9 @@ from tests.networks.test_experts import (
 
 def make(**options):
     torch.manual_seed(0)
-    return FiLM(IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options})
+    return FiLM(
+        IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options}
+    )
 
 
 def make_scalar(**options):
@@ -42,7 +44,9 @@ def test_the_contract(check, variant):
 def test_it_is_the_papers_equation_row_by_row(scalar, options):
     def slow(network, x_D, task):
         code = (
-            network.conditioning.table.weight[task] if "conditioning" in options else F.one_hot(torch.tensor(task), 3)
+            network.conditioning.table.weight[task]
+            if "conditioning" in options
+            else F.one_hot(torch.tensor(task), 3)
         )
         numbers = network.modulation.weight @ code.double()
         size = 1 if scalar else 8
@@ -68,7 +72,12 @@ def test_it_begins_as_the_same_network_for_every_task(variant):
 def test_one_layer_by_hand():
     network = FiLM(1, 1, 2, width=2, depth=1)
     numbers = {
-        "modulation.weight": [[0, 1], [0, -3], [0, 10], [0, 20]],  # delta, delta, beta, beta of tasks 0 and 1
+        "modulation.weight": [
+            [0, 1],
+            [0, -3],
+            [0, 10],
+            [0, 20],
+        ],  # delta, delta, beta, beta of tasks 0 and 1
         "layers.0.weight": [[1], [2]],
         "layers.0.bias": [0, 1],
         "head.weight": [[1, 100]],
@@ -111,7 +120,9 @@ def test_it_begins_he_uniform_and_its_output_within_the_bound():
 
 
 def test_one_task_and_one_feature():
-    assert FiLM(1, 1, 1, width=1, depth=1)(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
+    assert FiLM(1, 1, 1, width=1, depth=1)(
+        torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)
+    ).shape == (2, 1)
 
 
 def test_sizes_that_cannot_be_are_refused():

@@ -22,7 +22,9 @@ def test_actions_and_densities_equal_those_of_a_transformed_normal_distribution(
     torch.testing.assert_close(action, u.tanh(), rtol=1e-12, atol=1e-12)
     pairs = TanhTransform(cache_size=1)
     assert torch.equal(pairs(u), action)  # fills the cache, so that the inverse is exact
-    wanted = (Normal(mean, log_std.exp()).log_prob(u) - pairs.log_abs_det_jacobian(u, action)).sum(-1)
+    wanted = (Normal(mean, log_std.exp()).log_prob(u) - pairs.log_abs_det_jacobian(u, action)).sum(
+        -1
+    )
     torch.testing.assert_close(log_prob, wanted, rtol=1e-10, atol=1e-10)
     moderate = (u.abs() < 4).all(-1)
     assert moderate.sum() > 400
@@ -32,10 +34,12 @@ def test_actions_and_densities_equal_those_of_a_transformed_normal_distribution(
 
 def test_a_density_by_hand():
     # u = 0.5 + 2 * 0.25 = 1
-    action, log_prob = SquashedGaussian(torch.tensor([[0.5]]), torch.tensor([[math.log(2)]])).sample(
-        torch.tensor([[0.25]])
+    action, log_prob = SquashedGaussian(
+        torch.tensor([[0.5]]), torch.tensor([[math.log(2)]])
+    ).sample(torch.tensor([[0.25]]))
+    wanted = (
+        -0.5 * 0.25**2 - math.log(2) - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(1) ** 2)
     )
-    wanted = -0.5 * 0.25**2 - math.log(2) - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(1) ** 2)
     assert action.item() == pytest.approx(math.tanh(1), rel=1e-6)
     assert log_prob.item() == pytest.approx(wanted, rel=1e-6)
 
@@ -57,7 +61,9 @@ def test_densities_and_gradients_stay_finite_where_tanh_is_one(mean):
     assert action.abs().tolist() == [[1.0, 1.0]]
     # log(1 - tanh(u)^2) is 2 log 2 - 2 |u| there
     u = mean + 0.5, mean - 0.5
-    wanted = sum(-0.125 - 0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 2 * abs(value) for value in u)
+    wanted = sum(
+        -0.125 - 0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 2 * abs(value) for value in u
+    )
     assert log_prob.item() == pytest.approx(wanted, rel=1e-5)
     log_prob.sum().backward()
     assert mean_BA.grad.isfinite().all()
@@ -67,7 +73,9 @@ def test_densities_and_gradients_stay_finite_where_tanh_is_one(mean):
 @pytest.mark.parametrize("log_std", [-20.0, 2.0])
 def test_densities_are_finite_at_both_ends_of_the_clamp(log_std):
     noise = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))
-    action, log_prob = SquashedGaussian(torch.zeros(1000, 4), torch.full((1000, 4), log_std)).sample(noise)
+    action, log_prob = SquashedGaussian(
+        torch.zeros(1000, 4), torch.full((1000, 4), log_std)
+    ).sample(noise)
     assert log_prob.isfinite().all()
     assert action.abs().max() <= 1
 
@@ -91,7 +99,9 @@ def test_the_mode_is_tanh_of_the_mean():
 
 
 def test_a_networks_output_is_split_into_means_and_clamped_deviations():
-    policy = SquashedGaussian.from_network(torch.tensor([[1.0, 2.0, -30.0, 7.0], [3.0, 4.0, -5.0, 1.5]]), -20.0, 2.0)
+    policy = SquashedGaussian.from_network(
+        torch.tensor([[1.0, 2.0, -30.0, 7.0], [3.0, 4.0, -5.0, 1.5]]), -20.0, 2.0
+    )
     assert policy.mean_BA.tolist() == [[1, 2], [3, 4]]
     assert policy.log_std_BA.tolist() == [[-20, 2], [-5, 1.5]]
 
@@ -101,5 +111,7 @@ def test_half_precision_is_left_behind_at_once():
     policy = SquashedGaussian.from_network(output, -20.0, 2.0)
     action, log_prob = policy.sample(torch.tensor([[1.0]]))
     assert {value.dtype for value in (*policy, action, log_prob, policy.mode())} == {torch.float32}
-    exact, _ = SquashedGaussian(torch.tensor([[0.5]]), torch.tensor([[0.25]])).sample(torch.tensor([[1.0]]))
+    exact, _ = SquashedGaussian(torch.tensor([[0.5]]), torch.tensor([[0.25]])).sample(
+        torch.tensor([[1.0]])
+    )
     assert torch.equal(action, exact)

@@ -39,7 +39,9 @@ def gradients(network, forward, given_BH, dtype):
 def with_rows(num_rows):
     """A gradient ``[B, H]`` that is zero but for some rows, spread over the batch."""
     given_BH = torch.zeros(ROWS, WIDTH)
-    given_BH[torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:num_rows]] = uniform(num_rows, WIDTH)
+    given_BH[torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:num_rows]] = uniform(
+        num_rows, WIDTH
+    )
     return given_BH
 
 
@@ -62,7 +64,9 @@ def test_rows_without_a_gradient_are_not_computed(layers, monkeypatch):
     monkeypatch.setattr(hidden, "_product", lambda g, w: seen.append(len(g)) or product(g, w))
     for num_rows in (1, 64, 65, 192, 193, ROWS):
         gradients(layers, layers, with_rows(num_rows), torch.float32)
-    assert seen == [64] * 6 + [128] * 3 + [192] * 3 + [ROWS] * 6  # whole multiples of 64; above three quarters, all
+    assert (
+        seen == [64] * 6 + [128] * 3 + [192] * 3 + [ROWS] * 6
+    )  # whole multiples of 64; above three quarters, all
 
 
 def test_a_gradient_too_small_for_its_square_counts(layers):
@@ -87,7 +91,9 @@ def test_a_broken_observation_or_weight_is_not_hidden(layers, bad, autocast):
     for grad in (True, False):
         with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             out_BH, wanted_BH = layers(x_BD), super(HiddenLayers, layers).forward(x_BD)
-        assert torch.equal(out_BH.isfinite(), wanted_BH.isfinite()) and not out_BH[3].isfinite().all()
+        assert (
+            torch.equal(out_BH.isfinite(), wanted_BH.isfinite()) and not out_BH[3].isfinite().all()
+        )
     with torch.no_grad():
         layers[0].weight[0, 0] = torch.nan
     assert not layers(uniform(ROWS, 7)).isfinite().any()
@@ -98,7 +104,9 @@ def second_derivatives(network, forward):
     x_BD = uniform(ROWS, 7).requires_grad_()
     loss = (forward(x_BD) * with_rows(100)).square().sum()
     first = torch.autograd.grad(loss, [x_BD, *network.parameters()], create_graph=True)
-    return torch.autograd.grad(sum(g.square().sum() for g in first), [x_BD, *network.parameters()], allow_unused=True)
+    return torch.autograd.grad(
+        sum(g.square().sum() for g in first), [x_BD, *network.parameters()], allow_unused=True
+    )
 
 
 def test_gradients_can_be_differentiated_again(layers):
@@ -141,10 +149,19 @@ def test_only_wanted_gradients_are_computed(layers):
     assert not layers(x_BD).requires_grad
     out_BH = layers(x_BD.requires_grad_())
     out_BH.sum().backward()
-    assert x_BD.grad is not None and all(parameter.grad is None for parameter in layers.parameters())
+    assert x_BD.grad is not None and all(
+        parameter.grad is None for parameter in layers.parameters()
+    )
     layers[2].requires_grad_(True)
     layers(x_BD.detach()).sum().backward()
-    assert [parameter.grad is not None for parameter in layers.parameters()] == [False, False, True, True, False, False]
+    assert [parameter.grad is not None for parameter in layers.parameters()] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_gradients_equal_finite_differences():

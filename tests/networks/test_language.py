@@ -14,7 +14,13 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import embed_descriptions
 from mtrl_lightning.networks.conditioning import TaskEncoder, set_task_names
 from mtrl_lightning.networks.embed_descriptions import fingerprint
-from mtrl_lightning.networks.language import DESCRIPTIONS, EMBEDDINGS, Language, find_name, load_embeddings
+from mtrl_lightning.networks.language import (
+    DESCRIPTIONS,
+    EMBEDDINGS,
+    Language,
+    find_name,
+    load_embeddings,
+)
 from mtrl_lightning.networks.mlp import MLP
 from tests.networks import uniform
 from tests.networks.test_conditioning import assert_same_output_and_gradients, layers, randomize
@@ -76,7 +82,11 @@ def test_embeddings_come_in_the_order_of_the_tasks(file):
         ("reach-v3", ["reach-wall-v3", "reacher-easy", "Reach"], None),
         ("basketball-v3", ["basket-ball-v1"], "basket-ball-v1"),
         ("disassemble-v3", ["dissassemble-v1"], "dissassemble-v1"),
-        ("button-press-topdown-v3", ["button-press_topdown-v1", "button-press-v1"], "button-press_topdown-v1"),
+        (
+            "button-press-topdown-v3",
+            ["button-press_topdown-v1", "button-press-v1"],
+            "button-press_topdown-v1",
+        ),
         ("swimmer-swimmer6", ["swimmer-swimmer15", "swimmer-swimmer6"], "swimmer-swimmer6"),
     ],
 )
@@ -89,7 +99,11 @@ def test_a_task_without_an_embedding_is_named_with_its_nearest(file):
     with pytest.raises(ConfigurationError) as caught:
         load_embeddings(path, ["reach-v3", "door-opened-v3"])
     message = str(caught.value)
-    assert path in message and "the task door-opened-v3" in message and "nearest are door-open-v1" in message
+    assert (
+        path in message
+        and "the task door-opened-v3" in message
+        and "nearest are door-open-v1" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,11 +173,16 @@ def test_a_checkpoint_holds_the_embeddings(file):
 
 
 def test_an_encoder_of_language_equals_a_loop_and_trains_the_perceptron_alone(file):
-    encoder = TaskEncoder(3, embedding=lambda t: Language(t, path=file(TASKS)), width=6, depth=2, out_dim=4)
+    encoder = TaskEncoder(
+        3, embedding=lambda t: Language(t, path=file(TASKS)), width=6, depth=2, out_dim=4
+    )
     randomize(encoder).double()
     set_task_names(encoder, NAMES)
     rows = torch.tensor([[-5, 6e-3], [1, 2], [3, 4.5]]).double()
-    linears, task_B = [encoder.hidden[0], encoder.hidden[2], encoder.output], torch.tensor([1, 2, 0, 1])
+    linears, task_B = (
+        [encoder.hidden[0], encoder.hidden[2], encoder.output],
+        torch.tensor([1, 2, 0, 1]),
+    )
     wanted = torch.stack([layers(rows[task], linears) for task in task_B.tolist()])
     assert_same_output_and_gradients(encoder, encoder(task_B), wanted, 1e-7)  # the table is float32
     assert len(list(encoder.parameters())) == 6
@@ -178,7 +197,9 @@ def test_a_network_learns_the_names_wherever_language_is_in_it():
 
 
 def test_a_task_that_nobody_described_is_refused():
-    with pytest.raises(ConfigurationError, match=r"no embedding of the task goal-99.*run python -m"):
+    with pytest.raises(
+        ConfigurationError, match=r"no embedding of the task goal-99.*run python -m"
+    ):
         Language(1).set_task_names(["goal-99"])
 
 
@@ -186,19 +207,29 @@ def test_a_task_that_nobody_described_is_refused():
 
 
 def test_all_tasks_are_described_and_embedded():
-    descriptions, embeddings = json.loads(DESCRIPTIONS.read_text()), json.loads(EMBEDDINGS.read_text())
+    descriptions, embeddings = (
+        json.loads(DESCRIPTIONS.read_text()),
+        json.loads(EMBEDDINGS.read_text()),
+    )
     assert list(descriptions) == list(embeddings)
     assert set(DM_CONTROL) <= set(descriptions) and len(DM_CONTROL) == 51
     assert len(set(descriptions.values())) == len(descriptions)
-    assert all(sentence == sentence.strip() and sentence.endswith(".") for sentence in descriptions.values())
+    assert all(
+        sentence == sentence.strip() and sentence.endswith(".")
+        for sentence in descriptions.values()
+    )
     metaworld = pytest.importorskip("metaworld")
-    assert {name for name in descriptions if name.endswith("-v3")} == set(metaworld.ALL_V3_ENVIRONMENTS)
+    assert {name for name in descriptions if name.endswith("-v3")} == set(
+        metaworld.ALL_V3_ENVIRONMENTS
+    )
 
 
 def test_the_embeddings_are_of_these_descriptions():
     origin = json.loads(EMBEDDINGS.with_suffix(".origin.json").read_text())
     wanted = fingerprint(json.loads(DESCRIPTIONS.read_text()))
-    assert origin["descriptions_sha256"] == wanted, "run python -m mtrl_lightning.networks.embed_descriptions again"
+    assert origin["descriptions_sha256"] == wanted, (
+        "run python -m mtrl_lightning.networks.embed_descriptions again"
+    )
     assert origin["model"] and origin["sentence-transformers"]
 
 
@@ -235,7 +266,10 @@ def test_tasks_that_are_alike_are_nearer(task, near, far):
 
 def counts(sentences):
     """Stand in for a sentence encoder: how often each vowel comes up, divided by three."""
-    return np.array([[sentence.count(vowel) / 3 for vowel in "aeiou"] for sentence in sentences], dtype=np.float32)
+    return np.array(
+        [[sentence.count(vowel) / 3 for vowel in "aeiou"] for sentence in sentences],
+        dtype=np.float32,
+    )
 
 
 def test_the_script_embeds_each_description(tmp_path, monkeypatch):
@@ -245,7 +279,10 @@ def test_the_script_embeds_each_description(tmp_path, monkeypatch):
     monkeypatch.setattr(embed_descriptions.metadata, "version", lambda package: f"{package} 1.2")
     embed_descriptions.main(["--descriptions", str(descriptions), "--embeddings", str(embeddings)])
     written = json.loads(embeddings.read_text())
-    assert written == {"b-task": [0, 0.33333, 0.33333, 0, 0], 'a "quoted" task': [0, 0, 0, 0.66667, 0]}
+    assert written == {
+        "b-task": [0, 0.33333, 0.33333, 0, 0],
+        'a "quoted" task': [0, 0, 0, 0.66667, 0],
+    }
     assert list(written) == ["b-task", 'a "quoted" task']
     assert len(embeddings.read_text().splitlines()) == 4  # one line a task, for readable changes
     origin = json.loads((tmp_path / "vectors.origin.json").read_text())
@@ -253,11 +290,17 @@ def test_the_script_embeds_each_description(tmp_path, monkeypatch):
     assert origin["sentence-transformers"] == "sentence-transformers 1.2"
     language = Language(1, path=str(embeddings))
     language.set_task_names(["b-task-v3"])
-    assert language(torch.tensor([0])).tolist()[0] == pytest.approx([0, 1 / 3, 1 / 3, 0, 0], abs=1e-5)
+    assert language(torch.tensor([0])).tolist()[0] == pytest.approx(
+        [0, 1 / 3, 1 / 3, 0, 0], abs=1e-5
+    )
 
 
 def test_another_description_has_another_fingerprint():
-    assert fingerprint({"a": "Open it."}) != fingerprint({"a": "Close it."}) != fingerprint({"b": "Close it."})
+    assert (
+        fingerprint({"a": "Open it."})
+        != fingerprint({"a": "Close it."})
+        != fingerprint({"b": "Close it."})
+    )
 
 
 @pytest.mark.parametrize("sentence", ["", "  ", 3, None, ["Open it."]])

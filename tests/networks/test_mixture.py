@@ -29,13 +29,20 @@ from tests.networks.test_conditioning import (
 SPACE = Box(-np.inf, np.inf, (5,), np.float32)
 NAMES = ["reach-v3", "door-open-v3", "push-v3", "drawer-close-v3"]
 GROUPS = [["open", "close"], ["push", "pull"], ["reach", "drawer"], ["door", "puck"]]
-CLUSTER_WEIGHTS = [[0, 0, 1, 0], [1 / 3, 1 / 3, 0, 1 / 3], [0, 1 / 2, 0, 1 / 2], [1 / 3, 1 / 3, 1 / 3, 0]]
+CLUSTER_WEIGHTS = [
+    [0, 0, 1, 0],
+    [1 / 3, 1 / 3, 0, 1 / 3],
+    [0, 1 / 2, 0, 1 / 2],
+    [1 / 3, 1 / 3, 1 / 3, 0],
+]
 TASK_B = torch.tensor([2, 0, 2, 1, 3, 3, 0])
 K = 4
 
 
 def embedded(assignment, **settings):
-    return lambda t, k: assignment(t, k, conditioning=lambda n: Embedding(n, dim=3), width=6, **settings)
+    return lambda t, k: assignment(
+        t, k, conditioning=lambda n: Embedding(n, dim=3), width=6, **settings
+    )
 
 
 def clusters(num_tasks, num_experts):
@@ -102,7 +109,9 @@ def test_a_mixture_equals_a_loop_over_rows_and_experts(kind, dtype, tolerance):
     mixture, x_BD = make(kind).to(dtype), uniform(7, 5, seed=9).to(dtype)
     if kind is clusters:
         tolerance = max(tolerance, 1e-6)  # the table's thirds are float32
-    assert_same_output_and_gradients(mixture, mixture(x_BD, TASK_B), slow(mixture, x_BD, TASK_B), tolerance)
+    assert_same_output_and_gradients(
+        mixture, mixture(x_BD, TASK_B), slow(mixture, x_BD, TASK_B), tolerance
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +133,9 @@ def test_weights_by_hand():
     e = math.e
     assert gate(task_B[:1]).tolist()[0] == pytest.approx([0, e / (e + 1), 0, 1 / (e + 1)])
     powers = [math.exp(score / 2) for score in (1, 3, -1, 2)]
-    assert attention(task_B[:1]).tolist()[0] == pytest.approx([power / sum(powers) for power in powers])
+    assert attention(task_B[:1]).tolist()[0] == pytest.approx(
+        [power / sum(powers) for power in powers]
+    )
 
 
 @pytest.mark.parametrize("num_chosen", [1, 2, 3, 4])
@@ -144,7 +155,9 @@ def test_experts_that_no_task_of_the_batch_uses_get_no_gradient():
 
 
 @pytest.mark.parametrize("assignment", [Gate, Attention])
-@pytest.mark.parametrize("told_by", [lambda n: Embedding(n, dim=3), lambda n: TaskEncoder(n, width=6)])
+@pytest.mark.parametrize(
+    "told_by", [lambda n: Embedding(n, dim=3), lambda n: TaskEncoder(n, width=6)]
+)
 def test_what_tells_the_task_is_detached_and_all_else_learns(assignment, told_by):
     mixture = make(lambda t, k: assignment(t, k, conditioning=told_by))
     told = mixture.assignment.scores.conditioning
@@ -152,7 +165,9 @@ def test_what_tells_the_task_is_detached_and_all_else_learns(assignment, told_by
     told.requires_grad_(True)  # whoever does this must not train it either
     mixture(uniform(7, 5), TASK_B).square().sum().backward()
     learns = {
-        id(parameter) for parameter in mixture.parameters() if parameter.grad is not None and parameter.grad.any()
+        id(parameter)
+        for parameter in mixture.parameters()
+        if parameter.grad is not None and parameter.grad.any()
     }
     assert not any(id(parameter) in learns for parameter in told.parameters())
     others = set(map(id, mixture.parameters())) - set(map(id, told.parameters()))
@@ -164,7 +179,9 @@ def test_a_row_does_not_depend_on_the_others(kind):
     mixture, x_BD, order = make(kind), uniform(7, 5), torch.tensor([6, 3, 0, 5, 1, 4, 2])
     whole = mixture(x_BD, TASK_B)
     torch.testing.assert_close(mixture(x_BD[order], TASK_B[order]), whole[order])
-    torch.testing.assert_close(torch.cat([mixture(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole)
+    torch.testing.assert_close(
+        torch.cat([mixture(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,7 +216,9 @@ def test_clusters_by_hand():
 def test_words_are_whole_and_in_names_or_descriptions(tmp_path):
     path = tmp_path / "descriptions.json"
     path.write_text(json.dumps({"opener-v1": "Do it, SLOWLY.", "swing_up": "Unclosed."}))
-    assignment = Clusters(3, 3, words=[["open", "slowly"], ["swing"], ["close", "up"]], descriptions=str(path))
+    assignment = Clusters(
+        3, 3, words=[["open", "slowly"], ["swing"], ["close", "up"]], descriptions=str(path)
+    )
     assignment.set_task_names(["opener-v3", "swing_up", "open-close"])
     assert assignment(torch.arange(3)).tolist() == [[1, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]
 
@@ -211,7 +230,10 @@ def test_the_default_words_tell_every_described_task():
     weight_TK = assignment(torch.arange(len(names)))
     assert (weight_TK > 0).any(0).all()
     verbs = [group[0] for group in WORDS]
-    used = {name: {verbs[k] for k in weight_K.nonzero()[:, 0]} for name, weight_K in zip(names, weight_TK, strict=True)}
+    used = {
+        name: {verbs[k] for k in weight_K.nonzero()[:, 0]}
+        for name, weight_K in zip(names, weight_TK, strict=True)
+    }
     assert used["reach-v3"] == {"reach"}
     assert used["drawer-close-v3"] == {"close", "push"}
     assert used["window-open-v3"] == {"open", "push"}
@@ -251,8 +273,15 @@ def test_what_cannot_work_is_refused(build, message):
 
 
 def test_the_sizes_are_mtrls():
-    defaults = {name: p.default for name, p in inspect.signature(MixtureOfEncoders).parameters.items()}
-    assert [defaults[name] for name in ("num_experts", "width", "depth", "out_dim")] == [10, 50, 2, 50]
+    defaults = {
+        name: p.default for name, p in inspect.signature(MixtureOfEncoders).parameters.items()
+    }
+    assert [defaults[name] for name in ("num_experts", "width", "depth", "out_dim")] == [
+        10,
+        50,
+        2,
+        50,
+    ]
     assert inspect.signature(Gate).parameters["num_chosen"].default == 2
     assert inspect.signature(Attention).parameters["temperature"].default == 1
 

@@ -26,14 +26,18 @@ PLAIN = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
 
 def make(**options):
     torch.manual_seed(0)
-    return MLP(IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options})
+    return MLP(
+        IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options}
+    )
 
 
 def make_residual(**options):
     return make(residual=True, **options)
 
 
-@pytest.mark.parametrize("check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters])
+@pytest.mark.parametrize(
+    "check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters]
+)
 def test_the_contract(check):  # the hidden layers are one function on a CPU, which knows no vmap
     check(make)
 
@@ -61,15 +65,27 @@ def by_hand(weights, x, task, num_tasks, depth, layer_norm):
     stride = 3 if layer_norm else 2
     for layer in range(depth):
         w, b = weights[f"trunk.{stride * layer}.weight"], weights[f"trunk.{stride * layer}.bias"]
-        h = [sum(wij * hj for wij, hj in zip(row, h, strict=True)) + bi for row, bi in zip(w, b, strict=True)]
+        h = [
+            sum(wij * hj for wij, hj in zip(row, h, strict=True)) + bi
+            for row, bi in zip(w, b, strict=True)
+        ]
         if layer_norm:
             mean = sum(h) / len(h)
             variance = sum((v - mean) ** 2 for v in h) / len(h)
-            gain, bias = weights[f"trunk.{stride * layer + 1}.weight"], weights[f"trunk.{stride * layer + 1}.bias"]
-            h = [(v - mean) / math.sqrt(variance + 1e-5) * g + c for v, g, c in zip(h, gain, bias, strict=True)]
+            gain, bias = (
+                weights[f"trunk.{stride * layer + 1}.weight"],
+                weights[f"trunk.{stride * layer + 1}.bias"],
+            )
+            h = [
+                (v - mean) / math.sqrt(variance + 1e-5) * g + c
+                for v, g, c in zip(h, gain, bias, strict=True)
+            ]
         h = [max(v, 0.0) for v in h]
     w, b = weights["head.weight"], weights["head.bias"]
-    return [sum(wij * hj for wij, hj in zip(row, h, strict=True)) + bi for row, bi in zip(w, b, strict=True)]
+    return [
+        sum(wij * hj for wij, hj in zip(row, h, strict=True)) + bi
+        for row, bi in zip(w, b, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
@@ -98,7 +114,9 @@ def test_hidden_layers_begin_he_uniform_with_zero_biases(architecture, layer_nor
         bound = math.sqrt(6 / linear.in_features)
         weight = linear.weight.detach()
         assert 0.999 * bound < weight.abs().max().item() <= bound
-        assert weight.mean().item() == pytest.approx(0, abs=5 * bound / math.sqrt(3 * weight.numel()))
+        assert weight.mean().item() == pytest.approx(
+            0, abs=5 * bound / math.sqrt(3 * weight.numel())
+        )
         assert weight.var().item() == pytest.approx(bound**2 / 3, rel=0.02)
         assert torch.equal(linear.bias, torch.zeros(400))
 
@@ -122,7 +140,10 @@ def kinds(network):
 @pytest.mark.parametrize("architecture", PLAIN)
 def test_layer_norm_is_there_only_when_it_is_asked_for(architecture):
     assert kinds(architecture(2, 1, 1, width=4, depth=2)) == [nn.Linear, nn.ReLU] * 2
-    assert kinds(architecture(2, 1, 1, width=4, depth=2, layer_norm=True)) == [nn.Linear, nn.LayerNorm, nn.ReLU] * 2
+    assert (
+        kinds(architecture(2, 1, 1, width=4, depth=2, layer_norm=True))
+        == [nn.Linear, nn.LayerNorm, nn.ReLU] * 2
+    )
 
 
 @pytest.mark.parametrize("architecture", PLAIN)
@@ -158,7 +179,9 @@ def test_a_row_does_not_depend_on_the_others(architecture):
     alone = torch.cat([network(x_BD[i : i + 1], task_B[i : i + 1]) for i in range(9)])
     torch.testing.assert_close(whole, alone, rtol=1e-12, atol=1e-12)
     order = torch.tensor([8, 3, 0, 5, 1, 7, 2, 6, 4])
-    torch.testing.assert_close(network(x_BD[order], task_B[order]), whole[order], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        network(x_BD[order], task_B[order]), whole[order], rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("architecture", PLAIN)
@@ -166,14 +189,18 @@ def test_every_parameter_gets_a_gradient(architecture):
     torch.manual_seed(0)
     network = architecture(3, 2, 2, width=16, output_bound=0.5, layer_norm=True, conditioning=Dense)
     network(uniform(20, 3), torch.arange(20) % 2).square().sum().backward()
-    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert [
+        name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()
+    ] == []
 
 
 @pytest.mark.parametrize("architecture", PLAIN)
 def test_another_conditioning_takes_the_place_of_the_one_hot(architecture):
     network = architecture(3, 2, 7, width=8, conditioning=Dense)
     assert network.trunk[0].in_features == 3 + 5
-    assert any(parameter is network.conditioning.table.weight for parameter in network.shared_parameters())
+    assert any(
+        parameter is network.conditioning.table.weight for parameter in network.shared_parameters()
+    )
 
 
 def test_all_of_an_mlp_is_shared():

@@ -51,9 +51,13 @@ def slow(network, x_D, task):
     return network.heads.weight[rows] @ features_H + network.heads.bias[rows]
 
 
-@pytest.mark.parametrize("options", [{}, {"conditioning": Dense}, {"depth": 1, "num_experts": 1}, {"depth": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"conditioning": Dense}, {"depth": 1, "num_experts": 1}, {"depth": 2}]
+)
 def test_it_is_the_papers_equations_row_by_row(options):
-    assert_equals_row_by_row(make(**options), slow, tolerance=1e-7)  # norms are divided by with a small number added
+    assert_equals_row_by_row(
+        make(**options), slow, tolerance=1e-7
+    )  # norms are divided by with a small number added
 
 
 def test_the_basis_is_orthonormal():
@@ -91,7 +95,9 @@ def test_vectors_of_zeros_have_finite_gradients():
 def test_half_precision_is_left_for_the_basis():
     assert orthonormal(uniform(3, 5, 16).bfloat16()).dtype == torch.float32
     basis_KBH = orthonormal(uniform(3, 5, 16).bfloat16())
-    torch.testing.assert_close(torch.einsum("kbh,lbh->bkl", basis_KBH, basis_KBH), torch.eye(3).expand(5, 3, 3))
+    torch.testing.assert_close(
+        torch.einsum("kbh,lbh->bkl", basis_KBH, basis_KBH), torch.eye(3).expand(5, 3, 3)
+    )
     assert orthonormal(uniform(3, 5, 16).double()).dtype == torch.float64
 
 
@@ -117,7 +123,9 @@ def test_the_number_of_parameters():
 
 def test_it_begins_within_its_bounds():
     network = make(width=200, num_experts=6)
-    assert network.experts.weights[2].abs().max().item() == pytest.approx(math.sqrt(6 / 200), rel=0.01)
+    assert network.experts.weights[2].abs().max().item() == pytest.approx(
+        math.sqrt(6 / 200), rel=0.01
+    )
     assert network.mixture.weight.abs().max().item() <= math.sqrt(6 / (NUM_TASKS + 6))
     assert 0.48 < network.heads.weight.abs().max().item() <= 0.5
 

@@ -33,9 +33,13 @@ def make_residual(**options):
     return make(residual=True, head_width=6, **options)
 
 
-@pytest.mark.parametrize("check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters])
+@pytest.mark.parametrize(
+    "check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters]
+)
 @pytest.mark.parametrize("variant", [make, make_two_layers])
-def test_the_contract(check, variant):  # the hidden layers are one function on a CPU, which knows no vmap
+def test_the_contract(
+    check, variant
+):  # the hidden layers are one function on a CPU, which knows no vmap
     check(variant)
 
 
@@ -55,7 +59,9 @@ def test_with_one_task_it_is_an_mlp(layer_norm):
     torch.manual_seed(0)
     mlp = MLP(4, 3, 1, width=16, layer_norm=layer_norm, output_bound=0.5)
     multi = MultiHead(4, 3, 1, width=16, layer_norm=layer_norm, output_bound=0.5)
-    multi.load_state_dict({name.replace("head.", "heads."): value for name, value in mlp.state_dict().items()})
+    multi.load_state_dict(
+        {name.replace("head.", "heads."): value for name, value in mlp.state_dict().items()}
+    )
     x_BD, task_B = uniform(32, 4), torch.zeros(32, dtype=torch.int64)
     assert torch.equal(multi(x_BD, task_B), mlp(x_BD, task_B))
 
@@ -66,7 +72,9 @@ def test_each_task_has_the_output_of_its_own_head():
     features = network.trunk(torch.cat([x_BD, network.conditioning(task_B)], dim=-1))
     weight = network.heads.weight.view(NUM_TASKS, OUT_DIM, -1)
     bias = network.heads.bias.view(NUM_TASKS, OUT_DIM)
-    wanted = torch.stack([weight[t] @ f + bias[t] for f, t in zip(features, task_B.tolist(), strict=True)])
+    wanted = torch.stack(
+        [weight[t] @ f + bias[t] for f, t in zip(features, task_B.tolist(), strict=True)]
+    )
     torch.testing.assert_close(network(x_BD, task_B), wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -84,7 +92,11 @@ def test_in_a_batch_of_all_tasks_each_loss_reaches_its_own_head_alone():
     x_BD, task_B = uniform(9, 4), torch.arange(NUM_TASKS).repeat_interleave(3)
     loss_B = network(x_BD, task_B).square().sum(-1)
     loss_B.view(NUM_TASKS, 3)[1].mean().backward()
-    assert [bool(head_rows(network, task)[0].any()) for task in range(NUM_TASKS)] == [False, True, False]
+    assert [bool(head_rows(network, task)[0].any()) for task in range(NUM_TASKS)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_task_stays_in_the_input():
@@ -101,7 +113,9 @@ def test_shared_are_all_parameters_but_the_heads():
 
 @pytest.mark.parametrize("out_dim", [1, OUT_DIM])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_any_other(out_dim, rows):
+def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_any_other(
+    out_dim, rows
+):
     torch.manual_seed(0)
     network = MultiHead(4, out_dim, NUM_TASKS, width=16, depth=2, output_bound=0.5)
     x_BD, task_B = uniform(NUM_TASKS * rows, 4), torch.arange(NUM_TASKS).repeat_interleave(rows)
@@ -110,7 +124,9 @@ def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_
     for order_B in (torch.arange(len(task_B)), other_B):
         assert is_task_major(task_B[order_B], network.heads.tasks_T1) == (order_B is not other_B)
         network.zero_grad()
-        out_BO = torch.empty(len(task_B), out_dim).index_copy(0, order_B, network(x_BD[order_B], task_B[order_B]))
+        out_BO = torch.empty(len(task_B), out_dim).index_copy(
+            0, order_B, network(x_BD[order_B], task_B[order_B])
+        )
         (out_BO * uniform(*out_BO.shape, seed=5)).sum().backward()
         outputs.append(out_BO)
         gradients.append([parameter.grad.clone() for parameter in network.parameters()])
@@ -122,7 +138,11 @@ def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_
 def test_the_order_of_the_rows_does_not_decide_the_type(out_dim):
     network = MultiHead(4, out_dim, NUM_TASKS, width=16, depth=2)
     with torch.autocast("cpu", torch.bfloat16):
-        for task_B in (torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]), torch.tensor([], dtype=torch.int64)):
+        for task_B in (
+            torch.tensor([0, 1, 2]),
+            torch.tensor([2, 1, 0]),
+            torch.tensor([], dtype=torch.int64),
+        ):
             out_BO = network(uniform(len(task_B), 4), task_B)
             assert out_BO.dtype == torch.bfloat16 and out_BO.shape == (len(task_B), out_dim)
 
@@ -130,9 +150,13 @@ def test_the_order_of_the_rows_does_not_decide_the_type(out_dim):
 @pytest.mark.parametrize("head_width", [0, 6])
 def test_it_is_a_head_for_each_task_row_by_row(head_width):
     def slow(network, x_D, task):
-        h_H = network.trunk(torch.cat([x_D, network.conditioning(torch.tensor([task]))[0]])[None])[0]
+        h_H = network.trunk(torch.cat([x_D, network.conditioning(torch.tensor([task]))[0]])[None])[
+            0
+        ]
         if head_width:
-            return perceptron(network.heads.experts.weights, network.heads.experts.biases, task, h_H)
+            return perceptron(
+                network.heads.experts.weights, network.heads.experts.biases, task, h_H
+            )
         rows = slice(task * OUT_DIM, (task + 1) * OUT_DIM)
         return network.heads.weight[rows] @ h_H + network.heads.bias[rows]
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import Embedding, NoConditioning, OneHot, TaskConditioning, TaskEncoder
+from mtrl_lightning.networks.conditioning import (
+    Embedding,
+    NoConditioning,
+    OneHot,
+    TaskConditioning,
+    TaskEncoder,
+)
 from mtrl_lightning.networks.mlp import MLP
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.paco import PaCo
@@ -44,7 +50,9 @@ def test_the_contract(check):
 def test_every_parameter_is_a_sum_over_the_sets(options):
     def slow(network, x_D, task):
         w_K = network.composition.weight @ network.conditioning(torch.tensor([task]))[0]
-        for i, (weight_KDH, bias_KH) in enumerate(zip(network.weights, network.biases, strict=True)):
+        for i, (weight_KDH, bias_KH) in enumerate(
+            zip(network.weights, network.biases, strict=True)
+        ):
             weight_DH = sum(w * of_set for w, of_set in zip(w_K, weight_KDH, strict=True))
             x_D = x_D @ weight_DH + sum(w * of_set for w, of_set in zip(w_K, bias_KH, strict=True))
             x_D = x_D if i == len(network.weights) - 1 else x_D.clamp(min=0)
@@ -107,14 +115,22 @@ def names_of(network, parameters):
 
 def test_a_table_of_w_is_the_tasks_own():
     network = make(depth=1)
-    assert names_of(network, network.shared_parameters()) == {"weights.0", "weights.1", "biases.0", "biases.1"}
+    assert names_of(network, network.shared_parameters()) == {
+        "weights.0",
+        "weights.1",
+        "biases.0",
+        "biases.1",
+    }
     assert network.last_shared_weight() is network.weights[-1]
     dense = make(depth=1, conditioning=Dense)
     assert len(list(dense.shared_parameters())) == len(list(dense.parameters()))
 
 
 def test_the_number_of_parameters():
-    assert num_parameters(make(depth=3, num_sets=4)) == 4 * (5 * 8 + 2 * 9 * 8 + 9 * OUT_DIM) + 4 * NUM_TASKS
+    assert (
+        num_parameters(make(depth=3, num_sets=4))
+        == 4 * (5 * 8 + 2 * 9 * 8 + 9 * OUT_DIM) + 4 * NUM_TASKS
+    )
 
 
 def test_losses_that_explode_are_masked_and_give_no_gradient():
@@ -133,7 +149,9 @@ def table(network):
 
 
 def step(network, losses, tasks, seed=0):
-    network.after_step(torch.tensor(losses), torch.tensor(tasks), torch.Generator().manual_seed(seed))
+    network.after_step(
+        torch.tensor(losses), torch.tensor(tasks), torch.Generator().manual_seed(seed)
+    )
     return table(network)
 
 

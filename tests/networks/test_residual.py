@@ -24,7 +24,9 @@ def layer_norm(h_H, gain_H, bias_H):
 def test_it_is_a_layer_and_blocks_that_are_added(depth):
     layers = randomized(ResidualLayers(4, 6, depth)).double()
     parameters = list(layers.parameters())
-    groups = [parameters[i : i + 4] for i in range(0, len(parameters), 4)]  # weight and bias, gain and bias
+    groups = [
+        parameters[i : i + 4] for i in range(0, len(parameters), 4)
+    ]  # weight and bias, gain and bias
     assert len(groups) == 1 + 2 * depth
 
     def slow(x_D):
@@ -48,10 +50,14 @@ def test_it_is_a_layer_and_blocks_that_are_added(depth):
 
 def test_it_begins_he_uniform_with_zero_biases():
     torch.manual_seed(0)
-    linears = [module for module in ResidualLayers(50, 200, 2).modules() if isinstance(module, nn.Linear)]
+    linears = [
+        module for module in ResidualLayers(50, 200, 2).modules() if isinstance(module, nn.Linear)
+    ]
     assert [linear.in_features for linear in linears] == [50, 200, 200, 200, 200]
     for linear in linears:
-        assert linear.weight.abs().max().item() == pytest.approx(math.sqrt(6 / linear.in_features), rel=0.01)
+        assert linear.weight.abs().max().item() == pytest.approx(
+            math.sqrt(6 / linear.in_features), rel=0.01
+        )
         assert not linear.bias.any()
 
 

@@ -57,10 +57,18 @@ def slow(network, x_D, task):
         taken = []
         for i in range(1 if layer == depth - 1 else num_modules):
             shares = [p[num_modules * i + j].exp() for j in range(num_modules)]
-            taken.append(sum(share / sum(shares) * output for share, output in zip(shares, outputs, strict=True)))
+            taken.append(
+                sum(
+                    share / sum(shares) * output
+                    for share, output in zip(shares, outputs, strict=True)
+                )
+            )
         g = taken
         if layer < depth - 1:
-            p = linear(network.routing[layer + 1], (linear(network.routing_inputs[layer], p) * z_E).clamp(min=0))
+            p = linear(
+                network.routing[layer + 1],
+                (linear(network.routing_inputs[layer], p) * z_E).clamp(min=0),
+            )
     return linear(network.head, g[0])
 
 
@@ -119,7 +127,9 @@ def test_all_is_shared_and_the_last_shared_layer_is_the_output():
 def test_layers_begin_within_their_bounds():
     network = make(width=256, embedding_dim=400)
     assert 2.9e-3 < network.routing[0].weight.abs().max().item() <= 3e-3
-    assert network.layers[1].weights[0].abs().max().item() == pytest.approx(math.sqrt(6 / 256), rel=0.01)
+    assert network.layers[1].weights[0].abs().max().item() == pytest.approx(
+        math.sqrt(6 / 256), rel=0.01
+    )
     assert network.encoder[2].weight.var().item() == pytest.approx(2 / 400, rel=0.02)
     assert 0.48 < network.head.weight.abs().max().item() <= 0.5
     assert F.relu(network.head.bias.abs() - 0.5).sum() == 0
@@ -127,7 +137,10 @@ def test_layers_begin_within_their_bounds():
 
 def test_the_defaults_are_those_of_the_paper():
     network = SoftModularization(12, 8, 10)
-    assert [tuple(layer.weights[0].shape) for layer in network.layers] == [(2, 400, 256), (2, 256, 256)]
+    assert [tuple(layer.weights[0].shape) for layer in network.layers] == [
+        (2, 400, 256),
+        (2, 256, 256),
+    ]
 
 
 def test_one_task_and_one_feature():

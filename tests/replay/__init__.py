@@ -44,7 +44,10 @@ def encode(ids: Iterable[int]) -> tuple[np.ndarray, ...]:
 
 def encode_rows(ids: Iterable[int]) -> Rows:
     observation, action, reward, successor, terminated = encode(ids)
-    floats = (torch.tensor(field, dtype=torch.float32) for field in (observation, action, reward, successor))
+    floats = (
+        torch.tensor(field, dtype=torch.float32)
+        for field in (observation, action, reward, successor)
+    )
     return Rows(*floats, torch.tensor(terminated, dtype=torch.bool))
 
 
@@ -66,7 +69,9 @@ def ids_of(batch: TransitionBatch | Rows) -> np.ndarray:
     """Numbers of the rows of a batch; fails if a row's fields do not belong together."""
     observation, action, reward, successor, terminated = batch[:5]
     ids = observation[:, 0].numpy().astype(np.int64)
-    for given, wanted in zip((observation, action, reward, successor, terminated), encode_rows(ids), strict=True):
+    for given, wanted in zip(
+        (observation, action, reward, successor, terminated), encode_rows(ids), strict=True
+    ):
         assert torch.equal(given, wanted)
     return ids
 
@@ -106,5 +111,9 @@ def held(storage: RingStorage) -> list[list[int]]:
     found = []
     for ring in range(storage.num_rings):
         end = int(storage.added_R[ring])
-        found.append(ids_of(storage.take(storage.places(ring, end - int(storage.size_R[ring]), end))).tolist())
+        found.append(
+            ids_of(
+                storage.take(storage.places(ring, end - int(storage.size_R[ring]), end))
+            ).tolist()
+        )
     return found

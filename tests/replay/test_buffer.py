@@ -122,7 +122,9 @@ def test_draws_are_uniform(size):
 
 
 def test_draws_are_with_replacement():
-    assert len(set(rows_drawn(filled([200]), 1, 200)[0].tolist())) < 160  # expected are 200 (1 - 1/e) = 126
+    assert (
+        len(set(rows_drawn(filled([200]), 1, 200)[0].tolist())) < 160
+    )  # expected are 200 (1 - 1/e) = 126
 
 
 @pytest.mark.parametrize("sizes", [[50, 50, 50], [50, 20, 35]])
@@ -140,7 +142,9 @@ def test_draws_of_one_task_do_not_follow_from_each_other():
 
 
 def test_the_same_seed_gives_the_same_draws_and_another_does_not():
-    first, second, other = (ids_of(filled([30, 30], seed=seed).sample(64)).tolist() for seed in (4, 4, 5))
+    first, second, other = (
+        ids_of(filled([30, 30], seed=seed).sample(64)).tolist() for seed in (4, 4, 5)
+    )
     assert first == second
     assert first != other
 
@@ -177,7 +181,9 @@ def test_excluded_tasks_are_neither_stored_nor_drawn():
 def test_an_addition_of_trained_and_excluded_tasks_keeps_the_trained_rows_in_order():
     buffer = ReplayBuffer(make_spec(3, (0, 2)), capacity=8)
     buffer.add(make_transitions([10, 11, 12, 13, 14, 15], [2, 1, 0, 1, 2, 0]))
-    rings = [ids_of(buffer.storage.take(buffer.storage.places(ring, 0, 2))).tolist() for ring in range(2)]
+    rings = [
+        ids_of(buffer.storage.take(buffer.storage.places(ring, 0, 2))).tolist() for ring in range(2)
+    ]
     assert rings == [[12, 15], [10, 14]]
 
 

@@ -19,10 +19,20 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import RingStorage
-from tests.replay import NaiveRings, RandomAdditions, encode, held, ids_of, make_spec, make_transitions
+from tests.replay import (
+    NaiveRings,
+    RandomAdditions,
+    encode,
+    held,
+    ids_of,
+    make_spec,
+    make_transitions,
+)
 
 ROOT = Path(__file__).parents[2]
-REMEDY = re.escape("continue from another checkpoint, or without the replay (--replay.restore false)")
+REMEDY = re.escape(
+    "continue from another checkpoint, or without the replay (--replay.restore false)"
+)
 
 
 def make_storage(num_rings=3, capacity=8):
@@ -58,7 +68,7 @@ def names(manifest):
     return {chunk["file"] for chunk in manifest["chunks"]}
 
 
-# ---- the size of a chunk -------------------------------------------------------------------------------------------
+# ---- the size of a chunk ----
 
 
 @pytest.mark.parametrize(
@@ -84,10 +94,15 @@ def test_chunks_hold_the_rows_asked_for_and_the_last_one_what_is_left(tmp_path, 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 5, 6, 13, 1000])
 @pytest.mark.parametrize(("num_rings", "capacity"), [(1, 5), (3, 8)])
-def test_any_size_of_chunk_restores_rows_order_and_write_position(tmp_path, num_rings, capacity, chunk_size):
+def test_any_size_of_chunk_restores_rows_order_and_write_position(
+    tmp_path, num_rings, capacity, chunk_size
+):
     """Saved after every addition, so that no ring gains more rows than it holds between two saves."""
     storage, naive = make_storage(num_rings, capacity), NaiveRings(num_rings, capacity)
-    snapshots, additions = ReplaySnapshots(tmp_path, chunk_size), RandomAdditions(num_rings, capacity, seed=chunk_size)
+    snapshots, additions = (
+        ReplaySnapshots(tmp_path, chunk_size),
+        RandomAdditions(num_rings, capacity, seed=chunk_size),
+    )
     most = max(1, chunk_size // num_rings)
     for _ in range(40):
         rings, ids = additions.draw(most=6)
@@ -103,9 +118,13 @@ def test_any_size_of_chunk_restores_rows_order_and_write_position(tmp_path, num_
     assert min(naive.added) > 2 * capacity
 
 
-@pytest.mark.parametrize("numbers", [{"chunk_size": 0}, {"chunk_size": -1}, {"save_last": 0}, {"save_last": -5}])
+@pytest.mark.parametrize(
+    "numbers", [{"chunk_size": 0}, {"chunk_size": -1}, {"save_last": 0}, {"save_last": -5}]
+)
 def test_numbers_below_one_are_refused(tmp_path, numbers):
-    with pytest.raises(ConfigurationError, match=r"replay\.chunk_size is .* replay\.save_last .*give at least 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"replay\.chunk_size is .* replay\.save_last .*give at least 1"
+    ):
         ReplaySnapshots(tmp_path, **numbers)
 
 
@@ -113,7 +132,9 @@ def test_numbers_below_one_are_refused(tmp_path, numbers):
     "added",
     [(8, 8, 8), (9, 9, 9), (30, 30, 30), pytest.param((9, 1, 0)), pytest.param((20, 0, 1))],
 )
-def test_a_ring_that_was_written_over_since_the_last_save_is_restored_beside_rings_that_were_not(tmp_path, added):
+def test_a_ring_that_was_written_over_since_the_last_save_is_restored_beside_rings_that_were_not(
+    tmp_path, added
+):
     storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
     add_to_all(storage, 0, 8)
     snapshots.save(storage)
@@ -125,11 +146,14 @@ def test_a_ring_that_was_written_over_since_the_last_save_is_restored_beside_rin
     assert found.added_R.tolist() == [8 + number for number in added]
 
 
-# ---- writing ahead -------------------------------------------------------------------------------------------------
+# ---- writing ahead ----
 
 
 def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_the_rest(tmp_path):
-    storage, snapshots = make_storage(capacity=20), ReplaySnapshots(tmp_path / "replay", chunk_size=12)
+    storage, snapshots = (
+        make_storage(capacity=20),
+        ReplaySnapshots(tmp_path / "replay", chunk_size=12),
+    )
     assert not snapshots.write_ahead(storage)
     add_to_all(storage, 0, 3)
     assert not snapshots.write_ahead(storage)
@@ -138,7 +162,9 @@ def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_
     assert snapshots.write_ahead(storage)
     assert not snapshots.write_ahead(storage)
     add_to_all(storage, 4, 9)
-    assert [snapshots.write_ahead(storage) for _ in range(4)] == [True, True, False, False], "one at a time"
+    assert [snapshots.write_ahead(storage) for _ in range(4)] == [True, True, False, False], (
+        "one at a time"
+    )
     before = files(tmp_path / "replay")
     assert len(before) == 3
     manifest = snapshots.save(storage)
@@ -149,7 +175,8 @@ def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_
 
 
 @pytest.mark.parametrize(
-    ("every", "chunk_size"), [(3, 4), (3, 6), (3, 30), (11, 4), (11, 6), (11, 15), pytest.param(11, 30)]
+    ("every", "chunk_size"),
+    [(3, 4), (3, 6), (3, 30), (11, 4), (11, 6), (11, 15), pytest.param(11, 30)],
 )
 def test_writing_ahead_changes_nothing_of_what_is_restored(tmp_path, chunk_size, every):
     storage, snapshots = make_storage(), ReplaySnapshots(tmp_path, chunk_size)
@@ -197,12 +224,14 @@ def test_prune_deletes_what_a_ring_that_went_round_no_longer_needs(tmp_path):
     assert held(restored(tmp_path, manifest)) == held(storage)
 
 
-# ---- the newest rows only ------------------------------------------------------------------------------------------
+# ---- the newest rows only ----
 
 
 @pytest.mark.parametrize("chunk_size", [2, 6, 1000])
 @pytest.mark.parametrize("added", [1, 3, 8, 11, 30])
-@pytest.mark.parametrize(("save_last", "share"), [(1, 1), (3, 1), (4, 2), (9, 3), (24, 8), (500, 8)])
+@pytest.mark.parametrize(
+    ("save_last", "share"), [(1, 1), (3, 1), (4, 2), (9, 3), (24, 8), (500, 8)]
+)
 def test_the_newest_rows_come_back_and_no_others(tmp_path, save_last, share, added, chunk_size):
     storage = make_storage()
     add_to_all(storage, 0, added)
@@ -210,14 +239,20 @@ def test_the_newest_rows_come_back_and_no_others(tmp_path, save_last, share, add
     manifest = snapshots.save(storage)
     share = min(share, added, 8)
     found = restored(tmp_path, manifest)
-    assert held(found) == [list(range(10_000 * r + added - share, 10_000 * r + added)) for r in range(3)]
+    assert held(found) == [
+        list(range(10_000 * r + added - share, 10_000 * r + added)) for r in range(3)
+    ]
     assert found.added_R.tolist() == [added] * 3
     assert found.size_R.tolist() == [share] * 3
-    assert sum(sum(rows_of(chunk)) for chunk in manifest["chunks"]) == 3 * share, "no others are written"
+    assert sum(sum(rows_of(chunk)) for chunk in manifest["chunks"]) == 3 * share, (
+        "no others are written"
+    )
 
 
 @pytest.mark.parametrize(("save_last", "chunk_size"), [(6, 3), (12, 100), (9, 9)])
-def test_a_ring_that_was_restored_in_part_goes_round_as_lists_would(tmp_path, save_last, chunk_size):
+def test_a_ring_that_was_restored_in_part_goes_round_as_lists_would(
+    tmp_path, save_last, chunk_size
+):
     """Random and unbalanced; saved and restored again and again, each time with the newest rows only."""
     num_rings, capacity, share = 3, 8, save_last // 3
     storage, additions = make_storage(), RandomAdditions(num_rings, capacity, seed=save_last)
@@ -272,10 +307,14 @@ def test_a_manifest_of_the_newest_rows_is_refused_by_none_of_the_checks_and_goes
     assert snapshots.save(found) == manifest, "there are no more rows to save, now that all may be"
     add_to_all(found, 30, 3)
     again = restored(tmp_path, snapshots.save(found))
-    assert held(again) == held(found) == [list(range(10_000 * r + 28, 10_000 * r + 33)) for r in range(3)]
+    assert (
+        held(again)
+        == held(found)
+        == [list(range(10_000 * r + 28, 10_000 * r + 33)) for r in range(3)]
+    )
 
 
-# ---- the same batches ----------------------------------------------------------------------------------------------
+# ---- the same batches ----
 
 
 def filled(rows, seed, folder=None, capacity=20):
@@ -292,7 +331,10 @@ def test_batches_after_a_restore_are_those_that_would_have_been_drawn(tmp_path, 
     for row in range(3):  # unbalanced
         buffer.add(make_transitions([500 + row], [1]))
     buffer.sample(8)
-    manifest, state = ReplaySnapshots(tmp_path / "replay", 7).save(buffer.storage), buffer.state_dict()
+    manifest, state = (
+        ReplaySnapshots(tmp_path / "replay", 7).save(buffer.storage),
+        buffer.state_dict(),
+    )
     after = ReplayBuffer(make_spec(2), 20, 99, tmp_path if mapped else None)
     ReplaySnapshots(tmp_path / "replay").load(manifest, after.storage)
     after.load_state_dict(state)
@@ -311,7 +353,7 @@ def test_batches_from_a_file_are_those_from_memory(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- damage --------------------------------------------------------------------------------------------------------
+# ---- damage ----
 
 
 def test_every_single_byte_that_is_changed_is_seen(tmp_path):
@@ -322,7 +364,9 @@ def test_every_single_byte_that_is_changed_is_seen(tmp_path):
     content = path.read_bytes()
     message = f"the replay file {re.escape(str(path))} is damaged: {REMEDY}"
     for place in range(len(content)):
-        path.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
+        )
         with pytest.raises(ConfigurationError, match=message):
             snapshots.verify(manifest)
         if place % 40 == 0:
@@ -348,12 +392,14 @@ def test_verify_names_the_file_that_is_damaged_and_changes_nothing(tmp_path, whi
         path.write_bytes(content[:-1])
     if damage == "folder":
         path.mkdir()
-    with pytest.raises(ConfigurationError, match=rf"the replay file {re.escape(str(path))} .*{REMEDY}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"the replay file {re.escape(str(path))} .*{REMEDY}"
+    ):
         ReplaySnapshots(tmp_path).verify(manifest)
     assert snapshots.save(storage) == before == manifest
 
 
-# ---- a list that lies ----------------------------------------------------------------------------------------------
+# ---- a list that lies ----
 
 
 def saved(folder):
@@ -383,10 +429,18 @@ def saved(folder):
 def test_a_name_that_is_not_of_a_chunk_in_the_folder_is_refused_unread(tmp_path, monkeypatch, name):
     manifest = saved(tmp_path)
     chunk = manifest["chunks"][0]
-    chunk["file"] = name.format(crc=f"{chunk['crc32']:08x}", folder=tmp_path) if isinstance(name, str) else name
+    chunk["file"] = (
+        name.format(crc=f"{chunk['crc32']:08x}", folder=tmp_path) if isinstance(name, str) else name
+    )
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
-    for check in (check_manifest, ReplaySnapshots(tmp_path).verify, lambda lie: restored(tmp_path, lie, 2)):
-        with pytest.raises(ConfigurationError, match=rf"the checkpoint's list of replay files .*{REMEDY}"):
+    for check in (
+        check_manifest,
+        ReplaySnapshots(tmp_path).verify,
+        lambda lie: restored(tmp_path, lie, 2),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=rf"the checkpoint's list of replay files .*{REMEDY}"
+        ):
             check(manifest)
 
 
@@ -450,11 +504,15 @@ def test_a_list_that_cannot_be_true_is_refused(tmp_path, lie):
     false = copy.deepcopy(manifest)
     LIES[lie](false)
     assert false != manifest
-    with pytest.raises(ConfigurationError, match=rf"the checkpoint's list of replay files .*{REMEDY}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"the checkpoint's list of replay files .*{REMEDY}"
+    ):
         check_manifest(false)
 
 
-@pytest.mark.parametrize("lie", ["the first chunk is left out", "a gap in one ring", "fewer rows than were saved"])
+@pytest.mark.parametrize(
+    "lie", ["the first chunk is left out", "a gap in one ring", "fewer rows than were saved"]
+)
 def test_loading_and_verifying_check_the_list_too(tmp_path, lie):
     manifest = saved(tmp_path)
     LIES[lie](manifest)
@@ -464,11 +522,13 @@ def test_loading_and_verifying_check_the_list_too(tmp_path, lie):
         ReplaySnapshots(tmp_path).verify(manifest)
 
 
-# ---- a disk that fails ---------------------------------------------------------------------------------------------
+# ---- a disk that fails ----
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
-def test_a_full_disk_leaves_the_former_manifest_whole_and_a_later_save_works(tmp_path, monkeypatch, after):
+def test_a_full_disk_leaves_the_former_manifest_whole_and_a_later_save_works(
+    tmp_path, monkeypatch, after
+):
     storage, snapshots = make_storage(), ReplaySnapshots(tmp_path, chunk_size=6)
     add_to_all(storage, 0, 5)
     first, content = snapshots.save(storage), held(storage)
@@ -526,7 +586,9 @@ json.dump({"manifests": manifests, "errors": errors}, sys.stdout)
 def test_a_file_that_may_not_grow_is_an_error_and_no_chunk(tmp_path):
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
     assert said["errors"] == [errno.EFBIG, errno.EFBIG]

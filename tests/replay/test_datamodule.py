@@ -45,7 +45,9 @@ def make_data(num_tasks=3, batch_size=6, capacity=30, **options):
 
 def trainer_in(folder, device="cpu"):
     """What the data ask a trainer for."""
-    return SimpleNamespace(default_root_dir=folder, strategy=SimpleNamespace(root_device=torch.device(device)))
+    return SimpleNamespace(
+        default_root_dir=folder, strategy=SimpleNamespace(root_device=torch.device(device))
+    )
 
 
 def fill(data, rows=5):
@@ -58,10 +60,21 @@ def fill(data, rows=5):
 
 @pytest.mark.parametrize(
     ("batch_size", "num_tasks", "valid"),
-    [(7, 3, "6 or 9"), (8, 3, "6 or 9"), (1, 3, "3"), (2, 3, "3"), (0, 3, "3"), (128, 10, "120 or 130")],
+    [
+        (7, 3, "6 or 9"),
+        (8, 3, "6 or 9"),
+        (1, 3, "3"),
+        (2, 3, "3"),
+        (0, 3, "3"),
+        (128, 10, "120 or 130"),
+    ],
 )
-def test_a_batch_that_cannot_be_shared_out_equally_names_sizes_that_can(batch_size, num_tasks, valid):
-    with pytest.raises(ConfigurationError, match=rf"batch_size {batch_size} .*{num_tasks} tasks: give {valid}$"):
+def test_a_batch_that_cannot_be_shared_out_equally_names_sizes_that_can(
+    batch_size, num_tasks, valid
+):
+    with pytest.raises(
+        ConfigurationError, match=rf"batch_size {batch_size} .*{num_tasks} tasks: give {valid}$"
+    ):
         make_data(num_tasks, batch_size, 10_000)
 
 
@@ -116,7 +129,8 @@ def test_actions_with_other_bounds_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("excluded", "trained"), [(None, (0, 1, 2)), ([], (0, 1, 2)), (["task-1"], (0, 2)), (["task-2", "task-0"], (1,))]
+    ("excluded", "trained"),
+    [(None, (0, 1, 2)), ([], (0, 1, 2)), (["task-1"], (0, 2)), (["task-2", "task-0"], (1,))],
 )
 def test_the_spec_says_which_tasks_are_trained_and_keeps_all_names(excluded, trained):
     spec = make_data(exclude_from_training=excluded).spec
@@ -150,7 +164,10 @@ def test_training_batches_are_of_the_size_asked_for_and_do_not_end():
 
 def test_the_seed_decides_the_batches():
     def drawn(seed):
-        return [ids_of(batch).tolist() for batch in islice(fill(make_data(seed=seed)).train_dataloader(), 5)]
+        return [
+            ids_of(batch).tolist()
+            for batch in islice(fill(make_data(seed=seed)).train_dataloader(), 5)
+        ]
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
@@ -183,7 +200,9 @@ def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path, memo
     resumed.setup("fit")
     state = torch.load(tmp_path / "state", weights_only=True)
     manifest = manifest_of({MultiTaskData.__qualname__: state})
-    assert manifest["added"] == [5, 5, 5] and [c["file"] for c in manifest["chunks"]] == os.listdir(tmp_path / "replay")
+    assert manifest["added"] == [5, 5, 5] and [c["file"] for c in manifest["chunks"]] == os.listdir(
+        tmp_path / "replay"
+    )
     resumed.load_state_dict(state)
     assert resumed.manifest == manifest
     ReplaySnapshots(tmp_path / "replay").load(resumed.manifest, resumed.buffer.storage)
@@ -214,7 +233,9 @@ def test_the_replay_lies_on_the_device_that_trains_if_it_takes_at_most_half_of_w
 ):
     data = make_data(capacity=3_000, **options)
     data.trainer = trainer_in(tmp_path, device)
-    monkeypatch.setattr(datamodule, "free_memory", lambda asked: {"cuda": bytes_needed(data.spec, free)}[asked.type])
+    monkeypatch.setattr(
+        datamodule, "free_memory", lambda asked: {"cuda": bytes_needed(data.spec, free)}[asked.type]
+    )
     made = []
     monkeypatch.setattr(datamodule, "ReplayBuffer", lambda *given: made.append(given))
     data.setup("fit")
@@ -222,22 +243,31 @@ def test_the_replay_lies_on_the_device_that_trains_if_it_takes_at_most_half_of_w
 
 
 @pytest.mark.parametrize(
-    ("device", "kept_on", "pinned"), [("cpu", "cpu", False), ("cuda", "cpu", True), ("cuda", "cuda", False)]
+    ("device", "kept_on", "pinned"),
+    [("cpu", "cpu", False), ("cuda", "cpu", True), ("cuda", "cuda", False)],
 )
 def test_batches_are_pinned_only_on_their_way_to_a_gpu(tmp_path, device, kept_on, pinned):
     data = fill(make_data())
     data.trainer = trainer_in(tmp_path, device)
-    data.buffer = SimpleNamespace(storage=SimpleNamespace(device=torch.device(kept_on)), stopwatch=None)
+    data.buffer = SimpleNamespace(
+        storage=SimpleNamespace(device=torch.device(kept_on)), stopwatch=None
+    )
     assert data.train_dataloader().pin_memory == pinned
 
 
 def maps_of(folder):
-    return [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{folder}/" in line]
+    return [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if f"{folder}/" in line
+    ]
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not list mapped files")
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="this system does not list mapped files"
+)
 @pytest.mark.parametrize("memory_map", [False, True])
-def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_for(tmp_path, memory_map):
+def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_for(
+    tmp_path, memory_map
+):
     data = make_data(memory_map=memory_map)
     data.trainer = trainer_in(str(tmp_path))
     fill(data)
@@ -252,15 +282,25 @@ def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_fo
 def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path, monkeypatch):
     data = make_data(capacity=3_000, memory_map=True)
     data.trainer = trainer_in(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=bytes_needed(data.spec, 1_000)))
-    with pytest.raises(ConfigurationError, match=rf"3,000 transitions .* of disk in {tmp_path} .* at most 1,000$"):
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: SimpleNamespace(free=bytes_needed(data.spec, 1_000))
+    )
+    with pytest.raises(
+        ConfigurationError, match=rf"3,000 transitions .* of disk in {tmp_path} .* at most 1,000$"
+    ):
         data.setup("fit")
     assert data.buffer is None
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    "checkpoint", [{}, {"MultiTaskData": {}}, {"MultiTaskData": {"replay": None}}, {"MultiTaskData": {"replay": {}}}]
+    "checkpoint",
+    [
+        {},
+        {"MultiTaskData": {}},
+        {"MultiTaskData": {"replay": None}},
+        {"MultiTaskData": {"replay": {}}},
+    ],
 )
 def test_a_checkpoint_without_a_replay_lists_no_files(checkpoint):
     assert manifest_of(checkpoint) == EMPTY

@@ -37,7 +37,9 @@ def test_nothing_is_drawn_before_a_batch_is_asked_for():
 
 def test_each_batch_knows_what_was_added_just_before():
     buffer = make_buffer(0)
-    stream = iter(DataLoader(ReplayDataset(buffer, 2_000), batch_size=None, generator=torch.Generator()))
+    stream = iter(
+        DataLoader(ReplayDataset(buffer, 2_000), batch_size=None, generator=torch.Generator())
+    )
     for row in range(15):
         buffer.add(make_transitions([row, 1000 + row], [0, 1]))
         assert set(ids_of(next(stream)).tolist()) == {*range(row + 1), *range(1000, 1001 + row)}

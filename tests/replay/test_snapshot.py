@@ -58,7 +58,10 @@ def assert_same_future(found, wanted, seed=0):
         assert_equal(found, wanted)
         everything = torch.arange(wanted.num_rings * wanted.capacity)
         full = torch.from_numpy(np.repeat(wanted.size_R == wanted.capacity, wanted.capacity))
-        assert ids_of(found.take(everything[full])).tolist() == ids_of(wanted.take(everything[full])).tolist()
+        assert (
+            ids_of(found.take(everything[full])).tolist()
+            == ids_of(wanted.take(everything[full])).tolist()
+        )
 
 
 @pytest.mark.parametrize("num_additions", [0, 1, 3, 6, 20])
@@ -74,13 +77,20 @@ def test_a_single_save_restores_rows_order_and_write_position(tmp_path, num_addi
 
 
 GAPS = [(3, 8, 5), (3, 8, 11), (2, 13, 11)]
-SIZES = [(rings, rows, k) for rings, rows in [(1, 1), (1, 5), (3, 8), (2, 13)] for k in (1, 2, 5, 11)]
+SIZES = [
+    (rings, rows, k) for rings, rows in [(1, 1), (1, 5), (3, 8), (2, 13)] for k in (1, 2, 5, 11)
+]
 
 
 @pytest.mark.parametrize(("num_rings", "capacity", "between"), [size for size in SIZES])
-def test_many_saves_of_a_ring_that_goes_round_restore_it_each_time(tmp_path, num_rings, capacity, between):
+def test_many_saves_of_a_ring_that_goes_round_restore_it_each_time(
+    tmp_path, num_rings, capacity, between
+):
     storage, naive = make_storage(num_rings, capacity), NaiveRings(num_rings, capacity)
-    snapshots, additions = ReplaySnapshots(tmp_path), RandomAdditions(num_rings, capacity, seed=between)
+    snapshots, additions = (
+        ReplaySnapshots(tmp_path),
+        RandomAdditions(num_rings, capacity, seed=between),
+    )
     for step in range(1, 67):
         rings, ids = additions.draw(most=6)
         storage.add(rings, encode(ids))
@@ -112,7 +122,9 @@ def test_rings_of_very_different_length_are_restored(tmp_path):
 def test_other_types_of_observations_are_restored(tmp_path, dtype):
     spec = make_spec(1, dtype=dtype, shape=(2, 3))
     storage, loaded = RingStorage(spec, 1, 4), RingStorage(spec, 1, 4)
-    values = np.random.default_rng(0).integers(0, 256, (6, 3, 2, 3)).astype(dtype) / (1 if dtype is np.uint8 else 7)
+    values = np.random.default_rng(0).integers(0, 256, (6, 3, 2, 3)).astype(dtype) / (
+        1 if dtype is np.uint8 else 7
+    )
     for observation in values.astype(dtype):
         rows = (
             observation,
@@ -340,7 +352,11 @@ def damaged(folder, name, kind):
     elif kind == "longer":
         path.write_bytes(content + b"\0")
     else:
-        place = {"first byte flipped": 0, "middle bit flipped": len(content) // 2, "last byte flipped": -1}[kind]
+        place = {
+            "first byte flipped": 0,
+            "middle bit flipped": len(content) // 2,
+            "last byte flipped": -1,
+        }[kind]
         flipped = bytearray(content)
         flipped[place] ^= 1
         path.write_bytes(bytes(flipped))
@@ -348,9 +364,15 @@ def damaged(folder, name, kind):
 
 
 DAMAGE = [
-    "missing", "empty", "truncated", "last byte lost", "longer",
-    "first byte flipped", "middle bit flipped", "last byte flipped",
-]  # fmt: skip
+    "missing",
+    "empty",
+    "truncated",
+    "last byte lost",
+    "longer",
+    "first byte flipped",
+    "middle bit flipped",
+    "last byte flipped",
+]
 
 
 @pytest.mark.parametrize("which", [0, -1])
@@ -376,7 +398,9 @@ def test_what_is_wrong_with_a_file_is_said_once(tmp_path, kind, word):
 
 def test_a_file_that_a_failing_disk_does_not_give_is_named(tmp_path, monkeypatch):
     _, manifests, _ = saves(tmp_path)
-    monkeypatch.setattr(Path, "open", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("Input/output error")))
+    monkeypatch.setattr(
+        Path, "open", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("Input/output error"))
+    )
     with pytest.raises(ConfigurationError, match=names(manifests[-1])[0]):
         restored(tmp_path, manifests[-1], 1, 4)
 
@@ -407,7 +431,9 @@ def test_another_capacity_or_number_of_tasks_is_refused(tmp_path, num_rings, cap
     storage = make_storage()
     add(storage, 0, range(5))
     manifest = ReplaySnapshots(tmp_path).save(storage)
-    with pytest.raises(ConfigurationError, match=rf"3 tasks of 8 rows, this run {num_rings} of {capacity}\b") as caught:
+    with pytest.raises(
+        ConfigurationError, match=rf"3 tasks of 8 rows, this run {num_rings} of {capacity}\b"
+    ) as caught:
         restored(tmp_path, manifest, num_rings, capacity)
     assert "data.capacity" in str(caught.value)
 

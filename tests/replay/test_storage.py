@@ -21,7 +21,10 @@ from tests.replay import NaiveRings, RandomAdditions, encode, held, ids_of, make
 @pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (1, 5), (3, 4), (4, 7), (2, 32)])
 def test_random_additions_leave_what_lists_would_hold(num_rings, capacity):
     storage = RingStorage(make_spec(num_rings), num_rings, capacity)
-    naive, additions = NaiveRings(num_rings, capacity), RandomAdditions(num_rings, capacity, seed=capacity)
+    naive, additions = (
+        NaiveRings(num_rings, capacity),
+        RandomAdditions(num_rings, capacity, seed=capacity),
+    )
     for _ in range(120):
         rings, ids = additions.draw()
         storage.add(rings, encode(ids))
@@ -89,15 +92,22 @@ def test_the_true_successor_is_stored_and_not_the_next_row():
     storage = RingStorage(make_spec(1), 1, 3)
     observation = np.array([[1.0, 1, 1], [5, 5, 5]])
     successor = np.array([[2.0, 2, 2], [6, 6, 6]])
-    storage.add(np.zeros(2, np.int64), (observation, np.zeros((2, 2)), np.zeros(2), successor, np.zeros(2, bool)))
+    storage.add(
+        np.zeros(2, np.int64),
+        (observation, np.zeros((2, 2)), np.zeros(2), successor, np.zeros(2, bool)),
+    )
     assert storage.take(storage.places(0, 0, 2)).next_observation.tolist() == successor.tolist()
 
 
-@pytest.mark.parametrize(("dtype", "stored"), [(np.float64, torch.float32), (np.float32, torch.float32)])
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [(np.float64, torch.float32), (np.float32, torch.float32)]
+)
 def test_floating_point_observations_are_stored_as_float32(dtype, stored):
     storage = RingStorage(make_spec(1, dtype=dtype), 1, 2)
     value = np.full((1, 3), 1 / 3, dtype)
-    storage.add(np.zeros(1, np.int64), (value, np.zeros((1, 2)), np.zeros(1), value, np.zeros(1, bool)))
+    storage.add(
+        np.zeros(1, np.int64), (value, np.zeros((1, 2)), np.zeros(1), value, np.zeros(1, bool))
+    )
     rows = storage.take(storage.places(0, 0, 1))
     assert rows.observation.dtype == rows.next_observation.dtype == stored
     assert rows.observation.numpy().tolist() == value.astype(np.float32).tolist()
@@ -106,7 +116,10 @@ def test_floating_point_observations_are_stored_as_float32(dtype, stored):
 def test_pixels_stay_bytes():
     storage = RingStorage(make_spec(1, dtype=np.uint8, shape=(3, 4, 4)), 1, 2)
     pixels = np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4) + 200
-    storage.add(np.zeros(1, np.int64), (pixels, np.zeros((1, 2)), np.zeros(1), 255 - pixels, np.ones(1, bool)))
+    storage.add(
+        np.zeros(1, np.int64),
+        (pixels, np.zeros((1, 2)), np.zeros(1), 255 - pixels, np.ones(1, bool)),
+    )
     rows = storage.take(storage.places(0, 0, 1))
     assert rows.observation.dtype == rows.next_observation.dtype == torch.uint8
     assert np.array_equal(rows.observation.numpy(), pixels)
@@ -124,10 +137,14 @@ def test_bytes_needed_by_hand():
     # 2 observations of 3 floats, 2 actions, 1 reward, 1 byte of termination
     assert bytes_needed(make_spec(1), 10) == 10 * (2 * 3 * 4 + 2 * 4 + 4 + 1)
     assert bytes_needed(make_spec(1, dtype=np.float64), 1) == 2 * 3 * 4 + 2 * 4 + 4 + 1
-    assert bytes_needed(make_spec(1, dtype=np.uint8, shape=(9, 84, 84)), 2) == 2 * (2 * 9 * 84 * 84 + 2 * 4 + 4 + 1)
+    assert bytes_needed(make_spec(1, dtype=np.uint8, shape=(9, 84, 84)), 2) == 2 * (
+        2 * 9 * 84 * 84 + 2 * 4 + 4 + 1
+    )
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [(np.float32, (3,)), (np.float64, (5,)), (np.uint8, (3, 8, 8))])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(np.float32, (3,)), (np.float64, (5,)), (np.uint8, (3, 8, 8))]
+)
 def test_bytes_needed_is_what_is_taken(monkeypatch, dtype, shape):
     taken = []
     empty = torch.empty
@@ -150,18 +167,26 @@ def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("memory was taken"))
         patched.setattr(torch, "zeros", lambda *args, **kwargs: pytest.fail("memory was taken"))
-        with pytest.raises(ConfigurationError, match=r"2,000 transitions.*data\.capacity to at most 1,000\b"):
+        with pytest.raises(
+            ConfigurationError, match=r"2,000 transitions.*data\.capacity to at most 1,000\b"
+        ):
             RingStorage(spec, 2, 1_000)
     assert RingStorage(spec, 2, 500).capacity == 500
 
 
-# ---- mapped from a file --------------------------------------------------------------------------------------------
+# ---- mapped from a file
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (3, 4), (2, 32)])
-def test_rings_in_a_file_hold_what_rings_in_memory_hold_and_leave_no_file(tmp_path, num_rings, capacity):
+def test_rings_in_a_file_hold_what_rings_in_memory_hold_and_leave_no_file(
+    tmp_path, num_rings, capacity
+):
     spec = make_spec(num_rings)
-    mapped, plain = RingStorage(spec, num_rings, capacity, tmp_path), RingStorage(spec, num_rings, capacity)
+    mapped, plain = (
+        RingStorage(spec, num_rings, capacity, tmp_path),
+        RingStorage(spec, num_rings, capacity),
+    )
     additions = RandomAdditions(num_rings, capacity, seed=capacity)
     for _ in range(60):
         rings, ids = additions.draw()
@@ -182,13 +207,18 @@ def test_other_types_are_kept_in_a_file_too(tmp_path, dtype):
     storages = [RingStorage(spec, 1, 4, folder) for folder in (tmp_path, None)]
     values = np.random.default_rng(0).integers(0, 256, (3, 2, 3)).astype(dtype)
     for storage in storages:
-        storage.add(np.zeros(3, np.int64), (values, np.ones((3, 2)), np.ones(3), values[::-1].copy(), np.eye(3)[0] > 0))
+        storage.add(
+            np.zeros(3, np.int64),
+            (values, np.ones((3, 2)), np.ones(3), values[::-1].copy(), np.eye(3)[0] > 0),
+        )
     mapped, plain = (storage.take(storage.places(0, 0, 3)) for storage in storages)
     for found, wanted in zip(mapped, plain, strict=True):
         assert found.dtype == wanted.dtype and torch.equal(found, wanted)
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve disk space")
+@pytest.mark.skipif(
+    not hasattr(os, "posix_fallocate"), reason="this system cannot reserve disk space"
+)
 @pytest.mark.parametrize(("dtype", "shape"), [(np.float32, (3,)), (np.uint8, (3, 8, 8))])
 def test_a_file_takes_all_its_space_at_once(tmp_path, monkeypatch, dtype, shape):
     taken, reserve = [], os.posix_fallocate
@@ -206,15 +236,22 @@ def test_a_file_takes_all_its_space_at_once(tmp_path, monkeypatch, dtype, shape)
         assert blocks >= size, "not a file with holes"
 
 
-def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(tmp_path, monkeypatch):
+def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(
+    tmp_path, monkeypatch
+):
     spec = make_spec(2)
     free = bytes_needed(spec, 1_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free if folder == tmp_path else 0))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: SimpleNamespace(free=free if folder == tmp_path else 0)
+    )
     with monkeypatch.context() as patched:
-        patched.setattr(tempfile, "TemporaryFile", lambda *args, **kwargs: pytest.fail("disk was taken"))
+        patched.setattr(
+            tempfile, "TemporaryFile", lambda *args, **kwargs: pytest.fail("disk was taken")
+        )
         with pytest.raises(
-            ConfigurationError, match=rf"2,000 transitions needs .* GiB of disk in {tmp_path} .*at most 1,000\b"
+            ConfigurationError,
+            match=rf"2,000 transitions needs .* GiB of disk in {tmp_path} .*at most 1,000\b",
         ):
             RingStorage(spec, 2, 1_000, tmp_path)
     assert RingStorage(spec, 2, 500, tmp_path).capacity == 500, "memory is not asked for"
@@ -230,7 +267,8 @@ def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- rows that were never restored ---------------------------------------------------------------------------------
+# ---- rows that were never restored
+# ---------------------------------------------------------------------------------
 
 
 def test_rows_before_the_oldest_are_not_held_until_the_ring_has_gone_round():

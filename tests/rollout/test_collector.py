@@ -50,7 +50,67 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-# ---- transitions ---------------------------------------------------------------------------------------------------
+# ---- transitions
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# #
+# --------------------------------------------------------------------------------------------------
+# # ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -101,7 +161,9 @@ def test_transitions_stay_as_they_were_when_a_policy_reuses_its_array():
             return self.action_EA
 
     transitions = scripted(policy=Reusing()).sample(num_steps=12).transitions
-    assert transitions.action_EA[:, 0].tolist() == [k / 64 for k in (1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4)]
+    assert transitions.action_EA[:, 0].tolist() == [
+        k / 64 for k in (1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4)
+    ]
     first, second = (collector_step[0] for collector_step in _two_steps(scripted(policy=Reusing())))
     assert first.action_EA[0, 0] == 1 / 64
     assert second.action_EA[0, 0] == 2 / 64
@@ -141,8 +203,13 @@ def test_what_a_restarted_worker_did_is_dropped_and_counts_nowhere():
     steps = [collector.step("explore") for _ in results]
     assert [transitions.reward_E.tolist() for transitions, _ in steps] == [[1, 10], [20], [4, 40]]
     assert [transitions.task_E.tolist() for transitions, _ in steps] == [[0, 1], [1], [0, 1]]
-    assert steps[2][1] == {0: Episode(0, 4.0, 1, False, False), 1: Episode(1, 70.0, 3, False, False)}
-    assert collector.counters == Counters(env_steps=5, vector_steps=3, updates=0, episodes=2, dropped_transitions=1)
+    assert steps[2][1] == {
+        0: Episode(0, 4.0, 1, False, False),
+        1: Episode(1, 70.0, 3, False, False),
+    }
+    assert collector.counters == Counters(
+        env_steps=5, vector_steps=3, updates=0, episodes=2, dropped_transitions=1
+    )
     assert collector.windows.summary()[0]["return"]["mean"] == 4.0
 
 
@@ -174,7 +241,11 @@ def test_episodes_are_exactly_as_many_as_asked_in_even_shares(number):
     collector = scripted(tasks)
     sample = collector.sample(num_episodes=number, seed=[0, 0, 0])
     shares = [number // 3 + (e < number % 3) for e in range(3)]
-    expected = [scripted_episode(task, k) for task, share in zip(tasks, shares, strict=True) for k in range(share)]
+    expected = [
+        scripted_episode(task, k)
+        for task, share in zip(tasks, shares, strict=True)
+        for k in range(share)
+    ]
     assert sorted(sample.episodes) == sorted(expected)
     assert len(sample.episodes) == number
     for task in tasks:  # the surplus of environments that were ready early is dropped
@@ -210,10 +281,14 @@ def test_collecting_episodes_begins_fresh_ones():
 
 def test_force_reset_begins_new_episodes_and_drops_those_that_run():
     collector = scripted()
-    collector.sample(num_steps=6)  # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
+    collector.sample(
+        num_steps=6
+    )  # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
     plain = collector.sample(num_steps=3)
     assert plain.transitions.observation_ED[:, 1:3].tolist() == [[0, 2], [1, 1], [0, 2]]
-    collector.sample(num_steps=3)  # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
+    collector.sample(
+        num_steps=3
+    )  # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
     forced = collector.sample(num_steps=12, force_reset=True)
     assert forced.transitions.observation_ED[:3, 1:3].tolist() == [[3, 0], [2, 0], [2, 0]]
     assert forced.episodes == [scripted_episode(0, 3), scripted_episode(1, 2)]
@@ -339,7 +414,9 @@ def test_listeners_hear_of_every_episode_in_order():
                 expected += [("created", e, task), ("started", e, task, [task, episode, 0, 0])]
             step += 1
             last = step == scripted_length(task, episode)
-            expected.append(("stepped", e, task, scripted_return(task, episode) if last else 0.0, step))
+            expected.append(
+                ("stepped", e, task, scripted_return(task, episode) if last else 0.0, step)
+            )
             if last:
                 expected.append(("ended", e, scripted_episode(task, episode)))
                 episode, step = episode + 1, 0
@@ -356,8 +433,17 @@ def test_listeners_hear_of_a_forced_reset_and_a_silent_one_may_be_among_them():
     collector.sample(num_steps=2)
     collector.sample(num_steps=1, force_reset=True)
     assert [line[0] for line in diary.lines] == [
-        "created", "started", "stepped", "stepped", "created", "started", "stepped", "ended", "created", "started",
-    ]  # fmt: skip
+        "created",
+        "started",
+        "stepped",
+        "stepped",
+        "created",
+        "started",
+        "stepped",
+        "ended",
+        "created",
+        "started",
+    ]
     assert len(diary.samples) == 2
 
 
@@ -386,14 +472,22 @@ def test_state_goes_on_bit_for_bit_also_in_the_middle_of_an_episode(workers, bef
 
 @pytest.mark.parametrize(("workers", "before"), [((1, 0), 8), ((0, 0), 3)])
 def test_metaworlds_state_goes_on_bit_for_bit_in_the_middle_of_an_episode(workers, before):
-    assert_goes_on(MetaWorld(["reach", "drawer-close"], horizon=6, num_goals=5), [0, 1, 1, 0], workers, before)
+    assert_goes_on(
+        MetaWorld(["reach", "drawer-close"], horizon=6, num_goals=5), [0, 1, 1, 0], workers, before
+    )
 
 
 def assert_goes_on(benchmark, tasks, workers, before):
     """Another number of workers, another seed, another past: the next steps are those that would have been."""
     size = benchmark.spec.action_space.shape[0]
-    first, second = (VectorEnv(benchmark, tasks, seed=s, num_workers=n) for s, n in zip((3, 4), workers, strict=True))
-    collector, resumed = Collector(first, Uniform(size), window=3), Collector(second, Uniform(size, seed=1), window=3)
+    first, second = (
+        VectorEnv(benchmark, tasks, seed=s, num_workers=n)
+        for s, n in zip((3, 4), workers, strict=True)
+    )
+    collector, resumed = (
+        Collector(first, Uniform(size), window=3),
+        Collector(second, Uniform(size, seed=1), window=3),
+    )
     collector.reset()
     if before:
         collector.sample(num_steps=4 * before)
@@ -406,7 +500,9 @@ def assert_goes_on(benchmark, tasks, workers, before):
     first.close()
     second.close()
     assert same(found.transitions, expected.transitions)
-    assert [field.dtype for field in found.transitions] == [field.dtype for field in expected.transitions]
+    assert [field.dtype for field in found.transitions] == [
+        field.dtype for field in expected.transitions
+    ]
     assert found.episodes == expected.episodes
     assert len(found.episodes) == 4 * (3 + (before % 6 >= 4))
     assert resumed.windows.summary() == collector.windows.summary() != {}
@@ -430,7 +526,10 @@ def test_a_collector_that_has_not_begun_is_restored_as_one():
     resumed.sample(num_steps=9, seed=8)
     resumed.load_state_dict(state)
     expected, found = collector.sample(num_steps=30), resumed.sample(num_steps=30)
-    assert expected.transitions.observation_ED.tolist()[0] == found.transitions.observation_ED.tolist()[0]
+    assert (
+        expected.transitions.observation_ED.tolist()[0]
+        == found.transitions.observation_ED.tolist()[0]
+    )
     assert len(found.episodes) == len(expected.episodes) == 3
 
 
@@ -453,7 +552,9 @@ def test_a_state_of_other_environments_is_refused_before_anything_is_changed(tas
     collector.sample(num_steps=8)
     other.sample(num_steps=8)
     before = other.state_dict()
-    with pytest.raises(ConfigurationError, match=r"rollout\.envs_per_task and data\.exclude_from_training"):
+    with pytest.raises(
+        ConfigurationError, match=r"rollout\.envs_per_task and data\.exclude_from_training"
+    ):
         other.load_state_dict(collector.state_dict())
     assert other.state_dict() == before
 
@@ -486,7 +587,9 @@ def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(worker
     def restarted(_):
         counters.worker_restarts += 1
 
-    envs = VectorEnv(FaultyReach(kind), [0, 1, 2], num_workers=workers, max_restarts=5, on_restart=restarted)
+    envs = VectorEnv(
+        FaultyReach(kind), [0, 1, 2], num_workers=workers, max_restarts=5, on_restart=restarted
+    )
     broken = range(3) if workers < 2 else [1]  # the rows of the group that breaks
     collector = Collector(envs, Numbering(), counters=counters, listeners=[diary])
     parts = [collector.step("explore") for _ in range(num_steps)]
@@ -497,7 +600,9 @@ def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(worker
         assert transitions.task_E.tolist() == expected
         assert_true_transitions(transitions, 3)
     for e in range(3):
-        mine = [Transitions(*(f[t.task_E == e] for f in t)) if e in t.task_E else None for t, _ in parts]
+        mine = [
+            Transitions(*(f[t.task_E == e] for f in t)) if e in t.task_E else None for t, _ in parts
+        ]
         length = 0
         for s in range(num_steps):
             if mine[s] is None:
@@ -532,7 +637,9 @@ def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(worker
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_collector_that_is_saved_after_a_fault_goes_on_bit_for_bit(workers):
     def make(seed, num_workers):
-        envs = VectorEnv(FaultyReach("raise"), [0, 1, 2], seed=seed, num_workers=num_workers, max_restarts=5)
+        envs = VectorEnv(
+            FaultyReach("raise"), [0, 1, 2], seed=seed, num_workers=num_workers, max_restarts=5
+        )
         return Collector(envs, Constant((0.1, -0.3)))
 
     collector, resumed = make(3, workers), make(4, 3 - workers)
@@ -541,7 +648,10 @@ def test_a_collector_that_is_saved_after_a_fault_goes_on_bit_for_bit(workers):
     assert collector.envs.num_restarts == 1
     resumed.load_state_dict(through_a_file(collector.state_dict()))
     for _ in range(40):
-        (expected, expected_ended), (found, found_ended) = collector.step("explore"), resumed.step("explore")
+        (expected, expected_ended), (found, found_ended) = (
+            collector.step("explore"),
+            resumed.step("explore"),
+        )
         assert same(found, expected)
         assert found_ended == expected_ended
     assert resumed.windows.summary() == collector.windows.summary()
@@ -559,8 +669,13 @@ def test_episodes_asked_for_by_number_are_complete_in_spite_of_a_fault():
     assert_true_transitions(sample.transitions, 3)
 
 
-def test_networks_that_an_update_has_ruined_are_named_and_not_the_environments(command_line, capsys):
+def test_networks_that_an_update_has_ruined_are_named_and_not_the_environments(
+    command_line, capsys
+):
     with pytest.raises(SystemExit) as ended:
         command_line("fit", "--model.init_args.critic_optimizer.init_args.lr=1e30")
     assert ended.value.code == 2
-    assert "the policy's action is not a finite number: an update has ruined the networks" in capsys.readouterr().err
+    assert (
+        "the policy's action is not a finite number: an update has ruined the networks"
+        in capsys.readouterr().err
+    )

@@ -33,7 +33,9 @@ def naive(results, task_E):
             broken = broken or not result.valid_E[e]
             if result.terminated_E[e] or result.truncated_E[e] or not result.valid_E[e]:
                 if not broken:
-                    ended[s, e] = Episode(task, sum(rewards), len(rewards), any(successes), successes[-1])
+                    ended[s, e] = Episode(
+                        task, sum(rewards), len(rewards), any(successes), successes[-1]
+                    )
                 rewards, successes, broken = [], [], False
     return ended
 
@@ -43,7 +45,11 @@ def test_episodes_equal_those_of_a_naive_loop(broken):
     task_E = np.array([2, 0, 1, 0])
     results = random_results(200, 4, broken=broken)
     running = RunningEpisodes(task_E)
-    found = {(s, e): episode for s, result in enumerate(results) for e, episode in running.add(result).items()}
+    found = {
+        (s, e): episode
+        for s, result in enumerate(results)
+        for e, episode in running.add(result).items()
+    }
     expected = naive(results, task_E.tolist())
     assert found.keys() == expected.keys()
     assert len(found) > 80
@@ -57,7 +63,9 @@ def test_episodes_equal_those_of_a_naive_loop(broken):
 def test_the_last_steps_reward_and_success_count_and_those_after_the_end_do_not():
     running = RunningEpisodes(np.array([0]))
     assert running.add(step_result([1.0], [False], [False], [False], [True])) == {}
-    assert running.add(step_result([10.0], [False], [True], [True], [True])) == {0: Episode(0, 11.0, 2, True, True)}
+    assert running.add(step_result([10.0], [False], [True], [True], [True])) == {
+        0: Episode(0, 11.0, 2, True, True)
+    }
     assert running.add(step_result([100.0], [True], [False], [False], [True])) == {
         0: Episode(0, 100.0, 1, False, False)
     }
@@ -81,7 +89,9 @@ def test_reset_forgets_what_runs():
     running = RunningEpisodes(np.array([0]))
     running.add(step_result([1.0], [False], [False], [True], [True]))
     running.reset()
-    assert running.add(step_result([2.0], [True], [False], [False], [True])) == {0: Episode(0, 2.0, 1, False, False)}
+    assert running.add(step_result([2.0], [True], [False], [False], [True])) == {
+        0: Episode(0, 2.0, 1, False, False)
+    }
 
 
 def test_running_sums_go_on_from_their_state():
@@ -91,7 +101,9 @@ def test_running_sums_go_on_from_their_state():
         running.add(result)
     assert running.length_E.any()
     resumed.load_state_dict(json.loads(json.dumps(running.state_dict())))
-    assert [running.add(result) for result in results[31:]] == [resumed.add(result) for result in results[31:]]
+    assert [running.add(result) for result in results[31:]] == [
+        resumed.add(result) for result in results[31:]
+    ]
 
 
 def episode(task, return_, length=1, success=False, success_last=False):
@@ -127,7 +139,9 @@ def test_windows_hold_the_last_episodes_of_each_task():
 
 def test_windows_go_on_from_their_state():
     windows, resumed = EpisodeWindows(2, 3), EpisodeWindows(2, 3)
-    windows.add([episode(0, 1.0, 4, True), episode(1, 2.0), episode(0, 3.0, 5, True, True), episode(0, 4.0)])
+    windows.add(
+        [episode(0, 1.0, 4, True), episode(1, 2.0), episode(0, 3.0, 5, True, True), episode(0, 4.0)]
+    )
     resumed.add([episode(1, 99.0)])
     resumed.load_state_dict(json.loads(json.dumps(windows.state_dict())))
     assert resumed.summary() == windows.summary()

@@ -4,7 +4,15 @@ import pytest
 from mtrl_lightning.envs import MetaWorld, ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Evaluation, Evaluator
-from tests.fakes import Constant, Recorder, Scripted, Seeker, Uniform, scripted_length, scripted_success
+from tests.fakes import (
+    Constant,
+    Recorder,
+    Scripted,
+    Seeker,
+    Uniform,
+    scripted_length,
+    scripted_success,
+)
 
 NAMES = ("task-0", "task-1", "task-2")
 
@@ -12,14 +20,19 @@ NAMES = ("task-0", "task-1", "task-2")
 @pytest.mark.parametrize("envs_per_task", [1, 2, 3, 9])
 @pytest.mark.parametrize("num_episodes", [1, 5, 8])
 def test_every_task_has_its_own_episodes_0_to_n_counted_exactly(num_episodes, envs_per_task):
-    evaluator = Evaluator(Scripted(3), num_episodes=num_episodes, envs_per_task=envs_per_task, num_workers=0)
+    evaluator = Evaluator(
+        Scripted(3), num_episodes=num_episodes, envs_per_task=envs_per_task, num_workers=0
+    )
     evaluation = evaluator.evaluate(Constant())
     episodes = range(num_episodes)
-    # returns of episodes 0 .. n - 1 add up to what no other set of n episodes does; all of it is the last step's reward
+    # returns of episodes 0 .. n - 1 add up to what no other set of n episodes does; all of it is
+    # the last step's reward
     expected = [1000 * (task + 1) + (2**num_episodes - 1) / num_episodes for task in range(3)]
     np.testing.assert_allclose(evaluation.return_T, expected, rtol=1e-15)
     success = [[scripted_success(task, k, 0) for k in episodes] for task in range(3)]
-    last = [[scripted_success(task, k, scripted_length(task, k)) for k in episodes] for task in range(3)]
+    last = [
+        [scripted_success(task, k, scripted_length(task, k)) for k in episodes] for task in range(3)
+    ]
     np.testing.assert_allclose(evaluation.success_T, np.mean(success, axis=1), rtol=1e-15)
     np.testing.assert_allclose(evaluation.success_last_T, np.mean(last, axis=1), rtol=1e-15)
     assert evaluation.split == "eval"
@@ -29,7 +42,8 @@ def test_every_task_has_its_own_episodes_0_to_n_counted_exactly(num_episodes, en
 def test_success_in_any_step_is_not_success_in_the_last():
     evaluator = Evaluator(Scripted(1), num_episodes=6, num_workers=0)
     evaluation = evaluator.evaluate(Constant())
-    # episodes 0 2 4 succeed in the first step, 0 and 3 in the last, 1 consists of one step without success
+    # episodes 0 2 4 succeed in the first step, 0 and 3 in the last, 1 consists of one step without
+    # success
     assert evaluation.success_T.tolist() == [pytest.approx(4 / 6)]
     assert evaluation.success_last_T.tolist() == [pytest.approx(2 / 6)]
 
@@ -57,10 +71,14 @@ def test_only_the_best_actions_are_asked_for():
 def test_no_more_steps_are_made_than_the_longest_environment_needs():
     policy = Recorder()
     Evaluator(Scripted(3), num_episodes=4, num_workers=0).evaluate(policy)
-    assert len(policy.modes) == max(sum(scripted_length(task, k) for k in range(4)) for task in range(3))
+    assert len(policy.modes) == max(
+        sum(scripted_length(task, k) for k in range(4)) for task in range(3)
+    )
 
 
-@pytest.mark.parametrize("benchmark", [ToyReach(3, horizon=7), MetaWorld(["reach", "push"], horizon=5, num_goals=3)])
+@pytest.mark.parametrize(
+    "benchmark", [ToyReach(3, horizon=7), MetaWorld(["reach", "push"], horizon=5, num_goals=3)]
+)
 def test_two_evaluations_are_equal(benchmark):
     policy = Seeker(3) if isinstance(benchmark, ToyReach) else Constant((0.5, -0.5, 0.25, 0.0))
     evaluator = Evaluator(benchmark, num_episodes=4, num_workers=0)
@@ -71,7 +89,9 @@ def test_two_evaluations_are_equal(benchmark):
     fresh.close()
     for ours, theirs in zip(first[1:], second[1:], strict=True):
         assert np.array_equal(ours, theirs)
-    for ours, theirs in zip(first[1:], third[1:], strict=True):  # the same episodes, added up in another order
+    for ours, theirs in zip(
+        first[1:], third[1:], strict=True
+    ):  # the same episodes, added up in another order
         np.testing.assert_allclose(ours, theirs, rtol=1e-15)
     assert len(set(first.return_T)) == benchmark.spec.num_tasks
     different = Evaluator(benchmark, num_episodes=3, num_workers=0).evaluate(policy)
@@ -80,7 +100,9 @@ def test_two_evaluations_are_equal(benchmark):
 
 def test_an_evaluation_equals_a_slow_loop_over_single_environments():
     benchmark, policy = ToyReach(3, horizon=9), Seeker(3)
-    evaluation = Evaluator(benchmark, num_episodes=4, envs_per_task=2, num_workers=0).evaluate(policy)
+    evaluation = Evaluator(benchmark, num_episodes=4, envs_per_task=2, num_workers=0).evaluate(
+        policy
+    )
     for task in range(3):
         returns, successes = [], []
         for episode in range(4):
@@ -103,7 +125,10 @@ def test_the_toys_tasks_tell_agents_apart():
     evaluator = Evaluator(benchmark, num_episodes=20, num_workers=0)
     assert evaluator.evaluate(Seeker(3)).success_last_T.tolist() == [1.0, 1.0, 1.0]
     assert evaluator.evaluate(Uniform()).success_last_T.max() < 0.4
-    assert evaluator.evaluate(Uniform()).return_T.max() < evaluator.evaluate(Seeker(3)).return_T.min() - 5
+    assert (
+        evaluator.evaluate(Uniform()).return_T.max()
+        < evaluator.evaluate(Seeker(3)).return_T.min() - 5
+    )
 
 
 def test_an_evaluation_that_was_broken_off_leaves_no_trace_in_the_next():
@@ -126,7 +151,9 @@ def test_an_evaluation_that_was_broken_off_leaves_no_trace_in_the_next():
     assert np.array_equal(again.return_T, expected.return_T)
     evaluator.close()
     evaluator.close()
-    assert np.array_equal(evaluator.evaluate(Constant()).return_T, expected.return_T), "made anew after close"
+    assert np.array_equal(evaluator.evaluate(Constant()).return_T, expected.return_T), (
+        "made anew after close"
+    )
 
 
 def test_an_evaluation_draws_from_no_global_generator():
@@ -137,7 +164,9 @@ def test_an_evaluation_draws_from_no_global_generator():
 
 
 def test_metrics_have_their_names_and_means_over_tasks():
-    evaluation = Evaluation("eval", np.array([1.0, 0.5, 0.0]), np.array([0.5, 0.25, 0.0]), np.array([7.0, 8.0, 12.0]))
+    evaluation = Evaluation(
+        "eval", np.array([1.0, 0.5, 0.0]), np.array([0.5, 0.25, 0.0]), np.array([7.0, 8.0, 12.0])
+    )
     assert evaluation.metrics(NAMES) == {
         "eval/success": 0.5,
         "eval/success_last": 0.25,
@@ -159,11 +188,15 @@ def test_other_splits_have_a_prefix_of_their_own():
     evaluator = Evaluator(Scripted(1), num_episodes=1, split="eval_interpolation", num_workers=0)
     metrics = evaluator.evaluate(Constant()).metrics(("task-0",))
     assert set(metrics) == {
-        f"eval_interpolation/{name}{task}" for name in ("success", "success_last", "return") for task in ("", "/task-0")
+        f"eval_interpolation/{name}{task}"
+        for name in ("success", "success_last", "return")
+        for task in ("", "/task-0")
     }
 
 
-@pytest.mark.parametrize("arguments", [{"num_episodes": 0}, {"num_episodes": 1, "envs_per_task": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"num_episodes": 0}, {"num_episodes": 1, "envs_per_task": 0}]
+)
 def test_numbers_below_one_are_refused(arguments):
     with pytest.raises(ConfigurationError, match="give 1 or more"):
         Evaluator(Scripted(), **arguments)

@@ -44,7 +44,9 @@ def upstream_success(name, goals):
         return InOrder(gym.wrappers.RecordEpisodeStatistics(env), goals)
 
     envs = SyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP)
-    *_, success, _ = metaworld.evaluation.evaluation(ScriptedPolicies([name]), envs, num_episodes=len(goals))
+    *_, success, _ = metaworld.evaluation.evaluation(
+        ScriptedPolicies([name]), envs, num_episodes=len(goals)
+    )
     envs.close()
     return success[name]
 
@@ -52,10 +54,16 @@ def upstream_success(name, goals):
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 @pytest.mark.parametrize("names", GROUPS, ids=["first-25", "last-25"])
 def test_scripted_policies_succeed_exactly_where_metaworlds_own_evaluation_says(names, monkeypatch):
-    evaluator = Evaluator(MetaWorld(names, num_goals=NUM_GOALS), num_episodes=NUM_GOALS, num_workers=2)
+    evaluator = Evaluator(
+        MetaWorld(names, num_goals=NUM_GOALS), num_episodes=NUM_GOALS, num_workers=2
+    )
     evaluation = evaluator.evaluate(ScriptedPolicies(names))
     evaluator.close()
-    monkeypatch.setattr(metaworld, "_N_GOALS", NUM_GOALS)  # upstream draws the first two of its fifty goals, and faster
-    expected = {name: upstream_success(name, metaworld.MT1(name, seed=0).train_tasks) for name in names}
+    monkeypatch.setattr(
+        metaworld, "_N_GOALS", NUM_GOALS
+    )  # upstream draws the first two of its fifty goals, and faster
+    expected = {
+        name: upstream_success(name, metaworld.MT1(name, seed=0).train_tasks) for name in names
+    }
     assert dict(zip(names, evaluation.success_T, strict=True)) == expected
     assert np.mean(list(expected.values())) > 0.9
