@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.schema import Field
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,9 @@ class EnvSpec(NamedTuple):
     protocol: Mapping[str, str | int | float]
     """What has to be said beside every number: versions, reward, horizon, goals."""
 
+    info_fields: tuple[Field, ...] = ()
+    """Numbers that environments report in ``info`` and that belong to a transition."""
+
     @property
     def num_tasks(self) -> int:
         """Number of all tasks, ``T``."""
@@ -62,10 +66,12 @@ class StepResult(NamedTuple):
     success_E: npt.NDArray
     valid_E: npt.NDArray
     """False where a worker was restarted: the transition never happened."""
+    extra: Mapping[str, npt.NDArray] = {}
+    """The spec's ``info_fields`` by name, one row per environment."""
 
 
 class Transitions(NamedTuple):
-    """Transitions as they happened, one a row; what a collector hands to a replay buffer."""
+    """Transitions as they happened, one per row; what a collector hands to a replay buffer."""
 
     observation_ED: npt.NDArray
     action_EA: npt.NDArray
@@ -76,6 +82,13 @@ class Transitions(NamedTuple):
     task_E: npt.NDArray
     env_E: npt.NDArray
     """The environment's place in the vector."""
+    extra: Mapping[str, npt.NDArray] = {}
+    """Further fields of the schema by name."""
+
+    def columns(self) -> dict[str, npt.NDArray]:
+        """Return every field by its name in the schema."""
+        names = (name.rsplit("_", 1)[0] for name in self._fields[:-1])
+        return dict(zip(names, self[:-1], strict=True)) | dict(self.extra)
 
 
 class TransitionBatch(NamedTuple):
@@ -87,6 +100,8 @@ class TransitionBatch(NamedTuple):
     next_observation_BD: Tensor
     terminated_B: Tensor
     task_B: Tensor
+    extra: Mapping[str, Tensor] = {}
+    """Further fields of the schema by name, ``[B, ...]``."""
 
 
 class Episode(NamedTuple):

@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in FILES}
 LINES = {path.relative_to(PACKAGE).as_posix(): path.read_text().splitlines() for path in FILES}
 
-BASE = {"types", "counters", "schedules", "errors", "memory"}
+BASE = {"types", "schema", "counters", "schedules", "errors", "memory"}
 ROOMS = {
     "envs",
     "rollout",

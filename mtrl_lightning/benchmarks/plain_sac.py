@@ -213,6 +213,6 @@ class PlainReplay:
             self._next_observation,
             self._terminated,
         )
-        return TransitionBatch(
-            *(torch.as_tensor(a, device=device) for a in (*(ring[row, env] for ring in rings), env))
-        )
+        columns = (*(ring[row, env] for ring in rings), env)
+        tensors = (torch.as_tensor(column, device=device) for column in columns)
+        return TransitionBatch(*tensors)  # type: ignore[arg-type]

@@ -111,7 +111,11 @@ def make_batches(work: Work) -> list[TransitionBatch]:
         )
         for _ in range(BATCHES)
     ]
-    return [TransitionBatch(*(field.to(work.device) for field in batch)) for batch in batches]
+    return [_on_device(batch, work.device) for batch in batches]
+
+
+def _on_device(batch: TransitionBatch, device: str) -> TransitionBatch:
+    return TransitionBatch(*(column.to(device) for column in batch[:-1]))  # type: ignore[arg-type]
 
 
 def with_one_hot(batch: TransitionBatch, num_tasks: int) -> TransitionBatch:

@@ -178,7 +178,7 @@ class VectorEnv(gym.vector.VectorEnv):
             self._arrays.next_observation_ED[rows] = self._arrays.observation_ED[rows]
             for flag_E in self._arrays[4:7]:
                 flag_E[rows] = False
-        return StepResult._make((*(array.copy() for array in self._arrays[1:7]), valid_E))
+        return StepResult(*(array.copy() for array in self._arrays[1:7]), valid_E)  # type: ignore[arg-type]
 
     def reset(
         self,

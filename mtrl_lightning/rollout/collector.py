@@ -314,4 +314,6 @@ def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:
 
 
 def _concatenate(parts: list[Transitions]) -> Transitions:
-    return Transitions(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+    core = (np.concatenate(column) for column in zip(*(part[:-1] for part in parts), strict=True))
+    extra = {name: np.concatenate([part.extra[name] for part in parts]) for name in parts[0].extra}
+    return Transitions(*core, extra=extra)  # type: ignore[arg-type, misc]

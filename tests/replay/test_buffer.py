@@ -26,7 +26,7 @@ def test_a_batch_is_task_major_with_the_same_number_of_rows_a_task():
     assert batch.task_B.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert batch.task_B.dtype == torch.int64
     assert (ids_of(batch) // 1000).tolist() == batch.task_B.tolist()
-    assert {len(field) for field in batch} == {12}
+    assert {len(field) for field in batch[:-1]} == {12}
 
 
 @pytest.mark.parametrize("batch_size", [3, 30, 128 * 3])
@@ -56,7 +56,7 @@ def test_a_replay_on_a_device_does_not_wait_for_it():
     for step in range(20):
         buffer.add(make_transitions(range(3 * step, 3 * step + 3), [2, 0, 1]))
     batch = buffer.sample(12)
-    assert [(field.device, len(field)) for field in batch] == [(device, 12)] * 6
+    assert [(field.device, len(field)) for field in batch[:-1]] == [(device, 12)] * 6
     with pytest.raises(RuntimeError, match="item"):
         float(batch.reward_B.sum())
 

@@ -1,0 +1,67 @@
+"""The fields of a transition: workers' shared memory, storage, chunk files and batches are made from them.
+
+A new field is one line here, or one entry of ``EnvSpec.info_fields`` (what an environment reports)
+or of ``Algorithm.policy_fields`` (what a policy's ``act`` returns beside its actions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mtrl_lightning.types import EnvSpec
+
+
+class Field(NamedTuple):
+    """One column: a number or an array of every transition."""
+
+    name: str
+    """What it is called in ``info``, in the storage, in chunk files and in a batch."""
+    shape: tuple[int, ...] = ()
+    """Shape of one transition's entry; empty for a number."""
+    dtype: str = "float32"
+    """NumPy's name of its type."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one transition's entry."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    def stored(self) -> Field:
+        """Return the field as it is stored: floating-point numbers in single precision."""
+        is_float = np.issubdtype(np.dtype(self.dtype), np.floating)
+        return self._replace(dtype="float32") if is_float else self
+
+
+def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
+    """Return what an environment receives and reports in one step."""
+    observation_type = np.dtype(spec.observation_space.dtype).name
+    return (
+        Field("action", spec.action_space.shape, "float32"),
+        Field("observation", spec.observation_space.shape, observation_type),
+        Field("next_observation", spec.observation_space.shape, observation_type),
+        Field("reward", (), "float64"),
+        Field("terminated", (), "bool"),
+        Field("truncated", (), "bool"),
+        Field("success", (), "bool"),
+        *spec.info_fields,
+    )
+
+
+STORED = ("observation", "action", "reward", "next_observation", "terminated")
+"""The fields of a step that every algorithm learns from."""
+
+
+def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tuple[Field, ...]:
+    """Return what is stored of a transition, saved with checkpoints, and sampled.
+
+    Args:
+        spec: the tasks.
+        policy_fields: what the policy's ``act`` returns beside its actions.
+    """
+    by_name = {field.name: field for field in step_fields(spec)}
+    extra = (*spec.info_fields, *policy_fields)
+    return tuple(field.stored() for field in (*(by_name[name] for name in STORED), *extra))
