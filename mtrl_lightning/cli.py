@@ -192,11 +192,7 @@ class MultiTaskCLI(LightningCLI):
                 logger.dict_kwargs = {**(logger.get("dict_kwargs") or {}), "purge_step": purge_step}
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", "wandb")
-            saved = (
-                self._loaded.get("callbacks", {})
-                .get(MetricsCallback.__qualname__, {})
-                .get("wandb_id")
-            )
+            saved = self._loaded.get("callbacks", {}).get(MetricsCallback.key, {}).get("wandb_id")
             if "resume" in logger.init_args:
                 logger.init_args.resume = (
                     "allow"  # Lightning's default, in place of which W&B's own is filled in

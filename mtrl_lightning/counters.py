@@ -20,6 +20,8 @@ class Counters:
     """Gradient updates of the critic."""
     episodes: int = 0
     """Finished training episodes."""
+    network_resets: int = 0
+    """Resets of the networks."""
     worker_restarts: int = 0
     """Groups of environments rebuilt after a fault, those of evaluations too."""
     dropped_transitions: int = 0

@@ -22,7 +22,7 @@ class CallError(EnvironmentFaultError):
     """An environment could not answer a question; asking a rebuilt one would not help."""
 
 
-class PolicyFaultError(EnvironmentFaultError):
+class PolicyFaultError(RuntimeError):
     """The policy's actions are not numbers: no environment is to blame."""
 
 

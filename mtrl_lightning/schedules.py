@@ -92,7 +92,7 @@ class UpdateRatio:
         if self._start is None:
             self._start = (vector_steps, updates)
 
-    def start_anew(self, vector_steps: int, updates: int) -> None:
+    def restart(self, vector_steps: int, updates: int) -> None:
         """Begin to count here if counting had begun before: nothing is owed for what lies between."""
         if self._start is not None:
             self._start = (vector_steps, updates - self.burst)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -116,12 +116,16 @@ class Episode(NamedTuple):
     """Success in the last step."""
 
 
-class Policy(Protocol):
-    """What acts."""
+Chosen: TypeAlias = (
+    "npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], Mapping[str, npt.NDArray]]"
+)
+"""Actions ``[E, A]``, alone or with further fields of the transition by name, ``[E, ...]``."""
 
-    def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
-    ) -> npt.NDArray[np.float32]:
+
+class Policy(Protocol):
+    """Chooses actions."""
+
+    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
         """Choose actions ``[E, A]`` between -1 and 1."""
         ...
 

@@ -172,7 +172,7 @@ def test_update_ratio_that_starts_anew_owes_nothing_for_what_lies_between_and_no
     schedule = UpdateRatio(0.5, burst)
     schedule.start(100, 0)
     assert schedule.due(140, burst + 19) and not schedule.due(140, burst + 20)
-    schedule.start_anew(1_000, 25)
+    schedule.restart(1_000, 25)
     assert not schedule.due(1_001, 25)
     assert schedule.due(1_002, 25)
     assert not schedule.due(1_002, 26)
@@ -182,7 +182,7 @@ def test_update_ratio_that_starts_anew_owes_nothing_for_what_lies_between_and_no
 
 def test_update_ratio_that_had_not_begun_is_not_begun_by_starting_anew():
     schedule = UpdateRatio(1, burst=3)
-    schedule.start_anew(1_000, 0)
+    schedule.restart(1_000, 0)
     assert schedule.state_dict() == {}
     schedule.start(2_000, 0)
     assert schedule.due(2_000, 2) and not schedule.due(2_000, 3)
@@ -191,7 +191,7 @@ def test_update_ratio_that_had_not_begun_is_not_begun_by_starting_anew():
 def test_update_ratio_that_started_anew_goes_on_where_it_was_saved():
     before, after = UpdateRatio(0.5, burst=4), UpdateRatio(0.5, burst=4)
     before.start(100, 0)
-    before.start_anew(1_000, 25)
+    before.restart(1_000, 25)
     after.load_state_dict(before.state_dict())
     assert after.due(1_002, 25) and not after.due(1_002, 26)
 

@@ -20,6 +20,7 @@ from mtrl_lightning.algorithms.state import (
 )
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec, Mode, Transitions
 
 FORMAT = 2
@@ -33,6 +34,9 @@ class Algorithm(LightningModule):
         spec: the tasks.
         seed: of the generators.
     """
+
+    policy_fields: tuple[Field, ...] = ()
+    """Further fields of a transition that ``act`` returns beside the actions."""
 
     def __init__(self, spec: EnvSpec, seed: int) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""Save what a run needs to go on, and keep what is wanted."""
+"""Save what a continued run needs, and keep what is wanted."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
@@ -13,94 +13,128 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
-from mtrl_lightning.callbacks.common import find, step_complete
-from mtrl_lightning.callbacks.evaluation import EvaluationCallback
-from mtrl_lightning.callbacks.replay import ReplayCallback
-from mtrl_lightning.callbacks.rollout import RolloutCallback
-from mtrl_lightning.callbacks.signals import Interrupted
-from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
+from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.datamodule import manifest_of
+from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.schedules import Every
 
 
-class CheckpointCallback(Checkpoint):
-    """Write ``checkpoints/step_<env steps>.ckpt`` on a schedule, at the end, and when the run is interrupted.
+class _Moment(NamedTuple):
+    """What a checkpoint is of: two checkpoints of the same moment are equal."""
 
-    ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the one with the
-    highest evaluation success (return, where a benchmark has no success). The replay lies beside
-    them in ``replay/``; its files go with the last checkpoint that needs them.
+    env_steps: int
+    updates: int
+    network_resets: int
+
+
+class CheckpointCallback(SessionCallback, Checkpoint):
+    """Write ``checkpoints/step_<env steps>.ckpt`` on a schedule, at the end, and at interruptions.
+
+    ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the best one. The
+    replay is kept beside them in ``replay/``; its files are deleted with the last checkpoint that
+    needs them.
 
     Args:
         every: environment steps between two checkpoints.
         keep_last: checkpoints kept, newest first; -1 keeps all, 0 saves none on the schedule, only
-            the end's.
-        keep_best: whether the best by evaluation success is saved and kept besides.
+            at the end.
+        keep_best: whether the best checkpoint is saved and kept besides.
+        best_metric: which metric of an evaluation decides what is best, such as ``eval/return`` or
+            ``eval/success/reach-v3``; null for the success of the first evaluated split, or its
+            return where the benchmark has no success.
+        best_mode: whether the largest (``max``) or the smallest (``min``) value is best.
         on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue``
-            says so, keeps the former ones and tries again when the next is due; ``stop`` ends the
-            run. The end's has to succeed.
+            warns, keeps the former ones and tries again when the next is due; ``stop`` ends the
+            run. The last one of a run has to succeed.
 
     Raises:
-        ConfigurationError: if a number is out of range.
+        ConfigurationError: if an option is out of range.
     """
+
+    key = "checkpoint"
 
     def __init__(
         self,
         every: int = 100_000,
         keep_last: int = 2,
         keep_best: bool = True,
+        best_metric: str | None = None,
+        best_mode: Literal["max", "min"] = "max",
         on_error: Literal["continue", "stop"] = "continue",
     ) -> None:
         if keep_last < -1:
             raise ConfigurationError(
                 f"checkpoint.keep_last is {keep_last}: give -1 (all), 0 (none) or a number"
             )
+        if best_mode not in ("max", "min"):
+            raise ConfigurationError(f"checkpoint.best_mode is {best_mode!r}: give max or min")
         self._every = Every(every, "checkpoint.every")
-        self.keep_last, self.keep_best, self._on_error = keep_last, keep_best, on_error
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.best_metric = best_metric
+        self._best_mode = best_mode
+        self._on_error = on_error
         self._saved: list[str] = []
         self._best: tuple[float, str] | None = None
-        self._saved_at = (-1, -1)
+        self._saved_at: _Moment | None = None
+        self._trainer: Trainer | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Make the folder.
+        """Make the folder, and register with the session.
 
         Raises:
-            ConfigurationError: if it cannot be written, or nothing keeps the replay.
+            ConfigurationError: if it cannot be written, or no evaluation has ``best_metric``.
         """
+        super().setup(trainer, pl_module, stage)
         if stage != TrainerFn.FITTING:
             return
-        find(trainer, ReplayCallback)
-        self.folder = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
+        self._trainer = trainer
+        self._check_best_metric()
+        self.folder = self.session.folder / "checkpoints"
         ensure_writable(self.folder)
         for path in self.folder.glob("*.unfinished"):  # of a run that was killed while it saved
             path.unlink(missing_ok=True)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableIO()
+        self.session.save_best = self.save_if_best
+        self.session.save_last = self.save_if_due
+        self.session.save_interrupted = self.save_interrupted
+
+    def _check_best_metric(self) -> None:
+        known = metric_names(self.session.benchmark)
+        if self.best_metric is None and known:
+            wanted = "success" if self.session.spec.has_success else "return"
+            self.best_metric = next(name for name in known if name.endswith(f"/{wanted}"))
+        if self.keep_best and self.best_metric not in known:
+            raise ConfigurationError(
+                f"checkpoint.best_metric is {self.best_metric!r}: give a metric of an evaluation,"
+                f" such as {', '.join(known[:3]) or 'none, as the benchmark has no evaluated split'}"
+                " (or set checkpoint.keep_best to false)"
+            )
+
+    def _moment(self) -> _Moment:
+        counters = self.session.counters
+        return _Moment(counters.env_steps, counters.updates, counters.network_resets)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on in the folder of the checkpoint, or begin anew beside another run's."""
-        assert isinstance(pl_module, Algorithm)
+        """Continue in the folder of the checkpoint, or start afresh beside another run's."""
         if trainer.ckpt_path:
-            self._every(pl_module.counters.env_steps)
-            self._saved_at = (pl_module.counters.env_steps, pl_module.counters.updates)
+            self._every(self.session.counters.env_steps)
+            self._saved_at = self._moment()
             if Path(trainer.ckpt_path).resolve().parent == self.folder.resolve():
-                self._go_on_from(Path(trainer.ckpt_path))
+                self._continue_from(Path(trainer.ckpt_path))
             else:
-                self._saved, self._best = [], None
+                self._saved = []
+                self._best = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if the run began with an evaluation that the former one was kept from."""
-        assert isinstance(pl_module, Algorithm)
-        if find(trainer, EvaluationCallback).made_up:
-            self.save(trainer, pl_module, self._new_best(trainer, pl_module))
+    def _continue_from(self, path: Path) -> None:
+        """Let ``last.ckpt`` and ``best.ckpt`` name what this run knows of.
 
-    def _go_on_from(self, path: Path) -> None:
-        """Let ``last.ckpt`` and ``best.ckpt`` name what this run knows, if it goes on from an older checkpoint.
-
-        Later checkpoints stay; nothing of theirs is deleted, because they are not among those that
-        this run saved.
+        A run that continues from an older checkpoint knows of no later ones. They stay: they are
+        not among those that this run saved.
         """
         self._saved = [name for name in self._saved if (self.folder / name).exists()]
         if self._best and not (self.folder / self._best[1]).exists():
@@ -113,17 +147,17 @@ class CheckpointCallback(Checkpoint):
             else:
                 (self.folder / "best.ckpt").unlink(missing_ok=True)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save when it is time, at a new best, and at the end."""
-        assert isinstance(pl_module, Algorithm)
-        if not step_complete(trainer):
-            return
-        due = self._every(pl_module.counters.env_steps) and self.keep_last != 0
-        best = self._new_best(trainer, pl_module)
-        if due or best is not None or trainer.should_stop:
-            self.save(trainer, pl_module, best)
+    def save_if_best(self, env_steps: int, at_end: bool) -> None:
+        """Save if the evaluation at this step is the best so far."""
+        best = self._new_best()
+        if best is not None:
+            self.save(best)
+
+    def save_if_due(self, env_steps: int, at_end: bool) -> None:
+        """Save when it is due, and at the end; not twice the same."""
+        is_due = self._every(env_steps) and self.keep_last != 0
+        if (is_due or at_end) and self._saved_at != self._moment():
+            self.save()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save at the end if nothing of this step is saved yet.
@@ -131,100 +165,101 @@ class CheckpointCallback(Checkpoint):
         Raises:
             ConfigurationError: if the checkpoint cannot be written.
         """
-        assert isinstance(pl_module, Algorithm)
-        if self._saved_at != (pl_module.counters.env_steps, pl_module.counters.updates):
+        if self._saved_at != self._moment():
             try:
-                self._write(trainer, pl_module, self._new_best(trainer, pl_module))
+                self._write(self._new_best())
             except OSError as error:
                 raise ConfigurationError(
                     f"the run's end could not be saved ({error}): {self._remedy()}"
                 ) from error
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Save when the run was interrupted or out of restarts, which happens where the state is whole."""
-        assert isinstance(pl_module, Algorithm)
-        if trainer.state.fn != TrainerFn.FITTING or not isinstance(
-            exception, (Interrupted, RestartsExhaustedError)
-        ):
-            return
-        if not find(trainer, RolloutCallback).begun:  # a checkpoint is only half restored
-            return
+    def save_interrupted(self) -> None:
+        """Save a run that was interrupted or is out of restarts, where its state is whole."""
         try:
-            if self._saved_at != (pl_module.counters.env_steps, pl_module.counters.updates):
-                self._write(trainer, pl_module, self._new_best(trainer, pl_module))
+            if self._saved_at != self._moment():
+                self._write(self._new_best())
         except OSError as error:
             rank_zero_warn(f"the interrupted run could not be saved ({error}): {self._remedy()}")
         else:
-            rank_zero_info(
-                f"\nInterrupted and saved; continue with --ckpt_path {self.folder / 'last.ckpt'}"
-            )
+            last = self.folder / "last.ckpt"
+            rank_zero_info(f"\nInterrupted and saved; continue with --ckpt_path {last}")
 
-    def _new_best(self, trainer: Trainer, algorithm: Algorithm) -> float | None:
-        evaluation = find(trainer, EvaluationCallback)
-        score = evaluation.results.get(
-            "eval/success" if algorithm.spec.has_success else "eval/return"
-        )
+    def _new_best(self) -> float | None:
+        session = self.session
+        score = session.results.get(self.best_metric or "")
         if (
             not self.keep_best
             or score is None
-            or evaluation.env_steps != algorithm.counters.env_steps
+            or session.evaluated_at != session.counters.env_steps
         ):
             return None
-        return score if self._best is None or score > self._best[0] else None
+        if self._best is None:
+            return score
+        best = self._best[0]
+        is_better = score > best if self._best_mode == "max" else score < best
+        return score if is_better else None
 
-    def save(self, trainer: Trainer, algorithm: Algorithm, best: float | None) -> None:
-        """Write a checkpoint; ``best`` is its evaluation's success (or return) if that is the highest so far.
+    def save(self, best: float | None = None) -> None:
+        """Write a checkpoint.
+
+        Args:
+            best: its evaluation's ``best_metric`` if that is the best so far.
 
         Raises:
-            ConfigurationError: if it cannot be written and the run shall end then.
+            ConfigurationError: if it cannot be written and ``on_error`` is ``stop``.
         """
         try:
-            self._write(trainer, algorithm, best)
+            self._write(best)
         except OSError as error:
-            text = f"the checkpoint after {algorithm.counters.env_steps:,} env steps could not be written ({error})"
+            env_steps = self.session.counters.env_steps
+            text = f"the checkpoint after {env_steps:,} env steps could not be written ({error})"
             if self._on_error == "stop":
                 raise ConfigurationError(f"{text}: {self._remedy()}") from error
-            rank_zero_warn(
-                f"{text}; the former ones are kept and the run goes on: free space on the disk"
-            )
+            rank_zero_warn(f"{text}; the former ones are kept and the run continues: free the disk")
 
     def _remedy(self) -> str:
-        newest = self._saved[-1] if self._saved else None
-        return (
-            f"free the disk, then continue from {self.folder / newest}"
-            if newest
-            else "free the disk, start again"
-        )
+        if not self._saved:
+            return "free the disk, start again"
+        return f"free the disk, then continue from {self.folder / self._saved[-1]}"
 
-    def _write(self, trainer: Trainer, algorithm: Algorithm, best: float | None) -> None:
+    def _file_name(self) -> str:
+        name = f"step_{self.session.counters.env_steps:012d}"
+        is_reset_since = (
+            self._saved_at is not None
+            and self._saved_at.env_steps == self.session.counters.env_steps
+            and self._saved_at.network_resets != self.session.counters.network_resets
+        )
+        return f"{name}_after_reset.ckpt" if is_reset_since else f"{name}.ckpt"
+
+    def _write(self, best: float | None) -> None:
+        assert self._trainer is not None
         former = (self._saved, self._saved_at, self._best)
-        name = f"step_{algorithm.counters.env_steps:012d}.ckpt"
-        unfinished, placed = self.folder / f"{name}.unfinished", False
-        with algorithm.stopwatch.measure("checkpoint"):
+        name = self._file_name()
+        unfinished = self.folder / f"{name}.unfinished"
+        is_placed = False
+        with self.session.stopwatch.measure("checkpoint"):
             try:
-                self._saved = [*(n for n in self._saved if n != name), name]
-                self._saved_at = (algorithm.counters.env_steps, algorithm.counters.updates)
+                self._saved = [*(other for other in self._saved if other != name), name]
+                self._saved_at = self._moment()
                 if best is not None:
                     self._best = (best, name)
-                if trainer.is_global_zero:
-                    find(trainer, ReplayCallback).write(trainer)
-                trainer.save_checkpoint(unfinished, weights_only=False)
-                if trainer.is_global_zero:
+                if self._trainer.is_global_zero and self.session.replay_files is not None:
+                    self.session.replay_files.write()
+                self._trainer.save_checkpoint(unfinished, weights_only=False)
+                if self._trainer.is_global_zero:
                     unfinished.replace(self.folder / name)
-                    placed = True
+                    is_placed = True
                     self._name("last.ckpt", name)
                     if best is not None:
                         self._name("best.ckpt", name)
             except OSError:
                 self._saved, self._saved_at, self._best = former
                 unfinished.unlink(missing_ok=True)
-                if placed and name not in self._saved:
+                if is_placed and name not in self._saved:
                     (self.folder / name).unlink(missing_ok=True)
                 raise
-            if trainer.is_global_zero:
-                self._delete_old(trainer)
+            if self._trainer.is_global_zero:
+                self._delete_old()
 
     def _name(self, alias: str, name: str) -> None:
         unfinished = self.folder / f"{alias}.unfinished"
@@ -238,21 +273,22 @@ class CheckpointCallback(Checkpoint):
             missing_ok=True
         )  # POSIX renames nothing if both names are of the same file already
 
-    def _delete_old(self, trainer: Trainer) -> None:
+    def _delete_old(self) -> None:
         newest = self._saved if self.keep_last == -1 else self._saved[-max(self.keep_last, 1) :]
         kept = {*newest, *([self._best[1]] if self._best else [])}
-        for name in [n for n in self._saved if n not in kept]:
-            (self.folder / name).unlink(missing_ok=True)
+        for name in self._saved:
+            if name not in kept:
+                (self.folder / name).unlink(missing_ok=True)
         self._saved = [name for name in self._saved if name in kept]
+        if self.session.replay_files is None:
+            return
         try:
-            manifests = [
-                manifest_of(load_checkpoint(path, verify=False))
-                for path in self.folder.glob("*.ckpt")
-            ]
+            checkpoints = self.folder.glob("*.ckpt")
+            manifests = [manifest_of(load_checkpoint(path, verify=False)) for path in checkpoints]
         except ConfigurationError as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
         else:
-            find(trainer, ReplayCallback).prune(manifests)
+            self.session.replay_files.prune(manifests)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of what is kept."""
@@ -266,4 +302,5 @@ class CheckpointCallback(Checkpoint):
         """Restore the schedule and the names of what is kept."""
         self._every.load_state_dict(state_dict["every"])
         self._saved = list(state_dict["saved"])
-        self._best = tuple(state_dict["best"]) if state_dict["best"] else None  # type: ignore[assignment]
+        best = state_dict["best"]
+        self._best = (float(best[0]), str(best[1])) if best else None

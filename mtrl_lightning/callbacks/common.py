@@ -1,52 +1,30 @@
-"""What several callbacks need."""
+"""What the callbacks of a run have in common."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import ClassVar
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
-from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay.datamodule import MultiTaskData
-
-C = TypeVar("C", bound=Callback)
+from mtrl_lightning.session import Session
 
 
-def find(trainer: Trainer, kind: type[C]) -> C:
-    """Return the trainer's callback of a kind.
+class SessionCallback(Callback):
+    """A callback that belongs to a run and gets its ``Session`` before anything starts."""
 
-    Raises:
-        ConfigurationError: if there is none.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, kind):
-            return callback
-    raise ConfigurationError(f"the trainer has no {kind.__name__}: add one to its callbacks")
+    key: ClassVar[str]
+    """Name of its state in a checkpoint."""
+    session: Session
 
+    @property
+    def state_key(self) -> str:
+        """Return the name of its state in a checkpoint, which does not depend on its options."""
+        return self.key
 
-def data_of(trainer: Trainer) -> MultiTaskData:
-    """Return the trainer's data.
-
-    Raises:
-        ConfigurationError: if it is not a ``MultiTaskData``.
-    """
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    if not isinstance(data, MultiTaskData):
-        raise ConfigurationError("pass trainer.fit(model, datamodule=MultiTaskData(...))")
-    return data
-
-
-def begin_learning(trainer: Trainer, algorithm: Algorithm) -> None:
-    """Tell the algorithm the trained tasks' mean rewards in the replay."""
-    buffer = data_of(trainer).buffer
-    assert buffer is not None
-    algorithm.begin_learning(buffer.mean_rewards())
-
-
-def step_complete(trainer: Trainer) -> bool:
-    """Return whether all updates owed for the last vector step are made, which is when schedules fire."""
-    return all(getattr(callback, "step_complete", True) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Get the run's session."""
+        self.session = Session.of(trainer, pl_module)
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -57,16 +35,10 @@ def check_trainer(trainer: Trainer) -> None:
     """
     if trainer.world_size > 1:
         raise ConfigurationError(
-            "training on several devices is not supported yet: set trainer.devices and num_nodes to"
-            " 1"
+            "training on several devices is not supported yet: set trainer.devices and num_nodes"
+            " to 1"
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ConfigurationError(
             f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
         )
-
-
-def log(trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
-    """Hand a row to every logger, with ``env_steps`` in it and as its step."""
-    for logger in trainer.loggers:
-        logger.log_metrics({"env_steps": env_steps, **metrics}, step=env_steps)

@@ -6,11 +6,10 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from mtrl_lightning.callbacks.common import find
-from mtrl_lightning.callbacks.evaluation import EvaluationCallback
+from mtrl_lightning.callbacks.common import SessionCallback
 
 Curve = tuple[list[int], list[float]]
 
@@ -56,34 +55,21 @@ def plot_curves(run_folder: str | Path) -> Path:
     return path
 
 
-class CurvesCallback(Callback):
+class CurvesCallback(SessionCallback):
     """Rewrite ``curves.png`` in the run's folder after each evaluation."""
 
-    def __init__(self) -> None:
-        self._plotted = -1
-        self._folder: str | None = None
+    key = "curves"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the run's folder, which all ranks have to ask for together."""
-        self._folder = trainer.log_dir
+        """Register with the session."""
+        super().setup(trainer, pl_module, stage)
+        self.session.after_evaluation.append(self._plot)
 
     @rank_zero_only
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Plot if there was an evaluation."""
-        self._plot(trainer)
-
-    @rank_zero_only
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Plot if there was an evaluation at the end."""
-        self._plot(trainer)
-
-    def _plot(self, trainer: Trainer) -> None:
-        now = find(trainer, EvaluationCallback).env_steps
-        if now > self._plotted and self._folder and (Path(self._folder) / "metrics.csv").exists():
-            self._plotted = now
+    def _plot(self) -> None:
+        folder = self.session.folder
+        if (folder / "metrics.csv").exists():
             try:
-                plot_curves(self._folder)
+                plot_curves(folder)
             except OSError as error:  # a picture is no reason to lose a run
                 rank_zero_warn(f"curves.png could not be written: {error}")

@@ -6,21 +6,20 @@ import importlib.metadata
 import time
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import data_of, find, log, step_complete
+from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
-from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
+PACKAGES = ("mtrl_lightning", "torch", "lightning")
 
 
-class MetricsCallback(Callback):
-    """Write a row of ``train/``, ``rollout/`` and ``time/`` metrics on a schedule.
+class MetricsCallback(SessionCallback):
+    """Write a row of ``train/``, ``rollout/``, ``fault/`` and ``time/`` metrics on a schedule.
 
     Args:
         every: environment steps between two rows.
@@ -29,20 +28,25 @@ class MetricsCallback(Callback):
         ConfigurationError: if ``every`` is below 1.
     """
 
+    key = "metrics"
+
     def __init__(self, every: int = 1_000) -> None:
         self._every = Every(every, "metrics.every")
-        self._since = (0.0, 0, 0)
+        self._measured_at = 0.0
+        self._measured_env_steps = 0
+        self._measured_updates = 0
         self._wandb_id: str | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Register the metrics with the session."""
+        super().setup(trainer, pl_module, stage)
+        self.session.log_metrics = self.log_if_due
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell the loggers the protocol and the x-axis; drop rows later than the checkpoint gone on from."""
-        assert isinstance(pl_module, Algorithm)
-        env_steps = pl_module.counters.env_steps
-        protocol = {f"protocol/{key}": value for key, value in pl_module.spec.protocol.items()}
-        versions = {
-            f"version/{p}": importlib.metadata.version(p)
-            for p in ("mtrl_lightning", "torch", "lightning")
-        }
+        """Log the protocol, define the x-axis, drop rows later than the checkpoint."""
+        env_steps = self.session.counters.env_steps
+        protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
+        versions = {f"version/{name}": importlib.metadata.version(name) for name in PACKAGES}
         rows: list[dict[str, float]] = []
         for logger in trainer.loggers:
             logger.log_hyperparams(protocol | versions)
@@ -56,62 +60,46 @@ class MetricsCallback(Callback):
                 logger.experiment.define_metric("*", step_metric="env_steps")
             if isinstance(logger, EnvStepWandbLogger):
                 logger.go_on(rows, env_steps)
+        self.session.stopwatch.drain()
+        self._start_interval()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure; write a row first if an interruption kept the run from it."""
-        assert isinstance(pl_module, Algorithm)
-        pl_module.stopwatch.drain()
-        self._since = (
-            time.perf_counter(),
-            pl_module.counters.env_steps,
-            pl_module.counters.updates,
-        )
-        if pl_module.counters.updates > 0 and step_complete(trainer):
-            self._log_if_due(trainer, pl_module)
+    def log_if_due(self, env_steps: int, at_end: bool) -> None:
+        """Write a row when it is due, and at the end."""
+        is_due = self._every(env_steps)
+        if not is_due and not at_end:
+            return
+        algorithm = self.session.algorithm
+        so_far = algorithm.mean_metrics.state_dict()
+        rollout = self.session.rollout_metrics()
+        self.session.log(algorithm.drain_metrics() | rollout | self._time())
+        if not is_due:
+            # a run that is prolonged averages over the whole interval, as if it had not ended
+            algorithm.mean_metrics.load_state_dict(so_far)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Write a row when it is time, and at the end."""
-        assert isinstance(pl_module, Algorithm)
-        if step_complete(trainer):
-            self._log_if_due(trainer, pl_module, at_end=trainer.should_stop)
-
-    def _log_if_due(self, trainer: Trainer, algorithm: Algorithm, at_end: bool = False) -> None:
-        env_steps = algorithm.counters.env_steps
-        due = self._every(env_steps)
-        if due or at_end:
-            so_far = algorithm.mean_metrics.state_dict()
-            rollout = find(trainer, RolloutCallback).metrics(algorithm.spec.task_names)
-            log(
-                trainer,
-                algorithm.drain_metrics() | rollout | self._time(trainer, algorithm),
-                env_steps,
-            )
-            if (
-                not due
-            ):  # a run that goes on averages over the whole interval, as if it had not ended here
-                algorithm.mean_metrics.load_state_dict(so_far)
-
-    def _time(self, trainer: Trainer, algorithm: Algorithm) -> dict[str, float]:
-        now, counters = time.perf_counter(), algorithm.counters
-        then, env_steps, updates = self._since
-        self._since = (now, counters.env_steps, counters.updates)
-        seconds = algorithm.stopwatch.drain()
-        buffer = data_of(trainer).buffer
-        assert buffer is not None
-        seconds["sample"] = buffer.stopwatch.drain().get("sample", 0.0)
-        elapsed = max(now - then, 1e-9)
+    def _time(self) -> dict[str, float]:
+        counters = self.session.counters
+        elapsed = max(time.perf_counter() - self._measured_at, 1e-9)
+        env_steps = counters.env_steps - self._measured_env_steps
+        updates = counters.updates - self._measured_updates
+        self._start_interval()
+        seconds = self.session.stopwatch.drain()
+        seconds["sample"] = self.session.replay.stopwatch.drain().get("sample", 0.0)
         rates = {
-            "time/env_steps_per_second": (counters.env_steps - env_steps) / elapsed,
-            "time/updates_per_second": (counters.updates - updates) / elapsed,
+            "time/env_steps_per_second": env_steps / elapsed,
+            "time/updates_per_second": updates / elapsed,
         }
-        return rates | {
+        fractions = {
             f"time/{name}_fraction": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES
         }
+        return rates | fractions
+
+    def _start_interval(self) -> None:
+        self._measured_at = time.perf_counter()
+        self._measured_env_steps = self.session.counters.env_steps
+        self._measured_updates = self.session.counters.updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule and the W&B run, which a continued run goes on with."""
+        """Return the schedule and the W&B run, which a continued run logs to."""
         return {"every": self._every.state_dict(), "wandb_id": self._wandb_id}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -122,6 +110,6 @@ class MetricsCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Let the loggers write what they hold: a run that goes on from the checkpoint does not log it again."""
+        """Let the loggers write what they hold: a continued run does not log it again."""
         for logger in trainer.loggers:
             logger.save()

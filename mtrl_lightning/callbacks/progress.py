@@ -9,10 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import find
-from mtrl_lightning.callbacks.evaluation import EvaluationCallback
-from mtrl_lightning.callbacks.rollout import RolloutCallback
+from mtrl_lightning.session import Session
 
 
 class EnvStepProgressBar(ProgressBar):
@@ -26,6 +23,7 @@ class EnvStepProgressBar(ProgressBar):
         super().__init__()
         self._interval = interval if sys.stderr.isatty() else max(interval, 30.0)
         self._bar: tqdm | None = None
+        self._session: Session | None = None
         self._enabled = True
 
     def enable(self) -> None:
@@ -38,13 +36,11 @@ class EnvStepProgressBar(ProgressBar):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
-        assert isinstance(pl_module, Algorithm)
-        rollout = find(trainer, RolloutCallback)
-        rollout.after_step.append(self._advance)
-        total, done = rollout.total_steps, pl_module.counters.env_steps
+        self._session = Session.of(trainer, pl_module)
+        self._session.after_vector_step.append(self._advance)
         self._bar = tqdm(
-            total=total,
-            initial=done,
+            total=self._session.total_steps,
+            initial=self._session.counters.env_steps,
             unit=" env steps",
             unit_scale=True,
             mininterval=self._interval,
@@ -56,23 +52,14 @@ class EnvStepProgressBar(ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Show the latest results, looked up every 100 updates and at the end."""
-        assert isinstance(pl_module, Algorithm)
-        if self._bar is not None and (pl_module.counters.updates % 100 == 0 or trainer.should_stop):
-            self._bar.set_postfix(self._latest(trainer, pl_module), refresh=trainer.should_stop)
+        if self._bar is None or self._session is None:
+            return
+        if self._session.counters.updates % 100 == 0 or trainer.should_stop:
+            self._bar.set_postfix(_latest(self._session), refresh=trainer.should_stop)
 
     def _advance(self, env_steps: int) -> None:
         if self._bar is not None:
             self._bar.update(env_steps - self._bar.n)
-
-    def _latest(self, trainer: Trainer, algorithm: Algorithm) -> dict[str, str]:
-        evaluated = find(trainer, EvaluationCallback).results
-        rollout = find(trainer, RolloutCallback).metrics(algorithm.spec.task_names)
-        values = {
-            "eval success": evaluated.get("eval/success"),
-            "success": rollout.get("rollout/success"),
-            "return": rollout.get("rollout/return"),
-        }
-        return {name: f"{value:.2f}" for name, value in values.items() if value is not None}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""
@@ -88,3 +75,13 @@ class EnvStepProgressBar(ProgressBar):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _latest(session: Session) -> dict[str, str]:
+    rollout = session.rollout_metrics()
+    values = {
+        "eval success": session.results.get("eval/success"),
+        "success": rollout.get("rollout/success"),
+        "return": rollout.get("rollout/return"),
+    }
+    return {name: f"{value:.2f}" for name, value in values.items() if value is not None}

@@ -1,25 +1,23 @@
-"""Begin the networks anew from time to time."""
+"""Reset the networks on a schedule."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks.common import begin_learning, step_complete
+from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schedules import Every
 
 
-class ResetCallback(Callback):
-    """Give the networks fresh weights on a schedule, and keep the replay: networks lose the ability to learn with time.
+class ResetCallback(SessionCallback):
+    """Reset the networks every N env steps and keep the replay.
 
-    Nikishin et al. 2022 ("The Primacy Bias in Deep Reinforcement Learning"); ARS (Cho et al. 2025)
-    resets 4 times on MT10 and 6 times on MT50. It comes just before the next update: what is
-    evaluated and saved at that step are the networks before it. List it before ``RolloutCallback``,
-    so that it also comes before the next actions.
+    Networks lose the ability to learn with time: Nikishin et al. 2022 ("The Primacy Bias in Deep
+    Reinforcement Learning"). ARS (Cho et al. 2025) resets 4 times on MT10 and 6 times on MT50. An
+    evaluation and a best checkpoint at the same step are of the networks before the reset.
 
     Args:
         every: environment steps between two resets, after the warm-up; null for none.
@@ -29,6 +27,8 @@ class ResetCallback(Callback):
         ConfigurationError: if a number is below 1.
     """
 
+    key = "resets"
+
     def __init__(self, every: int | None = None, times: int | None = None) -> None:
         if times is not None and (times < 1 or every is None):
             raise ConfigurationError(
@@ -36,31 +36,36 @@ class ResetCallback(Callback):
             )
         self._every = None if every is None else Every(every, "resets.every")
         self._times = times
-        self._made = 0
-        self._begun = False
+        self._has_started = False
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Reset when it is time; nothing that lies before the first call is made up for."""
-        assert isinstance(pl_module, Algorithm)
-        if self._every is None or not step_complete(trainer):
-            return
-        due, self._begun = self._every(pl_module.counters.env_steps) and self._begun, True
-        if due and (self._times is None or self._made < self._times):
-            self._made += 1
-            rank_zero_info(f"The networks begin anew at {pl_module.counters.env_steps:,} env steps")
-            pl_module.reset_networks()
-            begin_learning(trainer, pl_module)
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Register the resets with the session."""
+        super().setup(trainer, pl_module, stage)
+        if self._every is not None:
+            self.session.reset_networks = self.reset_if_due
+
+    def reset_if_due(self, env_steps: int, at_end: bool) -> None:
+        """Reset when it is due; what was due before the first call is left out."""
+        assert self._every is not None
+        if at_end:
+            return  # a run that is prolonged resets here before its next action
+        is_due = self._every(env_steps) and self._has_started
+        self._has_started = True
+        counters = self.session.counters
+        is_allowed = self._times is None or counters.network_resets < self._times
+        if is_due and is_allowed:
+            counters.network_resets += 1
+            rank_zero_info(f"The networks are reset at {env_steps:,} env steps")
+            self.session.algorithm.reset_networks()
+            self.session.begin_learning()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule, and how many resets were made."""
+        """Return the schedule."""
         schedule = None if self._every is None else self._every.state_dict()
-        return {"every": schedule, "made": self._made, "begun": self._begun}
+        return {"every": schedule, "has_started": self._has_started}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them; a run that goes on may have another schedule, or its first."""
-        self._made = state_dict["made"]
+        """Restore it; a continued run may have another schedule, or its first."""
         if self._every is not None and state_dict["every"] is not None:
-            self._begun = state_dict["begun"]
+            self._has_started = state_dict["has_started"]
             self._every.load_state_dict(state_dict["every"])

@@ -9,9 +9,11 @@ import threading
 from types import FrameType
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from mtrl_lightning.callbacks.common import SessionCallback
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -20,24 +22,29 @@ class Interrupted(SystemExit):
     """The run was asked to end; its code is 128 plus the signal's number, as shells have it."""
 
 
-class InterruptionCallback(Callback):
+class InterruptionCallback(SessionCallback):
     """Remember a signal until a training batch has ended, then raise; a second one acts at once.
 
     Under SLURM its requeue signal is heard too, in place of Lightning's handler, which would save
     in the middle of a step. There only a second Ctrl-C acts at once: SLURM sends SIGTERM as a
     warning, and to a job that is requeued.
 
-    Place it behind the callbacks that count and evaluate.
-
     Args:
         origin: the job and command line that checkpoints are marked with; null for no mark.
     """
+
+    key = "interruption"
 
     def __init__(self, origin: dict[str, str] | None = None) -> None:
         self._origin = origin
         self._received: int | None = None
         self._requeue_signal: int | None = None
         self._former: dict[int, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Register the check with the session, which is made where the run's state is whole."""
+        super().setup(trainer, pl_module, stage)
+        self.session.check_signals = self.check
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to listen; only the main thread can."""
@@ -50,12 +57,6 @@ class InterruptionCallback(Callback):
         """Take the place of Lightning's handler, after which a SIGTERM between two batches ends the run unsaved."""
         for number in self._former:
             signal.signal(number, self._hear)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Raise if a signal came."""
-        self.check()
 
     def check(self) -> None:
         """Raise ``Interrupted`` if a signal came."""
@@ -97,13 +98,6 @@ class InterruptionCallback(Callback):
         if not self._former or self._received is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self._received = number
-
-
-def check_signals(trainer: Trainer) -> None:
-    """Raise ``Interrupted`` if the trainer listens and a signal came; for long work between two training batches."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, InterruptionCallback):
-            callback.check()
 
 
 def slurm_job() -> str | None:

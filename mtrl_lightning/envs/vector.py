@@ -242,6 +242,11 @@ class VectorEnv(gym.vector.VectorEnv):
             {"state": state, "restarts": restarts, "new": new} for state, restarts, new in plain
         ]
 
+    def unsavable(self) -> dict[str, str]:
+        """Return the tasks whose environments' state cannot be saved, with the reason."""
+        self.get_state()
+        return {}
+
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore the state of every environment; one that was broken when it was saved begins a new episode."""
         self._restarts_E[:] = [state["restarts"] for state in states]

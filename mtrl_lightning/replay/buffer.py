@@ -1,33 +1,46 @@
-"""The replay buffer: equal sampling from every trained task."""
+"""The replay buffer: equal sampling from every trained task.
+
+Shapes: ``R`` trained tasks, ``M`` rings of a task, ``n`` rows of a task in a batch, ``E`` rings,
+``B = R * n`` batch (task-major).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
-from mtrl_lightning.replay.storage import RingStorage, Rows
+from mtrl_lightning.replay.storage import RingStorage, Storage
+from mtrl_lightning.schema import STORED, Field, transition_fields
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
 class ReplayBuffer:
-    """One ring a trained task; a batch holds the same number of rows of each, drawn independently with replacement.
+    """One ring per environment; a batch holds the same number of rows of every trained task.
+
+    A task's rows are drawn independently, with replacement, and uniformly over all transitions in
+    its environments' rings.
 
     Args:
-        spec: the tasks trained on (``spec.train_tasks``), shapes and types.
-        capacity: transitions of all tasks together, shared out equally.
+        spec: the trained tasks (``spec.train_tasks``), shapes and types.
+        capacity: transitions of all environments together, shared out equally.
         seed: of the draws.
-        folder: keep the rows in files here, mapped into memory; None for memory.
+        tasks: the task of each environment; None for one environment per trained task.
+        folder: keep the transitions in files here, mapped into memory; None for memory.
         device: whose memory, without a folder; batches come on it.
+        policy_fields: what the policy's ``act`` returns beside its actions.
+        storage: how transitions are kept, ``(fields, num_envs, capacity, folder, device)``.
 
     Raises:
-        ConfigurationError: if the capacity gives a task no row, or memory (or disk) is short.
+        ConfigurationError: if the capacity gives an environment no row, or memory (disk) is short.
     """
 
     def __init__(
@@ -35,82 +48,112 @@ class ReplayBuffer:
         spec: EnvSpec,
         capacity: int,
         seed: int = 0,
+        *,
+        tasks: Sequence[int] | None = None,
         folder: Path | None = None,
         device: torch.device = CPU,
+        policy_fields: Sequence[Field] = (),
+        storage: Callable[..., Storage] = RingStorage,
     ) -> None:
-        tasks = spec.train_tasks
-        if capacity < len(tasks):
+        task_E = np.asarray(spec.train_tasks if tasks is None else tasks, np.int64)
+        assert set(task_E.tolist()) == set(spec.train_tasks), "every trained task, and no other"
+        if capacity < len(task_E):
             raise ConfigurationError(
-                f"capacity is {capacity} for {len(tasks)} tasks: give at least one row a task"
+                f"capacity is {capacity} for {len(task_E)} environments: give at least one row per"
+                " environment"
             )
-        self.storage = RingStorage(spec, len(tasks), capacity // len(tasks), folder, device)
-        self._ring_T = np.full(spec.num_tasks, -1, np.int64)
-        self._ring_T[list(tasks)] = np.arange(len(tasks))
-        self._task_R = torch.tensor(tasks, dtype=torch.int64, device=device)
-        self._first_R1 = torch.arange(len(tasks))[:, None] * self.storage.capacity
+        fields = transition_fields(spec, policy_fields)
+        self.storage = storage(fields, len(task_E), capacity // len(task_E), folder, device)
+        self._extra = [field.name for field in fields if field.name not in STORED]
+        self._ring_RM, self._is_ring_RM = _rings_of_tasks(task_E, spec.train_tasks)
+        self._task_R = torch.tensor(spec.train_tasks, dtype=torch.int64, device=device)
         self._generator = torch.Generator().manual_seed(seed)
         self.stopwatch = Stopwatch()
 
     def __len__(self) -> int:
         """Return the number of transitions held."""
-        return int(self.storage.size_R.sum())
+        return int(self.storage.size_E.sum())
 
     @property
     def capacity(self) -> int:
         """Number of transitions that fit."""
-        return self.storage.capacity * self.storage.num_rings
+        return self.storage.capacity * self.storage.num_envs
 
     def add(self, transitions: Transitions) -> None:
-        """Remember transitions; those of tasks that are not trained on are left out."""
-        ring_E = self._ring_T[transitions.task_E]
-        kept = ring_E >= 0
-        t = transitions
-        fields: tuple[npt.NDArray, ...] = (
-            t.observation_ED,
-            t.action_EA,
-            t.reward_E,
-            t.next_observation_ED,
-            t.terminated_E,
-        )
-        if not kept.all():
-            ring_E, fields = ring_E[kept], tuple(field[kept] for field in fields)
-        self.storage.add(ring_E, fields)
+        """Add transitions; ``env_E`` names each one's ring."""
+        self.storage.add(transitions.env_E, transitions.columns())
 
     def sample(self, batch_size: int) -> TransitionBatch:
-        """Draw a task-major batch of ``batch_size // R`` rows a task.
+        """Draw a task-major batch of ``batch_size // R`` rows of each trained task.
 
         Raises:
             ConfigurationError: if a task has no transition yet.
         """
-        size_R = torch.from_numpy(self.storage.size_R)
-        num_rings, rows = len(size_R), batch_size // len(size_R)
-        if not bool((size_R > 0).all()):
+        num_rows = batch_size // len(self._task_R)
+        env_B, number_B = self._draw(num_rows)
+        rows = self.storage.take(env_B, number_B)
+        return TransitionBatch(
+            observation_BD=rows["observation"],
+            action_BA=rows["action"],
+            reward_B=rows["reward"],
+            next_observation_BD=rows["next_observation"],
+            terminated_B=rows["terminated"],
+            task_B=self._task_R.repeat_interleave(num_rows),
+            extra={name: rows[name] for name in self._extra},
+        )
+
+    def _draw(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Draw ring and number of ``num_rows`` transitions of each trained task, ``[B]`` each."""
+        size_E = torch.from_numpy(self.storage.size_E)
+        size_RM = torch.where(self._is_ring_RM, size_E[self._ring_RM], 0)
+        end_RM = size_RM.cumsum(1)
+        total_R1 = end_RM[:, -1:]
+        if not bool((total_R1 > 0).all()):
             raise ConfigurationError(
                 "a task has no transition to sample: raise rollout.warmup_steps"
             )
-        # 53 random bits scaled to each ring's size: every row is equally likely to within 2^-53 * C
-        draw_RN = torch.rand(num_rings, rows, generator=self._generator, dtype=torch.float64)
-        oldest_R = torch.from_numpy(self.storage.added_R) - size_R
-        row_RN = ((draw_RN * size_R[:, None]).long() + oldest_R[:, None]) % self.storage.capacity
-        index_B = (row_RN + self._first_R1).flatten()
-        drawn: Rows = self.storage.take(index_B)
-        return TransitionBatch(
-            observation_BD=drawn.observation,
-            action_BA=drawn.action,
-            reward_B=drawn.reward,
-            next_observation_BD=drawn.next_observation,
-            terminated_B=drawn.terminated,
-            task_B=self._task_R.repeat_interleave(rows),
+        # 53 random bits scaled to a task's transitions: each is equally likely within 2^-53
+        draw_Rn = torch.rand(
+            len(total_R1), num_rows, generator=self._generator, dtype=torch.float64
         )
+        place_Rn = (draw_Rn * total_R1).long()
+        return self._transitions_at(place_Rn, size_RM, end_RM)
+
+    def _transitions_at(
+        self, place_Rn: Tensor, size_RM: Tensor, end_RM: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return ring and number for places in a task's rings, one ring behind the other."""
+        which_Rn = torch.searchsorted(end_RM, place_Rn, right=True)
+        env_Rn = self._ring_RM.gather(1, which_Rn)
+        offset_Rn = place_Rn - (end_RM - size_RM).gather(1, which_Rn)
+        oldest_E = torch.from_numpy(self.storage.added_E - self.storage.size_E)
+        return env_Rn.flatten(), (oldest_E[env_Rn] + offset_Rn).flatten()
 
     def mean_rewards(self) -> npt.NDArray[np.float64]:
-        """Return the mean reward of each trained task over what is held, ``[R]``; NaN for a task without any."""
-        return self.storage.mean_rewards()
+        """Return the mean reward of each trained task over what is held, ``[R]``; NaN if none."""
+        ring_RM = self._ring_RM.numpy()
+        is_ring_RM = self._is_ring_RM.numpy()
+        sum_R = np.where(is_ring_RM, self.storage.reward_sums()[ring_RM], 0.0).sum(1)
+        size_R = np.where(is_ring_RM, self.storage.size_E[ring_RM], 0).sum(1)
+        with np.errstate(invalid="ignore"):
+            return sum_R / size_R
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator; the rows are saved by ``ReplaySnapshots``."""
+        """Return the generator; the transitions are saved by ``ReplaySnapshots``."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the generator."""
         self._generator.set_state(state["generator"])
+
+
+def _rings_of_tasks(task_E: npt.NDArray[np.int64], tasks: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the rings of each task ``[R, M]``, and where there is one: tasks may have fewer."""
+    rings = [np.flatnonzero(task_E == task) for task in tasks]
+    most = max(len(ring) for ring in rings)
+    ring_RM = np.zeros((len(tasks), most), np.int64)
+    is_ring_RM = np.zeros((len(tasks), most), np.bool_)
+    for row, ring in enumerate(rings):
+        ring_RM[row, : len(ring)] = ring
+        is_ring_RM[row, : len(ring)] = True
+    return torch.from_numpy(ring_RM), torch.from_numpy(is_ring_RM)

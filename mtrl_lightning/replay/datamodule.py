@@ -1,8 +1,8 @@
-"""The data: a benchmark, what was seen of it, and the stream of batches."""
+"""The data: a benchmark, the replay of its transitions, and the stream of batches."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,14 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
-from mtrl_lightning.replay.dataset import ReplayDataset
 from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import EnvSpec, known_tasks
 
 EMPTY: dict[str, Any] = {"capacity": 0, "added": [], "oldest": [], "chunks": []}
@@ -25,12 +25,12 @@ EMPTY: dict[str, Any] = {"capacity": 0, "added": [], "oldest": [], "chunks": []}
 
 
 class MultiTaskData(LightningDataModule):
-    """A benchmark and the replay of what was seen of it.
+    """A benchmark and the replay of its transitions.
 
     Args:
         benchmark: the tasks, chosen by ``class_path``.
         batch_size: transitions of a batch over all trained tasks; each gets the same number.
-        capacity: transitions remembered, over all trained tasks.
+        capacity: transitions kept, over all trained tasks; each environment has an equal share.
         exclude_from_training: names of tasks that are evaluated but never trained on.
         memory_map: keep the replay in a file in the run's folder, mapped into memory, for one
             larger than the memory.
@@ -55,89 +55,116 @@ class MultiTaskData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.benchmark = benchmark
-        self.batch_size, self.capacity, self._seed = batch_size, capacity, seed
-        self._memory_map, self._on_device = memory_map, on_device
-        spec = check_spec(benchmark.spec)
-        excluded = (
-            known_tasks(exclude_from_training, spec.task_names) if exclude_from_training else ()
-        )
-        trained = tuple(i for i, name in enumerate(spec.task_names) if name not in excluded)
-        if not trained:
-            raise ConfigurationError("exclude_from_training names every task: leave at least one")
-        self.spec: EnvSpec = spec._replace(train_tasks=trained)
-        n, rest = divmod(batch_size, len(trained))
-        if rest or n < 1:
-            near = sorted({max(n, 1) * len(trained), max(n + 1, 1) * len(trained)})
-            raise ConfigurationError(
-                f"batch_size {batch_size} cannot be shared out equally among {len(trained)} tasks:"
-                f" give {' or '.join(map(str, near))}"
-            )
-        if capacity // len(trained) < n:
-            raise ConfigurationError(
-                f"capacity {capacity} is smaller than what a batch of {batch_size} needs: give at"
-                f" least {batch_size}"
-            )
+        self.batch_size = batch_size
+        self.capacity = capacity
+        self._memory_map = memory_map
+        self._on_device = on_device
+        self._seed = seed
+        self.spec = _trained_spec(benchmark, exclude_from_training)
+        _check_sizes(batch_size, capacity, len(self.spec.train_tasks))
+        self.session: Any = None
+        """The run that these data are part of, while it lasts."""
         self.buffer: ReplayBuffer | None = None
+        self.stream: IterableDataset | None = None
+        """What training batches are drawn from; the driver of the run decides."""
         self.manifest: dict[str, Any] | None = None
-        """What the last checkpoint that was written or read says of the replay's files; None if they are not saved."""
+        """The replay's files according to the last checkpoint; None if they are not saved."""
 
-    def setup(self, stage: str) -> None:
-        """Say what memory the replay needs and take it; evaluation needs none."""
-        if stage == TrainerFn.FITTING and self.buffer is None:
-            rows = self.capacity // len(self.spec.train_tasks) * len(self.spec.train_tasks)
-            folder = (
-                Path(self.trainer.default_root_dir) if self._memory_map and self.trainer else None
-            )
-            needed = bytes_needed(self.spec, rows)
-            device = self._device_for(needed)
-            where = f"disk in {folder}" if folder else f"memory of {device} when full"
-            rank_zero_info(f"Replay of {rows:,} transitions: {needed / 2**20:,.0f} MiB of {where}")
-            self.buffer = ReplayBuffer(self.spec, self.capacity, self._seed, folder, device)
+    def open_replay(
+        self,
+        tasks: Sequence[int],
+        folder: Path,
+        device: torch.device = CPU,
+        policy_fields: Sequence[Field] = (),
+    ) -> ReplayBuffer:
+        """Print what memory the replay needs, and take it.
 
-    def _device_for(self, needed: int) -> torch.device:
-        """Return where a replay of so many bytes is kept: on the device that trains, or in the computer's memory."""
-        device = self.trainer.strategy.root_device if self.trainer else CPU
-        if device.type != "cuda" or self._memory_map or not self._on_device:
-            return CPU
-        return device if needed <= free_memory(device) / 2 else CPU
+        Args:
+            tasks: the task of each training environment.
+            folder: the run's, for a replay on disk.
+            device: that trains.
+            policy_fields: what the policy's ``act`` returns beside its actions.
+
+        Raises:
+            ConfigurationError: if memory or disk is short.
+        """
+        num_rows = self.capacity // len(tasks) * len(tasks)
+        needed = bytes_needed(transition_fields(self.spec, policy_fields), num_rows)
+        if self._memory_map or not self._on_device or needed > free_memory(device) / 2:
+            device = CPU
+        where = f"disk in {folder}" if self._memory_map else f"memory of {device} when full"
+        rank_zero_info(f"Replay of {num_rows:,} transitions: {needed / 2**20:,.0f} MiB of {where}")
+        self.buffer = ReplayBuffer(
+            self.spec,
+            self.capacity,
+            self._seed,
+            tasks=tasks,
+            folder=folder if self._memory_map else None,
+            device=device,
+            policy_fields=policy_fields,
+        )
+        return self.buffer
 
     def train_dataloader(self) -> DataLoader:
         """Return the endless stream of batches."""
-        assert self.buffer is not None
-        warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
-        dataset, from_memory = (
-            ReplayDataset(self.buffer, self.batch_size),
-            self.buffer.storage.device == CPU,
-        )
-        pinned = (
-            from_memory
-            and self.trainer is not None
-            and self.trainer.strategy.root_device.type == "cuda"
-        )
+        if self.stream is None or self.trainer is None:
+            raise ConfigurationError(
+                "the run has no RolloutCallback, which collects what is learned from: add one to"
+                " the trainer's callbacks"
+            )
+        is_on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        is_from_memory = self.buffer is None or self.buffer.storage.device == CPU
         # a generator of its own, because DataLoader draws a worker seed even without workers
-        return DataLoader(dataset, batch_size=None, generator=torch.Generator(), pin_memory=pinned)
+        return DataLoader(
+            self.stream,
+            batch_size=None,
+            generator=torch.Generator(),
+            pin_memory=is_on_gpu and is_from_memory,
+        )
 
     def val_dataloader(self) -> DataLoader | list:
-        """Return one empty batch, around which the evaluation callback runs; nothing while fitting."""
+        """Return one empty batch, around which ``EvaluationCallback`` runs; none while fitting."""
         assert self.trainer is not None
-        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
         if self.trainer.state.fn == TrainerFn.FITTING:
             return []
         return DataLoader([0], batch_size=None)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the manifest of the replay's files and the sampling generator."""
-        return (
-            {}
-            if self.buffer is None
-            else {"replay": self.manifest, "buffer": self.buffer.state_dict()}
-        )
+        if self.buffer is None:
+            return {}
+        return {"replay": self.manifest, "buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the manifest and the generator; ``ReplayCallback`` reads the rows."""
+        """Restore the manifest and the generator; ``ReplayCallback`` reads the transitions."""
         if self.buffer is not None:
             self.manifest = state_dict["replay"]
             self.buffer.load_state_dict(state_dict["buffer"])
+
+
+def _trained_spec(benchmark: Benchmark, excluded: list[str] | None) -> EnvSpec:
+    """Return the benchmark's spec with the tasks that are trained on."""
+    spec = check_spec(benchmark.spec)
+    names = known_tasks(excluded, spec.task_names) if excluded else ()
+    trained = tuple(task for task, name in enumerate(spec.task_names) if name not in names)
+    if not trained:
+        raise ConfigurationError("exclude_from_training names every task: leave at least one")
+    return spec._replace(train_tasks=trained)
+
+
+def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
+    rows, rest = divmod(batch_size, num_tasks)
+    if rest or rows < 1:
+        near = sorted({max(rows, 1) * num_tasks, max(rows + 1, 1) * num_tasks})
+        raise ConfigurationError(
+            f"batch_size {batch_size} cannot be shared out equally among {num_tasks} tasks:"
+            f" give {' or '.join(map(str, near))}"
+        )
+    if capacity // num_tasks < rows:
+        raise ConfigurationError(
+            f"capacity {capacity} is smaller than what a batch of {batch_size} needs: give at least"
+            f" {batch_size}"
+        )
 
 
 def replay_folder(run_folder: Path) -> Path:

@@ -22,7 +22,8 @@ class ReplayDataset(IterableDataset[TransitionBatch]):
     """
 
     def __init__(self, buffer: ReplayBuffer, batch_size: int) -> None:
-        self._buffer, self._batch_size = buffer, batch_size
+        self._buffer = buffer
+        self._batch_size = batch_size
 
     def __len__(self) -> int:
         """Return a number that is never reached."""

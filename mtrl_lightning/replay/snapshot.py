@@ -1,8 +1,10 @@
-"""The replay on disk: immutable files of rows ("chunks"), each written once.
+"""The replay on disk: immutable files of transitions ("chunks"), each written once.
 
-A save writes only the rows that are in no chunk yet and returns a manifest: the chunks that
-together hold every row to be restored. A checkpoint carries its manifest. A chunk is the arrays of
-``Rows`` one after another in NumPy's format.
+A save writes only the transitions that are in no chunk yet and returns a manifest: the chunks that
+together hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
+columns of the schema one after another, each in NumPy's format.
+
+Shapes: ``E`` rings, ``N`` transitions of a chunk.
 """
 
 from __future__ import annotations
@@ -18,128 +20,161 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay.storage import RingStorage, Rows
+from mtrl_lightning.replay.storage import Storage, bytes_needed
 
 NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
 REMEDY = "continue from another checkpoint, or without the replay (--replay.restore false)"
+MEBIBYTE = 1 << 20
 
 
 class ReplaySnapshots:
-    """Write and read the rows of a ``RingStorage``.
+    """Write and read the transitions of a ``Storage``.
 
     Args:
-        folder: where the chunks lie; made when first needed.
-        chunk_size: rows of a chunk.
-        save_last: rows that are saved, the newest of all rings together; None for all.
+        folder: where the chunks are kept; made when first needed.
+        chunk_mebibytes: size of a chunk.
+        save_last: transitions that are saved, the newest of all rings together; None for all.
 
     Raises:
-        ConfigurationError: if a number is below 1.
+        ConfigurationError: if a chunk would have no size, or no transition would be saved.
     """
 
     def __init__(
-        self, folder: Path, chunk_size: int = 100_000, save_last: int | None = None
+        self, folder: Path, chunk_mebibytes: float = 32.0, save_last: int | None = None
     ) -> None:
-        if chunk_size < 1 or (save_last is not None and save_last < 1):
+        if not chunk_mebibytes > 0:
             raise ConfigurationError(
-                f"replay.chunk_size is {chunk_size}, replay.save_last {save_last}: give at least 1"
-                " (null saves all)"
+                f"replay.chunk_mebibytes is {chunk_mebibytes}: give a number above 0"
             )
-        self.folder, self._chunk_size, self._save_last = folder, chunk_size, save_last
+        if save_last is not None and save_last < 1:
+            raise ConfigurationError(
+                f"replay.save_last is {save_last}: give at least 1 (null saves all transitions)"
+            )
+        self.folder = folder
+        self._chunk_bytes = chunk_mebibytes * MEBIBYTE
+        self._save_last = save_last
         self._chunks: list[dict[str, Any]] = []
 
-    def write_ahead(self, storage: RingStorage) -> bool:
-        """Write one chunk if there are rows for a whole one, so that the next save has less to do."""
-        first_R = self._first_unwritten(storage)
-        full = int((storage.added_R - first_R).sum()) >= self._chunk_size
-        if full:
-            self._write(storage, first_R)
-        return full
-
-    def save(self, storage: RingStorage) -> dict[str, Any]:
-        """Write the rows that are in no chunk yet.
+    def write_ahead(self, storage: Storage) -> bool:
+        """Write one chunk if there are transitions for a whole one: the next save is shorter then.
 
         Returns:
-            The manifest, of plain values: for each ring the rows ever added and the oldest one
-            saved, and the chunks.
+            Whether a chunk was written.
+        """
+        first_E = self._first_unwritten(storage)
+        is_full = int((storage.added_E - first_E).sum()) >= self._chunk_rows(storage)
+        if is_full:
+            self._write(storage, first_E)
+        return is_full
+
+    def save(self, storage: Storage) -> dict[str, Any]:
+        """Write the transitions that are in no chunk yet.
+
+        Returns:
+            The manifest, of plain values: the schema; for each ring the number of transitions ever
+            added and the oldest one saved; the chunks.
 
         Raises:
             OSError: if the disk is full or broken; what was saved before stays whole.
         """
-        while ((first_R := self._first_unwritten(storage)) < storage.added_R).any():
-            self._write(storage, first_R)
-        oldest_R = self._oldest_saved(storage)
+        while ((first_E := self._first_unwritten(storage)) < storage.added_E).any():
+            self._write(storage, first_E)
+        oldest_E = self._oldest_saved(storage)
         self._chunks = [
-            chunk for chunk in self._chunks if (np.array(chunk["end"]) > oldest_R).any()
+            chunk for chunk in self._chunks if (np.array(chunk["end"]) > oldest_E).any()
         ]
         return {
+            "fields": _plain_fields(storage),
             "capacity": storage.capacity,
-            "added": storage.added_R.tolist(),
-            "oldest": oldest_R.tolist(),
+            "added": storage.added_E.tolist(),
+            "oldest": oldest_E.tolist(),
             "chunks": list(self._chunks),
         }
 
-    def _oldest_saved(self, storage: RingStorage) -> npt.NDArray[np.int64]:
-        rows = storage.size_R
+    def _chunk_rows(self, storage: Storage) -> int:
+        return max(1, int(self._chunk_bytes // bytes_needed(storage.fields, 1)))
+
+    def _oldest_saved(self, storage: Storage) -> npt.NDArray[np.int64]:
+        rows_E = storage.size_E
         if self._save_last is not None:
-            rows = np.minimum(rows, -(-self._save_last // storage.num_rings))
-        return storage.added_R - rows
+            rows_E = np.minimum(rows_E, -(-self._save_last // storage.num_envs))
+        return storage.added_E - rows_E
 
-    def _first_unwritten(self, storage: RingStorage) -> npt.NDArray[np.int64]:
-        oldest_R = self._oldest_saved(storage)
-        return np.maximum(oldest_R, self._chunks[-1]["end"]) if self._chunks else oldest_R
+    def _first_unwritten(self, storage: Storage) -> npt.NDArray[np.int64]:
+        oldest_E = self._oldest_saved(storage)
+        return np.maximum(oldest_E, self._chunks[-1]["end"]) if self._chunks else oldest_E
 
-    def _write(self, storage: RingStorage, first_R: npt.NDArray[np.int64]) -> None:
+    def _write(self, storage: Storage, first_E: npt.NDArray[np.int64]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        end_R = np.minimum(storage.added_R, first_R + max(1, self._chunk_size // storage.num_rings))
-        spans = enumerate(zip(first_R.tolist(), end_R.tolist(), strict=True))
-        rows = storage.take(
-            torch.cat([storage.places(ring, first, end) for ring, (first, end) in spans])
-        )
+        rows_per_ring = max(1, self._chunk_rows(storage) // storage.num_envs)
+        end_E = np.minimum(storage.added_E, first_E + rows_per_ring)
+        rows = storage.take(*_numbers(storage, first_E, end_E))
         unfinished = self.folder / "rows.unfinished"
         try:
             with unfinished.open("wb") as file:
                 summed = _Checksummed(file)
-                for field in rows:
-                    np.save(summed, field.cpu().numpy(), allow_pickle=False)
+                for field in storage.fields:
+                    np.save(summed, rows[field.name].cpu().numpy(), allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
             unfinished.unlink(missing_ok=True)  # others need the room
             raise
-        # the checksum in the name keeps a run that continues from an older checkpoint from
-        # overwriting newer files
-        name = f"rows_{int(first_R.sum()):012d}_{int(end_R.sum()):012d}_{summed.crc32:08x}.npy"
+        # the checksum in the name: a run that continues from an older checkpoint writes other
+        # transitions under the same numbers, and must not overwrite newer files
+        numbers = f"{int(first_E.sum()):012d}_{int(end_E.sum()):012d}"
+        name = f"rows_{numbers}_{summed.crc32:08x}.npy"
         unfinished.replace(self.folder / name)
         self._chunks.append(
-            {"file": name, "first": first_R.tolist(), "end": end_R.tolist(), "crc32": summed.crc32}
+            {
+                "file": name,
+                "first": first_E.tolist(),
+                "end": end_E.tolist(),
+                "crc32": summed.crc32,
+            }
         )
 
-    def load(self, manifest: dict[str, Any], storage: RingStorage) -> None:
-        """Fill an empty storage with the rows of a manifest, each in its former place.
+    def load(self, manifest: dict[str, Any], storage: Storage) -> None:
+        """Fill an empty storage with the transitions of a manifest, each under its former number.
 
         Raises:
-            ConfigurationError: naming the file, if one is missing or damaged, or if the shapes
-                differ.
+            ConfigurationError: naming the file, if one is missing or damaged, or naming what
+                differs, if the replay is of another schema or size.
         """
-        if manifest["capacity"] != storage.capacity or len(manifest["added"]) != storage.num_rings:
-            raise ConfigurationError(
-                f"the checkpoint's replay has {len(manifest['added'])} tasks of"
-                f" {manifest['capacity']:,} rows, this run"
-                f" {storage.num_rings} of {storage.capacity:,}: continue with the run's own tasks"
-                " and data.capacity"
-            )
+        self._check_same(manifest, storage)
         check_manifest(manifest)
         for chunk in manifest["chunks"]:
-            first_R, end_R = np.array(chunk["first"]), np.array(chunk["end"])
-            ring_N = np.repeat(np.arange(storage.num_rings), end_R - first_R)
-            storage.added_R[:] = first_R
-            storage.add(ring_N, self._read(chunk))
-        storage.added_R[:] = manifest["added"]
-        oldest_R = np.array(manifest["oldest"])
-        storage.oldest_R[:] = np.where(oldest_R > storage.added_R - storage.capacity, oldest_R, 0)
+            first_E = np.array(chunk["first"])
+            end_E = np.array(chunk["end"])
+            env_N = np.repeat(np.arange(storage.num_envs), end_E - first_E)
+            storage.restore_from(first_E)
+            storage.add(env_N, self._read(chunk, storage))
+        storage.restore_from(np.array(manifest["added"]))
+        oldest_E = np.array(manifest["oldest"])
+        is_cut_E = oldest_E > storage.added_E - storage.capacity
+        storage.oldest_E[:] = np.where(is_cut_E, oldest_E, 0)
         self._chunks = list(manifest["chunks"])
+
+    def _check_same(self, manifest: dict[str, Any], storage: Storage) -> None:
+        num_envs = len(manifest["added"])
+        if manifest["capacity"] != storage.capacity or num_envs != storage.num_envs:
+            raise ConfigurationError(
+                f"the checkpoint's replay has {num_envs} environments of"
+                f" {manifest['capacity']:,} transitions, this run {storage.num_envs} of"
+                f" {storage.capacity:,}: continue with the run's own tasks, rollout.envs_per_task"
+                " and data.capacity"
+            )
+        if manifest["fields"] != _plain_fields(storage):
+            there = ", ".join(field[0] for field in manifest["fields"])
+            here = ", ".join(field.name for field in storage.fields)
+            raise ConfigurationError(
+                f"the checkpoint's replay has the fields {there}, this run {here} (or their shapes"
+                " differ): continue with the run's own benchmark and algorithm, or without the"
+                " replay (--replay.restore false)"
+            )
 
     def verify(self, manifest: dict[str, Any]) -> None:
         """Read every chunk of a manifest without keeping it.
@@ -151,16 +186,18 @@ class ReplaySnapshots:
         for chunk in manifest["chunks"]:
             self._content(chunk)
 
-    def _read(self, chunk: dict[str, Any]) -> Rows:
+    def _read(self, chunk: dict[str, Any], storage: Storage) -> dict[str, Tensor]:
         content = io.BytesIO(self._content(chunk))
         try:
-            return Rows(
-                *(torch.from_numpy(np.load(content, allow_pickle=False)) for _ in Rows._fields)
-            )
+            arrays = (np.load(content, allow_pickle=False) for _ in storage.fields)
+            return {
+                field.name: torch.from_numpy(array)
+                for field, array in zip(storage.fields, arrays, strict=True)
+            }
         except (ValueError, EOFError, TypeError) as error:
+            path = self.folder / chunk["file"]
             raise ConfigurationError(
-                f"the replay file {self.folder / chunk['file']} cannot be understood ({error}):"
-                f" {REMEDY}"
+                f"the replay file {path} cannot be understood ({error}): {REMEDY}"
             ) from error
 
     def _content(self, chunk: dict[str, Any]) -> bytes:
@@ -189,38 +226,59 @@ class _Checksummed:
     """A file that is written from the beginning to the end, and the CRC-32 of what was written."""
 
     def __init__(self, file: Any) -> None:
-        self._file, self.crc32 = file, 0
+        self._file = file
+        self.crc32 = 0
 
     def write(self, content: bytes) -> int:
         self.crc32 = zlib.crc32(content, self.crc32)
         return self._file.write(content)
 
 
+def _plain_fields(storage: Storage) -> list[list[Any]]:
+    return [[field.name, list(field.shape), field.dtype] for field in storage.fields]
+
+
+def _numbers(
+    storage: Storage, first_E: npt.NDArray[np.int64], end_E: npt.NDArray[np.int64]
+) -> tuple[Tensor, Tensor]:
+    """Return ring and number of the transitions from ``first_E`` to ``end_E``, ring by ring."""
+    parts = [
+        storage.numbers(env, int(first), int(end))
+        for env, (first, end) in enumerate(zip(first_E, end_E, strict=True))
+    ]
+    env_N, number_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return env_N, number_N
+
+
 def check_manifest(manifest: dict[str, Any]) -> None:
-    """Check that a manifest names chunks in the run's own folder which follow one another without a gap.
+    """Check that a manifest names chunks in the run's folder that follow one another without a gap.
 
     Raises:
         ConfigurationError: if it does not.
     """
     try:
-        strange = [
-            chunk["file"] for chunk in manifest["chunks"] if not NAME.fullmatch(chunk["file"])
-        ]
-        wrong = f"names {strange[0]!r}, no file of a replay" if strange else ""
-        added_R, oldest_R = (
-            np.array(manifest["added"], np.int64),
-            np.array(manifest["oldest"], np.int64),
-        )
-        reached_R = oldest_R
-        for chunk in manifest["chunks"]:
-            first_R, end_R = np.array(chunk["first"], np.int64), np.array(chunk["end"], np.int64)
-            gap_R = first_R > np.maximum(reached_R, oldest_R)
-            if (gap_R | (end_R < first_R) | (end_R - first_R > manifest["capacity"])).any():
-                wrong = wrong or f"does not follow at {chunk['file']}"
-            reached_R = end_R
-        if (reached_R != added_R).any() or (oldest_R > added_R).any() or (oldest_R < 0).any():
-            wrong = wrong or "does not hold all rows"
+        wrong = _what_is_wrong(manifest)
     except (KeyError, TypeError, ValueError) as error:
         wrong = f"cannot be understood ({error})"
     if wrong:
         raise ConfigurationError(f"the checkpoint's list of replay files {wrong}: {REMEDY}")
+
+
+def _what_is_wrong(manifest: dict[str, Any]) -> str:
+    for chunk in manifest["chunks"]:
+        if not NAME.fullmatch(chunk["file"]):
+            return f"names {chunk['file']!r}, no file of a replay"
+    added_E = np.array(manifest["added"], np.int64)
+    oldest_E = np.array(manifest["oldest"], np.int64)
+    reached_E = oldest_E
+    for chunk in manifest["chunks"]:
+        first_E = np.array(chunk["first"], np.int64)
+        end_E = np.array(chunk["end"], np.int64)
+        is_gap_E = first_E > np.maximum(reached_E, oldest_E)
+        is_too_long_E = end_E - first_E > manifest["capacity"]
+        if (is_gap_E | is_too_long_E | (end_E < first_E)).any():
+            return f"does not follow at {chunk['file']}"
+        reached_E = end_E
+    if (reached_E != added_E).any() or (oldest_E > added_E).any() or (oldest_E < 0).any():
+        return "does not hold all rows"
+    return ""

@@ -1,6 +1,7 @@
-"""Rings of transitions, one a task, in memory.
+"""Where transitions are kept: one ring per training environment.
 
-Shapes: ``R`` rings, ``C`` rows a ring, ``N`` rows of an addition.
+An episode's steps stand in a row in its environment's ring. Shapes: ``E`` environments (rings),
+``C`` transitions in a ring, ``N`` transitions of an addition or a request.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,45 +21,88 @@ from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory, to_device
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.schema import Field
+
+Columns: TypeAlias = Mapping[str, Any]
+"""The fields of some transitions by name: arrays or tensors ``[N, ...]``."""
 
 
-class Rows(NamedTuple):
-    """Transitions without their task: tensors in memory, arrays on disk."""
-
-    observation: Tensor
-    action: Tensor
-    reward: Tensor
-    next_observation: Tensor
-    terminated: Tensor
+def bytes_needed(fields: Sequence[Field], num_rows: int) -> int:
+    """Return the bytes that ``num_rows`` transitions take when every field is kept as it is."""
+    return num_rows * sum(field.num_bytes for field in fields)
 
 
-def _layout(spec: EnvSpec) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    kind = spec.observation_space.dtype
-    dtype = (
-        torch.float32
-        if kind is None or np.issubdtype(kind, np.floating)
-        else torch.from_numpy(np.empty(0, kind)).dtype
-    )
-    observation = (tuple(spec.observation_space.shape), dtype)
-    action = (tuple(spec.action_space.shape), torch.float32)
-    return [observation, action, ((), torch.float32), observation, ((), torch.bool)]
+class Storage(ABC):
+    """Rings of transitions; decides how they are kept and which of them can be sampled.
 
-
-def bytes_needed(spec: EnvSpec, num_rows: int) -> int:
-    """Return the bytes that ``num_rows`` transitions take."""
-    return num_rows * sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in _layout(spec))
-
-
-class RingStorage:
-    """Equal rings of transitions.
+    A transition is named by its ring and by its number: how many transitions were added to that
+    ring before it. ``ReplayBuffer`` draws among the numbers from ``added_E - size_E`` to
+    ``added_E - 1``; a storage that cannot give all of these shortens ``size_E``.
 
     Args:
-        spec: shapes and types of what is stored; floating-point observations are stored as float32.
-        num_rings: number of rings, ``R``.
-        capacity: rows a ring, ``C``.
-        folder: keep the rows in files here, mapped into memory, which vanish with this process;
-            None for memory.
+        fields: the schema of a transition, see ``transition_fields``.
+        num_envs: number of rings, ``E``.
+        capacity: transitions in a ring, ``C``.
+    """
+
+    def __init__(self, fields: Sequence[Field], num_envs: int, capacity: int) -> None:
+        self.fields = tuple(fields)
+        self.capacity = capacity
+        self.added_E = np.zeros(num_envs, np.int64)
+        """Transitions ever added to each ring."""
+        self.oldest_E = np.zeros(num_envs, np.int64)
+        """Transitions with smaller numbers were not restored from a checkpoint."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of rings."""
+        return len(self.added_E)
+
+    @property
+    def size_E(self) -> npt.NDArray[np.int64]:
+        """Number of transitions that each ring can give: its newest."""
+        return np.minimum(self.added_E - self.oldest_E, self.capacity)
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the transitions are kept."""
+
+    @abstractmethod
+    def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
+        """Append transitions; those of one ring are given in the order in which they happened."""
+
+    @abstractmethod
+    def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
+        """Return copies of transitions by ring and number, on this storage's device."""
+
+    def numbers(self, env: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return ring and number of a ring's transitions ``first`` to ``end - 1``, for ``take``."""
+        assert self.added_E[env] - self.size_E[env] <= first <= end <= self.added_E[env]
+        return torch.full((end - first,), env), torch.arange(first, end)
+
+    def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
+        """Continue with the numbers ``first_E``: what was added before them is skipped."""
+        self.added_E[:] = first_E
+
+    def reward_sums(self) -> npt.NDArray[np.float64]:
+        """Return the sum of the rewards in each ring, ``[E]``."""
+        sums = np.zeros(self.num_envs)
+        for env, (added, size) in enumerate(zip(self.added_E, self.size_E, strict=True)):
+            rows = self.take(*self.numbers(env, int(added - size), int(added)))
+            sums[env] = float(rows["reward"].double().sum())
+        return sums
+
+
+class RingStorage(Storage):
+    """Keep every field of every transition as it is.
+
+    Args:
+        fields: the schema of a transition.
+        num_envs: number of rings, ``E``.
+        capacity: transitions in a ring, ``C``.
+        folder: keep the transitions in files here, mapped into memory, which vanish with this
+            process; None for memory.
         device: whose memory, without a folder.
 
     Raises:
@@ -65,102 +111,72 @@ class RingStorage:
 
     def __init__(
         self,
-        spec: EnvSpec,
-        num_rings: int,
+        fields: Sequence[Field],
+        num_envs: int,
         capacity: int,
         folder: Path | None = None,
         device: torch.device = CPU,
     ) -> None:
-        needed = bytes_needed(spec, num_rings * capacity)
-        free = free_memory(device) if folder is None else shutil.disk_usage(folder).free
-        if needed > free:
-            most, where = (
-                int(num_rings * capacity * free / needed),
-                "memory" if folder is None else f"disk in {folder}",
-            )
-            raise ConfigurationError(
-                f"a replay of {num_rings * capacity:,} transitions needs {needed / 2**30:.1f} GiB"
-                f" of {where} and"
-                f" {free / 2**30:.1f} GiB are free: lower data.capacity to at most {most:,}"
-            )
-        self.capacity = capacity
-        self.added_R = np.zeros(num_rings, np.int64)
-        """Rows ever added to each ring; the next one goes to this number modulo the capacity."""
-        self.oldest_R = np.zeros(num_rings, np.int64)
-        """Rows before these, counted likewise, were never restored."""
-        shapes = [((num_rings * capacity, *shape), dtype) for shape, dtype in _layout(spec)]
-        self._flat = Rows(*(_empty(shape, dtype, folder, device) for shape, dtype in shapes))
-        self._arrays = [field.numpy() for field in self._flat] if device == CPU else None
+        super().__init__(fields, num_envs, capacity)
+        num_rows = num_envs * capacity
+        _check_room(bytes_needed(fields, num_rows), num_rows, folder, device)
+        self._columns = {field.name: _empty(field, num_rows, folder, device) for field in fields}
+        self._arrays = None
+        if device == CPU:
+            self._arrays = {name: column.numpy() for name, column in self._columns.items()}
 
     @property
     def device(self) -> torch.device:
-        """Where the rows lie."""
-        return self._flat.reward.device
+        """Where the transitions are kept."""
+        return self._columns["reward"].device
 
-    @property
-    def num_rings(self) -> int:
-        """Number of rings."""
-        return len(self.added_R)
-
-    @property
-    def size_R(self) -> npt.NDArray[np.int64]:
-        """Rows that each ring holds."""
-        return np.minimum(self.added_R - self.oldest_R, self.capacity)
-
-    def add(self, ring_N: npt.NDArray[np.int64], rows: Rows | tuple[npt.NDArray, ...]) -> None:
-        """Append rows to rings, over the oldest once a ring is full; a ring's rows keep their order."""
-        counts_R = np.bincount(ring_N, minlength=self.num_rings)
-        assert counts_R.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
-        place_N = self.added_R[ring_N]
-        if counts_R.max(initial=0) > 1:
-            order_N = np.argsort(ring_N, kind="stable")
-            place_N[order_N] += np.arange(len(ring_N)) - np.repeat(
-                np.cumsum(counts_R) - counts_R, counts_R
-            )
-        index_N = ring_N * self.capacity + place_N % self.capacity
+    def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
+        """Append transitions, over the oldest ones once a ring is full."""
+        counts_E = np.bincount(env_N, minlength=self.num_envs)
+        assert counts_E.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
+        number_N = self.added_E[env_N]
+        if counts_E.max(initial=0) > 1:
+            order_N = np.argsort(env_N, kind="stable")
+            before_E = np.cumsum(counts_E) - counts_E
+            number_N[order_N] += np.arange(len(env_N)) - np.repeat(before_E, counts_E)
+        place_N = env_N * self.capacity + number_N % self.capacity
         if self._arrays is not None:  # a fifth of the time that tensors take
-            for array, source in zip(self._arrays, rows, strict=True):
-                array[index_N] = source
+            for name, array in self._arrays.items():
+                array[place_N] = columns[name]
         else:
-            index = to_device(index_N, self.device)
-            for target, source in zip(self._flat, rows, strict=True):
-                target[index] = to_device(torch.as_tensor(source).to(target.dtype), self.device)
-        self.added_R += counts_R
+            place = to_device(place_N, self.device)
+            for name, column in self._columns.items():
+                values = torch.as_tensor(columns[name]).to(column.dtype)
+                column[place] = to_device(values, self.device)
+        self.added_E += counts_E
 
-    def places(self, ring: int, first: int, end: int) -> Tensor:
-        """Return the flat places of a ring's rows ``first`` to ``end``, counted since the beginning and still there."""
-        assert self.added_R[ring] - self.size_R[ring] <= first <= end <= self.added_R[ring]
-        return ring * self.capacity + torch.arange(first, end) % self.capacity
+    def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
+        """Return copies of transitions by ring and number, on this storage's device."""
+        place_N = to_device(env_N * self.capacity + number_N % self.capacity, self.device)
+        return {name: column.index_select(0, place_N) for name, column in self._columns.items()}
 
-    def mean_rewards(self) -> npt.NDArray[np.float64]:
-        """Return the mean reward of the rows that each ring holds, ``[R]``."""
-        ends = zip(self.added_R - self.size_R, self.added_R, strict=True)
-        places = [self.places(ring, int(first), int(end)) for ring, (first, end) in enumerate(ends)]
-        return np.array(
-            [
-                float(self._flat.reward[to_device(place, self.device)].double().mean())
-                for place in places
-            ]
+
+def _check_room(needed: int, num_rows: int, folder: Path | None, device: torch.device) -> None:
+    free = free_memory(device) if folder is None else shutil.disk_usage(folder).free
+    if needed > free:
+        where = "memory" if folder is None else f"disk in {folder}"
+        raise ConfigurationError(
+            f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of {where} and"
+            f" {free / 2**30:.1f} GiB are free: lower data.capacity to at most"
+            f" {int(num_rows * free / needed):,}"
         )
 
-    def take(self, index: Tensor) -> Rows:
-        """Return copies of the rows at flat places ``ring * capacity + row``, on this storage's device."""
-        index = to_device(index, self.device)
-        return Rows(*(field.index_select(0, index) for field in self._flat))
 
-
-def _empty(
-    shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None, device: torch.device
-) -> Tensor:
+def _empty(field: Field, num_rows: int, folder: Path | None, device: torch.device) -> Tensor:
+    shape = (num_rows, *field.shape)
+    dtype = np.dtype(field.dtype)
     if folder is None:
-        return torch.empty(shape, dtype=dtype, device=device)
-    kind = torch.empty(0, dtype=dtype).numpy().dtype
+        return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
+    size = num_rows * field.num_bytes
     with tempfile.TemporaryFile(dir=folder) as file:
-        size = int(np.prod(shape)) * kind.itemsize
-        if hasattr(
-            os, "posix_fallocate"
-        ):  # a disk that fills up later would end the process without an error
+        if hasattr(os, "posix_fallocate"):
+            # a disk that fills up later would end the process without an error
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)
-        return torch.from_numpy(np.memmap(file, kind, "r+", shape=shape))
+        return torch.from_numpy(np.memmap(file, dtype, "r+", shape=shape))

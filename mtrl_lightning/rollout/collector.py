@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.simulator import from_text, to_text
 from mtrl_lightning.envs.vector import VectorEnv
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.types import Episode, Mode, Policy, Transitions
 
@@ -26,33 +26,37 @@ class Sample(NamedTuple):
 
 
 class EpisodeListener:
-    """Override what you want to hear of. ``env`` is an environment's place in the vector."""
+    """Override the events you want; ``env`` is an environment's place in the vector."""
 
     def on_episode_created(self, env: int, task: int) -> None:
-        """Hear that a new episode's slot was made, before its first observation is there."""
+        """Called before the first observation of a new episode is there."""
 
     def on_episode_started(self, env: int, task: int, observation_D: npt.NDArray) -> None:
-        """Hear of an episode's first observation."""
+        """Called with an episode's first observation."""
 
     def on_episode_stepped(self, env: int, task: int, return_: float, length: int) -> None:
-        """Hear of every step, with the return and the length so far."""
+        """Called at every step, with the return and the length so far."""
 
     def on_episode_ended(self, env: int, episode: Episode) -> None:
-        """Hear of a finished episode."""
+        """Called when an episode has finished."""
 
     def on_sample_end(self, sample: Sample) -> None:
-        """Hear that ``Collector.sample`` is about to return."""
+        """Called before ``Collector.sample`` returns."""
 
 
 class Collector:
-    """Act in a vector environment, close episodes, count.
+    """Act in a vector environment, record transitions and episodes, and count.
 
     Args:
         envs: the environments.
-        policy: what acts.
+        policy: chooses the actions. Its ``act`` may return further fields of the transition beside
+            them, ``(action_EA, {name: array [E, ...]})``.
         counters: counts that this collector advances; its own if None.
-        window: finished episodes a task over which statistics are kept.
-        listeners: told of every episode; only they make stepping slower.
+        window: finished episodes per task over which statistics are kept.
+        listeners: called at the events of every episode; they make stepping slower.
+
+    Raises:
+        ConfigurationError: if the window is below 1.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class Collector:
     ) -> None:
         if window < 1:
             raise ConfigurationError(f"window is {window}: give a number of episodes of at least 1")
-        self.envs, self.policy = envs, policy
+        self.envs = envs
+        self.policy = policy
         self.counters = Counters() if counters is None else counters
         self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
         self.listeners = list(listeners)
@@ -74,47 +79,47 @@ class Collector:
         self._env_E = np.arange(envs.num_envs)
         self._observation_ED: npt.NDArray | None = None
         self._action_EA: npt.NDArray[np.float32] | None = None
+        self._policy_columns: Mapping[str, npt.NDArray] = {}
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether episodes are under way."""
         return self._observation_ED is not None
 
     def reset(self, seed: int | Sequence[int] | None = None) -> None:
-        """Begin a new episode everywhere; unfinished ones are dropped and count nowhere.
+        """Start a new episode in every environment; unfinished ones are dropped and not counted.
 
         Args:
-            seed: of all that follows (see ``Benchmark``); None goes on with the environments'
-                generators.
+            seed: of all that follows (see ``Benchmark``); None continues with the environments'
+                own generators.
         """
         assert self._action_EA is None, "a step is under way"
-        self._tell(
-            lambda hear, e, task: hear.on_episode_created(e, task), range(self.envs.num_envs)
-        )
+        everywhere = range(self.envs.num_envs)
+        self._notify(lambda listener, e, task: listener.on_episode_created(e, task), everywhere)
         self._running.reset()
         self._observation_ED, _ = self.envs.reset(seed=seed)
-        self._tell_started(self._observation_ED, range(self.envs.num_envs))
+        self._notify_started(self._observation_ED, everywhere)
 
     def send(self, mode: Mode) -> None:
         """Choose actions and let the environments step; the first call resets them.
 
         Raises:
-            ConfigurationError: if an action is not finite.
+            PolicyFaultError: if an action is not finite.
         """
         assert self._action_EA is None, "a step is under way"
         if self._observation_ED is None:
             self.reset()
         assert self._observation_ED is not None
-        action_EA = np.array(
-            self.policy.act(self._observation_ED, self.envs.task_E, mode), np.float32
-        )
+        # a copy, because this observation becomes part of the transition, and a policy may write
+        # into what it is given (MetaWorld's scripted door-open policy does)
+        chosen = self.policy.act(self._observation_ED.copy(), self.envs.task_E, mode)
+        given_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
+        action_EA = np.array(given_EA, np.float32)
         if not np.isfinite(action_EA).all():
-            raise ConfigurationError(
-                "the policy's action is not a finite number: an update has ruined the networks. Go"
-                " on from an earlier"
-                " checkpoint (--ckpt_path PATH) with lower learning rates, or with"
-                " model.init_args.actor_max_grad_norm"
-                " and critic_max_grad_norm set"
+            raise PolicyFaultError(
+                "the policy's action is not a finite number: its networks are not finite. Continue"
+                " from an earlier checkpoint (--ckpt_path PATH) with lower learning rates, or with"
+                " model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
             )
         self.envs.send(action_EA)
         self._action_EA = action_EA
@@ -122,7 +127,7 @@ class Collector:
     def receive(
         self, wanted_E: npt.NDArray[np.bool_] | None = None
     ) -> tuple[Transitions, dict[int, Episode]]:
-        """Wait for the step that ``send`` began.
+        """Wait for the step that ``send`` started.
 
         Args:
             wanted_E: environments whose transitions are returned; None for all.
@@ -130,10 +135,10 @@ class Collector:
         Returns:
             The valid transitions, and the episodes that ended, by environment.
         """
-        assert self._action_EA is not None and self._observation_ED is not None, (
-            "send() comes first"
-        )
-        observation_ED, action_EA = self._observation_ED, self._action_EA
+        assert self._action_EA is not None, "send() comes first"
+        assert self._observation_ED is not None
+        observation_ED = self._observation_ED
+        action_EA = self._action_EA
         self._action_EA = None
         result = self.envs.receive()
         self._observation_ED = result.observation_ED
@@ -141,6 +146,7 @@ class Collector:
         self.windows.add(ended.values())
         kept_E = result.valid_E if wanted_E is None else result.valid_E & wanted_E
         kept = slice(None) if kept_E.all() else kept_E
+        extra = {**result.extra, **self._policy_columns}
         transitions = Transitions(
             observation_ED[kept],
             action_EA[kept],
@@ -150,13 +156,14 @@ class Collector:
             result.truncated_E[kept],
             self.envs.task_E[kept],
             self._env_E[kept],
+            {name: np.asarray(column)[kept] for name, column in extra.items()},
         )
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())
         self.counters.dropped_transitions += int((~result.valid_E).sum())
         self.counters.episodes += len(ended)
         if self.listeners:
-            self._tell_step(
+            self._notify_step(
                 ended,
                 result.observation_ED,
                 result.terminated_E | result.truncated_E | ~result.valid_E,
@@ -244,33 +251,35 @@ class Collector:
             left_E[list(counted)] -= 1
             yield transitions, list(counted.values())
 
-    def _tell(
+    def _notify(
         self, call: Callable[[EpisodeListener, int, int], None], which: Sequence[int] | range
     ) -> None:
         for listener in self.listeners:
             for e in which:
                 call(listener, int(e), int(self.envs.task_E[e]))
 
-    def _tell_started(self, observation_ED: npt.NDArray, which: Sequence[int] | range) -> None:
-        self._tell(lambda hear, e, task: hear.on_episode_started(e, task, observation_ED[e]), which)
+    def _notify_started(self, observation_ED: npt.NDArray, which: Sequence[int] | range) -> None:
+        self._notify(
+            lambda listener, e, task: listener.on_episode_started(e, task, observation_ED[e]), which
+        )
 
-    def _tell_step(
+    def _notify_step(
         self, ended: dict[int, Episode], observation_ED: npt.NDArray, done_E: npt.NDArray[np.bool_]
     ) -> None:
-        def stepped(hear: EpisodeListener, e: int, task: int) -> None:
+        def stepped(listener: EpisodeListener, e: int, task: int) -> None:
             episode = ended.get(e)
             now = (
                 (episode.return_, episode.length)
                 if episode
                 else (self._running.return_E[e], self._running.length_E[e])
             )
-            hear.on_episode_stepped(e, task, float(now[0]), int(now[1]))
+            listener.on_episode_stepped(e, task, float(now[0]), int(now[1]))
 
-        self._tell(stepped, range(self.envs.num_envs))
-        self._tell(lambda hear, e, _: hear.on_episode_ended(e, ended[e]), list(ended))
+        self._notify(stepped, range(self.envs.num_envs))
+        self._notify(lambda listener, e, _: listener.on_episode_ended(e, ended[e]), list(ended))
         begun = np.flatnonzero(done_E).tolist()
-        self._tell(lambda hear, e, task: hear.on_episode_created(e, task), begun)
-        self._tell_started(observation_ED, begun)
+        self._notify(lambda listener, e, task: listener.on_episode_created(e, task), begun)
+        self._notify_started(observation_ED, begun)
 
     def state_dict(self) -> dict[str, Any]:
         """Return windows, running episodes and the environments' states, as plain values."""

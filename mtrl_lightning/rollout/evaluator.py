@@ -13,15 +13,17 @@ from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import (
     ConfigurationError,
     EnvironmentFaultError,
-    PolicyFaultError,
     RestartsExhaustedError,
 )
 from mtrl_lightning.rollout.collector import Collector, quotas
 from mtrl_lightning.types import Episode, Policy
 
+METRICS = ("success", "success_last", "return")
+"""What an evaluation measures of every task."""
+
 
 class Evaluation(NamedTuple):
-    """Results of one evaluation, one entry a task, averaged over its episodes."""
+    """Results of one evaluation: one entry per task, averaged over its episodes."""
 
     split: str
     success_T: npt.NDArray[np.float64]
@@ -31,13 +33,14 @@ class Evaluation(NamedTuple):
     return_T: npt.NDArray[np.float64]
 
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
-        """Return ``eval/success``, ``eval/success_last`` and ``eval/return``, on average and for every task."""
-        prefix = "eval" if self.split == "eval" else f"eval_{self.split.removeprefix('eval_')}"
-        values = {
-            "success": self.success_T,
-            "success_last": self.success_last_T,
-            "return": self.return_T,
-        }
+        """Return success in any step and in the last one, and return: on average and per task.
+
+        They are called ``eval/success``, ``eval/success_last``, ``eval/return`` in the split
+        ``eval``, ``eval_<split>/...`` in others, with ``/<task>`` behind for a task.
+        """
+        prefix = _prefix(self.split)
+        values_T = (self.success_T, self.success_last_T, self.return_T)
+        values = dict(zip(METRICS, values_T, strict=True))
         result = {f"{prefix}/{name}": float(value_T.mean()) for name, value_T in values.items()}
         for name, value_T in values.items():
             result |= {
@@ -45,6 +48,17 @@ class Evaluation(NamedTuple):
                 for task, v in zip(task_names, value_T, strict=True)
             }
         return result
+
+
+def _prefix(split: str) -> str:
+    return "eval" if split == "eval" else f"eval_{split.removeprefix('eval_')}"
+
+
+def metric_names(benchmark: Benchmark) -> list[str]:
+    """Return the names of all metrics of an evaluation, averages first."""
+    prefixes = [_prefix(split) for split in benchmark.splits[1:]]
+    names = [f"{prefix}/{metric}" for prefix in prefixes for metric in METRICS]
+    return names + [f"{name}/{task}" for name in names for task in benchmark.spec.task_names]
 
 
 class Evaluator:
@@ -55,15 +69,15 @@ class Evaluator:
 
     Args:
         benchmark: the tasks.
-        num_episodes: test episodes a task, ``N``.
+        num_episodes: test episodes per task, ``N``.
         split: which environments.
         envs_per_task: copies of each task's environment; each runs a contiguous share of the
             episodes.
         num_workers: worker processes; see ``VectorEnv``.
         timeout: seconds to wait for a worker's answer.
-        max_restarts: how often an evaluation begins anew with new environments because one of them,
+        max_restarts: how often an evaluation is repeated with new environments because one of them,
             or its worker, broke; over all evaluations.
-        on_restart: told the reason each time.
+        on_restart: called with the reason each time.
 
     Raises:
         ConfigurationError: if a number is below 1.
@@ -86,12 +100,16 @@ class Evaluator:
                 f"evaluation num_episodes is {num_episodes}, envs_per_task {envs_per_task}: give 1"
                 " or more"
             )
-        self._benchmark, self._num_episodes, self._split = benchmark, num_episodes, split
+        self._benchmark = benchmark
+        self._num_episodes = num_episodes
+        self._split = split
         self._copies = min(envs_per_task, num_episodes)
-        self._num_workers, self._timeout = num_workers, timeout
-        self._max_restarts, self._on_restart = max_restarts, on_restart
+        self._num_workers = num_workers
+        self._timeout = timeout
+        self._max_restarts = max_restarts
+        self._on_restart = on_restart
         self.num_restarts = 0
-        """How often an evaluation began anew."""
+        """How often an evaluation was repeated."""
         self._envs: VectorEnv | None = None
 
     def evaluate(self, policy: Policy, on_step: Callable[[], None] = lambda: None) -> Evaluation:
@@ -108,8 +126,6 @@ class Evaluator:
         while True:
             try:
                 return self._run(policy, on_step)
-            except PolicyFaultError:
-                raise
             except EnvironmentFaultError as fault:
                 self.close()
                 if self.num_restarts >= self._max_restarts:

@@ -1,0 +1,142 @@
+"""The loop of a run: what happens after each vector step, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+
+from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.errors import RestartsExhaustedError
+from mtrl_lightning.session import Action
+from mtrl_lightning.types import Mode
+
+
+class Driver(SessionCallback):
+    """Step the training environments and let everything else of a run happen in its order.
+
+    A subclass decides when environments are stepped, when updates are made, and when a vector step
+    is complete; it then calls ``complete_step``. A checkpoint that is saved in the middle of what
+    follows continues in its middle.
+    """
+
+    key = "rollout"
+
+    def __init__(self) -> None:
+        self._trainer: Trainer | None = None
+        self._next_action: int | None = None
+        """Place of the action that is next in ``_actions``; None when all are done."""
+
+    def _actions(self) -> tuple[Action, ...]:
+        """Return what happens after a vector step whose updates are made, in this order."""
+        session = self.session
+        return (
+            session.evaluate,
+            session.log_metrics,
+            session.save_best,
+            session.reset_networks,
+            session.save_last,
+            self._stop_at_end,
+        )
+
+    def complete_step(self) -> None:
+        """Do what is due after a vector step whose updates are made."""
+        self._next_action = 0
+        self.check_faults()
+        self.continue_actions()
+
+    def continue_actions(self) -> None:
+        """Do what is due from the next action on; a continued run may have some left."""
+        if self._next_action is None:
+            return
+        actions = self._actions()
+        for place in range(self._next_action, len(actions)):
+            # a checkpoint that this action saves continues behind it, unless it is interrupted
+            self._next_action = place + 1
+            try:
+                actions[place](self.session.counters.env_steps, self._is_at_end())
+            except (Interrupted, RestartsExhaustedError):
+                self._next_action = place
+                raise
+        self._next_action = None
+
+    def is_finished(self) -> bool:
+        """Return whether all environment steps and their updates are made."""
+        raise NotImplementedError
+
+    def _is_at_end(self) -> bool:
+        assert self._trainer is not None
+        return self.is_finished() or self._trainer.should_stop
+
+    def _stop_at_end(self, env_steps: int, at_end: bool) -> None:
+        assert self._trainer is not None
+        if at_end:
+            self._trainer.should_stop = True
+
+    def send(self, mode: Mode) -> None:
+        """Choose actions and let the environments step."""
+        with self.session.stopwatch.measure("act"):
+            self.session.collector.send(mode)
+
+    def receive(self) -> None:
+        """Wait for the step that ``send`` started, and add its transitions to the replay."""
+        session = self.session
+        with session.stopwatch.measure("step"):
+            transitions, _ = session.collector.receive()
+        session.replay.add(transitions)
+        session.algorithm.observe(transitions)
+        for call in session.after_vector_step:
+            call(session.counters.env_steps)
+
+    def check_faults(self) -> None:
+        """Raise the fault for which no restart was left, now that the state is whole."""
+        fault = self.session.collector.envs.fault
+        if fault is not None:
+            raise fault
+
+    def warn_of_lost_states(self) -> None:
+        """Say which environments cannot be saved in the middle of an episode."""
+        for task, reason in self.session.collector.envs.unsavable().items():
+            rank_zero_warn(
+                f"the state of {task}'s environment cannot be saved ({reason}): a continued run"
+                " starts new episodes there, and is not the uninterrupted run"
+            )
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Get the session, and keep the trainer, which ends when it is asked to."""
+        super().setup(trainer, pl_module, stage)
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which action is next, and the environments' states."""
+        collector = self.session.collector.state_dict() if self.session.is_open else {}
+        return {"next_action": self._next_action, "collector": collector}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore them; an evaluation has no environments to restore."""
+        if self.session.is_open:
+            self._next_action = state_dict["next_action"]
+            self.session.collector.load_state_dict(state_dict["collector"])
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Save a run that was interrupted or is out of restarts; end the workers."""
+        is_whole = isinstance(exception, (Interrupted, RestartsExhaustedError))
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        try:
+            if is_whole and is_fitting and self.session.is_training:
+                self.session.save_interrupted()
+        finally:
+            self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End the workers."""
+        self._close()
+
+    def _close(self) -> None:
+        if hasattr(self, "session"):
+            self.session.close()

@@ -1,0 +1,181 @@
+"""One run's parts, put together once: every callback gets the same ``Session``.
+
+The callbacks register here what the others need of them, so none looks another one up, and their
+order in the trainer's list is without effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import MultiTaskData, ReplayBuffer
+from mtrl_lightning.rollout import Collector
+
+if TYPE_CHECKING:
+    from mtrl_lightning.algorithms import Algorithm
+
+
+class Action(Protocol):
+    """Something that happens after a vector step whose updates are made, when it is due."""
+
+    def __call__(self, env_steps: int, at_end: bool) -> None:
+        """Act if it is due at ``env_steps``, or at the end of the run."""
+
+
+class ReplayFiles(Protocol):
+    """The replay on disk."""
+
+    def write(self) -> None:
+        """Write what the next checkpoint needs."""
+
+    def prune(self, manifests: list[dict[str, Any]]) -> None:
+        """Delete the files that none of the checkpoints needs."""
+
+
+def _never(env_steps: int, at_end: bool) -> None:
+    """Stand for an action that the run does not have."""
+
+
+class Session:
+    """The parts of one run. Making it starts nothing; ``open`` starts workers and takes memory.
+
+    Args:
+        algorithm: what acts and learns.
+        data: the benchmark and the replay.
+        folder: the run's folder.
+        loggers: which get every row of metrics.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, data: MultiTaskData, folder: Path, loggers: list[Logger]
+    ) -> None:
+        self.algorithm = algorithm
+        self.data = data
+        self.benchmark = data.benchmark
+        self.spec = data.spec
+        self.counters = algorithm.counters
+        self.stopwatch = algorithm.stopwatch
+        self.folder = folder
+        self.loggers = loggers
+        self.total_steps = 0
+        """Environment steps after which the run ends."""
+        self.is_training = False
+        """Whether a checkpoint's state is restored, so that it can be saved again."""
+        self.results: dict[str, float] = {}
+        """Metrics of the last evaluation."""
+        self.evaluated_at = -1
+        """Environment steps at the last evaluation."""
+        self.replay_files: ReplayFiles | None = None
+
+        self.evaluate: Action = _never
+        self.log_metrics: Action = _never
+        self.save_best: Action = _never
+        self.reset_networks: Action = _never
+        self.save_last: Action = _never
+        self.save_interrupted: Callable[[], None] = lambda: None
+        """Save a run that a signal or a fault ends."""
+        self.check_signals: Callable[[], None] = lambda: None
+        """Raise ``Interrupted`` if a signal came; called between two steps of long work."""
+        self.after_vector_step: list[Callable[[int], None]] = []
+        """Called with the environment steps made, also during the warm-up."""
+        self.after_evaluation: list[Callable[[], None]] = []
+        self._collector: Collector | None = None
+
+    @classmethod
+    def of(cls, trainer: Trainer, algorithm: LightningModule) -> Session:
+        """Return the session of a trainer's run; the first callback that asks makes it.
+
+        Raises:
+            ConfigurationError: if the trainer's data are not a ``MultiTaskData``.
+        """
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, MultiTaskData):
+            raise ConfigurationError("pass trainer.fit(model, datamodule=MultiTaskData(...))")
+        if data.session is None or data.session.algorithm is not algorithm:
+            folder = Path(trainer.log_dir or trainer.default_root_dir)
+            data.session = cls(algorithm, data, folder, trainer.loggers)  # type: ignore[arg-type]
+        return data.session
+
+    def open(self, envs: VectorEnv, window: int, device: torch.device) -> None:
+        """Take the training environments, whose workers are started, and the replay's memory.
+
+        Args:
+            envs: the training environments.
+            window: finished episodes per task over which statistics are kept.
+            device: that trains.
+        """
+        rank_zero_info(", ".join(f"{key} {value}" for key, value in self.spec.protocol.items()))
+        num_tasks = len(self.spec.train_tasks)
+        rank_zero_info(
+            f"Stepping {envs.num_envs} environments of {num_tasks} tasks in {envs.num_workers} workers"
+        )
+        self._collector = Collector(envs, self.algorithm, counters=self.counters, window=window)
+        fields = self.algorithm.policy_fields
+        self.data.open_replay(envs.task_E.tolist(), self.folder, device, fields)
+
+    @property
+    def collector(self) -> Collector:
+        """What steps the training environments."""
+        assert self._collector is not None, "the session is not open"
+        return self._collector
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the training environments are there."""
+        return self._collector is not None
+
+    @property
+    def replay(self) -> ReplayBuffer:
+        """The replay buffer."""
+        assert self.data.buffer is not None, "the session is not open"
+        return self.data.buffer
+
+    def note_restart(self, reason: str, limit: int) -> None:
+        """Count environments that were rebuilt after a fault, and say why."""
+        self.counters.worker_restarts += 1
+        rank_zero_warn(f"environments are rebuilt, at most {limit} times per run: {reason}")
+
+    def begin_learning(self) -> None:
+        """Give the algorithm each trained task's mean reward in the replay."""
+        self.algorithm.begin_learning(self.replay.mean_rewards())
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Give a row to every logger, with ``env_steps`` in it and as its step."""
+        env_steps = self.counters.env_steps
+        for logger in self.loggers:
+            logger.log_metrics({"env_steps": env_steps, **metrics}, step=env_steps)
+
+    def rollout_metrics(self) -> dict[str, float]:
+        """Return ``rollout/return``, ``rollout/success``, ``rollout/length`` and ``fault/...``.
+
+        The former are means over the windows of finished episodes, on average and for each task;
+        the latter are counts since the run began.
+        """
+        metrics: dict[str, float] = {
+            "fault/worker_restarts": self.counters.worker_restarts,
+            "fault/dropped_transitions": self.counters.dropped_transitions,
+        }
+        summary = self.collector.windows.summary()
+        for name in ("return", "success", "length") if summary else ():
+            means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
+            metrics[f"rollout/{name}"] = float(np.mean(list(means.values())))
+            for task, mean in means.items():
+                metrics[f"rollout/{name}/{self.spec.task_names[task]}"] = mean
+        return metrics
+
+    def close(self) -> None:
+        """End the workers of the training environments."""
+        if self._collector is not None:
+            self._collector.envs.close()
+            self._collector = None
+        self.data.session = None
