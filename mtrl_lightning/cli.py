@@ -7,11 +7,11 @@ import signal
 import sys
 import uuid
 import warnings
-from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from jsonargparse import ArgumentError, Namespace
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import (
     ArgsType,
     LightningArgumentParser,
@@ -19,37 +19,33 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import clear
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.algorithm import check_tasks
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
-    CurvesCallback,
-    EnvStepProgressBar,
     EvaluationCallback,
-    InterruptionCallback,
     MetricsCallback,
     MetricsCSV,
     ReplayCallback,
     ResetCallback,
     RolloutCallback,
 )
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.common import check_trainer
-from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
-from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.runs import (
-    ensure_writable,
-    find_checkpoint,
-    new_run_folder,
-    run_folder_of,
-    run_lock,
-    versions,
+from mtrl_lightning.callbacks.signals import requeue_signal, slurm_job
+from mtrl_lightning.errors import (
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    import_optional,
 )
+from mtrl_lightning.launch import HARMLESS_WARNINGS, Launch, fit, standard_callbacks
+from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.replay import MultiTaskData
+
+FAULTS = (EnvironmentFaultError, PolicyFaultError)
+"""What ends a run with its message and the exit code 1."""
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -133,72 +129,48 @@ class MultiTaskCLI(LightningCLI):
         """Find the checkpoint and the run's folder before anything is built."""
         self._given = self.config.clone()
         config = self.config[self.subcommand]
-        self._loaded: dict[str, Any] = {}
-        requeued = self._requeued(config)
-        if requeued or config.ckpt_path:
-            checkpoint = requeued or find_checkpoint(
-                str(config.ckpt_path), config.root, config.name
-            )
-            if requeued or config.ckpt_path == "last":
-                with_replay = self.subcommand == "fit" and config.replay.restore
-                checkpoint, self._loaded = load_newest_whole(checkpoint, with_replay)
-            else:
-                self._loaded = load_checkpoint(checkpoint)
-            config.ckpt_path = str(checkpoint)
-            self.run_folder = run_folder_of(checkpoint)
-        elif self.subcommand == "validate":
+        is_fitting = self.subcommand == "fit"
+        if not is_fitting and not config.ckpt_path:
             raise ConfigurationError(
                 "validate needs --ckpt_path: a checkpoint's path, last, or best"
             )
+        self._launch = Launch(
+            config.root,
+            config.name,
+            None if config.ckpt_path is None else str(config.ckpt_path),
+            restore_replay=is_fitting and config.replay.restore,
+            origin=self._origin if is_fitting else None,
+        )
+        if self._launch.checkpoint is not None:
+            config.ckpt_path = str(self._launch.checkpoint)
+        config.trainer.default_root_dir = str(self._launch.folder)
+        if is_fitting:
+            self._held.enter_context(self._launch.hold())
+            set_process_options(config.rollout.learner_threads)
         else:
-            self.run_folder = new_run_folder(config.root, config.name)
-        if self.subcommand == "fit":
-            ensure_writable(self.run_folder)
-            self._held.enter_context(run_lock(self.run_folder))
-        config.trainer.default_root_dir = str(self.run_folder)
-        if self.subcommand == "validate":
             config.trainer.logger = False
         for logger in _as_list(config.trainer.logger):
             self._place_logger(logger, config.name)
 
-    def _requeued(self, config: Namespace) -> Path | None:
-        """Return the last checkpoint that this command line wrote before SLURM started its job again."""
-        if self.subcommand != "fit" or self._origin is None:
-            return None
-        given = [Path(config.ckpt_path).resolve().parent.parent] if config.ckpt_path else []
-        for folder in [*reversed(versions(config.root, config.name)), *given]:
-            path = folder / "checkpoints" / "last.ckpt"
-            with contextlib.suppress(ConfigurationError), warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # of other runs' damaged checkpoints; this one's come when it is read
-                if load_newest_whole(path, False)[1].get("origin") == self._origin:
-                    rank_zero_info(
-                        f"SLURM started job {self._origin['job']} again: the run goes on from"
-                        f" {path}"
-                    )
-                    return path
-        return None
-
     def _place_logger(self, logger: Namespace, name: str) -> None:
-        """Let a logger write into the run's folder, and go on with what the checkpoint's run has logged."""
-        logger.init_args.save_dir = str(self.run_folder)
+        """Let a logger write into the run's folder, and continue what the run has logged."""
+        logger.init_args.save_dir = str(self._launch.folder)
         if logger.class_path.endswith("TensorBoardLogger"):
             import_optional("tensorboard", "tensorboard")
-            if (
-                self._loaded
-            ):  # TensorBoard hides the events from this step on that were written before
-                purge_step = self._loaded["mtrl_lightning"]["counters"]["env_steps"] + 1
-                logger.dict_kwargs = {**(logger.get("dict_kwargs") or {}), "purge_step": purge_step}
+            if self._launch.checkpoint is not None:
+                # TensorBoard hides the events from this step on that were written before
+                given = logger.get("dict_kwargs") or {}
+                logger.dict_kwargs = {**given, "purge_step": self._launch.env_steps + 1}
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", "wandb")
-            saved = self._loaded.get("callbacks", {}).get(MetricsCallback.key, {}).get("wandb_id")
+            states = self._launch.content.get("callbacks", {})
+            saved = states.get(MetricsCallback.key, {}).get("wandb_id")
             if "resume" in logger.init_args:
-                logger.init_args.resume = (
-                    "allow"  # Lightning's default, in place of which W&B's own is filled in
-                )
+                # Lightning's default, in place of which W&B's own is filled in
+                logger.init_args.resume = "allow"
             logger.init_args.id = saved or logger.init_args.id or uuid.uuid4().hex[:8]
-            logger.init_args.name = logger.init_args.name or f"{name}/{self.run_folder.name}"
+            folder = self._launch.folder.name
+            logger.init_args.name = logger.init_args.name or f"{name}/{folder}"
 
     def instantiate_classes(self) -> None:
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
@@ -206,64 +178,32 @@ class MultiTaskCLI(LightningCLI):
             super().instantiate_classes()
         except Exception:
             self._held.close()
-            with contextlib.suppress(OSError):
-                self.run_folder.rmdir()  # only if it is new, hence empty
+            self._launch.discard()
             raise
-        if self._loaded:
-            check_tasks(self._loaded, self.model.spec)
-            self._check_protocol()
-        self._loaded = {}
-
-    def _check_protocol(self) -> None:
-        saved, spec = self._loaded["mtrl_lightning"], self.model.spec
-        differences = [
-            f"{key} {saved['protocol'].get(key)} there and {spec.protocol.get(key)} here"
-            for key in dict.fromkeys([*saved["protocol"], *spec.protocol])
-            if saved["protocol"].get(key) != spec.protocol.get(key)
-        ]
-        if saved["train_tasks"] != list(spec.train_tasks):
-            differences.append(
-                f"tasks trained on {saved['train_tasks']} there and {list(spec.train_tasks)} here"
-            )
-        if differences and self.subcommand == "fit":
-            raise ConfigurationError(
-                f"the checkpoint is of another protocol: {', '.join(differences)};"
-                " use the config.yaml in its run's folder"
-            )
-        if differences:
-            rank_zero_warn(
-                f"the checkpoint was trained with another protocol: {', '.join(differences)}"
-            )
+        self._launch.check(self.model.spec, must_match=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: ``metrics.csv``, curves and a progress bar."""
         config = self._get(self.config_init, "trainer")
-        callbacks: list[Callback] = []
-        if self.subcommand == "fit":
-            callbacks += [CurvesCallback(), InterruptionCallback(self._origin)]
-            kwargs["logger"] = [MetricsCSV(str(self.run_folder)), *_as_list(config.get("logger"))]
-        if config.get("enable_progress_bar") is not False:
-            callbacks.append(EnvStepProgressBar())
-        self.trainer_defaults["callbacks"] = callbacks
-        # what is saved is what was given: a run repeated from it is a new run, not this one
-        # continued
+        is_fitting = self.subcommand == "fit"
+        if is_fitting:
+            own = MetricsCSV(str(self._launch.folder))
+            kwargs["logger"] = [own, *_as_list(config.get("logger"))]
+        has_bar = config.get("enable_progress_bar") is not False
+        self.trainer_defaults["callbacks"] = standard_callbacks(is_fitting, has_bar, self._origin)
+        # what is saved is what was given: a run repeated from it is a new run, not a continued one
         self._given[self.subcommand].ckpt_path = None
         self.config = self._given
-        if self._loaded:
-            steps = self._loaded["mtrl_lightning"]["counters"]["env_steps"]
-            self.save_config_kwargs["config_filename"] = f"config_from_{steps:012d}.yaml"
+        if self._launch.checkpoint is not None:
+            name = f"config_from_{self._launch.env_steps:012d}.yaml"
+            self.save_config_kwargs["config_filename"] = name
         trainer = super().instantiate_trainer(**kwargs)
         check_trainer(trainer)
         return trainer
 
-    def fit(self, **kwargs: Any) -> None:
-        """Train; a checkpoint is read without executing anything in it."""
-        try:
-            self.trainer.fit(**kwargs, weights_only=True)
-        except Interrupted as interrupted:
-            requeue(self.trainer, interrupted)
-            raise
-        rank_zero_info(f"The run's folder is {self.run_folder}")
+    def fit(self, model: Algorithm, **kwargs: Any) -> None:
+        """Train."""
+        fit(self.trainer, model, self.datamodule, self._launch.checkpoint)
 
     def validate(self, **kwargs: Any) -> None:
         """Evaluate; our callback prints the table in place of Lightning's."""
@@ -273,6 +213,17 @@ class MultiTaskCLI(LightningCLI):
                 number, signal.SIG_IGN
             )  # Lightning's handler would leave a checkpoint in the run's folder
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
+
+
+def set_process_options(learner_threads: int | None) -> None:
+    """Set what concerns the whole process, which only the command line does.
+
+    Args:
+        learner_threads: threads of PyTorch on the CPU; None leaves its own choice.
+    """
+    keep_freed_memory()
+    if learner_threads is not None:
+        torch.set_num_threads(learner_threads)
 
 
 def _as_list(loggers: Any) -> list[Any]:
@@ -286,7 +237,8 @@ def main(args: ArgsType = None) -> None:
     given = sys.argv[1:] if args is None else args
     if isinstance(given, list) and given[:1] == ["clear"]:
         return clear.main(given[1:])
-    warnings.filterwarnings("ignore", ".*LeafSpec")  # Lightning's own use of torch
+    for message in HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", message)
     try:
         MultiTaskCLI(args)
     except ArgumentError as error:
@@ -296,16 +248,16 @@ def main(args: ArgsType = None) -> None:
     except MisconfigurationException as error:
         hint = "; clipping is model.init_args.actor_max_grad_norm and critic_max_grad_norm"
         _exit(2, f"{error}{hint if 'gradient_clip_val' in str(error) else ''}")
-    except (ValueError, EnvironmentFaultError) as error:
+    except (ValueError, *FAULTS) as error:
         cause = _own_error(error)
         if cause is None:
             raise
-        _exit(1 if isinstance(cause, EnvironmentFaultError) else 2, str(cause))
+        _exit(1 if isinstance(cause, FAULTS) else 2, str(cause))
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:
     """Return the error of ours that jsonargparse may have wrapped into others."""
-    while error is not None and not isinstance(error, (ConfigurationError, EnvironmentFaultError)):
+    while error is not None and not isinstance(error, (ConfigurationError, *FAULTS)):
         error = error.__cause__ or error.__context__
     return error
 

@@ -68,7 +68,7 @@ def test_mt10_continued_in_mid_episode_with_other_workers_is_the_same_run(comman
     finish(run("--name=parts", "--rollout.total_steps=800", "--rollout.num_workers=2"))
     finish(whole)
     saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    running = saved["callbacks"]["RolloutCallback"]["collector"]["running"]
+    running = saved["callbacks"]["rollout"]["collector"]["running"]
     assert running["length"] == [80 % 35] * 10
     finish(
         run(
@@ -138,7 +138,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, num
     )
     for checkpoint in (whole, parts):
         del (
-            checkpoint["callbacks"]["CheckpointCallback"],
+            checkpoint["callbacks"]["checkpoint"],
             checkpoint["MultiTaskData"]["replay"]["chunks"],
         )
     assert_same(whole, parts)

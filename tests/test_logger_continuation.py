@@ -162,9 +162,7 @@ def test_points_that_w_and_b_lacks_come_from_the_metrics(fit, command_line):
         < len({step for step, _, _ in csv_points(folder)})
     )
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1050")  # without W&B
-    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["callbacks"]["MetricsCallback"][
-        "wandb_id"
-    ]
+    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["callbacks"]["metrics"]["wandb_id"]
     fit("--ckpt_path=last", "--rollout.total_steps=1200")
     check_wandb(folder, csv_points(folder))
 

@@ -26,7 +26,7 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
         new["updates"] - old["updates"] == 200
     )  # no second warm-up: an update for every vector step
     assert new["episodes"] == 75
-    windows = after["callbacks"]["RolloutCallback"]["collector"]["windows"]["windows"]
+    windows = after["callbacks"]["rollout"]["collector"]["windows"]["windows"]
     assert [len(window) for window in windows] == [25, 25, 25]
 
 
@@ -142,7 +142,7 @@ def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, ca
     command_line(
         "fit", f"--ckpt_path={old}", "--rollout.total_steps=900", "--checkpoint.keep_last=-1"
     )
-    state = checkpoint(command_line)["callbacks"]["CheckpointCallback"]
+    state = checkpoint(command_line)["callbacks"]["checkpoint"]
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
     assert f"step_{best:012d}.ckpt" == state["best"][1] and best <= 900

@@ -80,7 +80,7 @@ def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys
     saved = checkpoint(command_line)
     counts = saved["mtrl_lightning"]["counters"]
     assert 300 < counts["env_steps"] < 900 and counts["worker_restarts"] == 2
-    states = saved["callbacks"]["RolloutCallback"]["collector"]["envs"]
+    states = saved["callbacks"]["rollout"]["collector"]["envs"]
     assert [state["state"] is None for state in states] == [True, True, False]
     with pytest.warns(UserWarning, match="restart 1 of at most 10"):
         command_line("fit", *FAULTY, "--ckpt_path=last")
@@ -119,7 +119,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk,
     assert names == ["last.ckpt", "step_000000000303.ckpt", "step_000000000900.ckpt"]
     one, other = checkpoint(command_line, "whole"), checkpoint(command_line)
     assert_same(one["state_dict"], other["state_dict"])
-    assert other["callbacks"]["CheckpointCallback"]["saved"] == [
+    assert other["callbacks"]["checkpoint"]["saved"] == [
         "step_000000000303.ckpt",
         "step_000000000900.ckpt",
     ]

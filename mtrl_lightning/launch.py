@@ -1,0 +1,203 @@
+"""Start or continue a run: its folder and lock, the checkpoint, the checks, what every run has.
+
+The command line and ``train`` share this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.algorithms.algorithm import check_tasks
+from mtrl_lightning.callbacks import CurvesCallback, EnvStepProgressBar, InterruptionCallback
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
+from mtrl_lightning.callbacks.signals import Interrupted, requeue
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.runs import (
+    ensure_writable,
+    find_checkpoint,
+    new_run_folder,
+    run_folder_of,
+    run_lock,
+    versions,
+)
+from mtrl_lightning.types import EnvSpec
+
+HARMLESS_WARNINGS = (
+    ".*LeafSpec",  # Lightning's own use of torch
+    "Your `IterableDataset` has `__len__` defined",  # ours never ends, see ReplayDataset
+    "Total length of `list` across ranks is zero",  # evaluation runs in a callback
+)
+
+
+class Launch:
+    """Where a run's files are, and what it continues from.
+
+    Args:
+        root: folder of all runs.
+        name: name of the run: its folder is ``ROOT/NAME/version_N``.
+        ckpt_path: a checkpoint's path, ``last`` or ``best`` of the newest run of that name; None
+            for a new run.
+        restore_replay: whether the checkpoint's replay is needed: ``last`` goes back to the newest
+            checkpoint whose files are whole.
+        origin: the job and command line of a SLURM job; a checkpoint with the same mark is
+            continued.
+
+    Raises:
+        ConfigurationError: if there is no such checkpoint, or none is whole.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        name: str,
+        ckpt_path: str | None = None,
+        restore_replay: bool = True,
+        origin: dict[str, str] | None = None,
+    ) -> None:
+        self.checkpoint: Path | None = None
+        self.content: dict[str, Any] = {}
+        """What the checkpoint holds; empty for a new run."""
+        requeued = _requeued(root, name, ckpt_path, origin)
+        if requeued is None and ckpt_path is None:
+            self.folder = new_run_folder(root, name)
+            return
+        path = requeued or find_checkpoint(str(ckpt_path), root, name)
+        if requeued or ckpt_path == "last":
+            path, self.content = load_newest_whole(path, restore_replay)
+        else:
+            self.content = load_checkpoint(path)
+        self.checkpoint = path
+        self.folder = run_folder_of(path)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps that the checkpoint's run had made; 0 for a new run."""
+        if not self.content:
+            return 0
+        return self.content["mtrl_lightning"]["counters"]["env_steps"]
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other processes from training in the run's folder.
+
+        Raises:
+            ConfigurationError: if another one is, or the folder cannot be written.
+        """
+        ensure_writable(self.folder)
+        with run_lock(self.folder):
+            yield
+
+    def discard(self) -> None:
+        """Delete the folder of a new run that could not start."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # only if it is empty
+
+    def check(self, spec: EnvSpec, must_match: bool) -> None:
+        """Check that the checkpoint is of these tasks and of this protocol; forget its content.
+
+        Args:
+            spec: the tasks of this run.
+            must_match: whether another protocol is an error, as for training, or a warning.
+
+        Raises:
+            ConfigurationError: naming what differs.
+        """
+        if not self.content:
+            return
+        check_tasks(self.content, spec)
+        differences = _differences(self.content["mtrl_lightning"], spec)
+        self.content = {}
+        if differences and must_match:
+            raise ConfigurationError(
+                f"the checkpoint is of another protocol: {', '.join(differences)};"
+                " use the config.yaml in its run's folder"
+            )
+        if differences:
+            rank_zero_warn(
+                f"the checkpoint was trained with another protocol: {', '.join(differences)}"
+            )
+
+
+def _differences(saved: dict[str, Any], spec: EnvSpec) -> list[str]:
+    keys = dict.fromkeys([*saved["protocol"], *spec.protocol])
+    differences = [
+        f"{key} {saved['protocol'].get(key)} there and {spec.protocol.get(key)} here"
+        for key in keys
+        if saved["protocol"].get(key) != spec.protocol.get(key)
+    ]
+    if saved["train_tasks"] != list(spec.train_tasks):
+        differences.append(
+            f"tasks trained on {saved['train_tasks']} there and {list(spec.train_tasks)} here"
+        )
+    return differences
+
+
+def _requeued(
+    root: str, name: str, ckpt_path: str | None, origin: dict[str, str] | None
+) -> Path | None:
+    """Return the last checkpoint that this command wrote before SLURM started its job again."""
+    if origin is None:
+        return None
+    given = [Path(ckpt_path).resolve().parent.parent] if ckpt_path else []
+    for folder in [*reversed(versions(root, name)), *given]:
+        path = folder / "checkpoints" / "last.ckpt"
+        with contextlib.suppress(ConfigurationError), warnings.catch_warnings():
+            # other runs' damaged checkpoints do not matter; this one's are named when it is read
+            warnings.simplefilter("ignore")
+            if load_newest_whole(path, False)[1].get("origin") == origin:
+                rank_zero_info(
+                    f"SLURM started job {origin['job']} again: the run continues from {path}"
+                )
+                return path
+    return None
+
+
+def standard_callbacks(
+    fitting: bool, progress_bar: bool, origin: dict[str, str] | None = None
+) -> list[Callback]:
+    """Return the callbacks that every run has and that have no options.
+
+    Args:
+        fitting: whether it trains.
+        progress_bar: whether a progress bar is shown.
+        origin: marks the checkpoints of a SLURM job.
+    """
+    callbacks: list[Callback] = []
+    if fitting:
+        callbacks += [CurvesCallback(), InterruptionCallback(origin)]
+    if progress_bar:
+        callbacks.append(EnvStepProgressBar())
+    return callbacks
+
+
+def fit(
+    trainer: Trainer, algorithm: Algorithm, data: MultiTaskData, checkpoint: Path | None = None
+) -> None:
+    """Train; a checkpoint is read without executing anything in it.
+
+    Raises:
+        Interrupted: if a signal ended the run, which is saved by then.
+    """
+    with warnings.catch_warnings():
+        for message in HARMLESS_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        try:
+            trainer.fit(
+                algorithm,
+                datamodule=data,
+                ckpt_path=None if checkpoint is None else str(checkpoint),
+                weights_only=True,
+            )
+        except Interrupted as interrupted:
+            requeue(trainer, interrupted)
+            raise
+    rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
