@@ -1,6 +1,87 @@
 """Multi-task reinforcement learning on PyTorch Lightning.
 
-This module imports nothing, so that environment workers start without torch.
+What a user needs is found here, ``from mtrl_lightning import SAC, MetaWorld, train``, and is
+imported when it is first asked for: environment workers start without torch.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
+    from mtrl_lightning.api import Run, evaluate, train
+    from mtrl_lightning.callbacks import plot_curves, read_metrics
+    from mtrl_lightning.envs import (
+        Benchmark,
+        MetaWorld,
+        ToyConflict,
+        ToyReach,
+        VectorEnv,
+    )
+    from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+    from mtrl_lightning.replay import MultiTaskData
+    from mtrl_lightning.rollout import Collector, Evaluator
+    from mtrl_lightning.types import EnvSpec
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "SAC": "algorithms",
+    "Algorithm": "algorithms",
+    "Temperature": "algorithms",
+    "Run": "api",
+    "evaluate": "api",
+    "train": "api",
+    "plot_curves": "callbacks",
+    "read_metrics": "callbacks",
+    "Benchmark": "envs",
+    "MetaWorld": "envs",
+    "ToyConflict": "envs",
+    "ToyReach": "envs",
+    "VectorEnv": "envs",
+    "ConfigurationError": "errors",
+    "EnvironmentFaultError": "errors",
+    "MultiTaskData": "replay",
+    "Collector": "rollout",
+    "Evaluator": "rollout",
+    "EnvSpec": "types",
+}
+"""In which module of the package a name is defined."""
+
+__all__ = [
+    "SAC",
+    "Algorithm",
+    "Benchmark",
+    "Collector",
+    "ConfigurationError",
+    "EnvSpec",
+    "EnvironmentFaultError",
+    "Evaluator",
+    "MetaWorld",
+    "MultiTaskData",
+    "Run",
+    "Temperature",
+    "ToyConflict",
+    "ToyReach",
+    "VectorEnv",
+    "evaluate",
+    "plot_curves",
+    "read_metrics",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mtrl_lightning' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"mtrl_lightning.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion."""
+    return sorted({*globals(), *__all__})

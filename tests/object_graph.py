@@ -7,15 +7,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from mtrl_lightning.callbacks.common import data_of
-
 
 def graph_of(trainer, algorithm):
     """Walk from the algorithm, the data, the callbacks and the optimizers; two equal states give equal graphs."""
     found = {}
     roots = {
         "algorithm": algorithm,
-        "data": data_of(trainer),
+        "data": trainer.datamodule,
         "optimizers": list(trainer.optimizers),
     }
     roots |= {f"callbacks.{type(callback).__name__}": callback for callback in trainer.callbacks}

@@ -15,7 +15,7 @@ SHORT = [
     "--data.benchmark.init_args.horizon=35",
     "--data.batch_size=80",
     "--data.capacity=800",  # the rings wrap around
-    "--replay.chunk_size=150",
+    "--replay.chunk_mebibytes=0.0477",
     "--evaluation.every=400",
     "--evaluation.num_episodes=1",
     "--rollout.warmup_steps=200",
@@ -113,7 +113,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, num
     options = [
         "--rollout.total_steps=6000",
         "--data.capacity=1500",
-        "--replay.chunk_size=500",
+        "--replay.chunk_mebibytes=0.01383",
         "--metrics.every=60",
     ]
     options += ["--evaluation.every=1500", "--checkpoint.every=100000", "--rollout.num_workers=2"]

@@ -12,13 +12,11 @@ from tests.object_graph import graph_of
 
 DEAD = {
     r"stopwatch\.": "times",
-    r"MetricsCallback\._since": "times",
+    r"MetricsCallback\._measured": "times",
     r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "what the last step passed, read by nobody",
-    r"RolloutCallback\._under_way": "set when a batch begins",
-    r"RolloutCallback\._last_state": "kept for a checkpoint of an interrupted run",
+    r"RolloutCallback\._is_step_under_way": "set when a batch begins",
     r"EvaluationCallback\._evaluators\.": "each evaluation resets its environments by the episode's number",
     r"algorithm\.generators\._": "made when first used; their states are compared",
-    r"CurvesCallback\._plotted": "a picture is drawn anew",
     r"InterruptionCallback\._former": "handlers of this process",
     r"CheckpointCallback\.(folder|_saved_at)|ReplayCallback\._snapshots\.folder": "told by the continuation",
     r"_SaveConfig|EnvStepProgressBar|_metric_attributes|_param_requires_grad_state": "Lightning's own",
@@ -42,9 +40,11 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
     graphs = {}
     write = CheckpointCallback._write
 
-    def write_and_walk(self, trainer, algorithm, best):
+    def write_and_walk(self, best):
+        trainer = self._trainer
+        algorithm = self.session.algorithm
         _ = torch.rand(3), np.random.rand(3), random.random()  # as a user's network might
-        write(self, trainer, algorithm, best)
+        write(self, best)
         graphs.setdefault(("saved", algorithm.counters.env_steps), graph_of(trainer, algorithm))
 
     def walk(self, trainer, algorithm):

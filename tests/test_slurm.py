@@ -6,7 +6,7 @@ import types
 import psutil
 import pytest
 
-from mtrl_lightning.callbacks import CheckpointCallback, InterruptionCallback
+from mtrl_lightning.callbacks import InterruptionCallback, RolloutCallback
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
 from tests.test_interruption import wait_for
@@ -90,7 +90,7 @@ def test_a_requeued_job_goes_on_in_its_folder(command_line, slurm, monkeypatch):
     process = command_line.process("fit")
     output, _ = process.communicate(timeout=90)
     assert process.returncode == 0 and slurm.asked() == ["requeue 4711"], output
-    assert f"SLURM started job 4711 again: the run goes on from {folder}" in output
+    assert f"SLURM started job 4711 again: the run continues from {folder}" in output
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
     assert (folder / f"config_from_{steps:012d}.yaml").exists()
     counters = load_checkpoint(folder / "checkpoints" / "last.ckpt")["mtrl_lightning"]["counters"]
@@ -104,7 +104,7 @@ def test_a_requeued_job_goes_on_in_its_folder(command_line, slurm, monkeypatch):
 def test_a_signal_that_comes_twice_after_a_batch_was_checked_is_not_lost(
     command_line, slurm, monkeypatch, number
 ):
-    real = CheckpointCallback.on_train_batch_end
+    real = RolloutCallback.on_train_batch_end
 
     def signalled(callback, trainer, algorithm, *args):
         real(callback, trainer, algorithm, *args)
@@ -112,7 +112,7 @@ def test_a_signal_that_comes_twice_after_a_batch_was_checked_is_not_lost(
             signal.raise_signal(number)
             signal.raise_signal(number)
 
-    monkeypatch.setattr(CheckpointCallback, "on_train_batch_end", signalled)
+    monkeypatch.setattr(RolloutCallback, "on_train_batch_end", signalled)
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -97,11 +97,11 @@ def test_faults_in_the_warm_up_are_survived_and_counted_too(command_line, capsys
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk, monkeypatch):
     write = CheckpointCallback._write
 
-    def full_at_600(self, trainer, algorithm, best):
-        full_disk["full"] = algorithm.counters.env_steps == 600
+    def full_at_600(self, best):
+        full_disk["full"] = self.session.counters.env_steps == 600
         former = {path.name: path.read_bytes() for path in self.folder.iterdir()}
         try:
-            write(self, trainer, algorithm, best)
+            write(self, best)
         except OSError:
             assert {path.name: path.read_bytes() for path in self.folder.iterdir()} == former
             raise
@@ -112,7 +112,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk,
     monkeypatch.setattr(CheckpointCallback, "_write", full_at_600)
     with pytest.warns(
         UserWarning,
-        match="after 600 env steps could not be written.*No space left.*the run goes on",
+        match="after 600 env steps could not be written.*No space left.*the run continues",
     ):
         command_line("fit", "--checkpoint.keep_last=-1", "--checkpoint.keep_best=false")
     names = sorted(path.name for path in (command_line.folder() / "checkpoints").iterdir())
@@ -130,9 +130,9 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk,
 def test_a_full_disk_ends_the_run_if_yaml_says_so(command_line, full_disk, monkeypatch, capsys):
     write = CheckpointCallback._write
 
-    def full_at_600(self, trainer, algorithm, best):
-        full_disk["full"] = algorithm.counters.env_steps >= 600
-        write(self, trainer, algorithm, best)
+    def full_at_600(self, best):
+        full_disk["full"] = self.session.counters.env_steps >= 600
+        write(self, best)
 
     monkeypatch.setattr(CheckpointCallback, "_write", full_at_600)
     options = ["--checkpoint.on_error=stop", "--checkpoint.keep_best=false"]
@@ -214,7 +214,7 @@ def test_without_a_saved_replay_the_loss_is_said_and_the_replay_refilled(command
 
 
 def test_the_last_n_transitions_are_saved_and_come_back(command_line):
-    command_line("fit", "--replay.save_last=450", "--replay.chunk_size=60")
+    command_line("fit", "--replay.save_last=450", "--replay.chunk_mebibytes=0.00166")
     manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
     assert (manifest["added"], manifest["oldest"]) == ([300] * 3, [150] * 3)
     with pytest.warns(UserWarning, match="only the last 450 transitions were saved"):
@@ -254,7 +254,7 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
     options = [
         "--data.capacity=300",
         "--checkpoint.keep_last=-1",
-        "--replay.chunk_size=90",
+        "--replay.chunk_mebibytes=0.0025",
         "--rollout.total_steps=1500",
     ]
     command_line("fit", *options)
@@ -344,7 +344,7 @@ def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, mo
         pytest.warns(UserWarning, match="could not be written ahead of the next checkpoint"),
         suppress(SystemExit),
     ):
-        command_line("fit", "--replay.chunk_size=30", "--checkpoint.every=900")
+        command_line("fit", "--replay.chunk_mebibytes=0.00083", "--checkpoint.every=900")
     assert len(saves) < 30
     assert not list((command_line.folder() / "replay").glob("*"))
 
@@ -355,9 +355,9 @@ def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, mo
     best = checkpoint(command_line, "whole", "best")["mtrl_lightning"]["counters"]["env_steps"]
     evaluate = EvaluationCallback._evaluate
 
-    def evaluate_and_interrupt(self, trainer, algorithm):
-        evaluate(self, trainer, algorithm)
-        if algorithm.counters.env_steps == best:
+    def evaluate_and_interrupt(self):
+        evaluate(self)
+        if self.session.counters.env_steps == best:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(EvaluationCallback, "_evaluate", evaluate_and_interrupt)

@@ -46,24 +46,28 @@ def test_the_networks_begin_anew_on_schedule_and_scales_are_computed_at_once(com
     assert all(mean.shape == (3,) and (mean != 0).all() for mean in told)
 
 
-def test_what_is_evaluated_and_saved_at_a_reset_are_the_networks_before(command_line):
-    command_line("fit", *RESETS, *LONG, "--name=whole")
-    command_line("fit", *LONG, *RESETS[2:], "--name=plain")
+def actor_at(command_line, name, file):
+    state = load_checkpoint(command_line.folder(name) / "checkpoints" / file)["state_dict"]
+    return torch.cat([v.flatten() for n, v in state.items() if n.startswith("actor.")])
+
+
+def test_evaluation_and_best_checkpoint_at_a_reset_are_of_the_networks_before(command_line):
+    # every evaluation is a new best, so that one is saved before the reset
+    best = ("--checkpoint.best_metric=eval/return", "--checkpoint.best_mode=max")
+    command_line("fit", *RESETS, *LONG, *best, "--name=whole")
+    command_line("fit", *LONG, *RESETS[2:], *best, "--name=plain")
     same = [row for row in command_line.rows("plain") if float(row["env_steps"]) <= 600]
     assert len(same) >= 3 and command_line.rows("whole")[: len(same)] == same
     assert command_line.rows("whole") != command_line.rows("plain")
-    for step in (600, 702):
-        saved = [
-            load_checkpoint(command_line.folder(name) / "checkpoints" / f"step_{step:012d}.ckpt")[
-                "state_dict"
-            ]
-            for name in ("whole", "plain")
-        ]
-        actors = [
-            torch.cat([v.flatten() for n, v in state.items() if n.startswith("actor.")])
-            for state in saved
-        ]
-        assert torch.equal(*actors) == (step == 600)
+    folder = command_line.folder("whole") / "checkpoints"
+    files = [path.name for path in folder.glob("step_000000000600*.ckpt")]
+    plain = actor_at(command_line, "plain", "step_000000000600.ckpt")
+    if "step_000000000600_after_reset.ckpt" in files:
+        assert torch.equal(actor_at(command_line, "whole", "step_000000000600.ckpt"), plain)
+    after = actor_at(command_line, "whole", sorted(files)[-1])
+    assert not torch.equal(after, plain), "the last checkpoint is of the networks after the reset"
+    later = [actor_at(command_line, name, "step_000000000702.ckpt") for name in ("whole", "plain")]
+    assert not torch.equal(*later)
 
 
 def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command_line, resets):

@@ -84,6 +84,7 @@ def test_a_step_is_counted_once_for_every_environment(command_line):
         "vector_steps": 80,
         "updates": 55,
         "episodes": 48,
+        "network_resets": 0,
         "worker_restarts": 0,
         "dropped_transitions": 0,
     }

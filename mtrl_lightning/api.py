@@ -1,0 +1,242 @@
+"""Train and evaluate from Python: what the command line does, in one call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.callbacks import (
+    CheckpointCallback,
+    EvaluationCallback,
+    MetricsCallback,
+    MetricsCSV,
+    ReplayCallback,
+    ResetCallback,
+    RolloutCallback,
+)
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.launch import Launch, fit, standard_callbacks
+from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.rollout import Evaluator
+from mtrl_lightning.types import Policy
+
+WARMUP_VECTOR_STEPS = 4_000
+"""Steps of all environments with random actions in MetaWorld+'s protocol."""
+ROWS_PER_TASK = 128
+"""Transitions of a task in a batch of MetaWorld+'s protocol."""
+TRANSITIONS_PER_TASK = 100_000
+"""Transitions of a task in the replay of MetaWorld+'s protocol."""
+
+SECTIONS = (
+    "data",
+    "rollout",
+    "evaluation",
+    "metrics",
+    "replay",
+    "checkpoint",
+    "resets",
+    "trainer",
+)
+"""The parts of a run that have options, as the command line calls them."""
+TRAINER = {
+    "max_epochs": -1,
+    "max_steps": -1,
+    "num_sanity_val_steps": 0,
+    "enable_model_summary": False,
+}
+"""What Lightning's trainer needs for a run that its own driver ends."""
+
+
+class Run(NamedTuple):
+    """A run that has ended."""
+
+    folder: Path
+    """Where its metrics, checkpoints and curves are."""
+    evaluation: dict[str, float]
+    """Metrics of its last evaluation, such as ``eval/success``."""
+    policy: Algorithm
+    """What was trained: acts by ``act(observation_ED, task_E, mode)``."""
+    benchmark: Benchmark
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint."""
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    def evaluate(self, num_episodes: int = 10, **options: Any) -> dict[str, float]:
+        """Run test episodes of every task; see ``evaluate``."""
+        return evaluate(self.policy, self.benchmark, num_episodes, **options)
+
+
+def evaluate(
+    policy: Policy, benchmark: Benchmark, num_episodes: int = 10, **options: Any
+) -> dict[str, float]:
+    """Run test episodes of every task and evaluated split with the policy's best actions.
+
+    Args:
+        policy: such as ``run.policy`` or what ``load_policy`` returns.
+        benchmark: the tasks, in the order that the policy knows.
+        num_episodes: test episodes per task.
+        options: further arguments of ``Evaluator``, such as ``num_workers``.
+
+    Returns:
+        ``eval/success``, ``eval/success_last`` and ``eval/return``, on average and for each task.
+    """
+    metrics: dict[str, float] = {}
+    for split in benchmark.splits[1:]:
+        evaluator = Evaluator(benchmark, num_episodes=num_episodes, split=split, **options)
+        try:
+            metrics |= evaluator.evaluate(policy).metrics(benchmark.spec.task_names)
+        finally:
+            evaluator.close()
+    return metrics
+
+
+def train(
+    benchmark: Benchmark,
+    algorithm: Callable[..., Algorithm],
+    *,
+    total_steps: int,
+    seed: int = 1,
+    name: str = "run",
+    root: str = "runs",
+    ckpt_path: str | None = None,
+    batch_size: int | None = None,
+    capacity: int | None = None,
+    warmup_steps: int | None = None,
+    updates_per_step: float = 1.0,
+    envs_per_task: int = 1,
+    num_workers: int | None = None,
+    evaluation_every: int | None = None,
+    num_episodes: int = 10,
+    metrics_every: int | None = None,
+    checkpoint_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    progress_bar: bool = True,
+    accelerator: str = "auto",
+    precision: str = "32-true",
+    **sections: dict[str, Any],
+) -> Run:
+    """Train an algorithm on a benchmark; what is not given is derived and printed.
+
+    Args:
+        benchmark: the tasks.
+        algorithm: a class such as ``SAC``, or ``partial(SAC, actor=...)``.
+        total_steps: environment steps after which training ends.
+        seed: of weights, environments and all draws, also of this process's own generators.
+        name: name of the run: its folder is ``ROOT/NAME/version_N``.
+        root: folder of all runs.
+        ckpt_path: continue from this checkpoint: a path, or ``last`` or ``best`` of the newest run
+            of that name.
+        batch_size: transitions of a batch; rounded to a multiple of the trained tasks.
+        capacity: transitions that the replay keeps.
+        warmup_steps: environment steps with random actions before the first update.
+        updates_per_step: updates per step of all environments.
+        envs_per_task: copies of each task's environment.
+        num_workers: worker processes that step environments; None for the cores but one.
+        evaluation_every: environment steps between two evaluations.
+        num_episodes: test episodes per task in an evaluation.
+        metrics_every: environment steps between two rows of metrics.
+        checkpoint_every: environment steps between two checkpoints.
+        callbacks: further callbacks.
+        loggers: loggers beside ``metrics.csv``.
+        progress_bar: whether a progress bar is shown.
+        accelerator: as Lightning's ``Trainer`` takes it.
+        precision: ``32-true`` or ``bf16-mixed``.
+        sections: further options of the parts of a run by the names of the command line's
+            sections: ``data``, ``rollout``, ``evaluation``, ``metrics``, ``replay``,
+            ``checkpoint``, ``resets``, each a dictionary; ``trainer`` for Lightning's ``Trainer``.
+
+    Returns:
+        The run, with its folder, its last evaluation and its policy.
+
+    Raises:
+        ConfigurationError: if an option cannot work.
+        EnvironmentFaultError: if environments broke more often than they may be rebuilt.
+    """
+    unknown = sorted(set(sections) - set(SECTIONS))
+    if unknown:
+        raise ConfigurationError(f"train() has no option {', '.join(unknown)}; see help(train)")
+    given = {section: dict(sections.get(section, {})) for section in SECTIONS}
+    excluded = given["data"].get("exclude_from_training") or ()
+    num_tasks = max(1, benchmark.spec.num_tasks - len(excluded))
+    num_envs = num_tasks * envs_per_task
+    if total_steps < 2 * num_envs:
+        raise ConfigurationError(
+            f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
+            f" {num_envs} environments"
+        )
+    chosen = {
+        "batch_size": _multiple(batch_size or ROWS_PER_TASK * num_tasks, num_tasks),
+        "warmup_steps": warmup_steps or _warmup_steps(total_steps, num_envs),
+        "evaluation_every": evaluation_every or max(num_envs, total_steps // 10),
+        "metrics_every": metrics_every or max(num_envs, total_steps // 200),
+        "checkpoint_every": checkpoint_every or max(num_envs, total_steps // 5),
+    }
+    room = min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks)
+    chosen["capacity"] = capacity or max(_multiple(room, num_envs), chosen["batch_size"])
+    rank_zero_info(", ".join(f"{option} {value:,}" for option, value in chosen.items()))
+
+    seed_everything(seed, verbose=False)
+    data = MultiTaskData(
+        benchmark, chosen["batch_size"], chosen["capacity"], seed=seed, **given["data"]
+    )
+    model = algorithm(data.spec, seed=seed)
+    parts = [
+        RolloutCallback(
+            total_steps=total_steps,
+            warmup_steps=chosen["warmup_steps"],
+            updates_per_step=updates_per_step,
+            envs_per_task=envs_per_task,
+            num_workers=num_workers,
+            seed=seed,
+            **given["rollout"],
+        ),
+        EvaluationCallback(
+            every=chosen["evaluation_every"], num_episodes=num_episodes, **given["evaluation"]
+        ),
+        MetricsCallback(every=chosen["metrics_every"], **given["metrics"]),
+        ReplayCallback(**given["replay"]),
+        CheckpointCallback(every=chosen["checkpoint_every"], **given["checkpoint"]),
+        ResetCallback(**given["resets"]),
+    ]
+    launch = Launch(root, name, ckpt_path, given["replay"].get("restore", True))
+    with launch.hold():
+        try:
+            launch.check(data.spec, must_match=True)
+            trainer = Trainer(
+                default_root_dir=str(launch.folder),
+                logger=[MetricsCSV(str(launch.folder)), *loggers],
+                callbacks=[*parts, *standard_callbacks(True, progress_bar), *callbacks],
+                accelerator=accelerator,
+                devices=1,
+                precision=precision,  # type: ignore[arg-type]
+                enable_progress_bar=progress_bar,
+                **{**TRAINER, **given["trainer"]},
+            )
+        except Exception:
+            launch.discard()
+            raise
+        fit(trainer, model, data, launch.checkpoint)
+    evaluation = parts[1]
+    return Run(launch.folder, dict(evaluation.session.results), model.cpu(), benchmark)
+
+
+def _multiple(number: int, of: int) -> int:
+    """Return the multiple that is nearest to a number, at least one of it."""
+    return max(1, round(number / of)) * of
+
+
+def _warmup_steps(total_steps: int, num_envs: int) -> int:
+    """Return a tenth of the run, at most as many steps as in MetaWorld+'s protocol."""
+    share = math.ceil(total_steps / 10 / num_envs) * num_envs
+    return max(num_envs, min(share, WARMUP_VECTOR_STEPS * num_envs, total_steps - num_envs))
