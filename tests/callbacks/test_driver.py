@@ -1,0 +1,116 @@
+"""The list of what happens after a vector step: its order, one more entry, a stop in its middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from mtrl_lightning.callbacks import (
+    CheckpointCallback,
+    EvaluationCallback,
+    MetricsCallback,
+    ResetCallback,
+    RolloutCallback,
+)
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from tests.test_exact_continuation import assert_same_end
+
+EVERYTHING = (
+    "--rollout.total_steps=1200",
+    "--checkpoint.every=150",
+    "--checkpoint.keep_last=-1",
+    "--metrics.every=150",
+    "--evaluation.every=150",
+    "--resets.every=300",
+    "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
+)
+ACTIONS = {
+    "evaluate": (EvaluationCallback, "evaluate_if_due"),
+    "metrics": (MetricsCallback, "log_if_due"),
+    "best": (CheckpointCallback, "save_if_best"),
+    "resets": (ResetCallback, "reset_if_due"),
+    "last": (CheckpointCallback, "save_if_due"),
+}
+
+
+def test_after_a_vector_step_everything_happens_in_one_order(command_line, monkeypatch):
+    seen = []
+    for name, (owner, method) in ACTIONS.items():
+        original = getattr(owner, method)
+
+        def noting(self, env_steps, at_end, name=name, original=original):
+            seen.append((env_steps, name))
+            original(self, env_steps, at_end)
+
+        monkeypatch.setattr(owner, method, noting)
+    command_line("fit", *EVERYTHING)
+    order = ["evaluate", "metrics", "best", "resets", "last"]
+    for env_steps in range(303, 1200, 3):
+        assert [name for step, name in seen if step == env_steps] == order
+
+
+def test_one_more_thing_after_a_vector_step_is_one_entry(command_line, monkeypatch):
+    seen = []
+
+    def count_episodes(self):
+        def note(env_steps, at_end):
+            seen.append((env_steps, self.session.counters.episodes))
+
+        return (*original(self), note)
+
+    original = RolloutCallback._actions
+    monkeypatch.setattr(RolloutCallback, "_actions", count_episodes)
+    command_line("fit")
+    assert [step for step, _ in seen] == list(range(303, 901, 3))
+    assert seen[-1][1] == 45
+
+
+@pytest.mark.parametrize("action", [*ACTIONS])
+def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
+    command_line, monkeypatch, action
+):
+    owner, method = ACTIONS[action]
+    original = getattr(owner, method)
+
+    def interrupted(self, env_steps, at_end):
+        if env_steps == 600:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.session.check_signals()
+        original(self, env_steps, at_end)
+
+    command_line("fit", *EVERYTHING, "--name=whole")
+    monkeypatch.setattr(owner, method, interrupted)
+    with pytest.raises(SystemExit) as exit_info:
+        command_line("fit", *EVERYTHING, "--name=parts")
+    assert exit_info.value.code == 143
+    last = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
+    assert last["mtrl_lightning"]["counters"]["env_steps"] == 600
+    place = list(ACTIONS).index(action)
+    assert last["callbacks"]["rollout"]["next_action"] == place
+    monkeypatch.setattr(owner, method, original)
+    command_line("fit", *EVERYTHING, "--name=parts", "--ckpt_path=last")
+    assert_same_end(command_line, "whole", "parts")
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"), [("eval/return", "max"), ("eval/return/goal-1", "min"), (None, "max")]
+)
+def test_what_is_best_can_be_chosen(command_line, metric, mode):
+    options = [] if metric is None else [f"--checkpoint.best_metric={metric}"]
+    command_line("fit", *EVERYTHING[:5], *options, f"--checkpoint.best_mode={mode}")
+    name = metric or "eval/success"
+    values = [(float(r[name]), int(r["env_steps"])) for r in command_line.rows() if r[name]]
+    choose = max if mode == "max" else min
+    wanted = choose(value for value, _ in values)
+    first = next(step for value, step in values if value == wanted)
+    best = load_checkpoint(command_line.folder() / "checkpoints" / "best.ckpt")
+    assert best["mtrl_lightning"]["counters"]["env_steps"] == first
+
+
+def test_an_unknown_best_metric_is_refused_at_the_start(command_line, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line("fit", "--checkpoint.best_metric=eval/sucess")
+    assert exit_info.value.code == 2
+    assert "eval/success" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""Runs from Python: one call, or composed by hand in any order; the same as from the command line."""
+
+from __future__ import annotations
+
+import csv
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from mtrl_lightning import SAC, ConfigurationError, MultiTaskData, ToyReach, train
+from mtrl_lightning.callbacks import (
+    CheckpointCallback,
+    CurvesCallback,
+    EvaluationCallback,
+    InterruptionCallback,
+    MetricsCallback,
+    MetricsCSV,
+    ReplayCallback,
+    ResetCallback,
+    RolloutCallback,
+)
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.launch import fit
+from mtrl_lightning.networks import MLP
+from mtrl_lightning.runs import new_run_folder
+
+SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width=16))
+HERE = {"num_workers": 0}
+"""Options that step environments in this process."""
+
+
+def small(benchmark, root, **options):
+    """Train a small network for 900 env steps."""
+    given = {"total_steps": 900, "num_episodes": 2, **options}
+    return train(
+        benchmark,
+        given.pop("algorithm", SMALL_SAC),
+        root=str(root),
+        num_workers=0,
+        evaluation=HERE,
+        accelerator="cpu",
+        progress_bar=False,
+        **given,
+    )
+
+
+def rows_of(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_a_run_has_its_folder_its_last_evaluation_and_a_policy(tmp_path):
+    run = small(ToyReach(2), tmp_path, total_steps=1500)
+    assert run.folder == tmp_path / "run" / "version_0"
+    assert run.checkpoint.is_file()
+    assert (run.folder / "curves.png").is_file()
+    last = [row for row in rows_of(run.folder) if row.get("eval/success")][-1]
+    assert run.evaluation["eval/return"] == float(last["eval/return"])
+    assert int(last["env_steps"]) == 1500
+    again = run.evaluate(2, num_workers=0)
+    assert again == run.evaluation, "the same test episodes and the same networks"
+    action = run.policy.act(np.zeros((3, 2), np.float32), np.array([0, 1, 1]), "exploit")
+    assert action.shape == (3, 2) and np.abs(action).max() <= 1
+
+
+def test_what_is_not_given_is_derived_and_printed(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        run = small(ToyReach(3), tmp_path, batch_size=100)
+    text = caplog.text
+    assert "batch_size 99" in text, "rounded to equal shares"
+    for option in ("capacity", "warmup_steps", "evaluation_every", "checkpoint_every"):
+        assert f"{option} " in text
+    assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 900
+
+
+@pytest.mark.parametrize(("num_tasks", "batch_size"), [(1, 1), (2, 7), (3, 1000), (5, 3)])
+def test_any_number_of_tasks_works_with_any_batch(tmp_path, num_tasks, batch_size):
+    run = small(ToyReach(num_tasks), tmp_path, total_steps=60, batch_size=batch_size)
+    assert 0 <= run.evaluation["eval/success"] <= 1
+
+
+def test_the_command_line_and_train_make_the_same_run(command_line, tmp_path):
+    command_line("fit", "--seed_everything=3", "--name=typed")
+    adam = partial(torch.optim.Adam, lr=3e-4, eps=1e-5, fused=True)
+    algorithm = partial(
+        SAC,
+        actor=partial(MLP, width=16, depth=3, output_bound=1e-3),
+        critic=partial(MLP, width=16, depth=3, output_bound=3e-3),
+        actor_optimizer=adam,
+        critic_optimizer=adam,
+        temperature_optimizer=adam,
+    )
+    small(
+        ToyReach(3, horizon=20),
+        tmp_path,
+        algorithm=algorithm,
+        name="called",
+        seed=3,
+        batch_size=96,
+        capacity=30_000,
+        warmup_steps=300,
+        evaluation_every=300,
+        metrics_every=150,
+        checkpoint_every=300,
+    )
+    assert command_line.rows("called") == command_line.rows("typed")
+    one, other = (
+        load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")["state_dict"]
+        for name in ("typed", "called")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class NothingUnderWay(Callback):
+    """Notes whether a step was under way while environments were evaluated."""
+
+    def __init__(self):
+        self.seen = []
+
+    def note(self, session):
+        self.seen.append(session.collector._action_EA is None)
+
+
+def composed(root, order):
+    """Compose a run by hand, with its callbacks in the order that a seed gives."""
+    data = MultiTaskData(ToyReach(3), batch_size=96, capacity=900)
+    folder = new_run_folder(str(root), f"order_{order}")
+    callbacks = [
+        RolloutCallback(total_steps=900, warmup_steps=300, num_workers=0),
+        EvaluationCallback(every=300, num_episodes=2, num_workers=0),
+        MetricsCallback(every=150),
+        ResetCallback(every=450),
+        CurvesCallback(),
+        ReplayCallback(),
+        CheckpointCallback(every=300),
+        InterruptionCallback(),
+    ]
+    watching = NothingUnderWay()
+    evaluation = callbacks[1]
+    evaluate = evaluation._evaluate
+
+    def noting():
+        watching.note(evaluation.session)
+        evaluate()
+
+    evaluation._evaluate = noting
+    random.Random(order).shuffle(callbacks)
+    trainer = Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=MetricsCSV(str(folder)),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+    )
+    fit(trainer, SMALL_SAC(data.spec), data)
+    return folder, watching.seen
+
+
+def test_the_order_of_the_callbacks_is_without_effect(tmp_path):
+    folders = []
+    for order in range(4):
+        folder, seen = composed(tmp_path, order)
+        assert len(seen) == 3 and all(seen), "no step is under way during an evaluation"
+        folders.append(folder)
+    first = rows_of(folders[0])
+    assert len(first) > 5
+    assert all(rows_of(folder) == first for folder in folders[1:])
+    states = [
+        load_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"] for folder in folders
+    ]
+    for state in states[1:]:
+        assert all(torch.equal(state[name], value) for name, value in states[0].items())
+
+
+def test_a_run_continues_exactly(tmp_path):
+    options = {
+        "batch_size": 96,
+        "capacity": 900,
+        "warmup_steps": 300,
+        "evaluation_every": 300,
+        "metrics_every": 150,
+        "checkpoint_every": 300,
+    }
+    small(ToyReach(3), tmp_path, name="whole", total_steps=1200, **options)
+    small(ToyReach(3), tmp_path, name="parts", total_steps=750, **options)
+    run = small(ToyReach(3), tmp_path, name="parts", total_steps=1200, ckpt_path="last", **options)
+    assert run.folder == tmp_path / "parts" / "version_0"
+    one, other = (
+        load_checkpoint(tmp_path / name / "version_0" / "checkpoints" / "last.ckpt")
+        for name in ("whole", "parts")
+    )
+    assert all(torch.equal(value, other["state_dict"][n]) for n, value in one["state_dict"].items())
+    assert one["callbacks"]["rollout"] == other["callbacks"]["rollout"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"total_steps": 5}, "total_steps is 5: give at least 6"),
+        ({"rolout": {"window": 3}}, "no option rolout"),
+        ({"warmup_steps": 900}, "must be above"),
+        ({"data": {"exclude_from_training": ["goal-9"]}}, "unknown task 'goal-9'"),
+        ({"checkpoint": {"best_metric": "eval/sucess"}}, "best_metric is 'eval/sucess'"),
+        ({"ckpt_path": "last"}, "has a last.ckpt"),
+    ],
+)
+def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        small(ToyReach(3), tmp_path, **options)
+    assert not list(tmp_path.glob("run/version_0/checkpoints/*.ckpt"))
