@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.benchmarks import faults
-from mtrl_lightning.benchmarks.bench import Row, table
-from mtrl_lightning.benchmarks.corruption import FILES, HARMS, REGIONS, harmed, judge, mutations
-from mtrl_lightning.benchmarks.faulty import KINDS, FaultyMetaWorld, claim
-from mtrl_lightning.benchmarks.judging import compare_rows, differences, examine
+from benchmarks import faults
+from benchmarks.bench import Row, table
+from benchmarks.corruption import FILES, HARMS, REGIONS, harmed, judge, mutations
+from benchmarks.faulty import KINDS, FaultyMetaWorld, claim
+from benchmarks.judging import compare_rows, differences, examine
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import Rows
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from mtrl_lightning.benchmarks import learning
-from mtrl_lightning.benchmarks.learning import Curves, Variant
+from benchmarks import learning
+from benchmarks.learning import Curves, Variant
 from mtrl_lightning.errors import ConfigurationError
 
 TINY = {

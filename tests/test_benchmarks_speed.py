@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 
-from mtrl_lightning.benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
-from mtrl_lightning.benchmarks.entrants import Entrant, started
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
-from mtrl_lightning.benchmarks.updaters import (
+from benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
+from benchmarks.entrants import Entrant, started
+from benchmarks.pacing import Pacer
+from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
+from benchmarks.updaters import (
     ACTION,
     OBSERVATION,
     Work,
@@ -25,7 +25,7 @@ from mtrl_lightning.benchmarks.updaters import (
     make_sac,
     with_one_hot,
 )
-from mtrl_lightning.benchmarks.upstream import make_vec, names_of
+from benchmarks.upstream import make_vec, names_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
 from tests.conftest import ROOT

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, Trainer
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.precision import check_precision
 from mtrl_lightning.replay.datamodule import MultiTaskData
 
 C = TypeVar("C", bound=Callback)
@@ -52,6 +53,8 @@ def step_complete(trainer: Trainer) -> bool:
 def check_trainer(trainer: Trainer) -> None:
     """Check that the trainer's options are among those that the algorithms work with.
 
+    It warns where ``bf16-mixed`` is slower than ``32-true``.
+
     Raises:
         ConfigurationError: naming the option to change.
     """
@@ -64,6 +67,7 @@ def check_trainer(trainer: Trainer) -> None:
         raise ConfigurationError(
             f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
         )
+    check_precision(trainer.precision, trainer.strategy.root_device)
 
 
 def log(trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:

@@ -1,6 +1,6 @@
 """The programs that ``updating`` compares, each a process that makes updates in windows: see ``pacing.py``.
 
-``python -m mtrl_lightning.benchmarks.updaters OPTIONS`` is one of them; ``OPTIONS`` is JSON.
+``python -m benchmarks.updaters OPTIONS`` is one of them; ``OPTIONS`` is JSON.
 Batches are drawn once and used in turn, so that only the update is measured.
 """
 
@@ -22,9 +22,9 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.benchmarks.pace_callback import PaceCallback
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.plain_sac import PlainSAC, Sizes
+from benchmarks.pace_callback import PaceCallback
+from benchmarks.pacing import Pacer
+from benchmarks.plain_sac import PlainSAC, Sizes
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.networks import MultiHead

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import psutil
 
-from mtrl_lightning.benchmarks.bench import Bench, Row
-from mtrl_lightning.benchmarks.trial import Session, Trial
+from benchmarks.bench import Bench, Row
+from benchmarks.trial import Session, Trial
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 
 DISK_BYTES = 16 * 2**20

@@ -1,6 +1,6 @@
 """How long saving and loading the replay takes, beside ``torch.save`` of the same arrays.
 
-``python -m mtrl_lightning.benchmarks.snapshots`` fills a replay of MetaWorld's MT10 sizes, saves it
+``python -m benchmarks.snapshots`` fills a replay of MetaWorld's MT10 sizes, saves it
 as training does, and alternates with ``torch.save`` and ``torch.load`` of the same tensors. Every
 write waits for the disk.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.measuring import described, machine
+from benchmarks.measuring import described, machine
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, Rows, bytes_needed

@@ -1,6 +1,6 @@
 """How fast a whole training run is, beside Stable-Baselines3 and a plain PyTorch loop.
 
-``python -m mtrl_lightning.benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml``
+``python -m benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml``
 through the command line, as users do, in both precisions; Stable-Baselines3's SAC on the same
 MetaWorld environments with the same sizes (batch, layers, twin critics, learning rates, one update
 a vector step); and a plain PyTorch loop of our algorithm on Gymnasium's vector environments
@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from mtrl_lightning.benchmarks.contestants import Job
-from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.contestants import Job
+from benchmarks.entrants import Entrant, of_module, started
+from benchmarks.measuring import (
     PRECISIONS,
     alternate,
     end_on_sigterm,
@@ -44,8 +44,8 @@ from mtrl_lightning.benchmarks.measuring import (
     say,
     spread,
 )
-from mtrl_lightning.benchmarks.trial import COMMAND
-from mtrl_lightning.benchmarks.upstream import names_of
+from benchmarks.trial import COMMAND
+from benchmarks.upstream import names_of
 from mtrl_lightning.envs.vector import default_num_workers
 
 CONFIG = Path("configs/experiment/mt10_mtmhsac.yaml")
@@ -234,7 +234,7 @@ def ours(
     def paced(descriptor: int) -> list[str]:
         pace = {"steps": job.steps, "settle": job.settle, "descriptor": descriptor}
         callback = {
-            "class_path": "mtrl_lightning.benchmarks.pace_callback.PaceCallback",
+            "class_path": "benchmarks.pace_callback.PaceCallback",
             "init_args": pace,
         }
         return [*command, f"--trainer.callbacks+={json.dumps(callback)}"]

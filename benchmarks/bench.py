@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.benchmarks.judging import (
+from benchmarks.judging import (
     Outcome,
     compare_rows,
     differences,
     examine,
     read_outcome,
 )
-from mtrl_lightning.benchmarks.trial import HORIZON, TOTAL_STEPS, Session, Trial, small_run
+from benchmarks.trial import HORIZON, TOTAL_STEPS, Session, Trial, small_run
 
 HEADER = ("fault", "injected", "survived", "lost", "false", "exact", "ok", "seconds")
 

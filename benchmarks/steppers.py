@@ -1,6 +1,6 @@
 """The programs that ``stepping`` compares, each a process that steps environments in windows: see ``pacing.py``.
 
-``python -m mtrl_lightning.benchmarks.steppers OPTIONS`` is one of them; ``OPTIONS`` is JSON.
+``python -m benchmarks.steppers OPTIONS`` is one of them; ``OPTIONS`` is JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from mtrl_lightning.benchmarks.measuring import proportional_set_size
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.upstream import make_vec, names_of
+from benchmarks.measuring import proportional_set_size
+from benchmarks.pacing import Pacer
+from benchmarks.upstream import make_vec, names_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import import_optional

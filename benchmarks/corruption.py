@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.bench import Bench, Row
-from mtrl_lightning.benchmarks.judging import differences, load_replay, rings_of, spec_of
+from benchmarks.bench import Bench, Row
+from benchmarks.judging import differences, load_replay, rings_of, spec_of
 from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.errors import ConfigurationError

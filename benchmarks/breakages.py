@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-from mtrl_lightning.benchmarks.bench import Bench, Row
-from mtrl_lightning.benchmarks.judging import examine, read_outcome
-from mtrl_lightning.benchmarks.trial import HORIZON, Session, Trial
+from benchmarks.bench import Bench, Row
+from benchmarks.judging import examine, read_outcome
+from benchmarks.trial import HORIZON, Session, Trial
 
 WAIT = 20.0
 """Seconds after which a stopped worker counts as hung; building an environment anew must take less."""
@@ -150,7 +150,7 @@ def _config(bench: Bench, **rollout: Any) -> dict[str, Any]:
 def faulty(config: dict[str, Any], ledger: Path, limit: int, within: int) -> dict[str, Any]:
     """Return a configuration whose environments break; see ``FaultyMetaWorld``."""
     benchmark = config["data"]["benchmark"]
-    benchmark["class_path"] = "mtrl_lightning.benchmarks.faulty.FaultyMetaWorld"
+    benchmark["class_path"] = "benchmarks.faulty.FaultyMetaWorld"
     benchmark["init_args"] |= {"ledger": str(ledger), "limit": limit, "within": within}
     return config
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.benchmarks.measuring import proportional_set_size, say
+from benchmarks.measuring import proportional_set_size, say
 from mtrl_lightning.errors import ConfigurationError
 
 PATIENCE = 900.0
@@ -143,6 +143,6 @@ def of_module(module: str, options: dict[str, Any]) -> Callable[[int], list[str]
     return lambda descriptor: [
         sys.executable,
         "-m",
-        f"mtrl_lightning.benchmarks.{module}",
+        f"benchmarks.{module}",
         json.dumps({**options, "descriptor": descriptor}),
     ]

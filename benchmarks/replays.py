@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.benchmarks.plain_sac import PlainReplay
-from mtrl_lightning.benchmarks.updaters import ACTION, OBSERVATION, Work
+from benchmarks.plain_sac import PlainReplay
+from benchmarks.updaters import ACTION, OBSERVATION, Work
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.types import Transitions

@@ -81,7 +81,7 @@ def positive(text: str) -> int:
 def parser_of(name: str, text: str | None, repeats: int | None = None) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks have; ``--repeats`` only with a default for it."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m mtrl_lightning.benchmarks.{name}",
+        prog=f"python -m benchmarks.{name}",
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

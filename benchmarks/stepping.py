@@ -1,6 +1,6 @@
 """How fast MetaWorld's environments are stepped, beside Gymnasium's vector environments.
 
-``python -m mtrl_lightning.benchmarks.stepping`` steps MetaWorld's tasks with random actions:
+``python -m benchmarks.stepping`` steps MetaWorld's tasks with random actions:
 through our ``VectorEnv`` with several numbers of workers (0 steps in the learner's process), with
 our cheaper code for MetaWorld and with MetaWorld's own, and through Gymnasium's ``SyncVectorEnv``
 and ``AsyncVectorEnv`` as MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``). All
@@ -22,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.entrants import Entrant, of_module, started
+from benchmarks.measuring import (
     alternate,
     end_on_sigterm,
     heading,
@@ -35,8 +35,8 @@ from mtrl_lightning.benchmarks.measuring import (
     say,
     spread,
 )
-from mtrl_lightning.benchmarks.steppers import Walk
-from mtrl_lightning.benchmarks.upstream import NAMED, names_of
+from benchmarks.steppers import Walk
+from benchmarks.upstream import NAMED, names_of
 from mtrl_lightning.envs.vector import usable_cores
 
 KINDS = ("ours", "slow", "sync", "async")

@@ -1,6 +1,6 @@
 """The programs that ``end_to_end`` compares, each a process that trains in windows: see ``pacing.py``.
 
-``python -m mtrl_lightning.benchmarks.contestants OPTIONS`` is one of the peers; ``OPTIONS`` is
+``python -m benchmarks.contestants OPTIONS`` is one of the peers; ``OPTIONS`` is
 JSON. Ours is the command line itself.
 """
 
@@ -15,9 +15,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
-from mtrl_lightning.benchmarks.upstream import make_sb3, make_vec
+from benchmarks.pacing import Pacer
+from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
+from benchmarks.upstream import make_sb3, make_vec
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import import_optional
 

@@ -1,6 +1,6 @@
 """What the replay costs: adding transitions, drawing batches, and memory.
 
-``python -m mtrl_lightning.benchmarks.replay`` fills four replays with transitions of MetaWorld's
+``python -m benchmarks.replay`` fills four replays with transitions of MetaWorld's
 sizes and takes turns with them:
 
   ours   draws the same number of transitions of every task
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.measuring import (
     alternate,
     end_on_sigterm,
     heading,
@@ -40,9 +40,9 @@ from mtrl_lightning.benchmarks.measuring import (
     shown,
     spread,
 )
-from mtrl_lightning.benchmarks.pacing import synchronize
-from mtrl_lightning.benchmarks.replays import NaiveReplay, make_replays
-from mtrl_lightning.benchmarks.updaters import Work, direct_update, make_batches, make_sac
+from benchmarks.pacing import synchronize
+from benchmarks.replays import NaiveReplay, make_replays
+from benchmarks.updaters import Work, direct_update, make_batches, make_sac
 from mtrl_lightning.memory import keep_freed_memory
 
 KINDS = ("ours", "sb3", "rings", "naive")

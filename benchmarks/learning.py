@@ -1,13 +1,13 @@
 r"""Learning curves of several variants of a run, over seeds, with intervals.
 
-``python -m mtrl_lightning.benchmarks.learning`` trains a configuration through the command line,
+``python -m benchmarks.learning`` trains a configuration through the command line,
 once for every variant and seed, and compares the curves: the interquartile mean over seeds and
 tasks with a 95 % bootstrap interval (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge
 of the Statistical Precipice"), as a table and a figure. A variant is a name and options of ``fit``.
 Called again with the same folder it goes on: finished runs are read, broken off ones continued from
 their last checkpoint.
 
-    python -m mtrl_lightning.benchmarks.learning --config configs/quickstart.yaml --folder
+    python -m benchmarks.learning --config configs/quickstart.yaml --folder
     runs/learning \
         --variant 32-true --variant bf16-mixed --trainer.precision bf16-mixed
 """
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.measuring import (
     end_on_sigterm,
     finish,
     machine,
@@ -37,7 +37,7 @@ from mtrl_lightning.benchmarks.measuring import (
     positive,
     say,
 )
-from mtrl_lightning.benchmarks.trial import COMMAND
+from benchmarks.trial import COMMAND
 from mtrl_lightning.callbacks.curves import read_metrics
 from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError

@@ -1,6 +1,6 @@
 """How long an update takes: through the model, through Lightning's trainer, and in a plain PyTorch loop.
 
-``python -m mtrl_lightning.benchmarks.updating`` measures one update of multi-task multi-head SAC
+``python -m benchmarks.updating`` measures one update of multi-task multi-head SAC
 (critics, actor, temperatures, targets) on batches that are there already, with the numbers of
 ``configs/experiment/mt10_mtmhsac.yaml``:
 
@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from mtrl_lightning.algorithms.compiling import check_compile
-from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.entrants import Entrant, of_module, started
+from benchmarks.measuring import (
     PRECISIONS,
     alternate,
     end_on_sigterm,
@@ -45,7 +45,7 @@ from mtrl_lightning.benchmarks.measuring import (
     shown,
     spread,
 )
-from mtrl_lightning.benchmarks.updaters import OBSERVATION, Work, options_of
+from benchmarks.updaters import OBSERVATION, Work, options_of
 
 GROWING = {"tasks": [1, 10, 25, 50], "width": [400, 1024, 2048], "batch": [320, 1280, 5120]}
 """What the cost is shown against, unless other values are given."""
