@@ -29,8 +29,9 @@ import torch
 from benchmarks.contestants import Job
 from benchmarks.entrants import Entrant, of_module, started
 from benchmarks.measuring import (
-    PRECISIONS,
+    add_precisions,
     alternate,
+    choose_precisions,
     end_on_sigterm,
     heading,
     parser_of,
@@ -62,13 +63,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         choices=["ours", "sb3", "plain"],
         default=["ours", "sb3", "plain"],
     )
-    add(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        default=list(PRECISIONS),
-        help="of ours (default %(default)s)",
-    )
+    add_precisions(parser)
     add(
         "--threads",
         nargs="+",
@@ -136,6 +131,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         if "sb3" in options.contestants:
             require("stable_baselines3", "leave it out with --contestants ours plain")
         options.names = names_of(options.tasks)
+    choose_precisions(options)
     return options
 
 
@@ -302,7 +298,9 @@ def text_of(content: dict[str, Any]) -> str:
         f" {content['default_workers']},"
         " unless the variant says otherwise"
     )
-    return report(title, rows, "ms a vector step", ("env steps/s", "MiB", "where the time goes"))
+    columns = ("env steps/s", "MiB", "where the time goes")
+    table = report(title, rows, "ms a vector step", columns)
+    return f"{settings['left_out']}\n\n{table}" if settings["left_out"] else table
 
 
 main = program(parse, measure, text_of)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import proportional_set_size, say
+from benchmarks.measuring import environment, proportional_set_size, say
 from mtrl_lightning.errors import ConfigurationError
 
 PATIENCE = 900.0
@@ -56,6 +56,7 @@ class Entrant:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                env=environment(),
                 pass_fds=[written],
                 start_new_session=True,
             )

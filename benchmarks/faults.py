@@ -49,9 +49,7 @@ COUNTS = {
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.faults", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument(
         "--seed", type=int, default=1, help="of the runs and of all faults (default %(default)s)"
     )

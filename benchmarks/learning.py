@@ -28,14 +28,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from benchmarks.measuring import (
     end_on_sigterm,
+    environment,
     finish,
     machine,
     parser_of,
     positive,
     say,
+    slow_bfloat16,
 )
 from benchmarks.trial import COMMAND
 from mtrl_lightning.callbacks.curves import read_metrics
@@ -65,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_on_sigterm()
     given.folder.mkdir(parents=True, exist_ok=True)
     seeds = range(1, given.seeds + 1)
+    variants, left_out = leave_out_slow(variants, given)
     train([(variant, seed) for seed in seeds for variant in variants], given)
     curves = {
         variant.name: read(given.folder, variant.name, seeds, given.metric) for variant in variants
@@ -77,11 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "metric": given.metric,
         "seeds": given.seeds,
         "variants": {variant.name: variant.options for variant in variants},
+        "left_out": left_out,
         "rows": rows,
         "figure": str(figure),
     }
     (given.folder / "learning.json").write_text(json.dumps(content, indent=1))
-    finish(content, f"{markdown(rows, given)}\n\n{figure}", given.json)
+    text = "\n\n".join([*left_out, markdown(rows, given), str(figure)])
+    finish(content, text, given.json)
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
@@ -130,6 +136,48 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     ):
         parser.error("give each --variant a name of its own, and its options after it")
     return given, variants
+
+
+def leave_out_slow(
+    variants: Sequence[Variant], given: argparse.Namespace
+) -> tuple[list[Variant], list[str]]:
+    """Leave out the variants in bf16-mixed where it is slower than 32-true.
+
+    Variants whose runs are all finished stay.
+
+    Args:
+        variants: all that were asked for.
+        given: options of this program.
+
+    Returns:
+        The variants to train and compare, and a sentence for each that is left out.
+
+    Raises:
+        ConfigurationError: if none is left.
+    """
+    times = slow_bfloat16("cuda" if torch.cuda.is_available() else "cpu")
+    if times is None:
+        return list(variants), []
+    kept: list[Variant] = []
+    left_out: list[str] = []
+    for variant in variants:
+        in_bfloat16 = any(word.split("=")[-1] == "bf16-mixed" for word in variant.options)
+        results = [
+            given.folder / f"{variant.name}_{seed}.json" for seed in range(1, given.seeds + 1)
+        ]
+        if not in_bfloat16 or all(path.exists() for path in results):
+            kept.append(variant)
+            continue
+        left_out.append(
+            f"{variant.name} is left out: matrix products take {times.slowdown:.1f} times as long"
+            " in bfloat16 as in float32 on this processor"
+        )
+        say(left_out[-1])
+    if not kept:
+        raise ConfigurationError(
+            f"{'; '.join(left_out)}: give a variant with --trainer.precision 32-true"
+        )
+    return kept, left_out
 
 
 def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> None:
@@ -186,7 +234,7 @@ def _train_one(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**threads, **os.environ},
+        env={**threads, **environment()},
         start_new_session=True,
     )
     running.add(run)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds that alternate, medians and ratios with their spread, and what was measured on."""
+"""What the benchmarks share: alternating rounds, medians and ratios with their spread, the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import signal
 import statistics
@@ -21,7 +22,9 @@ import torch
 
 from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.precision import ProductTimes, time_products
 
+REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("lightning", "gymnasium", "numpy", "metaworld", "mujoco", "stable_baselines3")
 BEGUN = time.monotonic()
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -69,6 +72,55 @@ def described(found: Mapping[str, Any]) -> str:
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a process that imports these benchmarks, wherever it is started.
+
+    Args:
+        variables: further environment variables.
+    """
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
+def slow_bfloat16(device: str) -> ProductTimes | None:
+    """Return the times of matrix products if bfloat16 is slower than float32 there, else None.
+
+    Args:
+        device: ``cpu`` or ``cuda``, where nothing is timed.
+    """
+    times = time_products() if device == "cpu" else None
+    return times if times is not None and times.is_bfloat16_slower else None
+
+
+def add_precisions(parser: argparse.ArgumentParser) -> None:
+    """Add ``--precisions``, whose default ``choose_precisions`` sets."""
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        help="of ours, each a variant (default both, without bf16-mixed where it is slower)",
+    )
+
+
+def choose_precisions(options: argparse.Namespace) -> None:
+    """Set ``options.precisions`` where none were given: both, but not a bfloat16 that is slower.
+
+    ``options.left_out`` is set to a sentence that says so, or to nothing.
+    """
+    options.left_out = ""
+    if options.precisions is not None:
+        return
+    options.precisions = list(PRECISIONS)
+    times = slow_bfloat16(options.device)
+    if times is not None:
+        options.precisions.remove("bf16-mixed")
+        options.left_out = (
+            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long in"
+            " bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
+        )
+        say(options.left_out)
 
 
 def positive(text: str) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from mtrl_lightning.algorithms import Algorithm
 from benchmarks.pacing import Pacer
+from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.counters import Stopwatch
 
 

@@ -26,7 +26,9 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import (
+    add_precisions,
     alternate,
+    choose_precisions,
     end_on_sigterm,
     heading,
     parser_of,
@@ -89,11 +91,13 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         help="number of their hidden layers (default %(default)s)",
     )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    add_precisions(parser)
     add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
     options = parser.parse_args(args)
     with refusing(parser):
         if "sb3" in options.variants:
             require("stable_baselines3", "leave it out with --variants ours rings naive")
+    choose_precisions(options)
     return options
 
 
@@ -133,9 +137,7 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     for name, replay in replays.items():
         calls = max(1, options.calls // 10) if isinstance(replay, NaiveReplay) else options.calls
         measures[f"{name}, draw"] = timed(replay.draw, calls)
-    measures |= {
-        f"update {p}": updates(work, p, options.updates) for p in ("32-true", "bf16-mixed")
-    }
+    measures |= {f"update {p}": updates(work, p, options.updates) for p in options.precisions}
     say(f"{num_tasks} tasks: {options.repeats} rounds")
     alternate(measures, 1)  # memory is touched, code is loaded
     seconds = alternate(measures, options.repeats)
@@ -155,7 +157,7 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
             )
             for name in replays
         }
-        for precision in ("32-true", "bf16-mixed")
+        for precision in options.precisions
     }
     sizes = {name: replay.bytes_per_transition for name, replay in replays.items()}
     milliseconds = {p: spread([s * 1e3 for s in seconds[f"update {p}"]]) for p in shares}
@@ -195,7 +197,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    parts = []
+    left_out = content["settings"]["left_out"]
+    parts = [left_out] if left_out else []
     for found in content["tables"]:
         where = f"{found['tasks']} tasks, {content['settings']['capacity']:,} transitions held"
         parts.append(report(f"adding a vector step; {where}", found["results"]["add"], "us"))

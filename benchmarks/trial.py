@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks.measuring import environment
+
 COMMAND = "from mtrl_lightning.cli import main; main()"
 TOTAL_STEPS = 5_000
 TASKS = ["reach", "push"]
@@ -174,14 +176,13 @@ class Session:
             uuid.uuid4().hex
         )  # inherited by all that it starts, so that what is left can be found
         self._log, self.begun = log, time.time()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MTRL_LIGHTNING_TRIAL": self._mark}
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=environment,
+                env=environment(OMP_NUM_THREADS="1", MTRL_LIGHTNING_TRIAL=self._mark),
                 start_new_session=True,
             )
 

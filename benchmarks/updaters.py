@@ -21,10 +21,10 @@ from gymnasium.spaces import Box
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
-from mtrl_lightning.algorithms import SAC
 from benchmarks.pace_callback import PaceCallback
 from benchmarks.pacing import Pacer
 from benchmarks.plain_sac import PlainSAC, Sizes
+from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.networks import MultiHead

@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
-from mtrl_lightning.algorithms.compiling import check_compile
 from benchmarks.entrants import Entrant, of_module, started
 from benchmarks.measuring import (
-    PRECISIONS,
+    add_precisions,
     alternate,
+    choose_precisions,
     end_on_sigterm,
     heading,
     parser_of,
@@ -46,6 +46,7 @@ from benchmarks.measuring import (
     spread,
 )
 from benchmarks.updaters import OBSERVATION, Work, options_of
+from mtrl_lightning.algorithms.compiling import check_compile
 
 GROWING = {"tasks": [1, 10, 25, 50], "width": [400, 1024, 2048], "batch": [320, 1280, 5120]}
 """What the cost is shown against, unless other values are given."""
@@ -65,13 +66,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         default=kinds,
         help="of the first table (default all)",
     )
-    add(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        default=list(PRECISIONS),
-        help="(default %(default)s)",
-    )
+    add_precisions(parser)
     add(
         "--compile",
         nargs="+",
@@ -119,6 +114,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
             require(
                 "stable_baselines3", "leave it out with --variants direct trainer plain products"
             )
+    choose_precisions(options)
     return options
 
 
@@ -235,7 +231,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    parts = []
+    left_out = content["settings"]["left_out"]
+    parts = [left_out] if left_out else []
     for found in content["tables"]:
         sizes = found["sizes"]
         title = (

@@ -15,7 +15,11 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 RUNS = [command for command in COMMANDS if command.startswith("python cli.py")]
-PROGRAMS = [command for command in COMMANDS if command.startswith("python -m mtrl_lightning.")]
+PROGRAMS = [
+    command
+    for command in COMMANDS
+    if command.startswith(("python -m mtrl_lightning.", "python -m benchmarks."))
+]
 SHORT = {
     "fit": [
         "--evaluation.num_episodes=1",
@@ -101,7 +105,7 @@ def test_every_program_runs(command, tmp_path):
         given = [word.replace("configs/quickstart.yaml", str(config)) for word in given]
         given[first:first] = ["--seeds=1", f"--folder={tmp_path / 'out'}"]
     line = [sys.executable, "-m", module, *given, *SMALL.get(name, [])]
-    result = subprocess.run(line, capture_output=True, text=True, check=False)
+    result = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -111,7 +115,7 @@ def test_every_command_is_known():
 
 def test_every_file_that_is_named_is_there():
     text = (ROOT / "README.md").read_text()
-    named = set(re.findall(r"(?:configs|notebooks|results)/[\w/]+\.\w+", text))
+    named = set(re.findall(r"(?:configs|notebooks|benchmarks)/[\w/]+\.\w+", text))
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
 
