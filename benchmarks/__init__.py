@@ -1,1 +1,5 @@
-"""The program measuring itself: what it survives, and how fast it is. Nothing is imported here: workers come by."""
+"""Benchmarks of the program itself: which faults it survives, and how fast it is.
+
+They are no part of the installed package: run them in the repository's folder. Nothing is imported
+here, because worker processes import this file.
+"""

@@ -82,7 +82,8 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="OPTION=VALUE",
-        help="options of the command line, without the dashes, with which all variants of ours are measured once more",
+        help="options of the command line, without the dashes, with which all variants of ours are"
+        " measured once more",
     )
     add(
         "--peer_threads",
@@ -118,7 +119,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         "--minutes",
         type=float,
         default=9.0,
-        help="after which no further round is begun (default %(default)s)",
+        help="after which no further round is started (default %(default)s)",
     )
     options = parser.parse_args(args)
     if any("=" not in pair for also in options.also for pair in also):
@@ -172,7 +173,8 @@ def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
 
 def variants(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the command line's options that tell the variants of ours apart."""
-    threads, workers = options.threads or [None], options.workers or [None]
+    threads = options.threads or [None]
+    workers = options.workers or [None]
     chosen = [
         {"trainer.precision": p, "rollout.learner_threads": t, "rollout.num_workers": w}
         for p, t, w in itertools.product(options.precisions, threads, workers)
@@ -195,7 +197,7 @@ def name_of(chosen: dict[str, Any]) -> str:
 def ours(
     job: Job, num_tasks: int, config: Path, folder: Path, chosen: dict[str, Any]
 ) -> Callable[[int], list[str]]:
-    """Return what makes the command line that users type, with less warm-up and no evaluation nor checkpoint."""
+    """Return what makes a user's command line, with less warm-up, no evaluation, no checkpoint."""
     never = 10**12
     networks = {
         f"model.init_args.{n}.init_args.{k}": getattr(job, k)
@@ -259,7 +261,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         row["env_steps_per_second"] = spread(
             [environments * 1e3 / value for value in row["rounds"]]
         )
-        row["seconds_until_ready"], row["memory_mib"] = entrant.ready_seconds, memory[entrant.name]
+        row["seconds_until_ready"] = entrant.ready_seconds
+        row["memory_mib"] = memory[entrant.name]
         row["time_fractions"] = entrant.fractions()
         row["command"] = entrant.command
     return {
@@ -278,7 +281,8 @@ def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
     rows = []
     for row in content["results"]:
-        rate, fractions = row["env_steps_per_second"]["median"], row["time_fractions"]
+        rate = row["env_steps_per_second"]["median"]
+        fractions = row["time_fractions"]
         cells = {
             "env steps/s": f"{rate:,.0f}",
             "MiB": f"{row['memory_mib']:,.0f}",

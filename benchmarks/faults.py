@@ -1,7 +1,7 @@
 """Measure what a run survives: ``python -m benchmarks.faults``.
 
 A small MetaWorld run goes through the real command line, undisturbed once, and then with faults at
-random moments. The table tells how many were injected and survived, how many transitions were lost
+random moments. The table shows how many were injected and survived, how many transitions were lost
 or false, and whether the end is that of the undisturbed run, bit for bit. The exit code is 1 if any
 row fails.
 """
@@ -86,7 +86,8 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run_row(bench: Bench, name: str, run: Callable[[Bench, Row], None]) -> Row:
     """Run a row; an error is its failure."""
-    begun, row = time.monotonic(), Row(name)
+    begun = time.monotonic()
+    row = Row(name)
     try:
         run(bench, row)
     except Exception as error:  # one row's failure shall not hide the others

@@ -3,7 +3,7 @@
 ``python -m benchmarks.gradients`` measures one update of multi-task multi-head SAC
 (critics, actor, temperatures, targets), with the same gradient method for actor and critics and the
 numbers of ``configs/experiment/mt10_mtmhsac.yaml``, on batches that are there already. The methods
-take turns in one process; each is told as a multiple of the mean's time.
+take turns in one process; each is shown as a multiple of the mean's time.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    settings, parts = content["settings"], []
+    settings = content["settings"]
+    parts = []
     for found in content["tables"]:
         title = (
             f"{found['tasks']} tasks, batch {found['batch_size']}, {settings['depth']} x"

@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternating rounds, medians and ratios with their spread, the machine."""
+"""What the benchmarks share: alternating rounds, medians and ratios with spread, the machine."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def positive(text: str) -> int:
 
 
 def parser_of(name: str, text: str | None, repeats: int | None = None) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks have; ``--repeats`` only with a default for it."""
+    """Return a parser with the options of all benchmarks; ``--repeats`` only with a default."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=text,
@@ -189,12 +189,12 @@ def times_as_fast(seconds: Sequence[float], reference: Sequence[float]) -> dict[
 def alternate(
     variants: Mapping[str, Callable[[], float]], repeats: int, minutes: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Measure every variant once a round, in turn, so that what else the machine does hits all alike.
+    """Measure every variant once per round, in turn, so that other load hits all alike.
 
     Args:
         variants: each measures itself and returns seconds.
         repeats: number of rounds, at least 1.
-        minutes: since the program began, after which no further round is begun.
+        minutes: since the program's start, after which no further round is started.
     """
     found: dict[str, list[float]] = {name: [] for name in variants}
     for k in range(repeats):
@@ -238,8 +238,9 @@ def results(
 
 
 def proportional_set_size(pid: int | None = None) -> float:
-    """Return the MiB that a process and its descendants take, shared pages divided among those who share them."""
-    total, process = 0, psutil.Process(pid)
+    """Return the MiB of a process and its descendants; shared pages are divided among sharers."""
+    total = 0
+    process = psutil.Process(pid)
     for one in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
             found = one.memory_full_info()
@@ -248,7 +249,7 @@ def proportional_set_size(pid: int | None = None) -> float:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells as text, the first of them a header; columns of numbers lean to the right."""
+    """Return lines of cells as text, the first of them a header; numbers are right-aligned."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = [
         "  ".join(
@@ -287,7 +288,7 @@ def report(
 
 
 def say(text: str) -> None:
-    """Tell how far it is, since the program began."""
+    """Print progress with the seconds since the program's start."""
     print(f"[{time.monotonic() - BEGUN:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 

@@ -8,7 +8,7 @@ sizes and takes turns with them:
   from all transitions rings  NumPy arrays as in the plain loop, with the one-hot; draws as ours
   does naive  a list of tuples, as one writes it first; draws from all transitions
 
-It tells the microseconds of adding a vector step and of drawing a batch, the bytes of a transition,
+It shows the microseconds of adding a vector step and of drawing a batch, the bytes of a transition,
 and the share that drawing has of an update (``SAC.training_step`` on a batch of that size), which
 shall be below 5 %.
 """
@@ -175,7 +175,8 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
 def updates(work: Work, precision: str, number: int) -> Callable[[], float]:
     """Return what measures an update."""
     chosen = Work(**{**vars(work), "precision": precision})
-    update, batch = direct_update(chosen, make_sac(chosen)), make_batches(chosen)[0]
+    update = direct_update(chosen, make_sac(chosen))
+    batch = make_batches(chosen)[0]
     return timed(lambda: update(batch), number)
 
 

@@ -73,7 +73,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         choices=KINDS,
         default=list(KINDS),
-        help="slow is ours with MetaWorld's own code, with the last number of workers (default all)",
+        help="slow is ours with MetaWorld's own code and the last number of workers (default all)",
     )
     add(
         "--env_steps",

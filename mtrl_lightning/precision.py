@@ -20,7 +20,7 @@ import torch
 SMALL, LARGE = (64, 400), (1280, 400)
 """Rows of a batch and width of a layer; large is what an update of MT10 has to multiply."""
 HOPELESS = 3.0
-"""Times as slow with small matrices, from which large ones need not be timed, which would be long."""
+"""Times as slow with small matrices, from which large ones are not timed: that would take long."""
 SECONDS = 0.04
 """Spent on repeating each pair of products, the faster of which counts: other processes disturb."""
 NOTICEABLE = 1.1

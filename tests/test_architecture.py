@@ -1,4 +1,4 @@
-"""The plan of the package, held with ``ast``: sizes, imports, annotations, documentation, safe loading."""
+"""The plan of the package, checked with ``ast``: imports, annotations, docs, safe loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that measures what a run survives, made small, and its judges, which must find what is wrong."""
+"""A small version of the fault benchmark, and its judges, which must find what is wrong."""
 
 import json
 import random
@@ -93,7 +93,7 @@ def test_an_error_in_a_row_is_its_failure(tmp_path, monkeypatch, capsys):
 
 
 def episodes(lengths, seed=0):
-    """Rows as MetaWorld's: a frame, the frame before, the goal; every episode begins with both frames equal."""
+    """Rows as MetaWorld's: frame, frame before, goal; an episode begins with equal frames."""
     generator = np.random.default_rng(seed)
     here, after = [], []
     for length in lengths:

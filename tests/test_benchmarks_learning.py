@@ -1,4 +1,4 @@
-"""Comparing learning curves: the statistics by hand, and real runs that are made, read again and continued."""
+"""Comparing learning curves: statistics by hand; runs that are trained, read and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that measure speed, made small, what they compute from the seconds, and the plain loop's losses."""
+"""Small versions of the speed benchmarks, what they compute, and the plain loop's losses."""
 
 import io
 import json
@@ -409,7 +409,10 @@ def test_a_contestant_that_fails_says_what_it_printed(tmp_path):
         started([broken]),
     ):
         pass
-    once = "import os, sys; os.write(int(sys.argv[1]), b'{}\\n'); sys.stdin.readline(); print('the end', flush=True)"
+    once = (
+        "import os, sys; os.write(int(sys.argv[1]), b'{}\\n'); sys.stdin.readline();"
+        " print('the end', flush=True)"
+    )
     ends = Entrant("ends", "ours", lambda d: [sys.executable, "-c", once, str(d)], tmp_path)
     with started([ends]), pytest.raises(RuntimeError, match=r"ends gave no answer(.|\n)*the end"):
         ends.window()
@@ -424,7 +427,7 @@ def test_no_contestant_is_left(tmp_path):
 
 
 def pairs_of(plain, sac):
-    """The plain loop's parameters, each with that of SAC, whose critics see the action before the one-hot."""
+    """Pair the plain loop's parameters with SAC's, whose critics take the action first."""
     D, T, A = OBSERVATION, sac.spec.num_tasks, ACTION
     columns = [*range(D), *range(D + A, D + A + T), *range(D, D + A)]
     networks = [

@@ -64,7 +64,8 @@ def run(command, *extra, folder):
 
 def test_the_first_two_commands_need_nothing_and_train_and_test():
     first, second = COMMANDS[:2]
-    setup = 'python -m venv .venv && .venv/bin/pip install -c constraints.txt -e ".[{}]" && .venv/bin/python '
+    install = '.venv/bin/pip install -c constraints.txt -e ".[{}]"'
+    setup = f"python -m venv .venv && {install} && .venv/bin/python "
     assert first == setup.format("metaworld") + "cli.py fit -c configs/quickstart.yaml"
     assert second == setup.format("dev") + "-m pytest"
     script = (ROOT / ".ci" / "run").read_text()
