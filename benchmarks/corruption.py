@@ -255,7 +255,7 @@ def corruption_row(bench: Bench, row: Row) -> None:
         row.expect(
             right, f"{mutation.harm} in region {mutation.region} of a {mutation.file}: {verdict}"
         )
-        row.injected = row.injected + 1
+        row.injected += 1
         row.survived = row.survived + right
     counted = ", ".join(
         f"{verdicts[name]} {name}" for name in ("refused", "harmless", "unnoticeable", "WRONG")

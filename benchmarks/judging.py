@@ -22,8 +22,9 @@ from mtrl_lightning.replay.storage import RingStorage, Rows
 from mtrl_lightning.types import EnvSpec
 
 FRAME = 18
+"""Where MetaWorld's observation continues with the former frame."""
 GOAL = 36
-"""MetaWorld's observation: the current frame, from here the former one, from here the goal."""
+"""Where it continues with the goal."""
 
 
 class Outcome(NamedTuple):
@@ -182,6 +183,6 @@ def examine(rows: Rows, horizon: int, from_beginning: bool = True) -> Chain:
             cut += length is not None and length < horizon
             length = 1
         else:
-            torn = torn + 1
+            torn += 1
             length = 2
     return Chain(int(false_N.sum()), cut, torn, overlong)

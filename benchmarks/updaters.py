@@ -31,8 +31,9 @@ from mtrl_lightning.networks import MultiHead
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 OBSERVATION = 39
+"""Size of MetaWorld's observation."""
 ACTION = 4
-"""MetaWorld's sizes."""
+"""Size of its action."""
 BATCHES = 8
 """Batches that are used in turn."""
 

@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 import torch
 
-SMALL, LARGE = (64, 400), (1280, 400)
-"""Rows of a batch and width of a layer; large is what an update of MT10 has to multiply."""
+SMALL = (64, 400)
+"""Rows of a batch and width of a layer: milliseconds even where bfloat16 is slow."""
+LARGE = (1280, 400)
+"""The same, of an update of MT10."""
 HOPELESS = 3.0
 """Times as slow with small matrices, from which large ones are not timed: that would take long."""
 SECONDS = 0.04
