@@ -1,4 +1,4 @@
-"""The plan of the package, held with ``ast``: sizes, imports, annotations, documentation, safe loading."""
+"""The plan of the package, checked with ``ast``: imports, annotations, docs, safe loading."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ PACKAGE = Path(mtrl_lightning.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in FILES}
 LINES = {path.relative_to(PACKAGE).as_posix(): path.read_text().splitlines() for path in FILES}
+BENCHMARKS = {
+    f"benchmarks/{path.name}": ast.parse(path.read_text())
+    for path in (PACKAGE.parent / "benchmarks").glob("*.py")
+}
 
-BASE = {"types", "schema", "counters", "schedules", "errors", "memory"}
+BASE = {"types", "schema", "counters", "schedules", "errors", "memory", "precision"}
 ROOMS = {
     "envs",
     "rollout",
@@ -41,7 +45,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "callbacks": {"session", "rollout", "replay", "algorithms", "envs", "runs"},
     "launch": {"callbacks", "algorithms", "replay", "runs"},
     "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
-    "benchmarks": {*ROOMS, "runs", "cli"},
     "cli": {*ROOMS, "launch", "clear"},
     "clear": {"runs"},
     "runs": set(),
@@ -49,13 +52,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{name: set() for name in BASE},
 }
 EXCEPTIONS = {("replay/datamodule.py", "mtrl_lightning.envs.benchmark")}
+OUTSIDE = {"benchmarks", "tests"}
+"""What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
-    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory"}},
+    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision"}},
     "memory": LIGHTNING,
+    "precision": LIGHTNING,
 }
 
 
@@ -153,6 +159,8 @@ def forbidden_rooms(file: str, tree: ast.Module) -> Iterator[str]:
     room = room_of(file)
     for module in imports(tree):
         parts = module.split(".")
+        if parts[0] in OUTSIDE:
+            yield f"{file} imports {module}"
         if parts[0] != "mtrl_lightning" or (file, module) in EXCEPTIONS:
             continue
         if room == "__init__":
@@ -172,6 +180,8 @@ def test_rooms_import_only_those_that_the_plan_allows():
         ("replay/datamodule.py", "from mtrl_lightning.envs.vector import VectorEnv"),
         ("algorithms/sac.py", "import mtrl_lightning.replay"),
         ("networks/mlp.py", "from mtrl_lightning import gradients"),
+        ("cli.py", "from benchmarks import faults"),
+        ("callbacks/common.py", "import tests.fakes"),
         ("schedules.py", "def f():\n    from mtrl_lightning.rollout import Collector"),
     ],
 )
@@ -299,7 +309,7 @@ def constant(call: ast.Call, keyword: str) -> object:
 def test_files_are_read_without_executing_what_is_in_them(library, function, keyword, safe):
     calls = {
         f"{file}:{call.lineno}": constant(call, keyword)
-        for file, tree in TREES.items()
+        for file, tree in {**TREES, **BENCHMARKS}.items()
         for call in calls_of(tree, library, function)
     }
     assert len(calls) >= 1

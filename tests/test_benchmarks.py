@@ -1,4 +1,4 @@
-"""The command that measures what a run survives, made small, and its judges, which must find what is wrong."""
+"""A small version of the fault benchmark, and its judges, which must find what is wrong."""
 
 import json
 import random
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.benchmarks import faults
-from mtrl_lightning.benchmarks.bench import Row, table
-from mtrl_lightning.benchmarks.corruption import FILES, HARMS, REGIONS, harmed, judge, mutations
-from mtrl_lightning.benchmarks.faulty import KINDS, FaultyMetaWorld, claim
-from mtrl_lightning.benchmarks.judging import compare_rows, differences, examine
+from benchmarks import faults
+from benchmarks.bench import Row, table
+from benchmarks.corruption import FILES, HARMS, REGIONS, harmed, judge, mutations
+from benchmarks.faulty import KINDS, FaultyMetaWorld, claim
+from benchmarks.judging import compare_rows, differences, examine
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import Rows
 
@@ -93,7 +93,7 @@ def test_an_error_in_a_row_is_its_failure(tmp_path, monkeypatch, capsys):
 
 
 def episodes(lengths, seed=0):
-    """Rows as MetaWorld's: a frame, the frame before, the goal; every episode begins with both frames equal."""
+    """Rows as MetaWorld's: frame, frame before, goal; an episode begins with equal frames."""
     generator = np.random.default_rng(seed)
     here, after = [], []
     for length in lengths:

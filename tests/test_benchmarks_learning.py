@@ -1,4 +1,4 @@
-"""Comparing learning curves: the statistics by hand, and real runs that are made, read again and continued."""
+"""Comparing learning curves: statistics by hand; runs that are trained, read and resumed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import psutil
 import pytest
 import yaml
 
-from mtrl_lightning.benchmarks import learning
-from mtrl_lightning.benchmarks.learning import Curves, Variant
+from benchmarks import learning
+from benchmarks.learning import Curves, Variant
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.precision import ProductTimes
+from tests.conftest import ROOT
 
 TINY = {
     "trainer": {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
@@ -108,6 +110,26 @@ def test_variants_without_a_name_of_their_own_are_an_error(arguments, capsys):
     assert "error:" in capsys.readouterr().err
 
 
+def test_variants_in_bf16_are_left_out_where_it_is_slower(tmp_path, monkeypatch, capsys):
+    slow = ProductTimes(64, 400, float32=0.001, bfloat16=0.02)
+    monkeypatch.setattr(learning, "slow_bfloat16", lambda device: slow)
+    options = f"--seeds 1 --folder {tmp_path} --variant a --variant b --trainer.precision"
+    for words in (f"{options} bf16-mixed", f"{options}=bf16-mixed"):
+        given, variants = learning.parse(words.split())
+        kept, left_out = learning.leave_out_slow(variants, given)
+        assert [variant.name for variant in kept] == ["a"]
+        assert len(left_out) == 1
+        assert "b is left out: matrix products take 20.0 times as long" in left_out[0]
+        assert left_out[0] in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match="give a variant with"):
+        learning.leave_out_slow(variants[1:], given)
+    (tmp_path / "b_1.json").write_text("{}")  # its run is finished
+    assert learning.leave_out_slow(variants, given) == (variants, [])
+    (tmp_path / "b_1.json").unlink()
+    monkeypatch.setattr(learning, "slow_bfloat16", lambda device: None)
+    assert learning.leave_out_slow(variants, given) == (variants, [])
+
+
 def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch):
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(TINY))
@@ -178,7 +200,7 @@ def test_a_signal_ends_the_runs_too_and_they_can_be_continued(tmp_path):
         "--variant",
         "a",
     ]
-    process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, cwd=ROOT)
     csv = out / "a_1" / "version_0" / "metrics.csv"
     while not csv.exists():
         assert process.poll() is None

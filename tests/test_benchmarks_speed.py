@@ -1,4 +1,4 @@
-"""The commands that measure speed, made small, what they compute from the seconds, and the plain loop's losses."""
+"""Small versions of the speed benchmarks, what they compute, and the plain loop's losses."""
 
 import io
 import json
@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 
-from mtrl_lightning.benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
-from mtrl_lightning.benchmarks.entrants import Entrant, started
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
-from mtrl_lightning.benchmarks.updaters import (
+from benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
+from benchmarks.entrants import Entrant, started
+from benchmarks.pacing import Pacer
+from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
+from benchmarks.updaters import (
     ACTION,
     OBSERVATION,
     Work,
@@ -25,9 +25,10 @@ from mtrl_lightning.benchmarks.updaters import (
     make_sac,
     with_one_hot,
 )
-from mtrl_lightning.benchmarks.upstream import make_vec, names_of
+from benchmarks.upstream import make_vec, names_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.precision import ProductTimes
 from tests.conftest import ROOT
 
 WORK = Work(
@@ -199,12 +200,34 @@ def test_stepping_runs_all_variants(capsys):
     ]
     for row in table["results"]:
         assert set(row["times_as_fast_as"]) == {"gymnasium sync", "gymnasium async"}
+        assert (row["gain_over_async"] is not None) == (row["variant"] == "ours, 1 workers")
         assert (
             row["build_seconds"] > 0
             and row["reset_seconds"] > 0
             and row["memory_mib"] > row["memory_mib_per_env"] > 0
         )
-    assert "MiB an environment" in stepping.text_of(found)
+    text = stepping.text_of(found)
+    assert "MiB an environment" in text
+    gain = table["results"][1]["gain_over_async"]
+    assert f"{gain['stepping']['median']:.2f} x {gain['code']['median']:.2f}" in text
+
+
+def test_the_gain_over_async_is_split_by_hand():
+    seconds = {
+        "ours, 2 workers": [1.0, 2.0, 1.0],
+        "ours with MetaWorld's code, 2 workers": [3.0, 4.0, 2.0],
+        "ours, 0 workers": [1.0, 1.0, 1.0],
+        "gymnasium async": [6.0, 4.0, 3.0],
+    }
+    gain = stepping.gain_over_async("ours, 2 workers", seconds)
+    assert gain == {
+        "stepping": {"median": 1.5, "min": 1.0, "max": 2.0},
+        "code": {"median": 2.0, "min": 2.0, "max": 3.0},
+    }
+    others = set(seconds) - {"ours, 2 workers"}
+    assert [stepping.gain_over_async(name, seconds) for name in others] == [None] * 3
+    del seconds["gymnasium async"]
+    assert stepping.gain_over_async("ours, 2 workers", seconds) is None
 
 
 def test_replay_runs_all_variants(capsys):
@@ -217,7 +240,8 @@ def test_replay_runs_all_variants(capsys):
         "--width=8",
         "--depth=1",
     ]
-    found = printed_json(replay.main, *small, "--repeats=2", capsys=capsys)
+    both = ["--precisions", "32-true", "bf16-mixed"]
+    found = printed_json(replay.main, *small, *both, "--repeats=2", capsys=capsys)
     check_machine(found["machine"])
     (table,) = found["tables"]
     for rows in table["results"].values():
@@ -264,6 +288,26 @@ def test_mistakes_are_said(module, args, message, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         module.parse(args)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", [end_to_end, updating, replay])
+def test_bf16_is_left_out_where_it_is_slower_and_it_is_said(module, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    slow = ProductTimes(64, 400, float32=0.001, bfloat16=0.02)
+    monkeypatch.setattr(measuring, "time_products", lambda: slow)
+    options = module.parse(["--device=cpu"])
+    assert options.precisions == ["32-true"]
+    said = "bf16-mixed is left out: matrix products take 20.0 times as long in bfloat16"
+    assert said in options.left_out
+    assert said in capsys.readouterr().err
+    asked = module.parse(["--device=cpu", "--precisions", "bf16-mixed"])
+    assert (asked.precisions, asked.left_out) == (["bf16-mixed"], "")
+    on_a_gpu = module.parse(["--device=cuda"])
+    assert on_a_gpu.precisions == ["32-true", "bf16-mixed"]
+    fast = slow._replace(bfloat16=0.0005)
+    monkeypatch.setattr(measuring, "time_products", lambda: fast)
+    options = module.parse(["--device=cpu"])
+    assert (options.precisions, options.left_out) == (["32-true", "bf16-mixed"], "")
 
 
 def test_variants_of_ours_are_combined(monkeypatch):
@@ -365,7 +409,10 @@ def test_a_contestant_that_fails_says_what_it_printed(tmp_path):
         started([broken]),
     ):
         pass
-    once = "import os, sys; os.write(int(sys.argv[1]), b'{}\\n'); sys.stdin.readline(); print('the end', flush=True)"
+    once = (
+        "import os, sys; os.write(int(sys.argv[1]), b'{}\\n'); sys.stdin.readline();"
+        " print('the end', flush=True)"
+    )
     ends = Entrant("ends", "ours", lambda d: [sys.executable, "-c", once, str(d)], tmp_path)
     with started([ends]), pytest.raises(RuntimeError, match=r"ends gave no answer(.|\n)*the end"):
         ends.window()
@@ -380,7 +427,7 @@ def test_no_contestant_is_left(tmp_path):
 
 
 def pairs_of(plain, sac):
-    """The plain loop's parameters, each with that of SAC, whose critics see the action before the one-hot."""
+    """Pair the plain loop's parameters with SAC's, whose critics take the action first."""
     D, T, A = OBSERVATION, sac.spec.num_tasks, ACTION
     columns = [*range(D), *range(D + A, D + A + T), *range(D, D + A)]
     networks = [

@@ -15,7 +15,11 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 RUNS = [command for command in COMMANDS if command.startswith("python cli.py")]
-PROGRAMS = [command for command in COMMANDS if command.startswith("python -m mtrl_lightning.")]
+PROGRAMS = [
+    command
+    for command in COMMANDS
+    if command.startswith(("python -m mtrl_lightning.", "python -m benchmarks."))
+]
 SHORT = {
     "fit": [
         "--evaluation.num_episodes=1",
@@ -60,7 +64,8 @@ def run(command, *extra, folder):
 
 def test_the_first_two_commands_need_nothing_and_train_and_test():
     first, second = COMMANDS[:2]
-    setup = 'python -m venv .venv && .venv/bin/pip install -c constraints.txt -e ".[{}]" && .venv/bin/python '
+    install = '.venv/bin/pip install -c constraints.txt -e ".[{}]"'
+    setup = f"python -m venv .venv && {install} && .venv/bin/python "
     assert first == setup.format("metaworld") + "cli.py fit -c configs/quickstart.yaml"
     assert second == setup.format("dev") + "-m pytest"
     script = (ROOT / ".ci" / "run").read_text()
@@ -101,7 +106,7 @@ def test_every_program_runs(command, tmp_path):
         given = [word.replace("configs/quickstart.yaml", str(config)) for word in given]
         given[first:first] = ["--seeds=1", f"--folder={tmp_path / 'out'}"]
     line = [sys.executable, "-m", module, *given, *SMALL.get(name, [])]
-    result = subprocess.run(line, capture_output=True, text=True, check=False)
+    result = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -111,7 +116,7 @@ def test_every_command_is_known():
 
 def test_every_file_that_is_named_is_there():
     text = (ROOT / "README.md").read_text()
-    named = set(re.findall(r"(?:configs|notebooks|results)/[\w/]+\.\w+", text))
+    named = set(re.findall(r"(?:configs|notebooks|benchmarks)/[\w/]+\.\w+", text))
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
 

@@ -1,6 +1,6 @@
 """What the replay costs: adding transitions, drawing batches, and memory.
 
-``python -m mtrl_lightning.benchmarks.replay`` fills four replays with transitions of MetaWorld's
+``python -m benchmarks.replay`` fills four replays with transitions of MetaWorld's
 sizes and takes turns with them:
 
   ours   draws the same number of transitions of every task
@@ -8,7 +8,7 @@ sizes and takes turns with them:
   from all transitions rings  NumPy arrays as in the plain loop, with the one-hot; draws as ours
   does naive  a list of tuples, as one writes it first; draws from all transitions
 
-It tells the microseconds of adding a vector step and of drawing a batch, the bytes of a transition,
+It shows the microseconds of adding a vector step and of drawing a batch, the bytes of a transition,
 and the share that drawing has of an update (``SAC.training_step`` on a batch of that size), which
 shall be below 5 %.
 """
@@ -25,8 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.measuring import (
+    add_precisions,
     alternate,
+    choose_precisions,
     end_on_sigterm,
     heading,
     parser_of,
@@ -40,9 +42,9 @@ from mtrl_lightning.benchmarks.measuring import (
     shown,
     spread,
 )
-from mtrl_lightning.benchmarks.pacing import synchronize
-from mtrl_lightning.benchmarks.replays import NaiveReplay, make_replays
-from mtrl_lightning.benchmarks.updaters import Work, direct_update, make_batches, make_sac
+from benchmarks.pacing import synchronize
+from benchmarks.replays import NaiveReplay, make_replays
+from benchmarks.updaters import Work, direct_update, make_batches, make_sac
 from mtrl_lightning.memory import keep_freed_memory
 
 KINDS = ("ours", "sb3", "rings", "naive")
@@ -89,11 +91,13 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         help="number of their hidden layers (default %(default)s)",
     )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    add_precisions(parser)
     add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
     options = parser.parse_args(args)
     with refusing(parser):
         if "sb3" in options.variants:
             require("stable_baselines3", "leave it out with --variants ours rings naive")
+    choose_precisions(options)
     return options
 
 
@@ -133,9 +137,7 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     for name, replay in replays.items():
         calls = max(1, options.calls // 10) if isinstance(replay, NaiveReplay) else options.calls
         measures[f"{name}, draw"] = timed(replay.draw, calls)
-    measures |= {
-        f"update {p}": updates(work, p, options.updates) for p in ("32-true", "bf16-mixed")
-    }
+    measures |= {f"update {p}": updates(work, p, options.updates) for p in options.precisions}
     say(f"{num_tasks} tasks: {options.repeats} rounds")
     alternate(measures, 1)  # memory is touched, code is loaded
     seconds = alternate(measures, options.repeats)
@@ -155,7 +157,7 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
             )
             for name in replays
         }
-        for precision in ("32-true", "bf16-mixed")
+        for precision in options.precisions
     }
     sizes = {name: replay.bytes_per_transition for name, replay in replays.items()}
     milliseconds = {p: spread([s * 1e3 for s in seconds[f"update {p}"]]) for p in shares}
@@ -173,7 +175,8 @@ def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
 def updates(work: Work, precision: str, number: int) -> Callable[[], float]:
     """Return what measures an update."""
     chosen = Work(**{**vars(work), "precision": precision})
-    update, batch = direct_update(chosen, make_sac(chosen)), make_batches(chosen)[0]
+    update = direct_update(chosen, make_sac(chosen))
+    batch = make_batches(chosen)[0]
     return timed(lambda: update(batch), number)
 
 
@@ -195,7 +198,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    parts = []
+    left_out = content["settings"]["left_out"]
+    parts = [left_out] if left_out else []
     for found in content["tables"]:
         where = f"{found['tasks']} tasks, {content['settings']['capacity']:,} transitions held"
         parts.append(report(f"adding a vector step; {where}", found["results"]["add"], "us"))

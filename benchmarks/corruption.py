@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.bench import Bench, Row
-from mtrl_lightning.benchmarks.judging import differences, load_replay, rings_of, spec_of
+from benchmarks.bench import Bench, Row
+from benchmarks.judging import differences, load_replay, rings_of, spec_of
 from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.errors import ConfigurationError
@@ -52,7 +52,7 @@ class _Code:
 
 
 def mutations(number: int, draws: random.Random) -> list[Mutation]:
-    """Return foreign files first, then regions in a random order, and again from the beginning with other draws."""
+    """Return foreign files first, then regions in a random order, repeated with other draws."""
     foreign = [Mutation(file, harm) for harm in FOREIGN for file in FILES]
     regions = [Mutation(file, harm, i) for i in range(REGIONS) for harm in HARMS for file in FILES]
     draws.shuffle(regions)
@@ -60,7 +60,7 @@ def mutations(number: int, draws: random.Random) -> list[Mutation]:
 
 
 def harmed(content: bytes, mutation: Mutation, draws: random.Random) -> bytes:
-    """Return a file's content with a bit flipped, a block zeroed or bytes inserted in a region, or cut off there."""
+    """Return a file's content with bits flipped, zeroed or inserted in a region, or cut off."""
     size = len(content)
     part = -(-size // 16)
     first = {16: 0, 17: max(size - 64, 0)}.get(mutation.region, mutation.region * part)
@@ -101,7 +101,9 @@ class Specimen:
     """
 
     def __init__(self, folder: Path, foreign: Path, config: dict[str, Any]) -> None:
-        self._folder, self._foreign, self._spec = folder, foreign, spec_of(config)
+        self._folder = folder
+        self._foreign = foreign
+        self._spec = spec_of(config)
         last = folder / "checkpoints" / "last.ckpt"
         self._whole = {path.name: load_checkpoint(path) for path in last.parent.glob("*.ckpt")}
         self._manifest = manifest_of(self._whole["last.ckpt"])
@@ -115,7 +117,7 @@ class Specimen:
         self._executed = folder / "executed"
 
     def try_out(self, mutation: Mutation, draws: random.Random) -> str:
-        """Damage a file, read it as a run that goes on does, and put it back."""
+        """Damage a file, read it as a resumed run does, and put it back."""
         path = self._paths[mutation.file]
         if mutation.file == "chunk":  # any of them
             path = path.parent / draws.choice(self._manifest["chunks"])["file"]
@@ -171,7 +173,7 @@ class Specimen:
         return verdict if verdict == newest or verdict not in ("refused", "harmless") else newest
 
     def _judge_newest(self, name: str) -> str:
-        """Judge what ``--ckpt_path last`` reads: a whole checkpoint, and if it is not the last, a warning names why."""
+        """Judge what ``--ckpt_path last`` reads: a whole checkpoint, warning if not the last."""
         last = self._paths["checkpoint"]
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -206,7 +208,7 @@ class Specimen:
         return logger.rows(), " ".join(str(warning.message) for warning in said)
 
     def _judge_metrics(self, original: bytes, content: bytes) -> str:
-        """Judge a table without a checksum: rows that were not touched stay, and the others are refused or read."""
+        """Judge a table without checksum: untouched rows stay, the others are refused or read."""
         try:
             rows, said = self._load_metrics()
         except Exception as error:
@@ -236,8 +238,9 @@ def copy_run(source: Path, target: Path) -> None:
 
 
 def corruption_row(bench: Bench, row: Row) -> None:
-    """Damage files, read them in this process, and continue runs with damaged files through the command line."""
-    draws, number = bench.draws(row.name), bench.counts["mutations"]
+    """Damage files; read them in this process, and resume runs with them on the command line."""
+    draws = bench.draws(row.name)
+    number = bench.counts["mutations"]
     wanted = bench.undisturbed
     other = bench.trial("foreign", bench.config() | {"seed_everything": bench.seed + 1})
     other.finish("--rollout.total_steps=600")
@@ -252,7 +255,8 @@ def corruption_row(bench: Bench, row: Row) -> None:
         row.expect(
             right, f"{mutation.harm} in region {mutation.region} of a {mutation.file}: {verdict}"
         )
-        row.injected, row.survived = row.injected + 1, row.survived + right
+        row.injected += 1
+        row.survived = row.survived + right
     counted = ", ".join(
         f"{verdicts[name]} {name}" for name in ("refused", "harmless", "unnoticeable", "WRONG")
     )

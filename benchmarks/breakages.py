@@ -11,18 +11,18 @@ from typing import Any
 
 import psutil
 
-from mtrl_lightning.benchmarks.bench import Bench, Row
-from mtrl_lightning.benchmarks.judging import examine, read_outcome
-from mtrl_lightning.benchmarks.trial import HORIZON, Session, Trial
+from benchmarks.bench import Bench, Row
+from benchmarks.judging import examine, read_outcome
+from benchmarks.trial import HORIZON, Session, Trial
 
 WAIT = 20.0
-"""Seconds after which a stopped worker counts as hung; building an environment anew must take less."""
+"""Seconds after which a stopped worker counts as hung; rebuilding an environment must take less."""
 ALLOWED = 2
 """Restarts where more faults than that come."""
 
 
 def worker_row(bench: Bench, row: Row) -> None:
-    """Kill workers at random moments of one run, which goes on in the same process."""
+    """Kill workers at random moments of one run, which continues in the same process."""
     _signalled(bench, row, bench.counts["worker_kills"], signal.SIGKILL, {"max_restarts": 10_000})
 
 
@@ -35,12 +35,15 @@ def hang_row(bench: Bench, row: Row) -> None:
 def _signalled(
     bench: Bench, row: Row, number: int, sent: signal.Signals, options: dict[str, Any]
 ) -> None:
-    draws, config = bench.draws(row.name), _config(bench, **options)
+    draws = bench.draws(row.name)
+    config = _config(bench, **options)
     trial = bench.trial(row.name, config)
     session = trial.start()
     for k in range(number):
         target = (k + draws.random()) / number * 0.9 * bench.total_steps
-        session.wait_until(lambda: trial.stepping(session) and trial.env_steps() >= target)  # noqa: B023
+        session.wait_until(
+            lambda: trial.stepping(session) and trial.env_steps() >= target  # noqa: B023
+        )
         hit = _signal_one(session, draws, sent)
         if hit is None:
             row.expect(False, f"the run ended before fault {k + 1} of {number}")
@@ -110,7 +113,8 @@ def exhausted_row(bench: Bench, row: Row) -> None:
     config = faulty(
         _config(bench, max_restarts=ALLOWED), ledger, limit, bench.total_steps // (2 * limit)
     )
-    trial, ends = bench.trial(row.name, config), 0
+    trial = bench.trial(row.name, config)
+    ends = 0
     while True:
         before = trial.saved_steps()
         session = trial.start()
@@ -150,13 +154,13 @@ def _config(bench: Bench, **rollout: Any) -> dict[str, Any]:
 def faulty(config: dict[str, Any], ledger: Path, limit: int, within: int) -> dict[str, Any]:
     """Return a configuration whose environments break; see ``FaultyMetaWorld``."""
     benchmark = config["data"]["benchmark"]
-    benchmark["class_path"] = "mtrl_lightning.benchmarks.faulty.FaultyMetaWorld"
+    benchmark["class_path"] = "benchmarks.faulty.FaultyMetaWorld"
     benchmark["init_args"] |= {"ledger": str(ledger), "limit": limit, "within": within}
     return config
 
 
 def _judge_rows(bench: Bench, row: Row, trial: Trial, ends: int = 0) -> int:
-    """Check that all rows happened and none is missing; return the number of restarts that the run counted.
+    """Check that all rows happened and none is missing; return the run's count of restarts.
 
     Each fault costs at most one step, and one more where the run ended with it.
     """
@@ -166,10 +170,8 @@ def _judge_rows(bench: Bench, row: Row, trial: Trial, ends: int = 0) -> int:
     stored = sum(len(rows.reward) for rows in outcome.rings)
     happened = counters["vector_steps"] * len(chains) - counters["dropped_transitions"]
     row.false = sum(chain.false for chain in chains)
-    broken, dropped = (
-        sum(chain.cut + chain.torn for chain in chains),
-        counters["dropped_transitions"],
-    )
+    broken = sum(chain.cut + chain.torn for chain in chains)
+    dropped = counters["dropped_transitions"]
     row.lost = (
         abs(happened - stored) + abs(counters["env_steps"] - stored) + max(0, broken - row.injected)
     )

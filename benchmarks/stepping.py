@@ -1,15 +1,18 @@
 """How fast MetaWorld's environments are stepped, beside Gymnasium's vector environments.
 
-``python -m mtrl_lightning.benchmarks.stepping`` steps MetaWorld's tasks with random actions:
+``python -m benchmarks.stepping`` steps MetaWorld's tasks with random actions:
 through our ``VectorEnv`` with several numbers of workers (0 steps in the learner's process), with
 our cheaper code for MetaWorld and with MetaWorld's own, and through Gymnasium's ``SyncVectorEnv``
 and ``AsyncVectorEnv`` as MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``). All
 have reward v2, horizon 500, 50 goals a task, and begin the next episode in the step that ends one.
 
-Each variant is a process of its own; those of a table take turns. Besides, each tells the seconds
-from nothing to the first observations, the milliseconds of a reset of one environment, and the
-memory of its processes (shared pages are divided among those who share them), in all and for each
-environment, without what was there before the environments.
+The gain over ``AsyncVectorEnv`` has two factors, shown as ``stepping x code``: how much faster our
+``VectorEnv`` steps MetaWorld's own code, and how much faster it is with the cheaper code.
+
+Each variant is a process of its own; those of a table take turns. Also shown are the seconds from
+the start of a variant to its first observations, the milliseconds of a reset of one environment,
+and the memory of its processes (shared pages are divided among those that share them), in total and
+per environment, less what the process took before it made them.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.entrants import Entrant, of_module, started
+from benchmarks.measuring import (
     alternate,
     end_on_sigterm,
     heading,
@@ -34,12 +37,16 @@ from mtrl_lightning.benchmarks.measuring import (
     results,
     say,
     spread,
+    times_as_fast,
 )
-from mtrl_lightning.benchmarks.steppers import Walk
-from mtrl_lightning.benchmarks.upstream import NAMED, names_of
+from benchmarks.steppers import Walk
+from benchmarks.upstream import NAMED, names_of
 from mtrl_lightning.envs.vector import usable_cores
 
 KINDS = ("ours", "slow", "sync", "async")
+ASYNC = "gymnasium async"
+SLOW = " with MetaWorld's code"
+"""In the names of variants of ours that step MetaWorld's own code."""
 
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -66,7 +73,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         choices=KINDS,
         default=list(KINDS),
-        help="slow is ours with MetaWorld's own code, with the last number of workers (default all)",
+        help="slow is ours with MetaWorld's own code and the last number of workers (default all)",
     )
     add(
         "--env_steps",
@@ -93,6 +100,11 @@ def tasks_of(number: int) -> list[str]:
     return list(names_of([NAMED[min(size for size in NAMED if size >= number)]])[:number])
 
 
+def name_of(workers: int, fast: bool = True) -> str:
+    """Return the name of a variant of ours."""
+    return f"ours{'' if fast else SLOW}, {workers} workers"
+
+
 def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path) -> list[Entrant]:
     """Return the variants of one table, not started yet."""
     walks: dict[str, Walk] = {}
@@ -104,9 +116,9 @@ def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path)
         dict.fromkeys(min(workers, number) for workers in options.workers)
     )  # no more than environments
     for workers in numbers if "ours" in options.variants else []:
-        add(f"ours, {workers} workers", "ours", workers)
+        add(name_of(workers), "ours", workers)
     if "slow" in options.variants:
-        add(f"ours with MetaWorld's code, {numbers[-1]} workers", "ours", numbers[-1], fast=False)
+        add(name_of(numbers[-1], fast=False), "ours", numbers[-1], fast=False)
     for kind in ("sync", "async"):
         if kind in options.variants:
             add(f"gymnasium {kind}", kind)
@@ -126,13 +138,35 @@ def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str,
             {entrant.name: entrant.window for entrant in taking_part}, options.repeats
         )
     a_step = {name: [value / steps for value in values] for name, values in seconds.items()}
-    rows = results(
-        a_step, [name for name in ("gymnasium sync", "gymnasium async") if name in a_step]
-    )
+    rows = results(a_step, [name for name in ("gymnasium sync", ASYNC) if name in a_step])
     for row, entrant in zip(rows, taking_part, strict=True):
         row["env_steps_per_second"] = spread([number * 1e3 / value for value in row["rounds"]])
         row |= entrant.about
+        row["gain_over_async"] = gain_over_async(row["variant"], a_step)
     return {"tasks": number, "steps": steps, "unit": "ms a vector step", "results": rows}
+
+
+def gain_over_async(
+    name: str, seconds: Mapping[str, Sequence[float]]
+) -> dict[str, dict[str, float]] | None:
+    """Split how many times as fast as ``AsyncVectorEnv`` a variant of ours is into two factors.
+
+    Args:
+        name: of the variant.
+        seconds: a vector step of each variant, by rounds.
+
+    Returns:
+        ``stepping``: times as fast as ``AsyncVectorEnv``, both with MetaWorld's own code;
+        ``code``: times as fast with the cheaper code as with MetaWorld's. None if no variant steps
+        MetaWorld's own code with as many workers, or ``AsyncVectorEnv`` was not measured.
+    """
+    slow = name.replace("ours,", f"ours{SLOW},")
+    if slow == name or slow not in seconds or ASYNC not in seconds:
+        return None
+    return {
+        "stepping": times_as_fast(seconds[slow], seconds[ASYNC]),
+        "code": times_as_fast(seconds[name], seconds[slow]),
+    }
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -145,6 +179,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def split_shown(gain: Mapping[str, Mapping[str, float]] | None) -> str:
+    """Return both factors of ``gain_over_async`` as text."""
+    if gain is None:
+        return "-"
+    return f"{gain['stepping']['median']:.2f} x {gain['code']['median']:.2f}"
+
+
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
     parts = []
@@ -152,6 +193,7 @@ def text_of(content: dict[str, Any]) -> str:
         rows = [
             {
                 **row,
+                "stepping x code": split_shown(row["gain_over_async"]),
                 "env steps/s": f"{row['env_steps_per_second']['median']:,.0f}",
                 "s to build": f"{row['build_seconds']:.1f}",
                 "ms a reset": f"{row['reset_seconds'] * 1e3 / found['tasks']:.1f}",
@@ -161,7 +203,14 @@ def text_of(content: dict[str, Any]) -> str:
             for row in found["results"]
         ]
         title = f"{found['tasks']} tasks, windows of {found['steps']} vector steps"
-        columns = ("env steps/s", "s to build", "ms a reset", "MiB", "MiB an environment")
+        columns = (
+            "stepping x code",
+            "env steps/s",
+            "s to build",
+            "ms a reset",
+            "MiB",
+            "MiB an environment",
+        )
         parts.append(report(title, rows, found["unit"], columns))
     return "\n\n".join(parts)
 

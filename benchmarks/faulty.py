@@ -1,4 +1,4 @@
-"""MetaWorld whose training environments break at random steps, for measuring what a run survives."""
+"""MetaWorld whose training environments fail at random steps, to measure what a run survives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ KINDS = ("nan", "infinite", "raise")
 
 
 class FaultyMetaWorld(MetaWorld):
-    """MetaWorld with faults; each is drawn anew when an environment is rebuilt, so none comes back for ever.
+    """MetaWorld with faults at random steps.
+
+    A rebuilt environment draws new ones, so that no fault repeats forever.
 
     Args:
         ledger: folder where every fault leaves a file; made if it is missing.
@@ -26,7 +28,9 @@ class FaultyMetaWorld(MetaWorld):
 
     def __init__(self, ledger: str, limit: int, within: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.ledger, self.limit, self.within = ledger, limit, within
+        self.ledger = ledger
+        self.limit = limit
+        self.within = within
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make an environment; those of other splits than ``train`` never break."""
@@ -43,7 +47,10 @@ class _Faulty(gym.Wrapper):
         self, env: gym.Env, task: str, ledger: str, limit: int, within: int, seed: int
     ) -> None:
         super().__init__(env)
-        self._task, self._ledger, self._limit, self._within = task, ledger, limit, within
+        self._task = task
+        self._ledger = ledger
+        self._limit = limit
+        self._within = within
         self._draw(seed)
 
     def _draw(self, seed: int) -> None:
@@ -71,7 +78,7 @@ class _Faulty(gym.Wrapper):
 
 
 def claim(ledger: str, limit: int, task: str) -> str | None:
-    """Note a fault in the ledger, which several processes share, and return its kind; None if all are used up."""
+    """Add a fault to the ledger shared by all processes; return its kind, None if none is left."""
     folder = Path(ledger)
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(limit):

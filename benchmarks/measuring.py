@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds that alternate, medians and ratios with their spread, and what was measured on."""
+"""What the benchmarks share: alternating rounds, medians and ratios with spread, the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import signal
 import statistics
@@ -21,7 +22,9 @@ import torch
 
 from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.precision import ProductTimes, time_products
 
+REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("lightning", "gymnasium", "numpy", "metaworld", "mujoco", "stable_baselines3")
 BEGUN = time.monotonic()
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -71,6 +74,55 @@ def described(found: Mapping[str, Any]) -> str:
 PRECISIONS = ("32-true", "bf16-mixed")
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a process that imports these benchmarks, wherever it is started.
+
+    Args:
+        variables: further environment variables.
+    """
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
+def slow_bfloat16(device: str) -> ProductTimes | None:
+    """Return the times of matrix products if bfloat16 is slower than float32 there, else None.
+
+    Args:
+        device: ``cpu`` or ``cuda``, where nothing is timed.
+    """
+    times = time_products() if device == "cpu" else None
+    return times if times is not None and times.is_bfloat16_slower else None
+
+
+def add_precisions(parser: argparse.ArgumentParser) -> None:
+    """Add ``--precisions``, whose default ``choose_precisions`` sets."""
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        help="of ours, each a variant (default both, without bf16-mixed where it is slower)",
+    )
+
+
+def choose_precisions(options: argparse.Namespace) -> None:
+    """Set ``options.precisions`` where none were given: both, but not a bfloat16 that is slower.
+
+    ``options.left_out`` is set to a sentence that says so, or to nothing.
+    """
+    options.left_out = ""
+    if options.precisions is not None:
+        return
+    options.precisions = list(PRECISIONS)
+    times = slow_bfloat16(options.device)
+    if times is not None:
+        options.precisions.remove("bf16-mixed")
+        options.left_out = (
+            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long in"
+            " bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
+        )
+        say(options.left_out)
+
+
 def positive(text: str) -> int:
     """Return a number from the command line that must be 1 or more."""
     if (number := int(text)) < 1:
@@ -79,9 +131,9 @@ def positive(text: str) -> int:
 
 
 def parser_of(name: str, text: str | None, repeats: int | None = None) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks have; ``--repeats`` only with a default for it."""
+    """Return a parser with the options of all benchmarks; ``--repeats`` only with a default."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m mtrl_lightning.benchmarks.{name}",
+        prog=f"python -m benchmarks.{name}",
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -137,12 +189,12 @@ def times_as_fast(seconds: Sequence[float], reference: Sequence[float]) -> dict[
 def alternate(
     variants: Mapping[str, Callable[[], float]], repeats: int, minutes: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Measure every variant once a round, in turn, so that what else the machine does hits all alike.
+    """Measure every variant once per round, in turn, so that other load hits all alike.
 
     Args:
         variants: each measures itself and returns seconds.
         repeats: number of rounds, at least 1.
-        minutes: since the program began, after which no further round is begun.
+        minutes: since the program's start, after which no further round is started.
     """
     found: dict[str, list[float]] = {name: [] for name in variants}
     for k in range(repeats):
@@ -186,8 +238,9 @@ def results(
 
 
 def proportional_set_size(pid: int | None = None) -> float:
-    """Return the MiB that a process and its descendants take, shared pages divided among those who share them."""
-    total, process = 0, psutil.Process(pid)
+    """Return the MiB of a process and its descendants; shared pages are divided among sharers."""
+    total = 0
+    process = psutil.Process(pid)
     for one in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
             found = one.memory_full_info()
@@ -196,7 +249,7 @@ def proportional_set_size(pid: int | None = None) -> float:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells as text, the first of them a header; columns of numbers lean to the right."""
+    """Return lines of cells as text, the first of them a header; numbers are right-aligned."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = [
         "  ".join(
@@ -235,7 +288,7 @@ def report(
 
 
 def say(text: str) -> None:
-    """Tell how far it is, since the program began."""
+    """Print progress with the seconds since the program's start."""
     print(f"[{time.monotonic() - BEGUN:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What the rows of the table of faults share: the folder, the draws, the undisturbed run, and the table itself."""
+"""What all rows of the fault benchmark share: folder, draws, the undisturbed run, the table."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.benchmarks.judging import (
+from benchmarks.judging import (
     Outcome,
     compare_rows,
     differences,
     examine,
     read_outcome,
 )
-from mtrl_lightning.benchmarks.trial import HORIZON, TOTAL_STEPS, Session, Trial, small_run
+from benchmarks.trial import HORIZON, TOTAL_STEPS, Session, Trial, small_run
 
 HEADER = ("fault", "injected", "survived", "lost", "false", "exact", "ok", "seconds")
 
@@ -38,7 +38,7 @@ class Row:
     false: int | None = None
     """Transitions in the replay that never happened."""
     exact: bool | None = None
-    """Whether the end is that of the undisturbed run, bit for bit; None where the fault does not allow it."""
+    """Whether the end is the undisturbed run's in every bit; None where the fault prevents it."""
     checks: list[str] = field(default_factory=list)
     """What else was seen."""
     failures: list[str] = field(default_factory=list)
@@ -75,7 +75,10 @@ class Bench:
     def __init__(
         self, folder: Path, seed: int, counts: dict[str, int], total_steps: int = TOTAL_STEPS
     ) -> None:
-        self.folder, self.seed, self.counts, self.total_steps = folder, seed, counts, total_steps
+        self.folder = folder
+        self.seed = seed
+        self.counts = counts
+        self.total_steps = total_steps
         self._begun = time.monotonic()
         self._trials: list[Trial] = []
 
@@ -134,7 +137,8 @@ class Bench:
             for p in differences(a, getattr(found, name), name)
         ]
         rows = compare_rows(self.wanted.rings, found.rings)
-        row.lost, row.false = (row.lost or 0) + rows.lost, (row.false or 0) + rows.false
+        row.lost = (row.lost or 0) + rows.lost
+        row.false = (row.false or 0) + rows.false
         row.exact = row.exact is not False and not parts
         row.expect(
             not parts,

@@ -1,14 +1,13 @@
 r"""Learning curves of several variants of a run, over seeds, with intervals.
 
-``python -m mtrl_lightning.benchmarks.learning`` trains a configuration through the command line,
+``python -m benchmarks.learning`` trains a configuration through the command line,
 once for every variant and seed, and compares the curves: the interquartile mean over seeds and
 tasks with a 95 % bootstrap interval (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge
 of the Statistical Precipice"), as a table and a figure. A variant is a name and options of ``fit``.
-Called again with the same folder it goes on: finished runs are read, broken off ones continued from
-their last checkpoint.
+Called again with the same folder, it reads finished runs and resumes interrupted ones from their
+last checkpoint. Variants in bf16-mixed are left out on a processor where that is slower.
 
-    python -m mtrl_lightning.benchmarks.learning --config configs/quickstart.yaml --folder
-    runs/learning \
+    python -m benchmarks.learning --config configs/quickstart.yaml --folder runs/learning \
         --variant 32-true --variant bf16-mixed --trainer.precision bf16-mixed
 """
 
@@ -28,16 +27,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.measuring import (
     end_on_sigterm,
+    environment,
     finish,
     machine,
     parser_of,
     positive,
     say,
+    slow_bfloat16,
 )
-from mtrl_lightning.benchmarks.trial import COMMAND
+from benchmarks.trial import COMMAND
 from mtrl_lightning.callbacks.curves import read_metrics
 from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
@@ -65,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_on_sigterm()
     given.folder.mkdir(parents=True, exist_ok=True)
     seeds = range(1, given.seeds + 1)
+    variants, left_out = leave_out_slow(variants, given)
     train([(variant, seed) for seed in seeds for variant in variants], given)
     curves = {
         variant.name: read(given.folder, variant.name, seeds, given.metric) for variant in variants
@@ -77,15 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "metric": given.metric,
         "seeds": given.seeds,
         "variants": {variant.name: variant.options for variant in variants},
+        "left_out": left_out,
         "rows": rows,
         "figure": str(figure),
     }
     (given.folder / "learning.json").write_text(json.dumps(content, indent=1))
-    finish(content, f"{markdown(rows, given)}\n\n{figure}", given.json)
+    text = "\n\n".join([*left_out, markdown(rows, given), str(figure)])
+    finish(content, text, given.json)
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
-    """Return the options, and the variants: each ``--variant NAME`` takes the options of ``fit`` that follow it."""
+    """Return the options and the variants: after ``--variant NAME`` come its options of ``fit``."""
     parser = parser_of("learning", __doc__)
     parser.add_argument(
         "--config", type=Path, default=Path("configs/quickstart.yaml"), help="(default %(default)s)"
@@ -132,6 +137,48 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     return given, variants
 
 
+def leave_out_slow(
+    variants: Sequence[Variant], given: argparse.Namespace
+) -> tuple[list[Variant], list[str]]:
+    """Leave out the variants in bf16-mixed where it is slower than 32-true.
+
+    Variants whose runs are all finished stay.
+
+    Args:
+        variants: all that were asked for.
+        given: options of this program.
+
+    Returns:
+        The variants to train and compare, and a sentence for each that is left out.
+
+    Raises:
+        ConfigurationError: if none is left.
+    """
+    times = slow_bfloat16("cuda" if torch.cuda.is_available() else "cpu")
+    if times is None:
+        return list(variants), []
+    kept: list[Variant] = []
+    left_out: list[str] = []
+    for variant in variants:
+        in_bfloat16 = any(word.split("=")[-1] == "bf16-mixed" for word in variant.options)
+        results = [
+            given.folder / f"{variant.name}_{seed}.json" for seed in range(1, given.seeds + 1)
+        ]
+        if not in_bfloat16 or all(path.exists() for path in results):
+            kept.append(variant)
+            continue
+        left_out.append(
+            f"{variant.name} is left out: matrix products take {times.slowdown:.1f} times as long"
+            " in bfloat16 as in float32 on this processor"
+        )
+        say(left_out[-1])
+    if not kept:
+        raise ConfigurationError(
+            f"{'; '.join(left_out)}: give a variant with --trainer.precision 32-true"
+        )
+    return kept, left_out
+
+
 def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> None:
     """Make every run that is not finished; none is left running when this ends.
 
@@ -150,16 +197,16 @@ def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> N
             pool.shutdown(wait=False, cancel_futures=True)
             for run in list(running):
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(
-                        run.pid, signal.SIGTERM
-                    )  # it saves a checkpoint, from which the next call goes on
+                    # it saves a checkpoint, from which the next call resumes
+                    os.killpg(run.pid, signal.SIGTERM)
             raise
 
 
 def _train_one(
     variant: Variant, seed: int, given: argparse.Namespace, running: set[subprocess.Popen[str]]
 ) -> None:
-    name, finished = f"{variant.name}_{seed}", given.folder / f"{variant.name}_{seed}.json"
+    name = f"{variant.name}_{seed}"
+    finished = given.folder / f"{variant.name}_{seed}.json"
     made_with = {"config": Path(given.config).read_text(), "options": variant.options}
     if finished.exists():
         if json.loads(finished.read_text()) != made_with:
@@ -167,8 +214,8 @@ def _train_one(
                 f"{finished} is of a run with other options: give another --folder or name"
             )
         return
-    begun = any((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
-    say(f"{name}: {'continued' if begun else 'begun'}")
+    interrupted = any((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
+    say(f"{name}: {'resumed' if interrupted else 'started'}")
     options = [
         "--root",
         str(given.folder),
@@ -178,15 +225,15 @@ def _train_one(
         str(seed),
         *variant.options,
     ]
-    going_on = ["--ckpt_path", "last"] if begun else []
-    line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options, *going_on]
+    resuming = ["--ckpt_path", "last"] if interrupted else []
+    line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options, *resuming]
     threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // given.jobs))}
     run = subprocess.Popen(
         line,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**threads, **os.environ},
+        env={**threads, **environment()},
         start_new_session=True,
     )
     running.add(run)
@@ -205,7 +252,8 @@ def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
         ConfigurationError: if no task has this metric, or the runs were evaluated at different
             steps.
     """
-    found, ticks = [], set()
+    found = []
+    ticks = set()
     for seed in seeds:
         metrics = read_metrics(next((folder / f"{name}_{seed}").glob("version_*")))
         curves = [metrics[key] for key in sorted(metrics) if key.startswith(f"{metric}/")]
@@ -218,15 +266,16 @@ def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
 
 
 def interquartile_mean(scores: npt.NDArray) -> float:
-    """Return the mean of the middle half of all scores; a score that the quarter cuts counts in part."""
+    """Return the mean of the middle half of all scores; a score at the cut counts in part."""
     ordered = np.sort(scores, axis=None)
-    cut, edges = len(ordered) / 4, np.arange(len(ordered) + 1)
+    cut = len(ordered) / 4
+    edges = np.arange(len(ordered) + 1)
     weights = np.diff(np.clip(edges, cut, len(ordered) - cut))
     return float(ordered @ weights / weights.sum())
 
 
 def interval(scores_ST: npt.NDArray, generator: np.random.Generator) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the interquartile mean; seeds are drawn anew for each task."""
+    """Return the 95 % bootstrap interval of the interquartile mean, resampling each task's seeds."""
     num_seeds, num_tasks = scores_ST.shape
     drawn = generator.integers(num_seeds, size=(RESAMPLES, num_seeds, num_tasks))
     means = [interquartile_mean(np.take_along_axis(scores_ST, one, axis=0)) for one in drawn]
@@ -235,11 +284,17 @@ def interval(scores_ST: npt.NDArray, generator: np.random.Generator) -> tuple[fl
 
 
 def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]:
-    """Return a row for each variant: at the end, on average over training, against the first, and to the threshold."""
-    rows, first = [], next(iter(curves.values()))
+    """Return a row for each variant.
+
+    It has the score at the end, the average over training and its difference from the first
+    variant's, and the environment steps to the threshold.
+    """
+    rows = []
+    first = next(iter(curves.values()))
     for name, (env_steps_N, scores_STN) in curves.items():
         generator = np.random.default_rng(0)
-        final_ST, area_ST = scores_STN[:, :, -1], scores_STN.mean(2)
+        final_ST = scores_STN[:, :, -1]
+        area_ST = scores_STN.mean(2)
         reached_SN = scores_STN.mean(1) >= threshold
         steps = [int(env_steps_N[row.argmax()]) for row in reached_SN if row.any()]
         rows.append(
@@ -262,7 +317,7 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
 
 
 def _difference(area_ST: npt.NDArray, first: Curves, generator: np.random.Generator) -> list[float]:
-    """Return the difference of the averages over training, and its 95 % bootstrap interval over seeds."""
+    """Return the difference of the averages over training, with its 95 % bootstrap interval."""
     areas = area_ST.mean(1), first.scores_STN.mean((1, 2))
     drawn = [generator.choice(area_S, (RESAMPLES, len(area_S))).mean(1) for area_S in areas]
     low, high = np.percentile(drawn[0] - drawn[1], [2.5, 97.5])
@@ -307,7 +362,8 @@ def plot(curves: dict[str, Curves], metric: str, path: Path) -> Path:
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     for i, (name, (env_steps_N, scores_STN)) in enumerate(curves.items()):
-        generator, ticks = np.random.default_rng(0), range(len(env_steps_N))
+        generator = np.random.default_rng(0)
+        ticks = range(len(env_steps_N))
         means = [interquartile_mean(scores_STN[:, :, n]) for n in ticks]
         low, high = zip(*(interval(scores_STN[:, :, n], generator) for n in ticks), strict=True)
         (line,) = axes.plot(

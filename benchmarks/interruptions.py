@@ -1,4 +1,4 @@
-"""Faults after which a continued run is, bit for bit, the one that would have been: kills, signals, a full disk."""
+"""Faults after which a resumed run equals the uninterrupted one: kills, signals, a full disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Protocol
 
 import psutil
 
-from mtrl_lightning.benchmarks.bench import Bench, Row
-from mtrl_lightning.benchmarks.trial import Session, Trial
+from benchmarks.bench import Bench, Row
+from benchmarks.trial import Session, Trial
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 
 DISK_BYTES = 16 * 2**20
@@ -27,12 +27,15 @@ FILE_BYTES = 60_000
 
 def kill_row(bench: Bench, row: Row) -> None:
     """Kill the main process while it starts, steps and saves; continue each time."""
-    draws, trial = bench.draws(row.name), bench.trial(row.name)
+    draws = bench.draws(row.name)
+    trial = bench.trial(row.name)
     number = bench.counts["kills"]
-    starts, steps = -(-number // 6), number // 3
+    starts = -(-number // 6)
+    steps = number // 3
     moments = ["start"] * starts + ["step"] * steps + ["save"] * (number - starts - steps)
     draws.shuffle(moments)
-    at_save, slowest = 0, 0.0
+    at_save = 0
+    slowest = 0.0
     for k, moment in enumerate(moments):
         session = trial.start()
         target = max(_point(bench, draws, k, number), trial.saved_steps() + draws.uniform(0, 200))
@@ -63,7 +66,7 @@ def kill_row(bench: Bench, row: Row) -> None:
 
 
 def _point(bench: Bench, draws: random.Random, k: int, number: int) -> float:
-    """Draw the environment steps of fault ``k`` out of its share of the run, of which the end is left out."""
+    """Draw the environment steps of fault ``k`` from its share of the run, without the end."""
     return (k + draws.random()) / number * 0.93 * bench.total_steps
 
 
@@ -79,7 +82,8 @@ def _await(
     if moment == "step":
         time.sleep(draws.uniform(0.0, 0.4))
     else:
-        delay, folder = draws.choice([0.0, 0.0, draws.uniform(0.0, 0.005)]), trial.folder
+        delay = draws.choice([0.0, 0.0, draws.uniform(0.0, 0.005)])
+        folder = trial.folder
         session.wait_until(lambda: bool(trial.unfinished(session.begun, folder)), interval=0.0)
         if delay:
             time.sleep(delay)
@@ -88,7 +92,8 @@ def _await(
 
 def signal_row(bench: Bench, row: Row) -> None:
     """Ask the main process to end, by SIGTERM and by SIGINT in turn; continue each time."""
-    draws, trial = bench.draws(row.name), bench.trial(row.name)
+    draws = bench.draws(row.name)
+    trial = bench.trial(row.name)
     number = bench.counts["signals"]
     for k in range(number):
         asked = (signal.SIGTERM, signal.SIGINT)[k % 2]
@@ -180,7 +185,7 @@ def small_room(root: Path) -> Iterator[Room]:
 
 
 def disk_row(bench: Bench, row: Row) -> None:
-    """Fill the disk while a run saves, once with each rule of what follows; make room, and go on."""
+    """Fill the disk while a run saves, once with each ``on_error``; free it, and continue."""
     draws = bench.draws(row.name)
     for rule in ("continue", "stop"):
         root = bench.folder / f"disk-{rule}" / "runs"
@@ -207,7 +212,7 @@ def disk_row(bench: Bench, row: Row) -> None:
 
 def _full(row: Row, trial: Trial, session: Session, room: Room, rule: str) -> None:
     said = (
-        "the former ones are kept and the run goes on"
+        "the former ones are kept and the run continues"
         if rule == "continue"
         else "free the disk, then continue from"
     )

@@ -1,7 +1,7 @@
-"""Measure what a run survives: ``python -m mtrl_lightning.benchmarks.faults``.
+"""Measure what a run survives: ``python -m benchmarks.faults``.
 
 A small MetaWorld run goes through the real command line, undisturbed once, and then with faults at
-random moments. The table tells how many were injected and survived, how many transitions were lost
+random moments. The table shows how many were injected and survived, how many transitions were lost
 or false, and whether the end is that of the undisturbed run, bit for bit. The exit code is 1 if any
 row fails.
 """
@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mtrl_lightning.benchmarks.bench import Bench, Row, table
-from mtrl_lightning.benchmarks.breakages import exhausted_row, hang_row, nan_row, worker_row
-from mtrl_lightning.benchmarks.corruption import corruption_row
-from mtrl_lightning.benchmarks.interruptions import disk_row, kill_row, signal_row
-from mtrl_lightning.benchmarks.measuring import described, end_on_sigterm, machine
-from mtrl_lightning.benchmarks.trial import TOTAL_STEPS
+from benchmarks.bench import Bench, Row, table
+from benchmarks.breakages import exhausted_row, hang_row, nan_row, worker_row
+from benchmarks.corruption import corruption_row
+from benchmarks.interruptions import disk_row, kill_row, signal_row
+from benchmarks.measuring import described, end_on_sigterm, machine
+from benchmarks.trial import TOTAL_STEPS
 
 ROWS: dict[str, Callable[[Bench, Row], None]] = {
     "kill": kill_row,
@@ -49,9 +49,7 @@ COUNTS = {
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mtrl_lightning.benchmarks.faults", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument(
         "--seed", type=int, default=1, help="of the runs and of all faults (default %(default)s)"
     )
@@ -88,7 +86,8 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run_row(bench: Bench, name: str, run: Callable[[Bench, Row], None]) -> Row:
     """Run a row; an error is its failure."""
-    begun, row = time.monotonic(), Row(name)
+    begun = time.monotonic()
+    row = Row(name)
     try:
         run(bench, row)
     except Exception as error:  # one row's failure shall not hide the others

@@ -21,8 +21,10 @@ from mtrl_lightning.replay.datamodule import manifest_of
 from mtrl_lightning.replay.storage import RingStorage, Rows
 from mtrl_lightning.types import EnvSpec
 
-FRAME, GOAL = 18, 36
-"""MetaWorld's observation: the current frame, from here the former one, from here the goal."""
+FRAME = 18
+"""Where MetaWorld's observation continues with the former frame."""
+GOAL = 36
+"""Where it continues with the goal."""
 
 
 class Outcome(NamedTuple):
@@ -87,7 +89,7 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """Return the places at which two nested values differ; types, shapes and every bit of a number count."""
+    """Return the places at which two nested values differ in type, shape or any bit of a number."""
     if type(a) is not type(b):
         return [f"{where}: {type(a).__name__} and {type(b).__name__}"]
     if isinstance(a, torch.Tensor):
@@ -125,7 +127,8 @@ def compare_rows(wanted: Sequence[Rows], found: Sequence[Rows]) -> RowsCompared:
     """Compare replays row by row, whatever their order."""
     lost = false = 0
     for a, b in zip(wanted, found, strict=True):
-        rows_a, rows_b = Counter(_row_bytes(a)), Counter(_row_bytes(b))
+        rows_a = Counter(_row_bytes(a))
+        rows_b = Counter(_row_bytes(b))
         lost += (rows_a - rows_b).total()
         false += (rows_b - rows_a).total()
     return RowsCompared(lost, false)
@@ -144,15 +147,17 @@ class Chain(NamedTuple):
     cut: int
     """Episodes that ended before their time, as they do where an environment was rebuilt."""
     torn: int
-    """Places where a row does not follow the one before, and is no episode's first: a row is missing. A fault while
-    no step was made explains one: the new episode's first action was chosen for the former one, and
-    is dropped."""
+    """Places where a row is missing: the next neither follows the one before nor begins an episode.
+
+    A fault while no step was made explains one: the new episode's first action was chosen for the
+    former episode, and is dropped.
+    """
     overlong: int
     """Rows beyond an episode's time."""
 
 
 def examine(rows: Rows, horizon: int, from_beginning: bool = True) -> Chain:
-    """Check the rows of one MetaWorld environment, which shows in each observation the frame before, too.
+    """Check the rows of one MetaWorld environment, whose observations contain the frame before.
 
     Args:
         rows: in the order in which they were stored.
@@ -160,12 +165,15 @@ def examine(rows: Rows, horizon: int, from_beginning: bool = True) -> Chain:
         from_beginning: whether the first row begins an episode; else when that one began is not
             known.
     """
-    here_ND, next_ND = rows.observation.numpy(), rows.next_observation.numpy()
+    here_ND = rows.observation.numpy()
+    next_ND = rows.next_observation.numpy()
     false_N = (next_ND[:, FRAME:GOAL] != here_ND[:, :FRAME]).any(1) | (
         next_ND[:, GOAL:] != here_ND[:, GOAL:]
     ).any(1)
     begins_N = (here_ND[:, :FRAME] == here_ND[:, FRAME:GOAL]).all(1)
-    cut, overlong, torn = 0, 0, int(from_beginning and not begins_N[0])
+    cut = 0
+    overlong = 0
+    torn = int(from_beginning and not begins_N[0])
     length: int | None = 1 if from_beginning else None
     for k, follows in enumerate((next_ND[:-1] == here_ND[1:]).all(1).tolist()):
         if follows:
@@ -175,5 +183,6 @@ def examine(rows: Rows, horizon: int, from_beginning: bool = True) -> Chain:
             cut += length is not None and length < horizon
             length = 1
         else:
-            torn, length = torn + 1, 2
+            torn += 1
+            length = 2
     return Chain(int(false_N.sum()), cut, torn, overlong)

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks.measuring import environment
+
 COMMAND = "from mtrl_lightning.cli import main; main()"
 TOTAL_STEPS = 5_000
 TASKS = ["reach", "push"]
@@ -30,7 +32,7 @@ class TrialError(AssertionError):
 
 
 def small_run(seed: int, total_steps: int = TOTAL_STEPS) -> dict[str, Any]:
-    """Return a configuration: two MetaWorld tasks, small networks, many checkpoints and chunks, rings that wrap."""
+    """Return a configuration: two tasks, small networks, many checkpoints, rings that wrap."""
     model = {
         "encoder": {"class_path": "mtrl_lightning.networks.Standardize"},
         "actor": MLP,
@@ -77,7 +79,9 @@ class Trial:
     """
 
     def __init__(self, root: Path, config: dict[str, Any], logs: Path) -> None:
-        self.root, self.config, self._logs = root, config, logs
+        self.root = root
+        self.config = config
+        self._logs = logs
         self.sessions: list[Session] = []
         logs.mkdir(parents=True, exist_ok=True)
         self._config_file = logs / "config.yaml"
@@ -129,7 +133,7 @@ class Trial:
             return 0
 
     def stepping(self, session: Session) -> bool:
-        """Return whether a session has come so far that ``metrics.csv`` has rows of its own, or was rewound for it."""
+        """Return whether a session has written to ``metrics.csv``, or rewound it."""
         try:
             return (self.folder / "metrics.csv").stat().st_mtime > session.begun
         except OSError:
@@ -141,7 +145,7 @@ class Trial:
         return max((int(re.sub(r"\D", "", name)) for name in names), default=0)
 
     def unfinished(self, since: float = 0.0, folder: Path | None = None) -> list[str]:
-        """Return the names of files, written since a time, that a save has not finished; of this run's folder."""
+        """Return the names of the unfinished files of a save that were written since a time."""
         found: list[str] = []
         for name in ("checkpoints", "replay"):
             with (
@@ -170,18 +174,17 @@ class Session:
     """
 
     def __init__(self, command: list[str], log: Path) -> None:
-        self._mark = (
-            uuid.uuid4().hex
-        )  # inherited by all that it starts, so that what is left can be found
-        self._log, self.begun = log, time.time()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MTRL_LIGHTNING_TRIAL": self._mark}
+        # inherited by all processes that it starts, so that those that are left can be found
+        self._mark = uuid.uuid4().hex
+        self._log = log
+        self.begun = time.time()
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=environment,
+                env=environment(OMP_NUM_THREADS="1", MTRL_LIGHTNING_TRIAL=self._mark),
                 start_new_session=True,
             )
 
@@ -238,7 +241,7 @@ class Session:
         return []
 
     def remains(self, seconds: float = 20.0) -> tuple[list[str], float]:
-        """Wait until nothing is left of an ended process; return what is left, and for how long something was."""
+        """Wait until nothing is left of an ended process; return what is left, and the seconds."""
         begun = time.monotonic()
         while (
             left := [*self._processes(), *_shared_memory(self.begun)]
@@ -274,7 +277,7 @@ def _is_worker(process: psutil.Process) -> bool:
 
 
 def _shared_memory(since: float) -> Iterator[str]:
-    """Yield the files in shared memory that were made since a time and that no living process has mapped."""
+    """Yield files in shared memory, made since a time, that no living process has mapped."""
     fresh = []
     for path in SHARED_MEMORY.glob("*"):
         with contextlib.suppress(OSError):

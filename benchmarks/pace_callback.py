@@ -7,13 +7,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from benchmarks.pacing import Pacer
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.benchmarks.pacing import Pacer
 from mtrl_lightning.counters import Stopwatch
 
 
 class PaceCallback(Callback):
-    """Let a run of the command line, or of a trainer alone, make its updates in windows; one update is one step.
+    """Let a training run make its updates in windows; one update is one step.
 
     Args:
         steps: updates of a window.

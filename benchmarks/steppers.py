@@ -1,6 +1,6 @@
-"""The programs that ``stepping`` compares, each a process that steps environments in windows: see ``pacing.py``.
+"""The programs that ``stepping`` compares, each a process that steps in windows (``pacing.py``).
 
-``python -m mtrl_lightning.benchmarks.steppers OPTIONS`` is one of them; ``OPTIONS`` is JSON.
+``python -m benchmarks.steppers OPTIONS`` is one of them; ``OPTIONS`` is JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from mtrl_lightning.benchmarks.measuring import proportional_set_size
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.upstream import make_vec, names_of
+from benchmarks.measuring import proportional_set_size
+from benchmarks.pacing import Pacer
+from benchmarks.upstream import make_vec, names_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import import_optional
@@ -64,7 +64,7 @@ def build(walk: Walk) -> tuple[gym.vector.VectorEnv, Callable[[Any], Any]]:
 
 
 def main() -> None:
-    """Step until nobody asks for more."""
+    """Step until no further window is asked for."""
     walk = Walk(**json.loads(sys.argv[1]))
     import_optional("metaworld", "metaworld")  # its import belongs to no variant
     gym.logger.min_level = gym.logger.ERROR
@@ -73,7 +73,8 @@ def main() -> None:
     envs, step = build(walk)
     envs.reset(seed=1)
     about = {"build_seconds": time.perf_counter() - begun}
-    draws, shape = np.random.default_rng(0), (envs.num_envs, *envs.single_action_space.shape)  # type: ignore[misc]
+    draws = np.random.default_rng(0)
+    shape = (envs.num_envs, *envs.single_action_space.shape)  # type: ignore[misc]
     actions = itertools.cycle(
         [draws.uniform(-1, 1, shape).astype(np.float32) for _ in range(ACTIONS)]
     )

@@ -34,9 +34,10 @@ def names_of(tasks: list[str]) -> tuple[str, ...]:
 def make_vec(
     tasks: list[str], strategy: Literal["sync", "async"], use_one_hot: bool = False, seed: int = 1
 ) -> gym.vector.VectorEnv:
-    """Make Gymnasium's ``SyncVectorEnv`` or ``AsyncVectorEnv`` of MetaWorld's environments, as MetaWorld does.
+    """Make Gymnasium's ``SyncVectorEnv`` or ``AsyncVectorEnv`` of MetaWorld's environments.
 
-    They have our protocol: reward v2, horizon 500, 50 goals a task, same-step autoreset.
+    They are made as MetaWorld makes them and have our protocol: reward v2, horizon 500, 50 goals
+    a task, same-step autoreset.
     """
     import_optional("metaworld", "metaworld")
     options: dict[str, Any] = {
@@ -50,7 +51,7 @@ def make_vec(
 
 
 def make_sb3(tasks: list[str], strategy: Literal["dummy", "subproc"], seed: int = 1) -> Any:
-    """Make Stable-Baselines3's ``DummyVecEnv`` or ``SubprocVecEnv`` of the same environments, with the one-hot."""
+    """Make Stable-Baselines3's ``DummyVecEnv`` or ``SubprocVecEnv`` of them, with the one-hot."""
     import_optional("metaworld", "metaworld")
     vec_env = import_optional("stable_baselines3", '"mtrl_lightning[bench]"').common.vec_env
     names = names_of(tasks)

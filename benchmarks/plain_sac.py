@@ -1,4 +1,4 @@
-"""Multi-task soft actor-critic as a plain PyTorch loop, in the manner of CleanRL: one file, no Lightning.
+"""Multi-task soft actor-critic as a plain PyTorch loop, as in CleanRL: one file, no Lightning.
 
 The algorithm is that of ``algorithms/sac.py`` with multi-head networks, written as one would write
 it without thinking of speed, so that what the framework costs and what its shortcuts gain can be
@@ -48,7 +48,8 @@ class MultiHeadMLP(nn.Module):
 
     def __init__(self, in_dim: int, out_dim: int, num_tasks: int, width: int, depth: int) -> None:
         super().__init__()
-        self.num_tasks, self.out_dim = num_tasks, out_dim
+        self.num_tasks = num_tasks
+        self.out_dim = out_dim
         layers: list[nn.Module] = []
         for i in range(depth):
             layers += [nn.Linear(in_dim if i == 0 else width, width), nn.ReLU()]
@@ -71,17 +72,25 @@ class PlainSAC:
         seed: of the noise.
     """
 
-    discount, tau, max_norm = 0.99, 0.005, 1.0
+    discount = 0.99
+    tau = 0.005
+    max_norm = 1.0
 
     def __init__(
         self, sizes: Sizes, device: str = "cpu", bf16: bool = False, seed: int = 0
     ) -> None:
-        D, A, T = sizes.observation_dim + sizes.num_tasks, sizes.action_dim, sizes.num_tasks
+        D = sizes.observation_dim + sizes.num_tasks
+        A = sizes.action_dim
+        T = sizes.num_tasks
         shape = (T, sizes.width, sizes.depth)
-        self.num_tasks, self.target_entropy, self.device, self._bf16 = T, -float(A), device, bf16
+        self.num_tasks = T
+        self.target_entropy = -float(A)
+        self.device = device
+        self._bf16 = bf16
         self.actor = MultiHeadMLP(D, 2 * A, *shape).to(device)
         self.qf1, self.qf2 = (MultiHeadMLP(D + A, 1, *shape).to(device) for _ in range(2))
-        self.qf1_target, self.qf2_target = copy.deepcopy(self.qf1), copy.deepcopy(self.qf2)
+        self.qf1_target = copy.deepcopy(self.qf1)
+        self.qf2_target = copy.deepcopy(self.qf2)
         self.log_alpha_T = torch.zeros(T, requires_grad=True, device=device)
         self.q_optimizer = torch.optim.Adam(
             [*self.qf1.parameters(), *self.qf2.parameters()], lr=3e-4, eps=1e-5
@@ -184,11 +193,13 @@ class PlainReplay:
         self._action = np.zeros((rows, num_envs, action_dim), np.float32)
         self._reward = np.zeros((rows, num_envs), np.float32)
         self._terminated = np.zeros((rows, num_envs), np.bool_)
-        self._rows, self._num_envs, self._added = rows, num_envs, 0
+        self._rows = rows
+        self._num_envs = num_envs
+        self._added = 0
         self._generator = np.random.default_rng(seed)
 
     def add(self, *fields: npt.NDArray) -> None:
-        """Remember observation, action, reward, successor and termination of every environment's step."""
+        """Store observation, action, reward, next observation, termination of each environment."""
         row = self._added % self._rows
         rings = (
             self._observation,

@@ -1,4 +1,4 @@
-"""Windows of a training run that another process asks for, so that several runs take turns on one machine."""
+"""Windows of training that another process asks for, so that several runs take turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class Pacer:
-    """Run a window of steps for each line on the standard input, and write its seconds as a line of JSON.
+    """Run a window of steps for each line of the standard input; write its seconds as JSON.
 
     Args:
         steps: of a window: vector steps, or updates.
@@ -31,19 +31,23 @@ class Pacer:
         drain: Callable[[], dict[str, float]] = dict,
         about: Mapping[str, float] | None = None,
     ) -> None:
-        self._steps, self._left, self._drain, self._about = steps, settle, drain, dict(about or {})
+        self._steps = steps
+        self._left = settle
+        self._drain = drain
+        self._about = dict(about or {})
         self._out = os.fdopen(descriptor, "w", buffering=1)
         self._begun: float | None = None
 
     def tick(self) -> bool:
-        """Note that a step is about to begin; wait where a window is over. Return False when none follows."""
+        """Count a step that is about to begin; wait at a window's end; False after the last."""
         if self._left == 0:
             synchronize()
             self._out.write(json.dumps(self._measured()) + "\n")
             if not sys.stdin.readline():
                 return False
             self._drain()
-            self._left, self._begun = self._steps, time.perf_counter()
+            self._left = self._steps
+            self._begun = time.perf_counter()
         self._left -= 1
         return True
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.benchmarks.measuring import proportional_set_size, say
+from benchmarks.measuring import environment, proportional_set_size, say
 from mtrl_lightning.errors import ConfigurationError
 
 PATIENCE = 900.0
@@ -35,27 +35,32 @@ class Entrant:
     def __init__(
         self, name: str, kind: str, command: Callable[[int], list[str]], folder: Path
     ) -> None:
-        self.name, self.kind = name, kind
+        self.name = name
+        self.kind = kind
         self.ready_seconds = 0.0
         """From the start to the end of the warm-up."""
         self.about: dict[str, Any] = {}
         """What it said when it was ready."""
         self.command: list[str] = []
-        self._make, self._log = command, folder / f"{name.replace(' ', '_').replace(',', '')}.log"
+        self._make = command
+        self._log = folder / f"{name.replace(' ', '_').replace(',', '')}.log"
         self._fractions: list[dict[str, float]] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._results, self._rest = -1, b""
+        self._results = -1
+        self._rest = b""
 
     def start(self) -> None:
         """Start it and wait until its warm-up is over."""
         self._results, written = os.pipe()
-        begun, self.command = time.monotonic(), self._make(written)
+        begun = time.monotonic()
+        self.command = self._make(written)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                env=environment(),
                 pass_fds=[written],
                 start_new_session=True,
             )
@@ -139,10 +144,10 @@ def started(entrants: Sequence[Entrant]) -> Iterator[None]:
 
 
 def of_module(module: str, options: dict[str, Any]) -> Callable[[int], list[str]]:
-    """Return what starts a module of this package with options as JSON, to which the descriptor is added."""
+    """Return what starts a module of this package with options and the descriptor as JSON."""
     return lambda descriptor: [
         sys.executable,
         "-m",
-        f"mtrl_lightning.benchmarks.{module}",
+        f"benchmarks.{module}",
         json.dumps({**options, "descriptor": descriptor}),
     ]

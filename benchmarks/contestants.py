@@ -1,6 +1,6 @@
-"""The programs that ``end_to_end`` compares, each a process that trains in windows: see ``pacing.py``.
+"""The programs that ``end_to_end`` compares, each a process that trains in windows (``pacing.py``).
 
-``python -m mtrl_lightning.benchmarks.contestants OPTIONS`` is one of the peers; ``OPTIONS`` is
+``python -m benchmarks.contestants OPTIONS`` is one of the peers; ``OPTIONS`` is
 JSON. Ours is the command line itself.
 """
 
@@ -15,9 +15,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
-from mtrl_lightning.benchmarks.upstream import make_sb3, make_vec
+from benchmarks.pacing import Pacer
+from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
+from benchmarks.upstream import make_sb3, make_vec
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import import_optional
 
@@ -47,7 +47,7 @@ class Job:
 
 
 def train_sb3(job: Job, vector: Any) -> None:
-    """Train Stable-Baselines3's SAC: its MLP policy, told the task by its one-hot."""
+    """Train Stable-Baselines3's SAC: its MLP policy, with the task's one-hot in the observation."""
     sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
     envs = make_sb3(job.tasks, vector)
     pacer = Pacer(job.steps, job.settle, job.descriptor)
@@ -83,9 +83,11 @@ def train_sb3(job: Job, vector: Any) -> None:
 
 def train_plain(job: Job, vector: Any, bf16: bool) -> None:
     """Train the plain loop on Gymnasium's vector environment."""
-    envs, watch = make_vec(job.tasks, vector, use_one_hot=True), Stopwatch()
+    envs = make_vec(job.tasks, vector, use_one_hot=True)
+    watch = Stopwatch()
     num_envs = envs.num_envs
-    (D,), (A,) = envs.single_observation_space.shape, envs.single_action_space.shape  # type: ignore[misc]
+    (D,) = envs.single_observation_space.shape  # type: ignore[misc]
+    (A,) = envs.single_action_space.shape  # type: ignore[misc]
     agent = PlainSAC(
         Sizes(D - num_envs, A, num_envs, job.batch_size, job.width, job.depth),
         device=job.device,
@@ -117,7 +119,7 @@ def train_plain(job: Job, vector: Any, bf16: bool) -> None:
 
 
 def _successors(observation_ED: Any, done_E: Any, info: dict[str, Any]) -> Any:
-    """Return the true successors: at an episode's end the observation is the next episode's first."""
+    """Return the true next observations, which at an episode's end are in ``final_obs``."""
     if not done_E.any():
         return observation_ED
     successor_ED = observation_ED.copy()
@@ -127,7 +129,7 @@ def _successors(observation_ED: Any, done_E: Any, info: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Train one of the peers until nobody asks for more."""
+    """Train one of the peers until no further window is asked for."""
     options = json.loads(sys.argv[1])
     train = {"sb3": train_sb3, "plain": train_plain}[options.pop("kind")]
     more = {name: options.pop(name) for name in ("vector", "bf16") if name in options}

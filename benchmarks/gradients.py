@@ -1,9 +1,9 @@
 """How long an update takes with each gradient method.
 
-``python -m mtrl_lightning.benchmarks.gradients`` measures one update of multi-task multi-head SAC
+``python -m benchmarks.gradients`` measures one update of multi-task multi-head SAC
 (critics, actor, temperatures, targets), with the same gradient method for actor and critics and the
 numbers of ``configs/experiment/mt10_mtmhsac.yaml``, on batches that are there already. The methods
-take turns in one process; each is told as a multiple of the mean's time.
+take turns in one process; each is shown as a multiple of the mean's time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mtrl_lightning.benchmarks.measuring import (
+from benchmarks.measuring import (
     PRECISIONS,
     alternate,
     end_on_sigterm,
@@ -32,8 +32,8 @@ from mtrl_lightning.benchmarks.measuring import (
     shown,
     spread,
 )
-from mtrl_lightning.benchmarks.pacing import synchronize
-from mtrl_lightning.benchmarks.updaters import Work, direct_update, make_batches, make_sac
+from benchmarks.pacing import synchronize
+from benchmarks.updaters import Work, direct_update, make_batches, make_sac
 from mtrl_lightning.gradients import (
     FAMO,
     AlignedMTL,
@@ -151,7 +151,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    settings, parts = content["settings"], []
+    settings = content["settings"]
+    parts = []
     for found in content["tables"]:
         title = (
             f"{found['tasks']} tasks, batch {found['batch_size']}, {settings['depth']} x"

@@ -1,6 +1,6 @@
 """How fast a whole training run is, beside Stable-Baselines3 and a plain PyTorch loop.
 
-``python -m mtrl_lightning.benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml``
+``python -m benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml``
 through the command line, as users do, in both precisions; Stable-Baselines3's SAC on the same
 MetaWorld environments with the same sizes (batch, layers, twin critics, learning rates, one update
 a vector step); and a plain PyTorch loop of our algorithm on Gymnasium's vector environments
@@ -26,11 +26,12 @@ from typing import Any
 
 import torch
 
-from mtrl_lightning.benchmarks.contestants import Job
-from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
-from mtrl_lightning.benchmarks.measuring import (
-    PRECISIONS,
+from benchmarks.contestants import Job
+from benchmarks.entrants import Entrant, of_module, started
+from benchmarks.measuring import (
+    add_precisions,
     alternate,
+    choose_precisions,
     end_on_sigterm,
     heading,
     parser_of,
@@ -44,8 +45,8 @@ from mtrl_lightning.benchmarks.measuring import (
     say,
     spread,
 )
-from mtrl_lightning.benchmarks.trial import COMMAND
-from mtrl_lightning.benchmarks.upstream import names_of
+from benchmarks.trial import COMMAND
+from benchmarks.upstream import names_of
 from mtrl_lightning.envs.vector import default_num_workers
 
 CONFIG = Path("configs/experiment/mt10_mtmhsac.yaml")
@@ -62,13 +63,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         choices=["ours", "sb3", "plain"],
         default=["ours", "sb3", "plain"],
     )
-    add(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        default=list(PRECISIONS),
-        help="of ours (default %(default)s)",
-    )
+    add_precisions(parser)
     add(
         "--threads",
         nargs="+",
@@ -87,7 +82,8 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="OPTION=VALUE",
-        help="options of the command line, without the dashes, with which all variants of ours are measured once more",
+        help="options of the command line, without the dashes, with which all variants of ours are"
+        " measured once more",
     )
     add(
         "--peer_threads",
@@ -123,7 +119,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         "--minutes",
         type=float,
         default=9.0,
-        help="after which no further round is begun (default %(default)s)",
+        help="after which no further round is started (default %(default)s)",
     )
     options = parser.parse_args(args)
     if any("=" not in pair for also in options.also for pair in also):
@@ -136,6 +132,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         if "sb3" in options.contestants:
             require("stable_baselines3", "leave it out with --contestants ours plain")
         options.names = names_of(options.tasks)
+    choose_precisions(options)
     return options
 
 
@@ -176,7 +173,8 @@ def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
 
 def variants(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the command line's options that tell the variants of ours apart."""
-    threads, workers = options.threads or [None], options.workers or [None]
+    threads = options.threads or [None]
+    workers = options.workers or [None]
     chosen = [
         {"trainer.precision": p, "rollout.learner_threads": t, "rollout.num_workers": w}
         for p, t, w in itertools.product(options.precisions, threads, workers)
@@ -199,7 +197,7 @@ def name_of(chosen: dict[str, Any]) -> str:
 def ours(
     job: Job, num_tasks: int, config: Path, folder: Path, chosen: dict[str, Any]
 ) -> Callable[[int], list[str]]:
-    """Return what makes the command line that users type, with less warm-up and no evaluation nor checkpoint."""
+    """Return what makes a user's command line, with less warm-up, no evaluation, no checkpoint."""
     never = 10**12
     networks = {
         f"model.init_args.{n}.init_args.{k}": getattr(job, k)
@@ -234,7 +232,7 @@ def ours(
     def paced(descriptor: int) -> list[str]:
         pace = {"steps": job.steps, "settle": job.settle, "descriptor": descriptor}
         callback = {
-            "class_path": "mtrl_lightning.benchmarks.pace_callback.PaceCallback",
+            "class_path": "benchmarks.pace_callback.PaceCallback",
             "init_args": pace,
         }
         return [*command, f"--trainer.callbacks+={json.dumps(callback)}"]
@@ -263,7 +261,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         row["env_steps_per_second"] = spread(
             [environments * 1e3 / value for value in row["rounds"]]
         )
-        row["seconds_until_ready"], row["memory_mib"] = entrant.ready_seconds, memory[entrant.name]
+        row["seconds_until_ready"] = entrant.ready_seconds
+        row["memory_mib"] = memory[entrant.name]
         row["time_fractions"] = entrant.fractions()
         row["command"] = entrant.command
     return {
@@ -282,7 +281,8 @@ def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
     rows = []
     for row in content["results"]:
-        rate, fractions = row["env_steps_per_second"]["median"], row["time_fractions"]
+        rate = row["env_steps_per_second"]["median"]
+        fractions = row["time_fractions"]
         cells = {
             "env steps/s": f"{rate:,.0f}",
             "MiB": f"{row['memory_mib']:,.0f}",
@@ -302,7 +302,9 @@ def text_of(content: dict[str, Any]) -> str:
         f" {content['default_workers']},"
         " unless the variant says otherwise"
     )
-    return report(title, rows, "ms a vector step", ("env steps/s", "MiB", "where the time goes"))
+    columns = ("env steps/s", "MiB", "where the time goes")
+    table = report(title, rows, "ms a vector step", columns)
+    return f"{settings['left_out']}\n\n{table}" if settings["left_out"] else table
 
 
 main = program(parse, measure, text_of)

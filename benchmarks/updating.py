@@ -1,18 +1,19 @@
-"""How long an update takes: through the model, through Lightning's trainer, and in a plain PyTorch loop.
+"""How long an update takes: in the model, with Lightning's trainer, in a plain PyTorch loop.
 
-``python -m mtrl_lightning.benchmarks.updating`` measures one update of multi-task multi-head SAC
+``python -m benchmarks.updating`` measures one update of multi-task multi-head SAC
 (critics, actor, temperatures, targets) on batches that are there already, with the numbers of
 ``configs/experiment/mt10_mtmhsac.yaml``:
 
   direct    ``SAC.training_step`` called in a loop
-  trainer   the same, called by Lightning's trainer without our callbacks: the difference is the
-  framework's cost plain     a plain PyTorch loop of the same algorithm (CleanRL's way), which gives
-  the same losses sb3       Stable-Baselines3's SAC of the same sizes, which is told the task by its
-  one-hot and draws its batch itself products  only the hidden layers' matrix products, which no
-  implementation of these formulas can do without
+  trainer   the same, called by Lightning's trainer without our callbacks: the difference is
+            Lightning's cost
+  plain     a plain PyTorch loop of the same algorithm (as in CleanRL), with the same losses
+  sb3       Stable-Baselines3's SAC of the same sizes, with the task's one-hot in the observation;
+            it draws its batch itself
+  products  only the hidden layers' matrix products, which every implementation needs
 
-It then tells how the cost grows with tasks, width and batch. Each variant is a process of its own;
-the variants of a table take turns.
+Further tables show how the cost grows with tasks, width and batch. Each variant is a process of its
+own; the variants of a table take turns.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from typing import Any
 
 import torch
 
-from mtrl_lightning.algorithms.compiling import check_compile
-from mtrl_lightning.benchmarks.entrants import Entrant, of_module, started
-from mtrl_lightning.benchmarks.measuring import (
-    PRECISIONS,
+from benchmarks.entrants import Entrant, of_module, started
+from benchmarks.measuring import (
+    add_precisions,
     alternate,
+    choose_precisions,
     end_on_sigterm,
     heading,
     parser_of,
@@ -45,7 +46,8 @@ from mtrl_lightning.benchmarks.measuring import (
     shown,
     spread,
 )
-from mtrl_lightning.benchmarks.updaters import OBSERVATION, Work, options_of
+from benchmarks.updaters import OBSERVATION, Work, options_of
+from mtrl_lightning.algorithms.compiling import check_compile
 
 GROWING = {"tasks": [1, 10, 25, 50], "width": [400, 1024, 2048], "batch": [320, 1280, 5120]}
 """What the cost is shown against, unless other values are given."""
@@ -65,13 +67,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         default=kinds,
         help="of the first table (default all)",
     )
-    add(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        default=list(PRECISIONS),
-        help="(default %(default)s)",
-    )
+    add_precisions(parser)
     add(
         "--compile",
         nargs="+",
@@ -119,6 +115,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
             require(
                 "stable_baselines3", "leave it out with --variants direct trainer plain products"
             )
+    choose_precisions(options)
     return options
 
 
@@ -139,14 +136,14 @@ def base_of(options: argparse.Namespace) -> Work:
 
 
 def cost(work: Work) -> float:
-    """Return the multiplications of a pass through a network, to which the time is roughly proportional."""
+    """Return the multiplications of a network's pass, roughly proportional to its time."""
     return (
         work.batch_size * work.width * ((OBSERVATION + work.tasks) + work.width * (work.depth - 1))
     )
 
 
 def grown(base: Work, name: str, value: int) -> Work:
-    """Return the base with one size changed, and as many updates a window as take a similar time."""
+    """Return the base with one size changed, fewer updates per window where one takes longer."""
     changes: dict[str, dict[str, Any]] = {
         "tasks": {"tasks": value, "batch_size": base.batch_size // base.tasks * value},
         "width": {"width": value},
@@ -159,7 +156,10 @@ def grown(base: Work, name: str, value: int) -> Work:
 def entrants(
     work: Work, kinds: Sequence[str], options: argparse.Namespace, folder: Path
 ) -> list[Entrant]:
-    """Return the variants of one table, not started yet; Stable-Baselines3 knows neither precision nor compilation."""
+    """Return the variants of one table, not started yet.
+
+    Stable-Baselines3 has no options for precision and compilation.
+    """
     found = []
     for kind in kinds:
         for precision in options.precisions if kind != "sb3" else ["32-true"]:
@@ -218,7 +218,8 @@ def compare(
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the JSON's content."""
-    base, tables = base_of(options), []
+    base = base_of(options)
+    tables = []
     with tempfile.TemporaryDirectory(prefix="updating-") as name:
         folder = Path(name)
         tables.append(compare("one update", base, options.variants, options, folder))
@@ -235,7 +236,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    parts = []
+    left_out = content["settings"]["left_out"]
+    parts = [left_out] if left_out else []
     for found in content["tables"]:
         sizes = found["sizes"]
         title = (

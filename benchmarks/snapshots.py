@@ -1,6 +1,6 @@
 """How long saving and loading the replay takes, beside ``torch.save`` of the same arrays.
 
-``python -m mtrl_lightning.benchmarks.snapshots`` fills a replay of MetaWorld's MT10 sizes, saves it
+``python -m benchmarks.snapshots`` fills a replay of MetaWorld's MT10 sizes, saves it
 as training does, and alternates with ``torch.save`` and ``torch.load`` of the same tensors. Every
 write waits for the disk.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtrl_lightning.benchmarks.measuring import described, machine
+from benchmarks.measuring import described, machine
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, Rows, bytes_needed
@@ -65,10 +65,13 @@ def measure(folder: Path, rows: int, every: int, chunk_size: int) -> dict[str, f
     storage = RingStorage(spec, spec.num_tasks, rows // spec.num_tasks)
     result: dict[str, float] = {"replay, MiB": bytes_needed(spec, rows) / 2**20}
     snapshots = ReplaySnapshots(folder / "ahead", chunk_size)
-    longest, saves, sizes = 0.0, [], []
+    longest = 0.0
+    saves = []
+    sizes = []
     generator = np.random.default_rng(0)
     for _ in range(10):  # ten checkpoints; what is written ahead between two belongs to the second
-        before, total = used(folder), 0.0
+        before = used(folder)
+        total = 0.0
         for _ in range(10):
             fill(storage, spec, every // 10, generator)
             total += (wait := seconds(lambda: snapshots.write_ahead(storage)))
@@ -77,14 +80,10 @@ def measure(folder: Path, rows: int, every: int, chunk_size: int) -> dict[str, f
         longest = max(longest, wait)
         saves.append(total)
         sizes.append((used(folder) - before) / 2**20)
-    result["first checkpoint's rows, MiB"], result["first checkpoint's rows, s"] = (
-        sizes[0],
-        saves[0],
-    )
-    result["tenth checkpoint's rows, MiB"], result["tenth checkpoint's rows, s"] = (
-        sizes[9],
-        saves[9],
-    )
+    result["first checkpoint's rows, MiB"] = sizes[0]
+    result["first checkpoint's rows, s"] = saves[0]
+    result["tenth checkpoint's rows, MiB"] = sizes[9]
+    result["tenth checkpoint's rows, s"] = saves[9]
     result["longest time that stepping stood still, s"] = longest
     fill(storage, spec, max(0, rows - 10 * every), generator)
 
@@ -93,7 +92,8 @@ def measure(folder: Path, rows: int, every: int, chunk_size: int) -> dict[str, f
     result["all at once into an empty folder, MiB"] = used(folder / "fresh") / 2**20
     fill(storage, spec, every, generator)
     result["then with what is new, s"] = seconds(lambda: fresh.save(storage))
-    tensors, path = storage._flat._asdict(), folder / "torch.pt"
+    tensors = storage._flat._asdict()
+    path = folder / "torch.pt"
     result["torch.save, s"] = seconds(lambda: torch_save(tensors, path))
     result["torch.save, MiB"] = path.stat().st_size / 2**20
 
@@ -111,7 +111,8 @@ def fill(storage: RingStorage, spec: EnvSpec, rows: int, generator: np.random.Ge
         n = min(1000, each - start) * spec.num_tasks
         observation_ND = generator.standard_normal((n, 39))
         action_NA = generator.uniform(-1, 1, (n, 4)).astype(np.float32)
-        reward_N, terminated_N = generator.standard_normal(n), np.zeros(n, np.bool_)
+        reward_N = generator.standard_normal(n)
+        terminated_N = np.zeros(n, np.bool_)
         ring_N = np.repeat(np.arange(spec.num_tasks), n // spec.num_tasks)
         storage.add(ring_N, (observation_ND, action_NA, reward_N, observation_ND, terminated_N))
 

@@ -1,6 +1,6 @@
-"""The programs that ``updating`` compares, each a process that makes updates in windows: see ``pacing.py``.
+"""The programs that ``updating`` compares, each a process that updates in windows (``pacing.py``).
 
-``python -m mtrl_lightning.benchmarks.updaters OPTIONS`` is one of them; ``OPTIONS`` is JSON.
+``python -m benchmarks.updaters OPTIONS`` is one of them; ``OPTIONS`` is JSON.
 Batches are drawn once and used in turn, so that only the update is measured.
 """
 
@@ -21,17 +21,19 @@ from gymnasium.spaces import Box
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
+from benchmarks.pace_callback import PaceCallback
+from benchmarks.pacing import Pacer
+from benchmarks.plain_sac import PlainSAC, Sizes
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.benchmarks.pace_callback import PaceCallback
-from mtrl_lightning.benchmarks.pacing import Pacer
-from mtrl_lightning.benchmarks.plain_sac import PlainSAC, Sizes
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.networks import MultiHead
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
-OBSERVATION, ACTION = 39, 4
-"""MetaWorld's sizes."""
+OBSERVATION = 39
+"""Size of MetaWorld's observation."""
+ACTION = 4
+"""Size of its action."""
 BATCHES = 8
 """Batches that are used in turn."""
 
@@ -83,9 +85,10 @@ class Work:
 
 
 def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
-    """Return the algorithm with the numbers of ``configs/experiment/mt10_mtmhsac.yaml``; options are further ones."""
+    """Return SAC as in ``configs/experiment/mt10_mtmhsac.yaml``, with further options."""
     network = partial(MultiHead, width=work.width, depth=work.depth)
-    actor, critic = partial(network, output_bound=1e-3), partial(network, output_bound=3e-3)
+    actor = partial(network, output_bound=1e-3)
+    critic = partial(network, output_bound=3e-3)
     how: Any = work.compile
     return SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed, **options).to(
         work.device
@@ -94,7 +97,8 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
 
 def make_batches(work: Work) -> list[TransitionBatch]:
     """Return batches of standard normal numbers, task-major."""
-    generator, B = torch.Generator().manual_seed(0), work.batch_size
+    generator = torch.Generator().manual_seed(0)
+    B = work.batch_size
     task_B = torch.arange(work.tasks).repeat_interleave(B // work.tasks)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -130,7 +134,7 @@ def with_one_hot(batch: TransitionBatch, num_tasks: int) -> TransitionBatch:
 def direct_update(work: Work, sac: SAC) -> Callable[[TransitionBatch], None]:
     """Return ``SAC.training_step`` without a trainer, in the precision that a trainer would set."""
     optimizers = sac.configure_optimizers()
-    sac.optimizers = lambda use_pl_optimizer=True: optimizers  # type: ignore[method-assign, assignment, return-value]
+    setattr(sac, "optimizers", lambda use_pl_optimizer=True: optimizers)  # noqa: B010
 
     def update(batch: TransitionBatch) -> None:
         with work.autocast:
@@ -141,7 +145,8 @@ def direct_update(work: Work, sac: SAC) -> Callable[[TransitionBatch], None]:
 
 def run_direct(work: Work) -> None:
     """Call ``SAC.training_step``."""
-    update, batches = direct_update(work, make_sac(work)), itertools.cycle(make_batches(work))
+    update = direct_update(work, make_sac(work))
+    batches = itertools.cycle(make_batches(work))
     _run(work, lambda: update(next(batches)))
 
 
@@ -174,7 +179,8 @@ def run_sb3(work: Work) -> None:
         policy_kwargs=network,
     )
     model.set_logger(sb3.common.logger.configure(None, []))
-    buffer, draws = model.replay_buffer, np.random.default_rng(0)
+    buffer = model.replay_buffer
+    draws = np.random.default_rng(0)
     for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards):
         array[:] = draws.standard_normal(array.shape)
     buffer.full = True
@@ -258,7 +264,7 @@ def options_of(work: Work, kind: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make updates until nobody asks for more."""
+    """Make updates until no further window is asked for."""
     options = json.loads(sys.argv[1])
     run = RUN[options.pop("kind")]
     work = Work(**options)

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.benchmarks.plain_sac import PlainReplay
-from mtrl_lightning.benchmarks.updaters import ACTION, OBSERVATION, Work
+from benchmarks.plain_sac import PlainReplay
+from benchmarks.updaters import ACTION, OBSERVATION, Work
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.types import Transitions
@@ -85,10 +85,8 @@ class SB3Replay:
             work.tasks, one_hot=True
         )
         infos: list[dict[str, Any]] = [{} for _ in range(work.tasks)]
-        self._step, self._work = (
-            (observation_ED, next_ED, action_EA, reward_E, terminated_E, infos),
-            work,
-        )
+        self._step = (observation_ED, next_ED, action_EA, reward_E, terminated_E, infos)
+        self._work = work
         for _ in range(capacity // work.tasks):
             self._buffer.add(*self._step)
         arrays = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
@@ -116,7 +114,8 @@ class RingsReplay:
 
     def __init__(self, work: Work, capacity: int) -> None:
         self._buffer = PlainReplay(work.tasks, OBSERVATION + work.tasks, ACTION, capacity)
-        self._step, self._work = vector_step(work.tasks, one_hot=True), work
+        self._step = vector_step(work.tasks, one_hot=True)
+        self._work = work
         for _ in range(capacity // work.tasks):
             self._buffer.add(*self._step)
         arrays = [value for value in vars(self._buffer).values() if isinstance(value, np.ndarray)]
@@ -143,7 +142,9 @@ class NaiveReplay:
 
     def __init__(self, work: Work, capacity: int) -> None:
         self._rows: list[tuple[Any, ...]] = []
-        self._next, self._capacity, self._work = 0, capacity, work
+        self._next = 0
+        self._capacity = capacity
+        self._work = work
         self._step = vector_step(work.tasks)
         while len(self._rows) < capacity // work.tasks * work.tasks:
             self.add()
@@ -171,7 +172,7 @@ class NaiveReplay:
 
 
 def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...]:
-    """Return observation, action, reward, successor and termination of every environment, as MetaWorld gives them."""
+    """Return a vector step's columns, with MetaWorld's shapes and types."""
     draws = np.random.default_rng(0)
     observation_ED, next_ED = draws.standard_normal((2, num_tasks, OBSERVATION))
     if one_hot:
