@@ -33,6 +33,8 @@ class MetricsCallback(Callback):
         self._every = Every(every, "metrics.every")
         self._since = (0.0, 0, 0)
         self._wandb_id: str | None = None
+        self._csv_logger: MetricsCSV | None = None
+        self._csv_fingerprint: dict[str, int] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the loggers the protocol and the x-axis; drop rows later than the checkpoint gone on from."""
@@ -47,15 +49,16 @@ class MetricsCallback(Callback):
         for logger in trainer.loggers:
             logger.log_hyperparams(protocol | versions)
             if isinstance(logger, MetricsCSV):
-                logger.rewind(env_steps)
+                logger.resume_from(env_steps, self._csv_fingerprint)
                 rows = logger.rows()
+                self._csv_logger = logger
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 self._wandb_id = logger.version
                 logger.experiment.define_metric("env_steps")
                 logger.experiment.define_metric("*", step_metric="env_steps")
             if isinstance(logger, EnvStepWandbLogger):
-                logger.go_on(rows, env_steps)
+                logger.resume_from(rows, env_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to measure; write a row first if an interruption kept the run from it."""
@@ -111,13 +114,19 @@ class MetricsCallback(Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule and the W&B run, which a continued run goes on with."""
-        return {"every": self._every.state_dict(), "wandb_id": self._wandb_id}
+        """Return the schedule, the W&B run, and what ``metrics.csv`` holds."""
+        fingerprint = self._csv_logger.fingerprint() if self._csv_logger else None
+        return {
+            "every": self._every.state_dict(),
+            "wandb_id": self._wandb_id,
+            "metrics_csv": fingerprint,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule and the W&B run, which the command line passes on to its logger."""
+        """Restore the state; the command line passes the W&B run on to its logger."""
         self._every.load_state_dict(state_dict["every"])
         self._wandb_id = state_dict["wandb_id"]
+        self._csv_fingerprint = state_dict["metrics_csv"]
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -5,13 +5,13 @@ from mtrl_lightning.callbacks import MetricsCSV, read_metrics
 from tests.conftest import CONFIGS
 
 
-def test_csv_appends_rewinds_and_adds_columns(tmp_path):
+def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):
     logger = MetricsCSV(str(tmp_path))
     for step in (1, 2, 3):
         logger.log_metrics({"env_steps": step, "a": step / 10}, step=step)
         logger.save()
     again = MetricsCSV(str(tmp_path))
-    again.rewind(2)
+    again.resume_from(2)
     again.log_metrics({"env_steps": 5, "b": 7.0}, step=5)
     again.save()
     assert read_metrics(tmp_path) == {"a": ([1, 2], [0.1, 0.2]), "b": ([5], [7.0])}
