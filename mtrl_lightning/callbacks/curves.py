@@ -16,7 +16,7 @@ Curve = tuple[list[int], list[float]]
 
 
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
-    """Return every metric of a run as ``{name: (env_steps, values)}``, leaving out empty cells."""
+    """Return every metric of a run as ``{name: (env_steps, values)}``, without empty cells."""
     curves: dict[str, Curve] = {}
     with (Path(run_folder) / "metrics.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -29,11 +29,20 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
 
 
 def plot_curves(run_folder: str | Path) -> Path:
-    """Plot evaluation success and return of every task and on average into ``curves.png``; return its path."""
-    from matplotlib.figure import Figure  # takes a second to import
+    """Plot evaluation success and return, by task and on average.
+
+    Args:
+        run_folder: The folder with ``metrics.csv``.
+
+    Returns:
+        The path of the plot, ``curves.png`` in the same folder.
+    """
+    # imported here because it takes a second
+    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    curves, path = read_metrics(run_folder), Path(run_folder) / "curves.png"
+    curves = read_metrics(run_folder)
+    path = Path(run_folder) / "curves.png"
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     handles: list[Any] = []
     for axes, quantity in zip(figure.subplots(1, 2), ("success", "return"), strict=True):
@@ -64,7 +73,7 @@ class CurvesCallback(Callback):
         self._folder: str | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the run's folder, which all ranks have to ask for together."""
+        """Find the run's folder: all ranks take part, because rank 0 broadcasts it."""
         self._folder = trainer.log_dir
 
     @rank_zero_only
@@ -85,5 +94,5 @@ class CurvesCallback(Callback):
             self._plotted = now
             try:
                 plot_curves(self._folder)
-            except OSError as error:  # a picture is no reason to lose a run
+            except OSError as error:  # training continues without the plot
                 rank_zero_warn(f"curves.png could not be written: {error}")

@@ -14,17 +14,21 @@ from mtrl_lightning.callbacks.common import find
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 
+SECONDS_IN_A_FILE = 30.0
+"""Between two lines of the bar in a file, where each refresh adds a line."""
+
 
 class EnvStepProgressBar(ProgressBar):
     """Show environment steps, steps/s, time left, and the latest success and return.
 
     Args:
-        interval: seconds between two refreshes; a file gets a line every 30 s at most.
+        interval: Seconds between two refreshes of a terminal; a file gets at most a line every
+            30 s.
     """
 
     def __init__(self, interval: float = 0.5) -> None:
         super().__init__()
-        self._interval = interval if sys.stderr.isatty() else max(interval, 30.0)
+        self._interval = interval if sys.stderr.isatty() else max(interval, SECONDS_IN_A_FILE)
         self._bar: tqdm | None = None
         self._enabled = True
 
@@ -41,10 +45,9 @@ class EnvStepProgressBar(ProgressBar):
         assert isinstance(pl_module, Algorithm)
         rollout = find(trainer, RolloutCallback)
         rollout.after_step.append(self._advance)
-        total, done = rollout.total_steps, pl_module.counters.env_steps
         self._bar = tqdm(
-            total=total,
-            initial=done,
+            total=rollout.total_steps,
+            initial=pl_module.counters.env_steps,
             unit=" env steps",
             unit_scale=True,
             mininterval=self._interval,
@@ -55,7 +58,7 @@ class EnvStepProgressBar(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Show the latest results, looked up every 100 updates and at the end."""
+        """Update the shown results every 100 updates and at the end."""
         assert isinstance(pl_module, Algorithm)
         if self._bar is not None and (pl_module.counters.updates % 100 == 0 or trainer.should_stop):
             self._bar.set_postfix(self._latest(trainer, pl_module), refresh=trainer.should_stop)

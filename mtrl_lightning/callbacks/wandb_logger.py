@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,12 @@ from typing import Any
 from lightning.fabric.utilities.logger import _add_prefix
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+
+EMPTY_NOTE = {"env_steps": -1, "written_env_steps": -1, "wandb_step": -1}
+"""The last row that W&B received, the last one that is in its offline file, its own step."""
+
+SECONDS_UNTIL_WRITTEN = 60.0
+"""A row that was logged this long ago is in W&B's offline file, which W&B writes every 15 s."""
 
 
 class EnvStepWandbLogger(WandbLogger):
@@ -22,14 +30,14 @@ class EnvStepWandbLogger(WandbLogger):
 
     W&B takes back nothing that was logged, in offline files neither. When a run continues from a
     checkpoint and W&B has points later than it, these stay, and points are logged from the next
-    one on. No point is logged twice, and a run that continues with the same options repeats the
-    points that stay. A warning names their range, because with other options they differ from
-    those of this run: give ``id`` for a W&B run of its own. Rows of ``metrics.csv`` that W&B lacks
-    are added. ``metrics.csv`` is always the exact record of the run.
+    one on. A run that continues with the same options repeats the points that stay. A warning
+    names their range, because with other options they differ from those of this run: give ``id``
+    for a W&B run of its own. ``metrics.csv`` is always the exact record of the run.
 
-    What W&B has is known from the server (``wandb.Run.starting_step``) and from
-    ``wandb_logged_<id>.json`` in ``save_dir``, which notes the last point after each row. If W&B's
-    own process dies, an offline file may lack the last points that the note names.
+    Rows of ``metrics.csv`` that W&B lacks are added. What W&B has is known from the server
+    (``wandb.Run.starting_step``) and from ``wandb_logged_<id>.json`` in ``save_dir``, which is
+    written after each row. An offline run that is killed may have lost the rows of its last
+    minute. They are logged a second time, which a warning reports.
 
     The arguments are those of Lightning's ``WandbLogger``.
     """
@@ -38,6 +46,11 @@ class EnvStepWandbLogger(WandbLogger):
     """Rows up to here are left out, because W&B has them."""
     _next_step = 0
     """W&B's step of the next row is at least this."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._note = dict(EMPTY_NOTE)
+        self._unwritten: deque[tuple[float, int]] = deque()
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -54,10 +67,28 @@ class EnvStepWandbLogger(WandbLogger):
             return
         row = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
         wandb_step = max(step, self._next_step)
-        # committed at once: W&B would hold the row back until the next one, and lose it in a kill
+        # committed at once: else W&B holds the row back until the next one, and a kill loses it
         self.experiment.log(row, step=wandb_step, commit=True)
         self._next_step = wandb_step + 1
-        self._write_note({"env_steps": step, "wandb_step": wandb_step})
+        now = time.monotonic()
+        self._unwritten.append((now, step))
+        while now - self._unwritten[0][0] > SECONDS_UNTIL_WRITTEN:
+            self._note["written_env_steps"] = self._unwritten.popleft()[1]
+        self._note |= {"env_steps": step, "wandb_step": wandb_step}
+        self._save_note()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Note that all rows are handed over; W&B writes them when the process ends.
+
+        Args:
+            status: How the run ended, as Lightning says it.
+        """
+        super().finalize(status)
+        if self._unwritten:
+            self._unwritten.clear()
+            self._note["written_env_steps"] = self._note["env_steps"]
+            self._save_note()
 
     @rank_zero_only
     def resume_from(self, rows: list[dict[str, float]], env_steps: int) -> None:
@@ -68,13 +99,20 @@ class EnvStepWandbLogger(WandbLogger):
             env_steps: The environment steps of the checkpoint; 0 for a new run.
         """
         run = self.experiment
-        note = self._read_note()
-        logged = note["env_steps"]
-        if not run.offline:
+        self._note = self._load_note()
+        handed_over = self._note["env_steps"]
+        if run.offline:
+            logged = self._note["written_env_steps"]
+        else:
             on_server = run.starting_step - 1
-            logged = min(logged, on_server) if logged >= 0 else on_server
-        self._next_step = max(run.starting_step, note["wandb_step"] + 1)
+            logged = min(handed_over, on_server) if handed_over >= 0 else on_server
+        self._next_step = max(run.starting_step, self._note["wandb_step"] + 1)
         self._logged_env_steps = logged
+        if run.offline and handed_over > logged:
+            rank_zero_warn(
+                f"the offline W&B run {run.id} did not end properly, and may have lost its points"
+                f" of env steps {logged + 1} to {handed_over}: they are logged a second time"
+            )
         for row in rows:
             steps = int(row["env_steps"])
             self.log_metrics({**row, "env_steps": steps}, step=steps)
@@ -93,12 +131,11 @@ class EnvStepWandbLogger(WandbLogger):
     def _note_path(self) -> Path:
         return Path(self.save_dir or ".") / f"wandb_logged_{self.experiment.id}.json"
 
-    def _read_note(self) -> dict[str, int]:
+    def _load_note(self) -> dict[str, int]:
         path = self._note_path()
-        note = {"env_steps": -1, "wandb_step": -1}
         try:
             saved: dict[str, Any] = json.loads(path.read_text())
-            return {name: int(saved[name]) for name in note}
+            return {name: int(saved[name]) for name in EMPTY_NOTE}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -106,15 +143,15 @@ class EnvStepWandbLogger(WandbLogger):
                 f"{path} cannot be read ({error}): points that an offline W&B run already has are"
                 " logged a second time"
             )
-        return note
+        return dict(EMPTY_NOTE)
 
-    def _write_note(self, note: dict[str, int]) -> None:
+    def _save_note(self) -> None:
         if self.experiment.disabled:
             return
         path = self._note_path()
         unfinished = path.with_suffix(".unfinished")
         try:
-            unfinished.write_text(json.dumps(note))
+            unfinished.write_text(json.dumps(self._note))
             os.replace(unfinished, path)
         except OSError as error:
             rank_zero_warn(

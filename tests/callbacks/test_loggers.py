@@ -76,9 +76,7 @@ def wandb_history(folder):
     return rows, config, run_ids
 
 
-def test_wandb_offline_has_every_point_once_and_goes_on_with_the_same_run(
-    command_line, monkeypatch
-):
+def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_line, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=1200"]):
         args = ["--trainer.logger.init_args.offline=true", *extra]
