@@ -39,7 +39,9 @@ class EnvStepWandbLogger(WandbLogger):
     written after each row. An offline run that is killed may have lost the rows of its last
     minute. They are logged a second time, which a warning reports.
 
-    The arguments are those of Lightning's ``WandbLogger``.
+    Args:
+        args: Those of Lightning's ``WandbLogger``.
+        kwargs: Those of Lightning's ``WandbLogger``, by name.
     """
 
     _logged_env_steps = -1
