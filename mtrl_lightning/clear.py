@@ -26,6 +26,7 @@ FILES = (
     "metrics.csv",
     "metrics.damaged.csv",
     "curves.png",
+    "wandb_logged_*.json",
     LOCK,
 )
 UNFINISHED = ("*.unfinished", "*.unfinished.*")

@@ -168,7 +168,7 @@ class MultiTaskCLI(LightningCLI):
             if "resume" in logger.init_args:
                 # Lightning's default, in place of which W&B's own is filled in
                 logger.init_args.resume = "allow"
-            logger.init_args.id = saved or logger.init_args.id or uuid.uuid4().hex[:8]
+            logger.init_args.id = logger.init_args.id or saved or uuid.uuid4().hex[:8]
             folder = self._launch.folder.name
             logger.init_args.name = logger.init_args.name or f"{name}/{folder}"
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -11,9 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
-from mtrl_lightning.callbacks.wandb_logger import _rewind_offline, _wandb_records
 from tests.callbacks.test_loggers import wandb_records
-from tests.conftest import ROOT
+from tests.conftest import CONFIGS, ROOT
 
 wandb = pytest.importorskip("wandb")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -22,7 +22,7 @@ KEEP = "--checkpoint.keep_last=-1"
 
 @pytest.fixture
 def fit(command_line, monkeypatch, tmp_path):
-    """Train with every logger there is, each time as a session of its own."""
+    """Train with every logger, each time as a session of its own."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     read = [
@@ -33,17 +33,20 @@ def fit(command_line, monkeypatch, tmp_path):
     config = tmp_path / "loggers.yaml"
     config.write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
 
-    def fit(*args, process=False):
+    def fit(*args, process=False, configs=None):
         if process:
             return command_line.process("fit", "-c", str(config), *args)
-        command_line("fit", "-c", str(config), *args)
+        if configs:
+            command_line("fit", *args, configs=configs)
+        else:
+            command_line("fit", "-c", str(config), *args)
         return end()
 
     def end():
         wandb.finish()
         wandb.teardown()  # W&B's own process writes its file when it ends
 
-    end()  # a run that another test has left open would be gone on with
+    end()  # Lightning would continue a run that another test has left open
     yield fit
     end()
 
@@ -53,10 +56,10 @@ def wandb_files(folder):
 
 
 def wandb_points(folder):
-    """Return the points of all sessions together, as ``(env_steps, name, value)``, and the runs' ids."""
+    """Return the points of all sessions as ``(env_steps, name, value)``, and the runs' ids."""
     from wandb.proto import wandb_internal_pb2
 
-    points, ids = [], set()
+    points, ids, wandb_steps = [], set(), [-1]
     for path in wandb_files(folder):
         for data in wandb_records(path):
             record = wandb_internal_pb2.Record()
@@ -65,14 +68,18 @@ def wandb_points(folder):
                 ids.add(record.run.run_id)
                 assert record.run.resume  # else `wandb sync` may replace the earlier sessions
             row = {
-                i.key or "/".join(i.nested_key): json.loads(i.value_json)
-                for i in record.history.item
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
             }
+            if row:
+                wandb_steps.append(row["_step"])
             points += [
-                (row["env_steps"], k, float(v))
-                for k, v in row.items()
-                if k[0] != "_" and k != "env_steps"
+                (row["env_steps"], name, float(value))
+                for name, value in row.items()
+                if not name.startswith("_") and name != "env_steps"
             ]
+    # W&B joins the sessions of a run by its own step, which must never repeat or decrease
+    assert all(a < b for a, b in itertools.pairwise(wandb_steps))
     return sorted(points), ids
 
 
@@ -99,75 +106,86 @@ def check_wandb(folder, expected):
     points, ids = wandb_points(folder)
     assert len(ids) == 1
     assert points == expected
-    for path in wandb_files(folder):  # else `wandb sync` stops
-        assert [end for end, _ in _wandb_records(path.read_bytes())][-1] == path.stat().st_size
 
 
-def check_loggers(folder, last):
+def without_times(points):
+    return [point for point in points if not point[1].startswith("time/")]
+
+
+def check_csv_and_tensorboard(folder, last):
+    """Check that each point is logged once; return those of ``metrics.csv``."""
     expected = csv_points(folder)
     assert max(step for step, _, _ in expected) == last
     assert len({(step, name) for step, name, _ in expected}) == len(expected)
-    check_wandb(folder, expected)
     points = [point for point in tensorboard_points(folder) if point[1] != "env_steps"]
     assert [point[:2] for point in points] == [point[:2] for point in expected]
     for point, other in zip(points, expected, strict=True):
         assert point[2] == pytest.approx(other[2], rel=1e-5, abs=1e-30)
+    return expected
 
 
-def test_every_logger_has_every_point_once_after_continuing_from_the_last_and_from_an_older_checkpoint(
+def test_every_logger_has_every_point_once_after_continuing_from_the_last_checkpoint(
+    fit, command_line
+):
+    folder = command_line.folder()
+    fit()
+    check_wandb(folder, check_csv_and_tensorboard(folder, 900))
+    fit("--ckpt_path=last", "--rollout.total_steps=1200")
+    check_wandb(folder, check_csv_and_tensorboard(folder, 1200))
+    assert len(wandb_files(folder)) == 2
+
+
+def test_points_later_than_an_older_checkpoint_stay_in_w_and_b_and_are_not_repeated(
     fit, command_line
 ):
     folder = command_line.folder()
     fit(KEEP)
-    check_loggers(folder, 900)
-    first = csv_points(folder)
-    fit(KEEP, "--ckpt_path=last", "--rollout.total_steps=1200")
-    check_loggers(folder, 1200)
-    # the last rows of another branch: off its grid, and of other values
+    (path,) = wandb_files(folder)
+    file, first = path.read_bytes(), csv_points(folder)
     older = folder / "checkpoints" / "step_000000000600.ckpt"
-    fit(
-        KEEP,
-        f"--ckpt_path={older}",
-        "--rollout.total_steps=1050",
-        "--model.init_args.actor_max_grad_norm=0.1",
-    )
-    check_loggers(folder, 1050)
-    assert csv_points(folder)[:20] == first[:20]
-    assert len(wandb_files(folder)) == 3
+    # the same options: the points that stay are those of this run
+    with pytest.warns(UserWarning, match="has points up to env step 900, later than .* 600"):
+        fit(KEEP, f"--ckpt_path={older}", "--rollout.total_steps=1200")
+    expected = check_csv_and_tensorboard(folder, 1200)
+    assert path.read_bytes() == file
+    points, ids = wandb_points(folder)
+    assert len(ids) == 1
+    assert without_times(points) == without_times(expected)
+    # other options, until an env step that W&B has already: all of its points stay
+    with pytest.warns(UserWarning, match="its points of env steps 601 to 1200 stay"):
+        fit(
+            KEEP,
+            f"--ckpt_path={older}",
+            "--rollout.total_steps=1050",
+            "--model.init_args.actor_max_grad_norm=0.1",
+        )
+    assert check_csv_and_tensorboard(folder, 1050)[:20] == first[:20]
+    assert wandb_points(folder)[0] == points
 
 
-def test_points_that_w_and_b_has_synced_stay_and_are_not_repeated(fit, command_line):
+def test_a_given_id_starts_a_w_and_b_run_that_has_all_points(fit, command_line):
     folder = command_line.folder()
     fit(KEEP)
-    (path,) = wandb_files(folder)
-    before, points = path.read_bytes(), wandb_points(folder)[0]
-    path.with_suffix(".wandb.synced").touch()
     older = folder / "checkpoints" / "step_000000000600.ckpt"
-    with pytest.warns(UserWarning, match="W&B has points up to env step 900 from before"):
-        fit(f"--ckpt_path={older}", "--rollout.total_steps=1200")
-    assert path.read_bytes() == before
-    later = [point for point in csv_points(folder) if point[0] > 900]
-    assert wandb_points(folder)[0] == sorted([*points, *later]) and later
+    branch = ["--trainer.logger.id=branch", "--model.init_args.actor_max_grad_norm=0.1"]
+    fit(KEEP, f"--ckpt_path={older}", *branch, configs=(*CONFIGS, "logger/wandb"))
+    for path in wandb_files(folder):
+        if path.name != "run-branch.wandb":
+            path.unlink()
+    check_wandb(folder, csv_points(folder))
 
 
-def test_points_that_w_and_b_lacks_come_from_the_metrics(fit, command_line):
+def test_points_of_a_session_without_w_and_b_are_added(fit, command_line):
     folder = command_line.folder()
     fit()
-    (path,) = wandb_files(folder)
-    ends = [end for end, data in _wandb_records(path.read_bytes()) if b"train/q" in data]
-    os.truncate(path, ends[-1] - 50)  # as a kill of W&B's own process leaves it
-    assert (
-        0
-        < len({step for step, _, _ in wandb_points(folder)[0]})
-        < len({step for step, _, _ in csv_points(folder)})
-    )
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1050")  # without W&B
-    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["callbacks"]["metrics"]["wandb_id"]
+    last = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    assert last["callbacks"]["metrics"]["wandb_id"]
     fit("--ckpt_path=last", "--rollout.total_steps=1200")
     check_wandb(folder, csv_points(folder))
 
 
-def test_every_logger_has_every_point_once_after_a_kill(fit, command_line):
+def test_every_logger_has_every_point_after_a_kill(fit, command_line):
     folder = command_line.folder()
     process = fit(
         "--rollout.total_steps=100000000",
@@ -191,43 +209,99 @@ def test_every_logger_has_every_point_once_after_a_kill(fit, command_line):
     counters = load_checkpoint(last)["mtrl_lightning"]["counters"]
     steps = counters["env_steps"] + 300
     options = [f"--rollout.total_steps={steps}", "--metrics.every=30", "--evaluation.every=90"]
-    fit(f"--ckpt_path={last}", *options)
-    check_loggers(folder, steps)
+    with pytest.warns(UserWarning, match="offline W&B run .* may have lost .* a second time"):
+        fit(f"--ckpt_path={last}", *options)
+    expected = check_csv_and_tensorboard(folder, steps)
+    points, ids = wandb_points(folder)
+    assert len(ids) == 1
+    # what the kill may have lost is logged a second time
+    points = [point for point in points if point[0] <= steps]
+    assert {*without_times(points)} == {*without_times(expected)}
 
 
-def logged(starting_step, rows, env_steps, *live):
-    """Return what an online run that goes on at ``env_steps`` is sent, as ``(step, env_steps)``."""
-    sent = []
-    run = SimpleNamespace(starting_step=starting_step, offline=False)
-    run.log = lambda row, step: sent.append((step, row["env_steps"]))
-    logger = EnvStepWandbLogger(experiment=run)
-    logger.go_on([{"env_steps": float(step)} for step in rows], env_steps)
+class FakeRun:
+    """Record the rows that an online run receives, as ``(W&B's step, env_steps)``."""
+
+    id = "fake"
+    offline = disabled = False
+
+    def __init__(self, starting_step):
+        self.starting_step = starting_step
+        self.received = []
+
+    def log(self, row, step, commit):
+        assert commit
+        self.received.append((step, row["env_steps"]))
+
+
+def logged(folder, starting_step, rows, env_steps, *live, offline=False, killed=False):
+    """Return what a run receives that continues from a checkpoint at ``env_steps``."""
+    run = FakeRun(starting_step)
+    run.offline = offline
+    logger = EnvStepWandbLogger(experiment=run, save_dir=str(folder))
+    logger.resume_from([{"env_steps": float(step)} for step in rows], env_steps)
     for step in live:
         logger.log_metrics({"env_steps": step}, step=step)
-    return sent
+    if not killed:
+        logger.finalize("success")
+    return run.received
 
 
-def test_an_online_run_is_sent_what_the_server_lacks():
-    assert logged(0, [], 0, 0, 3, 3) == [(0, 0), (3, 3), (3, 3)]
-    assert logged(5, [2, 4, 6, 6], 6, 8) == [(6, 6), (6, 6), (8, 8)]
-    assert logged(7, [2, 4, 6], 6, 8) == [(8, 8)]
-    assert logged(7, [2, 4, 6], 6, 6, 8) == [
-        (7, 6),
-        (8, 8),
-    ]  # an evaluation at the checkpoint's step, made up for
-    assert logged(5, [2, 4, 6], 6, 6, 8) == [(6, 6), (7, 6), (8, 8)]
+@pytest.mark.parametrize(
+    ("starting_step", "rows", "env_steps", "live", "received"),
+    [
+        (0, [], 0, [0, 3, 3], [(0, 0), (3, 3), (4, 3)]),
+        (5, [2, 4, 6, 6], 6, [8], [(6, 6), (7, 6), (8, 8)]),
+        (7, [2, 4, 6], 6, [8], [(8, 8)]),
+        # an evaluation at the checkpoint's own step
+        (7, [2, 4, 6], 6, [6, 8], [(7, 6), (8, 8)]),
+        (5, [2, 4, 6], 6, [6, 8], [(6, 6), (7, 6), (8, 8)]),
+    ],
+)
+def test_an_online_run_receives_what_the_server_lacks(
+    tmp_path, starting_step, rows, env_steps, live, received
+):
+    assert logged(tmp_path, starting_step, rows, env_steps, *live) == received
+
+
+def test_an_online_run_does_not_repeat_what_the_server_has(tmp_path):
     with pytest.warns(
-        UserWarning, match="points up to env step 9 from before, later than the checkpoint's 6"
+        UserWarning, match=r"up to env step 9, later than the checkpoint's 6.* 7 to 9"
     ):
-        assert logged(10, [2, 4, 6], 6, 6, 8, 9, 12) == [(12, 12)]
+        assert logged(tmp_path, 10, [2, 4, 6], 6, 6, 8, 9, 12) == [(12, 12)]
 
 
-def test_an_offline_file_that_names_no_run_is_deleted(tmp_path):
-    path = tmp_path / "offline-run-1-a" / "run-a.wandb"
-    path.parent.mkdir()
-    path.write_bytes(b":W&B\xe1\xbe\0")
-    assert _rewind_offline(path, 10) == -1
-    assert not path.exists()
+def test_an_online_run_adds_points_that_its_killed_process_did_not_send(tmp_path):
+    assert logged(tmp_path, 0, [], 0, 2, 4, 6) == [(2, 2), (4, 4), (6, 6)]
+    # a new step of W&B, because the process may still have sent the former one
+    assert logged(tmp_path, 5, [2, 4, 6], 6, 8) == [(7, 6), (8, 8)]
+
+
+def test_the_note_says_what_an_offline_run_has(tmp_path):
+    received = [(2, 2), (4, 4), (5, 4)]
+    assert logged(tmp_path, 0, [], 0, 2, 4, 4, offline=True) == received
+    note = json.loads((tmp_path / "wandb_logged_fake.json").read_text())
+    assert note == {"env_steps": 4, "written_env_steps": 4, "wandb_step": 5}
+    assert logged(tmp_path, 0, [2, 4, 4], 4, 5, 6, offline=True) == [(6, 5), (7, 6)]
+    (tmp_path / "wandb_logged_fake.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"wandb_logged_fake.json cannot be read .* second time"):
+        assert logged(tmp_path, 0, [2, 4], 4, offline=True) == [(2, 2), (4, 4)]
+
+
+def test_only_what_a_killed_offline_run_may_have_lost_is_logged_a_second_time(
+    tmp_path, monkeypatch
+):
+    clock = itertools.count(0, 25)  # seconds between two rows
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    logged(tmp_path, 0, [], 0, 2, 4, 6, 8, 10, offline=True, killed=True)
+    with pytest.warns(UserWarning, match=r"may have lost its points of env steps 5 to 10: .*"):
+        received = logged(tmp_path, 0, [2, 4, 6, 8], 8, 10, offline=True)
+    assert received == [(11, 6), (12, 8), (13, 10)]
+
+
+def test_a_note_that_cannot_be_written_stops_no_training(tmp_path):
+    with pytest.warns(UserWarning, match=r"wandb_logged_fake.json cannot be written"):
+        assert logged(tmp_path / "missing", 0, [], 0, 2, 4) == [(2, 2), (4, 4)]
 
 
 def test_what_tensorboard_holds_is_written_before_a_checkpoint(tmp_path):

@@ -27,16 +27,17 @@ ARRAY = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """Be in a SLURM job, with a ``scontrol`` that notes what it is asked and warns the process as SLURM does."""
+    """Simulate a SLURM job with a ``scontrol`` that records its arguments and sends SIGTERM."""
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
-    program, asked = tmp_path / "bin" / "scontrol", tmp_path / "asked"
+    program = tmp_path / "bin" / "scontrol"
+    calls = tmp_path / "calls"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\nkill -TERM $PPID\nsleep 0.2\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nkill -TERM $PPID\nsleep 0.2\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return types.SimpleNamespace(
-        asked=lambda: asked.read_text().splitlines() if asked.exists() else [], program=program
+        calls=lambda: calls.read_text().splitlines() if calls.exists() else [], program=program
     )
 
 
@@ -68,14 +69,14 @@ def longer(arguments):
     return lambda subcommand, *extra: arguments(subcommand, *options, *extra)
 
 
-def test_a_requeued_job_goes_on_in_its_folder(command_line, slurm, monkeypatch):
+def test_a_requeued_job_continues_in_its_folder(command_line, slurm, monkeypatch):
     monkeypatch.setattr(command_line, "arguments", longer(command_line.arguments))
     process = command_line.process("fit")
     trained_for(command_line, process, 2)
     output = interrupt(process, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM)
     assert process.returncode == ENDED, output
     assert (
-        slurm.asked() == ["requeue 4711"]
+        slurm.calls() == ["requeue 4711"]
         and "Requeued SLURM job 4711" in output
         and "Traceback" not in output
     )
@@ -89,7 +90,7 @@ def test_a_requeued_job_goes_on_in_its_folder(command_line, slurm, monkeypatch):
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     process = command_line.process("fit")
     output, _ = process.communicate(timeout=90)
-    assert process.returncode == 0 and slurm.asked() == ["requeue 4711"], output
+    assert process.returncode == 0 and slurm.calls() == ["requeue 4711"], output
     assert f"SLURM started job 4711 again: the run continues from {folder}" in output
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
     assert (folder / f"config_from_{steps:012d}.yaml").exists()
@@ -133,7 +134,7 @@ def steps_of(command_line, version):
     return load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"]
 
 
-def test_only_the_same_command_of_the_same_job_goes_on(command_line, slurm, monkeypatch):
+def test_only_the_same_command_of_the_same_job_continues(command_line, slurm, monkeypatch):
     short = ["--rollout.warmup_steps=60", "--rollout.total_steps=90", "--evaluation.every=1000"]
     command_line("fit", *short)
     command_line("fit", *short)
@@ -151,7 +152,7 @@ def test_only_the_same_command_of_the_same_job_goes_on(command_line, slurm, monk
     )
 
 
-def test_a_command_that_names_a_checkpoint_goes_on_from_its_own_last_one(
+def test_a_command_with_a_checkpoint_continues_from_its_own_last_one(
     command_line, slurm, monkeypatch
 ):
     short = [
@@ -169,7 +170,7 @@ def test_a_command_that_names_a_checkpoint_goes_on_from_its_own_last_one(
         f"--ckpt_path={path}",
     ]
     command_line(*more)
-    assert not path.exists()  # and yet the same command line can be started again
+    assert not path.exists()  # the same command line can still be started again
     command_line(*more)
     last = load_checkpoint(path.with_name("last.ckpt"))
     assert (
@@ -177,7 +178,7 @@ def test_a_command_that_names_a_checkpoint_goes_on_from_its_own_last_one(
     )
 
 
-def test_a_damaged_checkpoint_of_another_run_is_passed_over(command_line, slurm):
+def test_a_damaged_checkpoint_of_another_run_is_skipped(command_line, slurm):
     broken = command_line.folder(version=7) / "checkpoints" / "last.ckpt"
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"nonsense")
@@ -187,7 +188,7 @@ def test_a_damaged_checkpoint_of_another_run_is_passed_over(command_line, slurm)
     assert steps_of(command_line, 8) == 90
 
 
-def test_validate_leaves_lightnings_requeueing_out(command_line, slurm, monkeypatch):
+def test_validate_does_not_requeue(command_line, slurm, monkeypatch):
     command_line(
         "fit", "--rollout.warmup_steps=60", "--rollout.total_steps=90", "--evaluation.every=1000"
     )
@@ -202,7 +203,7 @@ def test_validate_leaves_lightnings_requeueing_out(command_line, slurm, monkeypa
         command_line("validate", "--ckpt_path=last")
     finally:
         signal.signal(signal.SIGUSR1, former)
-    assert slurm.asked() == [] and set(command_line.folder().rglob("*")) == before
+    assert slurm.calls() == [] and set(command_line.folder().rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -215,14 +216,14 @@ def test_validate_leaves_lightnings_requeueing_out(command_line, slurm, monkeypa
         ({"SLURM_NTASKS": None}, None),
     ],
 )
-def test_the_job_is_named_as_scontrol_takes_it(slurm, monkeypatch, variables, expected):
+def test_the_job_id_is_the_one_that_scontrol_expects(slurm, monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
     assert slurm_job() == expected
 
 
 class FakeTrainer:
-    """Has the cluster environment that Lightning would choose, and is asked for nothing else."""
+    """Provide the cluster environment that Lightning would choose, and nothing else."""
 
     is_global_zero = True
 
@@ -247,13 +248,13 @@ def test_only_the_requeue_signal_requeues_an_array_task_by_its_own_id(slurm, mon
     slurm.program.write_text(slurm.program.read_text().replace("kill -TERM $PPID", ""))
     requeue(FakeTrainer(), Interrupted(128 + signal.SIGTERM))
     requeue(FakeTrainer(auto_requeue=False), Interrupted(ENDED))
-    assert slurm.asked() == []
+    assert slurm.calls() == []
     requeue(FakeTrainer(), Interrupted(ENDED))
-    assert slurm.asked() == ["requeue 4700_3"]
+    assert slurm.calls() == ["requeue 4700_3"]
 
 
 @pytest.mark.parametrize("failure", ["refused", "missing"])
-def test_a_failed_requeue_says_how_to_go_on(slurm, monkeypatch, failure):
+def test_a_failed_requeue_says_how_to_continue(slurm, monkeypatch, failure):
     if failure == "missing":
         slurm.program.unlink()
     else:
@@ -262,7 +263,7 @@ def test_a_failed_requeue_says_how_to_go_on(slurm, monkeypatch, failure):
         requeue(FakeTrainer(), Interrupted(ENDED))
 
 
-def test_under_slurm_only_a_second_ctrl_c_acts_at_once(slurm):
+def test_under_slurm_only_a_second_ctrl_c_ends_the_run_at_once(slurm):
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -286,7 +287,7 @@ def test_under_slurm_only_a_second_ctrl_c_acts_at_once(slurm):
             signal.signal(number, handler)
 
 
-def test_outside_slurm_the_signal_is_left_alone(command_line):
+def test_outside_slurm_the_requeue_signal_is_not_handled(command_line):
     assert "SLURM_JOB_ID" not in os.environ and sys.platform != "win32"
     before = signal.getsignal(signal.SIGUSR1)
     callback = InterruptionCallback()

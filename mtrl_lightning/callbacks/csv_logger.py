@@ -1,4 +1,4 @@
-"""metrics.csv, which a continued run goes on with."""
+"""metrics.csv: the exact record of a run, also when the run is killed or continued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import csv
 import errno
 import io
 import os
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,108 +18,14 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 
-class _Writer(ExperimentWriter):
-    """Append to a file that is there already, and leave it whole whatever happens, where Lightning's does neither."""
-
-    def __init__(self, log_dir: str) -> None:
-        self._torn: int | None = None
-        self._full = False
-        super().__init__(log_dir)
-
-    @property
-    def _path(self) -> Path:
-        return Path(self.metrics_file_path)
-
-    def _check_log_dir_exists(self) -> None:
-        self.metrics_keys = self._read()[0]
-
-    def save(self) -> None:
-        """Write the rows that wait; if the disk takes none, they wait for the next call."""
-        if not self.metrics:
-            return
-        keys = sorted({*self.metrics_keys, *(key for row in self.metrics for key in row)})
-        try:
-            if keys == self.metrics_keys and self._path.exists():
-                self._append(_lines(keys, self.metrics))
-            else:
-                self._replace(keys, [*self._read()[1], *self.metrics])
-        except OSError as error:
-            if not self._full:
-                rank_zero_warn(
-                    f"{self._path} cannot be written ({error}): training goes on, and its rows are"
-                    " kept in memory"
-                    " until there is room again; they are lost if the run ends before"
-                )
-            self._full = True
-        else:
-            self.metrics_keys, self.metrics, self._full = keys, [], False
-
-    def _append(self, lines: bytes) -> None:
-        with self._path.open("ab", buffering=0) as file:
-            if self._torn is not None:
-                file.truncate(self._torn)
-            self._torn = file.seek(0, os.SEEK_END)
-            try:
-                if file.write(lines) < len(lines):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                with contextlib.suppress(OSError):  # else the next call does it
-                    file.truncate(self._torn)
-                raise
-        self._torn = None
-
-    def _replace(self, keys: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        unfinished = self._path.with_suffix(".unfinished")
-        try:
-            unfinished.write_bytes(
-                _lines(keys, [dict(zip(keys, keys, strict=True))]) + _lines(keys, rows)
-            )
-            os.replace(unfinished, self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
-        self._torn = None
-
-    def _read(self) -> tuple[list[str], list[dict[str, str]], int]:
-        """Return the header, the rows, and how many lines are no rows."""
-        if not self._path.exists():
-            return [], [], 0
-        content = self._path.read_bytes()[: self._torn].decode(errors="replace")
-        *lines, rest = content.split("\n")  # a line without its end was killed while it was written
-        header = _header(lines[0]) if lines else []
-        rows = [row for line in lines[1:] if (row := _parse(header, line)) is not None]
-        return header, rows, max(len(lines) - bool(header), 0) - len(rows) + bool(rest)
-
-    def rewind(self, env_steps: int) -> None:
-        header, rows, damaged = self._read()
-        if damaged and not header:
-            aside = self._path.with_suffix(".damaged.csv")
-            os.replace(self._path, aside)
-            rank_zero_warn(
-                f"the first line of {self._path} is damaged: the file is set aside as {aside.name}"
-            )
-        elif damaged:
-            rank_zero_warn(
-                f"{self._path}: dropped {damaged} damaged line(s), as a killed run leaves them"
-            )
-        if header:
-            self._replace(header, [row for row in rows if int(row["env_steps"]) <= env_steps])
-
-    def rows(self) -> list[dict[str, float]]:
-        return [
-            {k: float(v) for k, v in row.items() if v and k != "step"} for row in self._read()[1]
-        ]
-
-
 class MetricsCSV(CSVLogger):
     """Write ``metrics.csv`` and ``hparams.yaml`` into the run's folder.
 
-    A row is in the file when ``log_metrics`` returns, unless the disk is full: then it follows with
-    a later row.
+    A row is in the file when ``log_metrics`` returns. If the disk is full, the row is kept in
+    memory and written together with a later row.
 
     Args:
-        save_dir: the run's folder.
+        save_dir: The run's folder.
     """
 
     def __init__(self, save_dir: str) -> None:
@@ -133,14 +40,179 @@ class MetricsCSV(CSVLogger):
             self._experiment = _Writer(log_dir=self.log_dir)
         return self._experiment
 
-    @rank_zero_only
-    def rewind(self, env_steps: int) -> None:
-        """Drop the rows later than ``env_steps``, and lines that are no rows, with a warning that says how many."""
-        self.experiment.rewind(env_steps)
-
     def rows(self) -> list[dict[str, float]]:
         """Return the rows in the file, without their empty cells."""
         return self.experiment.rows()
+
+    @rank_zero_only
+    def fingerprint(self) -> dict[str, int]:
+        """Return what the file holds now, as a checkpoint saves it for ``resume_from``.
+
+        Returns:
+            ``rows``: the number of rows; ``env_steps``: those of the last row, -1 without one;
+            ``crc32``: the checksum of the rows' names and values.
+        """
+        return self.experiment.fingerprint()
+
+    @rank_zero_only
+    def resume_from(self, env_steps: int, fingerprint: Mapping[str, int] | None = None) -> None:
+        """Drop the rows later than a checkpoint, and damaged lines.
+
+        Warn if lines are damaged, or if what is left is not what the file held at the checkpoint.
+        Training does not depend on the file: the run continues with the rows that are left.
+
+        Args:
+            env_steps: The environment steps of the checkpoint; 0 for a new run.
+            fingerprint: Of the file when the checkpoint was written; None if that is not known.
+        """
+        self.experiment.resume_from(env_steps, fingerprint)
+
+
+class _Writer(ExperimentWriter):
+    """Append to an existing file, and leave it whole if a write fails; Lightning's does neither."""
+
+    def __init__(self, log_dir: str) -> None:
+        self._size_before_failed_write: int | None = None
+        self._warned_of_failed_write = False
+        super().__init__(log_dir)
+
+    @property
+    def _path(self) -> Path:
+        return Path(self.metrics_file_path)
+
+    def _check_log_dir_exists(self) -> None:
+        self.metrics_keys = self._read()[0]
+
+    def save(self) -> None:
+        """Write the waiting rows; if the disk is full, they wait for the next call."""
+        if not self.metrics:
+            return
+        keys = sorted({*self.metrics_keys, *(key for row in self.metrics for key in row)})
+        try:
+            if keys == self.metrics_keys and self._path.exists():
+                self._append(_lines(keys, self.metrics))
+            else:
+                self._replace(keys, [*self._read()[1], *self.metrics])
+        except OSError as error:
+            if not self._warned_of_failed_write:
+                rank_zero_warn(
+                    f"{self._path} cannot be written ({error}): training continues, and its rows"
+                    " are kept in memory until there is room again; they are lost if the run ends"
+                    " before"
+                )
+            self._warned_of_failed_write = True
+        else:
+            self.metrics_keys = keys
+            self.metrics = []
+            self._warned_of_failed_write = False
+
+    def _append(self, lines: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            if self._size_before_failed_write is not None:
+                file.truncate(self._size_before_failed_write)
+            size = file.seek(0, os.SEEK_END)
+            self._size_before_failed_write = size
+            try:
+                if file.write(lines) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with contextlib.suppress(OSError):  # if this fails, the next call truncates
+                    file.truncate(size)
+                raise
+        self._size_before_failed_write = None
+
+    def _replace(self, keys: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        unfinished = self._path.with_suffix(".unfinished")
+        header = dict(zip(keys, keys, strict=True))
+        try:
+            unfinished.write_bytes(_lines(keys, [header]) + _lines(keys, rows))
+            os.replace(unfinished, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        self._size_before_failed_write = None
+
+    def _read(self) -> tuple[list[str], list[dict[str, str]], int]:
+        """Return the header, the rows, and the number of damaged lines."""
+        if not self._path.exists():
+            return [], [], 0
+        content = self._path.read_bytes()[: self._size_before_failed_write]
+        # a line without its end was being written when the run was killed
+        *lines, unfinished_line = content.decode(errors="replace").split("\n")
+        header = _header(lines[0]) if lines else []
+        rows = [row for line in lines[1:] if (row := _parse(header, line)) is not None]
+        num_lines = max(len(lines) - bool(header), 0) + bool(unfinished_line)
+        return header, rows, num_lines - len(rows)
+
+    def rows(self) -> list[dict[str, float]]:
+        return [
+            {name: float(value) for name, value in row.items() if value and name != "step"}
+            for row in self._read()[1]
+        ]
+
+    def fingerprint(self) -> dict[str, int]:
+        rows = self._read()[1]
+        if self.metrics:  # rows that a full disk has kept in memory, as they would be in the file
+            keys = sorted({key for row in self.metrics for key in row})
+            lines = _lines(keys, self.metrics).decode().splitlines()
+            rows += [row for line in lines if (row := _parse(keys, line)) is not None]
+        return _fingerprint(rows)
+
+    def resume_from(self, env_steps: int, fingerprint: Mapping[str, int] | None) -> None:
+        missing = not self._path.exists()
+        header, rows, num_damaged = self._read()
+        if num_damaged and not header:
+            aside = self._path.with_suffix(".damaged.csv")
+            os.replace(self._path, aside)
+            rank_zero_warn(
+                f"the first line of {self._path} is damaged: the file is set aside as {aside.name}"
+            )
+        elif num_damaged:
+            rank_zero_warn(
+                f"{self._path}: dropped {num_damaged} damaged line(s), as a killed run leaves them"
+            )
+        kept = [row for row in rows if int(row["env_steps"]) <= env_steps]
+        if fingerprint is not None:
+            if _fingerprint(kept[: fingerprint["rows"]]) == fingerprint:
+                # further rows of the checkpoint's env step were logged after it was written
+                kept = kept[: fingerprint["rows"]]
+            else:
+                self._warn_of_difference(kept, fingerprint, missing)
+        if header:
+            self._replace(header, kept)
+
+    def _warn_of_difference(
+        self, rows: Sequence[Mapping[str, str]], expected: Mapping[str, int], missing: bool
+    ) -> None:
+        at_checkpoint = f"{expected['rows']} rows up to env step {expected['env_steps']}"
+        found = _fingerprint(rows)
+        if missing:
+            text = f"is missing: it had {at_checkpoint} at the checkpoint. It starts again empty"
+        elif found["rows"] < expected["rows"]:
+            text = (
+                f"has lost rows: it had {at_checkpoint} at the checkpoint, and has {found['rows']}"
+                f" of them up to env step {found['env_steps']}. It continues with these"
+            )
+        else:
+            text = (
+                f"was changed: its {found['rows']} rows up to env step {found['env_steps']} are not"
+                f" the {at_checkpoint} of the checkpoint. It continues with these"
+            )
+        rank_zero_warn(
+            f"{self._path} {text}. Training is not affected; if you have a copy of the file, stop"
+            " the run, put the copy in place, and continue from the checkpoint again"
+        )
+
+
+def _fingerprint(rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    crc32 = 0
+    for row in rows:
+        # without empty cells, so that a column that is added later changes nothing
+        cells = sorted((name, value) for name, value in row.items() if value)
+        crc32 = zlib.crc32(repr(cells).encode(), crc32)
+    last = int(rows[-1]["env_steps"]) if rows else -1
+    return {"rows": len(rows), "env_steps": last, "crc32": crc32}
 
 
 def _lines(keys: list[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -155,14 +227,18 @@ def _header(line: str) -> list[str]:
         header = next(csv.reader([line]), [])
     except csv.Error:
         return []
-    return header if "env_steps" in header and len({*header}) == len(header) else []
+    is_unique = len(set(header)) == len(header)
+    return header if "env_steps" in header and is_unique else []
 
 
 def _parse(header: list[str], line: str) -> dict[str, str] | None:
+    """Return the row of a line; None if the line is damaged."""
     try:
         row = dict(zip(header, next(csv.reader([line])), strict=True))
         int(row["env_steps"])
-        [float(cell) for cell in row.values() if cell]
+        for cell in row.values():
+            if cell:
+                float(cell)
     except (StopIteration, ValueError, KeyError, csv.Error):
         return None
     return row

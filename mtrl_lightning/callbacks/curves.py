@@ -15,7 +15,7 @@ Curve = tuple[list[int], list[float]]
 
 
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
-    """Return every metric of a run as ``{name: (env_steps, values)}``, leaving out empty cells."""
+    """Return every metric of a run as ``{name: (env_steps, values)}``, without empty cells."""
     curves: dict[str, Curve] = {}
     with (Path(run_folder) / "metrics.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -28,11 +28,20 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
 
 
 def plot_curves(run_folder: str | Path) -> Path:
-    """Plot evaluation success and return of every task and on average into ``curves.png``; return its path."""
-    from matplotlib.figure import Figure  # takes a second to import
+    """Plot evaluation success and return, by task and on average.
+
+    Args:
+        run_folder: The folder with ``metrics.csv``.
+
+    Returns:
+        The path of the plot, ``curves.png`` in the same folder.
+    """
+    # imported here because it takes a second
+    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    curves, path = read_metrics(run_folder), Path(run_folder) / "curves.png"
+    curves = read_metrics(run_folder)
+    path = Path(run_folder) / "curves.png"
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     handles: list[Any] = []
     for axes, quantity in zip(figure.subplots(1, 2), ("success", "return"), strict=True):

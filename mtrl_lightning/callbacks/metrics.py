@@ -36,6 +36,8 @@ class MetricsCallback(SessionCallback):
         self._measured_env_steps = 0
         self._measured_updates = 0
         self._wandb_id: str | None = None
+        self._csv_logger: MetricsCSV | None = None
+        self._csv_fingerprint: dict[str, int] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register the metrics with the session."""
@@ -51,15 +53,16 @@ class MetricsCallback(SessionCallback):
         for logger in trainer.loggers:
             logger.log_hyperparams(protocol | versions)
             if isinstance(logger, MetricsCSV):
-                logger.rewind(env_steps)
+                logger.resume_from(env_steps, self._csv_fingerprint)
                 rows = logger.rows()
+                self._csv_logger = logger
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 self._wandb_id = logger.version
                 logger.experiment.define_metric("env_steps")
                 logger.experiment.define_metric("*", step_metric="env_steps")
             if isinstance(logger, EnvStepWandbLogger):
-                logger.go_on(rows, env_steps)
+                logger.resume_from(rows, env_steps)
         self.session.stopwatch.drain()
         self._start_interval()
 
@@ -99,13 +102,19 @@ class MetricsCallback(SessionCallback):
         self._measured_updates = self.session.counters.updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule and the W&B run, which a continued run logs to."""
-        return {"every": self._every.state_dict(), "wandb_id": self._wandb_id}
+        """Return the schedule, the W&B run and what ``metrics.csv`` holds."""
+        fingerprint = None if self._csv_logger is None else self._csv_logger.fingerprint()
+        return {
+            "every": self._every.state_dict(),
+            "wandb_id": self._wandb_id,
+            "metrics_csv": fingerprint,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule and the W&B run, which the command line passes on to its logger."""
+        """Restore the schedule and the W&B run, and what ``metrics.csv`` should hold."""
         self._every.load_state_dict(state_dict["every"])
         self._wandb_id = state_dict["wandb_id"]
+        self._csv_fingerprint = state_dict["metrics_csv"]
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

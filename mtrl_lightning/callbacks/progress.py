@@ -11,17 +11,21 @@ from tqdm import tqdm
 
 from mtrl_lightning.session import Session
 
+SECONDS_IN_A_FILE = 30.0
+"""Between two lines of the bar in a file, where each refresh adds a line."""
+
 
 class EnvStepProgressBar(ProgressBar):
     """Show environment steps, steps/s, time left, and the latest success and return.
 
     Args:
-        interval: seconds between two refreshes; a file gets a line every 30 s at most.
+        interval: Seconds between two refreshes of a terminal; a file gets at most a line every
+            30 s.
     """
 
     def __init__(self, interval: float = 0.5) -> None:
         super().__init__()
-        self._interval = interval if sys.stderr.isatty() else max(interval, 30.0)
+        self._interval = interval if sys.stderr.isatty() else max(interval, SECONDS_IN_A_FILE)
         self._bar: tqdm | None = None
         self._session: Session | None = None
         self._enabled = True

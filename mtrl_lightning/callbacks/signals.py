@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SLURM's requeue signal, heard at once and acted on where the run's state is whole."""
+"""Interrupt a run by Ctrl-C, SIGTERM or SLURM's requeue signal where it can be saved."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(SystemExit):
-    """The run was asked to end; its code is 128 plus the signal's number, as shells have it."""
+    """A signal interrupted the run; the exit code is 128 plus its number, as in shells."""
 
 
 class InterruptionCallback(SessionCallback):
-    """Remember a signal until a training batch has ended, then raise; a second one acts at once.
+    """Record a signal, and raise ``Interrupted`` at the next ``check``.
 
-    Under SLURM its requeue signal is heard too, in place of Lightning's handler, which would save
-    in the middle of a step. There only a second Ctrl-C acts at once: SLURM sends SIGTERM as a
-    warning, and to a job that is requeued.
+    ``check`` is called where the run's state is complete and can be saved: at the end of a training
+    batch, and between the steps of longer work. A second signal ends the run at once, unsaved.
+
+    Under SLURM, the requeue signal interrupts the run too. Lightning's handler for it is replaced,
+    because it saves in the middle of a step. There only a second Ctrl-C ends the run at once: SLURM
+    sends SIGTERM as a warning, and to a job that it requeues.
 
     Args:
-        origin: the job and command line that checkpoints are marked with; null for no mark.
+        origin: The job and command line that are saved in checkpoints; None saves nothing.
     """
 
     key = "interruption"
@@ -39,7 +42,7 @@ class InterruptionCallback(SessionCallback):
         self._origin = origin
         self._received: int | None = None
         self._requeue_signal: int | None = None
-        self._former: dict[int, Any] = {}
+        self._replaced_handlers: dict[int, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register the check with the session, which is made where the run's state is whole."""
@@ -47,71 +50,75 @@ class InterruptionCallback(SessionCallback):
         self.session.check_signals = self.check
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to listen; only the main thread can."""
-        if threading.current_thread() is threading.main_thread() and not self._former:
-            self._received, self._requeue_signal = None, requeue_signal(trainer)
-            numbers = {*SIGNALS, *([] if self._requeue_signal is None else [self._requeue_signal])}
-            self._former = {number: signal.signal(number, self._hear) for number in numbers}
+        """Install the handler; Python allows that only in the main thread."""
+        if threading.current_thread() is not threading.main_thread() or self._replaced_handlers:
+            return
+        self._received = None
+        self._requeue_signal = requeue_signal(trainer)
+        numbers: set[int] = set(SIGNALS)
+        if self._requeue_signal is not None:
+            numbers.add(self._requeue_signal)
+        self._replaced_handlers = {
+            number: signal.signal(number, self._receive) for number in numbers
+        }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the place of Lightning's handler, after which a SIGTERM between two batches ends the run unsaved."""
-        for number in self._former:
-            signal.signal(number, self._hear)
+        """Replace the handler that Lightning has installed since, which ends the run unsaved."""
+        for number in self._replaced_handlers:
+            signal.signal(number, self._receive)
 
     def check(self) -> None:
-        """Raise ``Interrupted`` if a signal came."""
+        """Raise ``Interrupted`` if a signal was received; the run's state must be complete."""
         if self._received is not None:
             raise Interrupted(128 + self._received)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Stop listening, unless the run is saved and SLURM's further signals must not disturb that."""
+        """Restore the handlers; under SLURM only after the interrupted run is saved."""
         if self._requeue_signal is None or not isinstance(exception, Interrupted):
             self._restore()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Mark the checkpoint, so that a requeued job finds it."""
+        """Save the job and command line, by which a requeued job finds the checkpoint."""
         if self._origin is not None:
             checkpoint["origin"] = dict(self._origin)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stop listening."""
+        """Restore the handlers."""
         self._restore()
 
     def _restore(self) -> None:
-        for number, handler in self._former.items():
+        for number, handler in self._replaced_handlers.items():
             signal.signal(number, handler)
-        self._former = {}
+        self._replaced_handlers = {}
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if (
-            self._received is not None
-            and self._requeue_signal is not None
-            and number != signal.SIGINT
-        ):
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        is_second = self._received is not None
+        under_slurm = self._requeue_signal is not None
+        if is_second and under_slurm and number != signal.SIGINT:
             return
-        # Lightning puts this handler back when it has ended, after `_restore`: then it acts as if
-        # it were not there
-        if not self._former or self._received is not None:
+        # Lightning reinstalls this handler at its end, after `_restore`: then it acts as Python's
+        is_installed = bool(self._replaced_handlers)
+        if is_second or not is_installed:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self._received = number
 
 
 def slurm_job() -> str | None:
-    """Return the id of the SLURM job as ``scontrol`` takes it; None elsewhere, and in an interactive job."""
+    """Return the SLURM job's id for ``scontrol``; None elsewhere and in an interactive job."""
     if not SLURMEnvironment.detect():
         return None
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return (
-        f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID")
-    )
+    if array:
+        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")
 
 
 def requeue_signal(trainer: Trainer) -> int | None:
-    """Return the signal that asks for a requeue; None outside SLURM, or where Lightning's auto-requeue is off."""
+    """Return SLURM's requeue signal; None outside SLURM, or if auto-requeue is off in Lightning."""
     environment = trainer._accelerator_connector.cluster_environment
     if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
         return None
@@ -119,14 +126,12 @@ def requeue_signal(trainer: Trainer) -> int | None:
 
 
 def requeue(trainer: Trainer, interrupted: Interrupted) -> None:
-    """Let SLURM start the job again if its requeue signal interrupted the run, which by now is saved."""
-    number, job = requeue_signal(trainer), slurm_job()
-    if (
-        number is None
-        or job is None
-        or interrupted.code != 128 + number
-        or not trainer.is_global_zero
-    ):
+    """Requeue the SLURM job if the requeue signal interrupted the run, which is saved by now."""
+    number = requeue_signal(trainer)
+    job = slurm_job()
+    if number is None or job is None or not trainer.is_global_zero:
+        return
+    if interrupted.code != 128 + number:
         return
     try:
         failure: object = subprocess.call(["scontrol", "requeue", job])
@@ -137,4 +142,4 @@ def requeue(trainer: Trainer, interrupted: Interrupted) -> None:
             f"scontrol requeue {job} failed ({failure}): submit the job again with --ckpt_path last"
         )
     else:
-        rank_zero_info(f"Requeued SLURM job {job}: its next start goes on from here")
+        rank_zero_info(f"Requeued SLURM job {job}: its next start continues from here")

@@ -1,112 +1,162 @@
-"""Weights & Biases with each env step once, also where a run goes on."""
+"""Weights & Biases over environment steps, each point once however often a run continues."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning.fabric.utilities.logger import _add_prefix
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+EMPTY_NOTE = {"env_steps": -1, "written_env_steps": -1, "wandb_step": -1}
+"""The last row that W&B received, the last one that is in its offline file, its own step."""
+
+SECONDS_UNTIL_WRITTEN = 60.0
+"""A row that was logged this long ago is in W&B's offline file, which W&B writes every 15 s."""
+
 
 class EnvStepWandbLogger(WandbLogger):
-    """Log to Weights & Biases with the environment step as W&B's step, each step once over all of a run's sessions."""
+    """Log to one W&B run over environment steps, however often the training run continues.
 
-    _logged, _first = -1, 0
+    ``env_steps`` is a logged value and the x-axis of the charts. Each row is a step of W&B's own.
+    W&B's step must always increase: it is the row's ``env_steps``, or one more than the row before
+    if that is larger.
+
+    W&B takes back nothing that was logged, in offline files neither. When a run continues from a
+    checkpoint and W&B has points later than it, these stay, and points are logged from the next
+    one on. A run that continues with the same options repeats the points that stay. A warning
+    names their range, because with other options they differ from those of this run: give ``id``
+    for a W&B run of its own. ``metrics.csv`` is always the exact record of the run.
+
+    Rows of ``metrics.csv`` that W&B lacks are added. What W&B has is known from the server
+    (``wandb.Run.starting_step``) and from ``wandb_logged_<id>.json`` in ``save_dir``, which is
+    written after each row. An offline run that is killed may have lost the rows of its last
+    minute. They are logged a second time, which a warning reports.
+
+    Args:
+        args: Those of Lightning's ``WandbLogger``.
+        kwargs: Those of Lightning's ``WandbLogger``, by name.
+    """
+
+    _logged_env_steps = -1
+    """Rows up to here are left out, because W&B has them."""
+    _next_step = 0
+    """W&B's step of the next row is at least this."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._note = dict(EMPTY_NOTE)
+        self._unwritten: deque[tuple[float, int]] = deque()
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log a row, unless W&B has it from an earlier session."""
-        if step is None:
-            super().log_metrics(metrics)
-        elif step > self._logged:
-            row = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
-            self.experiment.log(row, step=max(step, self._first))
-
-    @rank_zero_only
-    def go_on(self, rows: list[dict[str, float]], env_steps: int) -> None:
-        """Bring W&B to the state of a checkpoint: drop points later than it, and log what a killed run did not.
-
-        Points can be dropped from offline files that were not synced. Others stay, and the run adds
-        those after them: it repeats the steps between exactly unless its configuration was changed.
+        """Log a row, unless W&B has it from before the run continued.
 
         Args:
-            rows: ``metrics.csv`` up to the checkpoint.
-            env_steps: of the checkpoint.
+            metrics: The values by name, ``env_steps`` among them.
+            step: The environment steps of the row. None logs the row at W&B's next step.
+        """
+        if step is None:
+            super().log_metrics(metrics)
+            return
+        if step <= self._logged_env_steps:
+            return
+        row = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
+        wandb_step = max(step, self._next_step)
+        # committed at once: else W&B holds the row back until the next one, and a kill loses it
+        self.experiment.log(row, step=wandb_step, commit=True)
+        self._next_step = wandb_step + 1
+        now = time.monotonic()
+        self._unwritten.append((now, step))
+        while now - self._unwritten[0][0] > SECONDS_UNTIL_WRITTEN:
+            self._note["written_env_steps"] = self._unwritten.popleft()[1]
+        self._note |= {"env_steps": step, "wandb_step": wandb_step}
+        self._save_note()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Note that all rows are handed over; W&B writes them when the process ends.
+
+        Args:
+            status: How the run ended, as Lightning says it.
+        """
+        super().finalize(status)
+        if self._unwritten:
+            self._unwritten.clear()
+            self._note["written_env_steps"] = self._note["env_steps"]
+            self._save_note()
+
+    @rank_zero_only
+    def resume_from(self, rows: list[dict[str, float]], env_steps: int) -> None:
+        """Continue after what W&B has, and add the rows that it lacks.
+
+        Args:
+            rows: The rows of ``metrics.csv`` up to the checkpoint, with ``env_steps`` in each.
+            env_steps: The environment steps of the checkpoint; 0 for a new run.
         """
         run = self.experiment
-        self._logged = run.starting_step - 1
+        self._note = self._load_note()
+        handed_over = self._note["env_steps"]
         if run.offline:
-            here = Path(run.dir).parent
-            files = [
-                f
-                for f in here.parent.glob(f"*run-*-{run.id}/run-{run.id}.wandb")
-                if not f.parent.samefile(here)
-            ]
-            self._logged = max((_rewind_offline(path, env_steps) for path in files), default=-1)
-        if self._logged > env_steps:
+            logged = self._note["written_env_steps"]
+        else:
+            on_server = run.starting_step - 1
+            logged = min(handed_over, on_server) if handed_over >= 0 else on_server
+        self._next_step = max(run.starting_step, self._note["wandb_step"] + 1)
+        self._logged_env_steps = logged
+        if run.offline and handed_over > logged:
             rank_zero_warn(
-                f"W&B has points up to env step {self._logged} from before, later than the"
-                f" checkpoint's {env_steps}:"
-                " they stay as they are, and this run adds those after them"
+                f"the offline W&B run {run.id} did not end properly, and may have lost its points"
+                f" of env steps {logged + 1} to {handed_over}: they are logged a second time"
             )
         for row in rows:
-            self.log_metrics(
-                {**row, "env_steps": int(row["env_steps"])}, step=int(row["env_steps"])
+            steps = int(row["env_steps"])
+            self.log_metrics({**row, "env_steps": steps}, step=steps)
+        if logged > env_steps:
+            rank_zero_warn(
+                f"the W&B run {run.id} has points up to env step {logged}, later than the"
+                f" checkpoint's {env_steps}. W&B takes nothing back: its points of env steps"
+                f" {env_steps + 1} to {logged} stay, and this run logs from the next one on. With"
+                " the same options it repeats them exactly; with others, metrics.csv has this"
+                " run's own, and the logger's option id starts another W&B run with all of them"
             )
-        # an evaluation at the checkpoint's own step may be made up for, and W&B takes no step twice
-        self._first = max([self._logged, *(int(row["env_steps"]) for row in rows)]) + 1
-        if self._logged <= env_steps:
-            self._logged = env_steps - 1
+        else:
+            # an evaluation that an interruption prevented is made at the checkpoint's own step
+            self._logged_env_steps = env_steps - 1
 
+    def _note_path(self) -> Path:
+        return Path(self.save_dir or ".") / f"wandb_logged_{self.experiment.id}.json"
 
-def _rewind_offline(path: Path, env_steps: int) -> int:
-    """Cut a W&B file before its first point later than ``env_steps``; return the last env step that it has then.
+    def _load_note(self) -> dict[str, int]:
+        path = self._note_path()
+        try:
+            saved: dict[str, Any] = json.loads(path.read_text())
+            return {name: int(saved[name]) for name in EMPTY_NOTE}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            rank_zero_warn(
+                f"{path} cannot be read ({error}): points that an offline W&B run already has are"
+                " logged a second time"
+            )
+        return dict(EMPTY_NOTE)
 
-    What a killed run left of a record is cut, too: ``wandb sync`` would stop there and leave out
-    later sessions.
-    """
-    wandb_internal_pb2 = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    content, last, whole, names_run = path.read_bytes(), -1, 0, False
-    may_cut = (
-        path.parent.name.startswith("offline-") and not path.with_suffix(".wandb.synced").exists()
-    )
-    for end, data in _wandb_records(content):
-        record = wandb_internal_pb2.Record.FromString(data)
-        names_run = names_run or record.HasField("run")
-        items = {
-            item.key or "/".join(item.nested_key): item.value_json for item in record.history.item
-        }
-        step = json.loads(items.get("env_steps", "-1"))
-        if may_cut and step > env_steps:
-            break
-        last, whole = max(last, step), end
-    if may_cut and not names_run:
-        path.unlink()  # of no run, hence of no use to W&B
-    elif may_cut and whole < len(content):
-        os.truncate(path, whole)
-    return last
-
-
-def _wandb_records(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the end and the content of each record: LevelDB's log format, whose first block has a header before."""
-    block, position, record = 32768, 7, b""
-    while position + 7 <= len(content):
-        size, kind = (
-            int.from_bytes(content[position + 4 : position + 6], "little"),
-            content[position + 6],
-        )
-        if block - position % block < 7 or kind == 0:  # the rest of a block is padding
-            position += block - position % block
-            continue
-        position += 7 + size
-        if position > len(content):
+    def _save_note(self) -> None:
+        if self.experiment.disabled:
             return
-        record += content[position - size : position]
-        if kind in (1, 4):  # whole, or the last part
-            yield position, record
-            record = b""
+        path = self._note_path()
+        unfinished = path.with_suffix(".unfinished")
+        try:
+            unfinished.write_text(json.dumps(self._note))
+            os.replace(unfinished, path)
+        except OSError as error:
+            rank_zero_warn(
+                f"{path} cannot be written ({error}): if the run continues offline, W&B may get"
+                " some points a second time"
+            )

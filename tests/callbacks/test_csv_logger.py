@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import warnings
+import zlib
 from pathlib import Path
 
 import pytest
@@ -42,23 +43,23 @@ def test_damaged_lines_are_dropped_and_counted(file, tail, dropped):
     file.write_bytes(HEADER + b"".join(ROWS) + tail)
     logger = MetricsCSV(str(file.parent))
     with pytest.warns(UserWarning, match=rf"metrics.csv: dropped {dropped} damaged line"):
-        logger.rewind(2)
+        logger.resume_from(2)
     assert file.read_bytes() == HEADER + b"".join(ROWS[:2])
     log(logger, 5, a=0.5)
     assert read_metrics(file.parent) == {"a": ([1, 2, 5], [0.1, 0.2, 0.5])}
 
 
-def test_a_whole_file_is_rewound_without_a_warning(file):
+def test_a_whole_file_is_kept_without_a_warning(file):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        MetricsCSV(str(file.parent)).rewind(3)
+        MetricsCSV(str(file.parent)).resume_from(3)
     assert file.read_bytes() == HEADER + b"".join(ROWS)
 
 
-def test_a_file_without_a_header_begins_anew(file):
+def test_an_empty_file_starts_with_the_next_row(file):
     file.write_bytes(b"")
     logger = MetricsCSV(str(file.parent))
-    logger.rewind(3)
+    logger.resume_from(3)
     assert file.read_bytes() == b""
     log(logger, 4, a=0.4)
     assert file.read_bytes() == HEADER + b"0.4,4,4\r\n"
@@ -73,7 +74,7 @@ def test_rows_are_given_without_empty_cells(file):
 
 
 def open_for_appending(monkeypatch, kind):
-    """Let ``kind`` wrap what ``metrics.csv`` is appended through."""
+    """Wrap every stream that appends to ``metrics.csv`` in ``kind``; return the wrapped ones."""
     real, wrapped = Path.open, []
 
     def opened(self, mode="r", *args, **kwargs):
@@ -108,7 +109,7 @@ class Stream:
 
 
 class BrokenStream(Stream):
-    """Take a row and say that it was not taken, and let it not be taken away."""
+    """Write a row, report a failure, and refuse to truncate the file."""
 
     def write(self, data):
         self._stream.write(data)
@@ -185,8 +186,9 @@ log(1)
 size = file.stat().st_size
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 for outage in range(2):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))  # a part of the row
-    fits with warnings.catch_warnings(record=True) as caught:
+    # a part of the row fits
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         before = file.read_bytes()
         for step in (2, 3):
@@ -200,7 +202,7 @@ for outage in range(2):
 """
 
 
-def test_a_full_disk_stops_no_training_and_loses_and_doubles_no_row(tmp_path):
+def test_on_a_full_disk_training_continues_and_no_row_is_lost_or_doubled(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
@@ -212,7 +214,7 @@ def test_a_full_disk_stops_no_training_and_loses_and_doubles_no_row(tmp_path):
     assert [float(row["a"]) for row in rows] == [0.1, 0.2, 0.3, 0.4, 1.2, 1.3, 1.4]
 
 
-def test_a_part_that_could_not_be_taken_away_at_once_is_taken_away_later(file, monkeypatch):
+def test_a_part_of_a_row_that_could_not_be_truncated_at_once_is_truncated_later(file, monkeypatch):
     logger = MetricsCSV(str(file.parent))
     before = file.read_bytes()
     streams = open_for_appending(monkeypatch, BrokenStream)
@@ -234,7 +236,105 @@ def test_a_file_whose_first_line_is_damaged_is_set_aside_whole(tmp_path, content
     with pytest.warns(
         UserWarning, match=r"first line of .* is damaged: .* set aside as metrics\.damaged\.csv"
     ):
-        logger.rewind(10)
+        logger.resume_from(10)
     assert (tmp_path / "metrics.damaged.csv").read_bytes() == content
     logger.log_metrics({"env_steps": 12, "a": 3.0}, step=12)
     assert logger.rows() == [{"env_steps": 12.0, "a": 3.0}]
+
+
+def resume(file, env_steps, fingerprint):
+    """Return the warnings of a run that continues from a checkpoint."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        MetricsCSV(str(file.parent)).resume_from(env_steps, fingerprint)
+    return [str(warning.message) for warning in caught]
+
+
+def test_the_fingerprint_is_the_number_of_rows_the_last_step_and_a_checksum(file, tmp_path):
+    fingerprint = MetricsCSV(str(file.parent)).fingerprint()
+    cells = [[("a", f"0.{i}"), ("env_steps", f"{i}"), ("step", f"{i}")] for i in (1, 2, 3)]
+    expected = zlib.crc32("".join(repr(row) for row in cells).encode())
+    assert fingerprint == {"rows": 3, "env_steps": 3, "crc32": expected}
+    (tmp_path / "new").mkdir()
+    assert MetricsCSV(str(tmp_path / "new")).fingerprint() == {
+        "rows": 0,
+        "env_steps": -1,
+        "crc32": 0,
+    }
+
+
+def test_later_rows_and_new_columns_do_not_change_what_the_checkpoint_noted(file):
+    logger = MetricsCSV(str(file.parent))
+    fingerprint = logger.fingerprint()
+    log(logger, 4, b=7.0)
+    assert resume(file, 3, fingerprint) == []
+    assert file.read_bytes() == b"a,b,env_steps,step\r\n0.1,,1,1\r\n0.2,,2,2\r\n0.3,,3,3\r\n"
+
+
+def test_a_row_of_the_checkpoints_own_step_that_was_logged_after_it_is_dropped(file):
+    logger = MetricsCSV(str(file.parent))
+    fingerprint = logger.fingerprint()
+    log(logger, 3, a=0.4)
+    assert resume(file, 3, fingerprint) == []
+    assert file.read_bytes() == HEADER + b"".join(ROWS)
+
+
+def test_a_lost_file_is_reported_and_the_run_continues_with_a_new_one(file):
+    fingerprint = MetricsCSV(str(file.parent)).fingerprint()
+    file.unlink()
+    (text,) = resume(file, 3, fingerprint)
+    assert text.startswith(f"{file} is missing: it had 3 rows up to env step 3 at the checkpoint.")
+    assert "Training is not affected" in text
+    logger = MetricsCSV(str(file.parent))
+    log(logger, 4, a=0.4)
+    assert file.read_bytes() == HEADER + b"0.4,4,4\r\n"
+
+
+def test_a_file_that_has_lost_rows_is_reported(file):
+    fingerprint = MetricsCSV(str(file.parent)).fingerprint()
+    file.write_bytes(HEADER + ROWS[0] + ROWS[1])
+    (text,) = resume(file, 3, fingerprint)
+    assert f"{file} has lost rows: it had 3 rows up to env step 3 at the checkpoint" in text
+    assert "has 2 of them up to env step 2" in text
+    assert file.read_bytes() == HEADER + ROWS[0] + ROWS[1]
+
+
+@pytest.mark.parametrize("changed", [b"0.7,2,2\r\n", b"0.2,1,2\r\n"])
+def test_a_changed_value_is_reported_and_kept(file, changed):
+    fingerprint = MetricsCSV(str(file.parent)).fingerprint()
+    content = HEADER + ROWS[0] + changed + ROWS[2]
+    file.write_bytes(content)
+    (text,) = resume(file, 3, fingerprint)
+    assert f"{file} was changed: its 3 rows up to env step 3 are not the 3 rows" in text
+    assert file.read_bytes() == content
+
+
+def test_the_fingerprint_counts_rows_that_a_full_disk_keeps_in_memory(file, monkeypatch):
+    logger = MetricsCSV(str(file.parent))
+    open_for_appending(monkeypatch, BrokenStream)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        log(logger, 4, a=0.4)
+    waiting = logger.fingerprint()
+    assert (waiting["rows"], waiting["env_steps"]) == (4, 4)
+    monkeypatch.undo()
+    log(logger, 5, a=0.5)
+    assert resume(file, 4, waiting) == []
+    assert file.read_bytes() == HEADER + b"".join(ROWS) + b"0.4,4,4\r\n"
+
+
+def metrics_warnings(caught):
+    return [str(w.message) for w in caught if "metrics.csv" in str(w.message)]
+
+
+def test_a_run_that_continues_without_its_metrics_warns_and_trains_on(command_line):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        command_line("fit")
+        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1050")
+        assert metrics_warnings(caught) == []
+        path = command_line.folder() / "metrics.csv"
+        path.unlink()
+        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+    (text,) = metrics_warnings(caught)
+    assert f"{path} is missing: it had" in text and "up to env step 1050" in text
+    assert {row["env_steps"] for row in command_line.rows()} == {"1200"}

@@ -5,13 +5,13 @@ from mtrl_lightning.callbacks import MetricsCSV, read_metrics
 from tests.conftest import CONFIGS
 
 
-def test_csv_appends_rewinds_and_adds_columns(tmp_path):
+def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):
     logger = MetricsCSV(str(tmp_path))
     for step in (1, 2, 3):
         logger.log_metrics({"env_steps": step, "a": step / 10}, step=step)
         logger.save()
     again = MetricsCSV(str(tmp_path))
-    again.rewind(2)
+    again.resume_from(2)
     again.log_metrics({"env_steps": 5, "b": 7.0}, step=5)
     again.save()
     assert read_metrics(tmp_path) == {"a": ([1, 2], [0.1, 0.2]), "b": ([5], [7.0])}
@@ -76,9 +76,7 @@ def wandb_history(folder):
     return rows, config, run_ids
 
 
-def test_wandb_offline_has_every_point_once_and_goes_on_with_the_same_run(
-    command_line, monkeypatch
-):
+def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_line, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=1200"]):
         args = ["--trainer.logger.init_args.offline=true", *extra]
