@@ -302,7 +302,7 @@ def constant(call: ast.Call, keyword: str) -> object:
     [
         ({"torch"}, "load", "weights_only", True),
         ({"np", "numpy"}, "load", "allow_pickle", False),
-        ({"self.trainer"}, "fit", "weights_only", True),
+        ({"trainer"}, "fit", "weights_only", True),
         ({"self.trainer"}, "validate", "weights_only", True),
     ],
 )

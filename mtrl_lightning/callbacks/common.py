@@ -7,7 +7,6 @@ from typing import ClassVar
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.precision import check_precision
 from mtrl_lightning.session import Session
 
 
@@ -45,4 +44,3 @@ def check_trainer(trainer: Trainer) -> None:
         raise ConfigurationError(
             f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
         )
-    check_precision(trainer.precision, trainer.strategy.root_device)

@@ -13,6 +13,7 @@ from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.driver import Driver
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.precision import check_precision
 from mtrl_lightning.replay import ReplayDataset
 from mtrl_lightning.schedules import Until, UpdateRatio
 
@@ -101,6 +102,7 @@ class RolloutCallback(Driver):
             return
         check_trainer(trainer)
         device = trainer.strategy.root_device
+        check_precision(trainer.precision, device)
         session.algorithm.check_device(device)
         envs = VectorEnv(
             session.benchmark,
