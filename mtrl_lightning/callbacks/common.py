@@ -30,8 +30,6 @@ class SessionCallback(Callback):
 def check_trainer(trainer: Trainer) -> None:
     """Check that the trainer's options are among those that the algorithms work with.
 
-    It warns where ``bf16-mixed`` is slower than ``32-true``.
-
     Raises:
         ConfigurationError: naming the option to change.
     """
