@@ -16,7 +16,7 @@ def steps_at_which_it_fires(schedule, stride, last):
 
 
 def first_steps_at_or_past(interval, stride, last):
-    """Naive reference: walk through the multiples, and find the first visited step that reaches each."""
+    """Return, for each multiple of the interval, the first visited step at or past it."""
     found = [
         math.ceil(Fraction(multiple, stride)) * stride
         for multiple in range(interval, last + 1, interval)
