@@ -181,7 +181,7 @@ class RolloutCallback(Callback):
             self._send(algorithm, "explore")
             self._receive(trainer, algorithm)
             check_signals(trainer)
-        self._ratio.start_anew(counters.vector_steps, counters.updates)
+        self._ratio.restart(counters.vector_steps, counters.updates)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
