@@ -61,11 +61,11 @@ class TaskGradients(NamedTuple):
         means = [torch.zeros_like(parameter) for parameter in own]
         for i, mean_weight in enumerate(mean_weight_R.tolist()):
             retain = retain_graph or i + 1 < num_tasks
-            found = torch.autograd.grad(loss_R[i], trained, retain_graph=retain, allow_unused=True)
-            for rows, gradient in zip(stacked, found[: len(shared)], strict=True):
+            one = torch.autograd.grad(loss_R[i], trained, retain_graph=retain, allow_unused=True)
+            for rows, gradient in zip(stacked, one[: len(shared)], strict=True):
                 if gradient is not None:
                     rows[i] = gradient
-            for total, gradient in zip(means, found[len(shared) :], strict=True):
+            for total, gradient in zip(means, one[len(shared) :], strict=True):
                 if gradient is not None:
                     total.add_(gradient, alpha=mean_weight)
         return cls(parameters, stacked, means)
