@@ -1,6 +1,7 @@
-"""Delete a run's files: ``python cli.py clear --run runs/try/version_0`` lists them, ``--yes`` deletes them.
+"""Delete the files of a run: ``python cli.py clear --run runs/try/version_0``.
 
-Only what the program itself wrote is deleted. Links are never followed. PyTorch is not imported.
+Without ``--yes`` the files are only listed. Only files that the program wrote are deleted. Links
+are never followed. PyTorch is not imported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import NamedTuple
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import LOCK, check_idle, run_lock
 
-HELP = "clear --run PATH lists what would be deleted of a run's folder, and deletes it with --yes; see clear --help"
+HELP = (
+    "clear --run PATH lists the files that would be deleted in a run's folder, and deletes them"
+    " with --yes; see clear --help"
+)
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
 FILES = (
     "config.yaml",
@@ -37,32 +41,31 @@ FOLDERS = {
     "wandb": ("*",),
     "checkpoints": ("*.ckpt", *UNFINISHED),
 }
-"""The program's folders: with ``*`` all that is in them is its own, folders in them too."""
+"""Folders of the program and patterns of its files; with ``*`` all contents, also folders."""
 
 
-class Contents(NamedTuple):
-    """What lies in a run's folder."""
+class _Contents(NamedTuple):
+    """The contents of a run's folder."""
 
     own: list[Path]
-    """Files, and links in their place, that the program wrote."""
+    """Files that the program wrote, and links in their place."""
     folders: list[Path]
-    """Folders that it made, inner ones first."""
-    left: list[Path]
-    """What is not its own."""
+    """Folders that the program created, inner ones first."""
+    foreign: list[Path]
+    """Everything else: it is not deleted."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run ``clear``; a user's mistake ends with its message and the exit code 2.
+    """Run ``clear``; an error of the user is printed and ends with exit code 2.
 
     Args:
-        args: what follows the word ``clear``, in place of the process' command line.
+        args: arguments after ``clear``; None for those of the process.
     """
     parser = argparse.ArgumentParser(
         prog=f"{Path(sys.argv[0]).name} clear",
-        description="List, with sizes, what would be deleted of a run's folder; delete it with --yes."
-        " Files that the program did not write are left, links are never followed, and a run that"
-        " is being trained"
-        " is refused.",
+        description="List, with sizes, the files that would be deleted in a run's folder; delete"
+        " them with --yes. Files that the program did not write are kept, links are never followed,"
+        " and a run in training is refused.",
     )
     parser.add_argument(
         "--run",
@@ -74,52 +77,59 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--replay_only",
         action="store_true",
-        help="only the replay; weights, checkpoints and metrics are kept",
+        help="delete only the replay; weights, checkpoints and metrics are kept",
     )
-    parser.add_argument("--yes", action="store_true", help="delete, and not only list")
+    parser.add_argument(
+        "--yes", action="store_true", help="delete the files instead of only listing them"
+    )
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     try:
         clear(options.run, replay_only=options.replay_only, yes=options.yes)
     except (ConfigurationError, OSError) as error:
-        remedy = "" if isinstance(error, ConfigurationError) else ": mend that and call clear again"
+        remedy = (
+            "" if isinstance(error, ConfigurationError) else ": correct this and run clear again"
+        )
         print(f"\nerror: {error}{remedy}", file=sys.stderr)
         sys.exit(2)
 
 
 def clear(path: Path, replay_only: bool = False, yes: bool = False) -> None:
-    """List what would be deleted of a run's folder; delete it if ``yes``.
+    """List the files that would be deleted in a run's folder; delete them if ``yes``.
+
+    Args:
+        path: folder of the run.
+        replay_only: delete only the replay.
+        yes: delete, instead of only listing.
 
     Raises:
-        ConfigurationError: if it is no run's folder, or the run is being trained.
+        ConfigurationError: if ``path`` is not the folder of a run, or the run is in training.
         OSError: if a file cannot be read or deleted.
     """
     folder = _run_folder(path)
     check_idle(folder)
-    found = contents(folder, replay_only)
+    found = _contents(folder, replay_only)
     print(f"{folder}:")
     for file in found.own:
         print(f"{_text(file.lstat().st_size):>12}  {file.relative_to(folder)}")
-    for other in found.left:
-        print(
-            f"{'left':>12}  {other.relative_to(folder)} (the program did not write it, or it is a"
-            " link)"
-        )
+    for other in found.foreign:
+        reason = "(not written by the program, or a link)"
+        print(f"{'kept':>12}  {other.relative_to(folder)} {reason}")
     summary = f"{len(found.own)} files, {_text(_size(found.own))}"
     if yes:
         _delete(folder, found)
     print(f"Deleted: {summary}" if yes else f"To delete: {summary}")
     if replay_only:
         print(
-            "The checkpoints stay; to train on from one of them with an empty replay:"
+            "The checkpoints are kept. To continue from one of them with an empty replay:"
             " --replay.restore false"
         )
     if not yes:
-        print("Nothing is deleted yet: add --yes")
+        print("Nothing was deleted: add --yes to delete")
 
 
-def contents(folder: Path, replay_only: bool = False) -> Contents:
-    """Return what lies in a run's folder, or of it only the replay."""
-    found = Contents([], [], [])
+def _contents(folder: Path, replay_only: bool = False) -> _Contents:
+    """Return the contents of a run's folder, or only of its replay."""
+    found = _Contents([], [], [])
     names = ["replay"] if replay_only else list(FOLDERS)
     ours = [
         folder / name
@@ -132,11 +142,11 @@ def contents(folder: Path, replay_only: bool = False) -> Contents:
         for path in sorted(set(folder.iterdir()) - set(ours)):
             _sort_in(path, (*FILES, *UNFINISHED), found)
     elif (folder / "replay").is_symlink():
-        found.left.append(folder / "replay")
+        found.foreign.append(folder / "replay")
     return found
 
 
-def _collect(folder: Path, patterns: tuple[str, ...], found: Contents) -> None:
+def _collect(folder: Path, patterns: tuple[str, ...], found: _Contents) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink() and "*" in patterns:
             _collect(path, patterns, found)
@@ -145,11 +155,12 @@ def _collect(folder: Path, patterns: tuple[str, ...], found: Contents) -> None:
     found.folders.append(folder)
 
 
-def _sort_in(path: Path, patterns: tuple[str, ...], found: Contents) -> None:
-    is_own = (path.is_symlink() or path.is_file()) and any(
-        fnmatch(path.name, pattern) for pattern in patterns
-    )
-    (found.own if is_own else found.left).append(path)
+def _sort_in(path: Path, patterns: tuple[str, ...], found: _Contents) -> None:
+    is_file = path.is_symlink() or path.is_file()
+    if is_file and any(fnmatch(path.name, pattern) for pattern in patterns):
+        found.own.append(path)
+    else:
+        found.foreign.append(path)
 
 
 def _run_folder(path: Path) -> Path:
@@ -160,18 +171,19 @@ def _run_folder(path: Path) -> Path:
     runs = sorted(run for pattern in ("version_*", "*/version_*") for run in folder.glob(pattern))
     if runs:
         raise ConfigurationError(
-            f"{path} holds runs and is none itself: give one of them, such as {runs[-1]}"
+            f"{path} contains runs but is not the folder of one run: give one of them, such as"
+            f" {runs[-1]}"
         )
     raise ConfigurationError(
-        f"{path} is no run's folder: it has none of {', '.join(SIGNS_OF_A_RUN)}; give one such as"
-        " runs/NAME/version_0"
+        f"{path} is not the folder of a run, which has {', '.join(SIGNS_OF_A_RUN)}: give one,"
+        " such as runs/NAME/version_0"
     )
 
 
-def _delete(folder: Path, found: Contents) -> None:
+def _delete(folder: Path, found: _Contents) -> None:
     with run_lock(folder):
         for path in found.own:
-            if path != folder / LOCK:  # which goes when it is freed
+            if path != folder / LOCK:  # deleted when the lock is released
                 path.unlink(missing_ok=True)
     for empty in [*found.folders, folder]:
         with contextlib.suppress(OSError):  # not empty
@@ -179,7 +191,9 @@ def _delete(folder: Path, found: Contents) -> None:
 
 
 def _size(files: Sequence[Path]) -> int:
-    return sum({(s.st_dev, s.st_ino): s.st_size for s in (file.lstat() for file in files)}.values())
+    """Return the bytes of the files; hard links to one file count once."""
+    stats = [file.lstat() for file in files]
+    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
 
 
 def _text(size: float) -> str:

@@ -1,4 +1,4 @@
-"""The only clock: named counts, never an optimizer's steps; and a stopwatch that says where the time goes."""
+"""The counts that all schedules use, and a stopwatch that measures where the time goes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass
 class Counters:
-    """What has happened since a run began; every schedule reads ``env_steps``."""
+    """What has happened since the start of a run; every schedule uses ``env_steps``."""
 
     env_steps: int = 0
-    """Steps of single environments: one task stepping once is one."""
+    """Steps of single environments, whatever their action repeat."""
     vector_steps: int = 0
     """Steps of all environments together."""
     updates: int = 0
@@ -23,9 +23,9 @@ class Counters:
     network_resets: int = 0
     """Resets of the networks."""
     worker_restarts: int = 0
-    """Groups of environments rebuilt after a fault, those of evaluations too."""
+    """Groups of environments rebuilt after a fault, in training and in evaluation."""
     dropped_transitions: int = 0
-    """Steps of single environments that a fault made void."""
+    """Steps of single environments that were dropped because of a fault."""
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts."""
@@ -38,25 +38,24 @@ class Counters:
 
 
 class Stopwatch:
-    """Seconds spent on named things."""
+    """Measure the seconds spent on named activities, which may overlap."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._begun: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
 
     def start(self, name: str) -> None:
-        """Begin to measure."""
-        self._begun[name] = time.perf_counter()
+        """Start to measure an activity."""
+        self._started_at[name] = time.perf_counter()
 
     def stop(self, name: str) -> None:
-        """Add the time since ``start``."""
-        self._seconds[name] = (
-            self._seconds.get(name, 0.0) + time.perf_counter() - self._begun.pop(name)
-        )
+        """Add the time since ``start`` to the activity's seconds."""
+        elapsed = time.perf_counter() - self._started_at.pop(name)
+        self._seconds[name] = self._seconds.get(name, 0.0) + elapsed
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Measure a block."""
+        """Measure a ``with`` block."""
         self.start(name)
         try:
             yield
@@ -64,6 +63,10 @@ class Stopwatch:
             self.stop(name)
 
     def drain(self) -> dict[str, float]:
-        """Return the seconds and begin anew."""
-        seconds, self._seconds = self._seconds, {}
+        """Return the seconds of each finished measurement since the last call, and reset them.
+
+        A measurement that is still running counts in full when it stops.
+        """
+        seconds = self._seconds
+        self._seconds = {}
         return seconds

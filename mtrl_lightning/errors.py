@@ -1,4 +1,4 @@
-"""The two kinds of failure a user meets; the command line prints their message without a traceback."""
+"""Errors with a message for the user, which the command line prints without a traceback."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from types import ModuleType
 
 
 class ConfigurationError(ValueError):
-    """What the user asked for cannot work; the message names the remedy."""
+    """A setting that cannot work; the message names the remedy."""
 
 
 class EnvironmentFaultError(RuntimeError):
-    """An environment or its worker process broke; the message names the task, the step and the cause."""
+    """An environment or its worker process failed.
+
+    The message names the task, the step and the cause.
+    """
 
 
 class RestartsExhaustedError(EnvironmentFaultError):
-    """Environments broke more often than they may be rebuilt; what was learned and seen is whole."""
+    """Environments failed more often than allowed; networks and replay are not affected."""
 
 
 class CallError(EnvironmentFaultError):
-    """An environment could not answer a question; asking a rebuilt one would not help."""
+    """An environment could not answer a call; rebuilding it would not help."""
 
 
 class PolicyFaultError(RuntimeError):
-    """The policy's actions are not numbers: no environment is to blame."""
+    """The actions of the policy are not finite; no environment is the cause."""
 
 
 def import_optional(module: str, package: str) -> ModuleType:
-    """Import an optional package when it is first needed.
+    """Import a module of an optional package.
 
     Raises:
-        ConfigurationError: naming the command that installs it.
+        ConfigurationError: if it is not installed; the message names the command that installs it.
     """
     try:
         return importlib.import_module(module)

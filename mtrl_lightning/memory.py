@@ -1,4 +1,4 @@
-"""Memory: what this process may take of it, what it keeps, and the way to a device's."""
+"""Free memory, the memory that the process keeps, and copies to a device."""
 
 from __future__ import annotations
 
@@ -11,44 +11,54 @@ import psutil
 import torch
 from torch import Tensor
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-KEPT = 1 << 30
-"""Bytes, enough for the activations of large networks."""
-MOST_IN_OLDER_GLIBC = 1 << 25
+_M_TRIM_THRESHOLD = -1  # constants of glibc's malloc.h
+_M_MMAP_THRESHOLD = -3
+_FREED_BYTES_KEPT = 1 << 30  # enough for the activations of large networks
+_OLDER_GLIBC_MAX_MMAP_THRESHOLD = 1 << 25
 CPU = torch.device("cpu")
 
 
 def free_memory(device: torch.device = CPU) -> int:
-    """Return the bytes that this process may still take, also inside a container."""
+    """Return the bytes that this process can still allocate, also inside a container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
-        free = min(free, int(most) - int(used.read_text()))
+    limit_file = Path("/sys/fs/cgroup/memory.max")
+    used_file = Path("/sys/fs/cgroup/memory.current")
+    if limit_file.exists() and used_file.exists():
+        limit = limit_file.read_text().strip()
+        if limit.isdigit():  # "max" where there is no limit
+            free = min(free, int(limit) - int(used_file.read_text()))
     return free
 
 
-def keep_freed_memory(num_bytes: int = KEPT) -> bool:
-    """Let this process keep up to so many freed bytes for what it allocates next.
+def keep_freed_memory(num_bytes: int = _FREED_BYTES_KEPT) -> bool:
+    """Let the process keep freed memory for its next allocations; it changes no result.
 
-    Otherwise glibc gives a layer's activations back to the system after every update, and the next
-    update waits for thousands of page faults. It changes no number.
+    Otherwise glibc returns the activations of a layer to the operating system after every update,
+    and the next update waits for thousands of page faults.
+
+    This is a process-wide setting. Only the command line calls it (and the benchmarks, which
+    measure what it does): importing the package or training from Python leaves the process as it
+    is. Call it yourself to get the same speed from Python.
+
+    Args:
+        num_bytes: number of freed bytes to keep at most.
 
     Returns:
-        Whether glibc, the usual C library of Linux, was told so; there is no way to tell another.
+        Whether the setting was made. It needs glibc, the usual C library of Linux.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
-    tell = ctypes.CDLL(None).mallopt
-    kept = tell(_M_TRIM_THRESHOLD, num_bytes) == 1
-    return kept and any(
-        tell(_M_MMAP_THRESHOLD, size) == 1 for size in (num_bytes, MOST_IN_OLDER_GLIBC)
-    )
+    mallopt = ctypes.CDLL(None).mallopt
+    if mallopt(_M_TRIM_THRESHOLD, num_bytes) != 1:
+        return False
+    sizes = (num_bytes, _OLDER_GLIBC_MAX_MMAP_THRESHOLD)
+    return any(mallopt(_M_MMAP_THRESHOLD, size) == 1 for size in sizes)
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:
-    """Return a NumPy array or a tensor on the device; the copy to a GPU is under way when this returns."""
+    """Return an array or a tensor on the device; a copy to a GPU may still be running."""
     tensor = torch.as_tensor(array)
     if device.type != "cuda" or tensor.device.type == "cuda":
         return tensor.to(device)

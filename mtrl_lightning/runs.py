@@ -1,4 +1,4 @@
-"""A run's folder, ``<root>/<name>/version_N``, the checkpoints in it, and its lock."""
+"""The folder of a run, ``<root>/<name>/version_N``, its checkpoints and its lock."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def versions(root: str, name: str) -> list[Path]:
 
 
 def new_run_folder(root: str, name: str) -> Path:
-    """Make the folder of a new run; runs that start at the same time get different ones.
+    """Create the folder of a new run; runs that start at the same time get different folders.
 
     Raises:
-        ConfigurationError: if it cannot be made.
+        ConfigurationError: if the folder cannot be created.
     """
     while True:
         before = versions(root, name)
@@ -45,19 +45,25 @@ def new_run_folder(root: str, name: str) -> Path:
         except FileExistsError as error:
             if not folder.is_dir():
                 raise ConfigurationError(
-                    f"{folder} is in the way of the run's folder: choose another --root"
+                    f"the run's folder {folder} cannot be created, because a file has this name:"
+                    " choose another --root"
                 ) from error
         except OSError as error:
             raise ConfigurationError(
-                f"the run's folder {folder} cannot be made ({error}): choose another --root"
+                f"the run's folder {folder} cannot be created ({error}): choose another --root"
             ) from error
 
 
 def find_checkpoint(which: str, root: str, name: str) -> Path:
-    """Return the checkpoint's path for a path, or for ``last`` or ``best`` of the newest run that has one.
+    """Return the path of a checkpoint.
+
+    Args:
+        which: a path, or ``last`` or ``best`` for that of the newest run that has one.
+        root: root folder of all runs.
+        name: name of the runs.
 
     Raises:
-        ConfigurationError: if there is none.
+        ConfigurationError: if there is no such checkpoint.
     """
     if which not in ("last", "best"):
         if not Path(which).is_file():
@@ -71,8 +77,8 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
         if path.is_file() or (which == "last" and any(path.parent.glob("step_*.ckpt"))):
             return path
     raise ConfigurationError(
-        f"no run in {Path(root) / name} has a {which}.ckpt: give --name and --root of the run, or a"
-        " path"
+        f"no run in {Path(root) / name} has a {which}.ckpt: give --name and --root of the run, or"
+        " the path of a checkpoint"
     )
 
 
@@ -80,22 +86,22 @@ def run_folder_of(checkpoint: Path) -> Path:
     """Return the folder of the run that wrote a checkpoint.
 
     Raises:
-        ConfigurationError: if the checkpoint does not lie in a run's ``checkpoints`` folder.
+        ConfigurationError: if the checkpoint is not in the ``checkpoints`` folder of a run.
     """
     folder = checkpoint.resolve().parent
     if folder.name != "checkpoints":
         raise ConfigurationError(
-            f"{checkpoint} does not lie in a run's checkpoints folder, so its run cannot be"
-            " continued"
+            f"{checkpoint} is not in the checkpoints folder of a run, so that its run cannot be"
+            " continued: give a path such as runs/NAME/version_0/checkpoints/last.ckpt"
         )
     return folder.parent
 
 
 def ensure_writable(folder: Path) -> None:
-    """Make a folder if it is not there, and try to write into it.
+    """Create a folder if it does not exist, and check that files can be written to it.
 
     Raises:
-        ConfigurationError: if it cannot be written.
+        ConfigurationError: if no file can be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,18 +109,20 @@ def ensure_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(
-            f"the run's folder {folder} cannot be written ({error}): free or mend it"
+            f"no file can be written to the run's folder {folder} ({error}): check its permissions"
+            " and the free disk space"
         ) from error
 
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in a run's folder; the kernel frees the lock of a process that was killed.
+    """Lock the folder of a run, so that no other process trains in it.
 
-    Without effect where the system or the file system has no such locks.
+    The kernel releases the lock of a process that was killed. There is no lock where the operating
+    system or the file system does not support it.
 
     Raises:
-        ConfigurationError: if another process holds it.
+        ConfigurationError: if another process holds the lock.
     """
     path = folder / LOCK
     descriptor = _lock(path, os.O_CREAT)
@@ -125,15 +133,17 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            path.unlink(missing_ok=True)  # before it is freed: afterwards it may be another's
+            path.unlink(
+                missing_ok=True
+            )  # before the release: later it may be another process' lock
             os.close(descriptor)
 
 
 def check_idle(folder: Path) -> None:
-    """Check that nobody holds the lock of a run's folder, and write nothing.
+    """Check that no process holds the lock of a run's folder, without writing anything.
 
     Raises:
-        ConfigurationError: if another process holds it.
+        ConfigurationError: if another process holds the lock.
     """
     descriptor = _lock(folder / LOCK, 0)
     if descriptor is not None:
@@ -154,11 +164,10 @@ def _lock(path: Path, flags: int) -> int | None:
             holder = os.read(descriptor, 1000).decode(errors="replace") or "just started"
             os.close(descriptor)
             raise ConfigurationError(
-                f"another process ({holder}) is training in {path.parent}: wait until it has ended;"
-                " if there is no"
-                f" such process any more because its host failed, delete {path}"
+                f"another process ({holder}) is training in {path.parent}: wait until it has"
+                f" ended. If its host failed and the process no longer exists, delete {path}"
             ) from None
-        except FileNotFoundError:  # its holder has ended and deleted it
+        except FileNotFoundError:  # the holder has ended and deleted the file: try again
             pass
         except OSError:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""When things happen, in environment steps."""
+"""Schedules in environment steps, and the ratio of updates to vector steps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mtrl_lightning.errors import ConfigurationError
 
 
 class Every:
-    """True at the first step on or past each multiple of ``interval``.
+    """Be due at the first step at or past each multiple of ``interval``.
 
     Args:
-        interval: environment steps between two firings, at least 1.
-        name: the option that set the interval, for the error message.
+        interval: interval in environment steps, at least 1.
+        name: option that sets the interval, for the error message.
 
     Raises:
         ConfigurationError: if the interval is below 1.
@@ -27,25 +27,25 @@ class Every:
         self._last = 0
 
     def __call__(self, step: int) -> bool:
-        """Return whether a multiple of the interval lies in ``(last step asked, step]``."""
-        due = step // self.interval > self._last // self.interval
+        """Return whether a multiple of the interval lies in ``(step of the last call, step]``."""
+        is_due = step // self.interval > self._last // self.interval
         self._last = step
-        return due
+        return is_due
 
     def state_dict(self) -> dict[str, int]:
-        """Return the last step asked about."""
+        """Return the step of the last call."""
         return {"last": self._last}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the last step asked about; the interval may have changed since."""
+        """Restore the step of the last call; the interval may differ from the saved run's."""
         self._last = int(state["last"])
 
 
 class Until:
-    """True while ``step < limit``, and never again once that was over.
+    """Be true while ``step < limit``, and never again after that.
 
     Args:
-        limit: environment steps; 0 means never.
+        limit: limit in environment steps; 0 for never.
     """
 
     def __init__(self, limit: int) -> None:
@@ -53,7 +53,7 @@ class Until:
         self._over = False
 
     def __call__(self, step: int) -> bool:
-        """Return whether the limit lies ahead."""
+        """Return whether the limit was not reached yet."""
         self._over = self._over or step >= self.limit
         return not self._over
 
@@ -67,14 +67,14 @@ class Until:
 
 
 class UpdateRatio:
-    """How many updates are owed for the vector steps made.
+    """Decide whether updates are due for the vector steps made.
 
     Args:
-        ratio: updates a vector step, above 0, also fractional.
-        burst: updates owed at the start (mtrl makes as many as it made warm-up steps).
+        ratio: updates per vector step, above 0, may be a fraction.
+        burst: updates due at the start (mtrl: as many as there were warm-up steps).
 
     Raises:
-        ConfigurationError: if the ratio is not above 0 or the burst is negative.
+        ConfigurationError: if ``ratio`` is not above 0 or ``burst`` is negative.
     """
 
     def __init__(self, ratio: float, burst: int = 0) -> None:
@@ -84,33 +84,36 @@ class UpdateRatio:
             )
         if burst < 0:
             raise ConfigurationError(f"warmup_updates is {burst}: give 0 or more")
-        self.ratio, self.burst = ratio, burst
+        self.ratio = ratio
+        self.burst = burst
         self._start: tuple[int, int] | None = None
 
     def start(self, vector_steps: int, updates: int) -> None:
-        """Begin to count here, at the end of warm-up; without effect once begun."""
+        """Start to count at the end of warm-up; no effect if counting has started."""
         if self._start is None:
             self._start = (vector_steps, updates)
 
     def restart(self, vector_steps: int, updates: int) -> None:
-        """Begin to count here if counting had begun before: nothing is owed for what lies between."""
+        """Count from here if counting has started: no update is due for earlier vector steps."""
         if self._start is not None:
             self._start = (vector_steps, updates - self.burst)
 
     def due(self, vector_steps: int, updates: int) -> bool:
-        """Return whether at least one update is owed."""
-        assert self._start is not None, "start() comes first"
-        steps, made = vector_steps - self._start[0], updates - self._start[1]
-        return self.burst + math.floor(steps * self.ratio + 1e-6) > made
+        """Return whether at least one update is due."""
+        assert self._start is not None, "call start() before due()"
+        start_steps, start_updates = self._start
+        steps = vector_steps - start_steps
+        # the small number corrects the rounding of ratios such as 0.29
+        num_owed = self.burst + math.floor(steps * self.ratio + 1e-6)
+        return num_owed > updates - start_updates
 
     def state_dict(self) -> dict[str, int]:
-        """Return where counting began, empty before."""
-        return (
-            {}
-            if self._start is None
-            else {"vector_steps": self._start[0], "updates": self._start[1]}
-        )
+        """Return the counts at the start, or an empty dictionary before it."""
+        if self._start is None:
+            return {}
+        vector_steps, updates = self._start
+        return {"vector_steps": vector_steps, "updates": updates}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore where counting began."""
+        """Restore the counts at the start."""
         self._start = (int(state["vector_steps"]), int(state["updates"])) if state else None

@@ -68,7 +68,7 @@ def test_without_yes_everything_is_listed_and_nothing_touched(run, capsys):
     assert tree(run) == before
     assert set(re.findall(r"^ +[\d.]+ \w+  (\S+)$", printed, re.MULTILINE)) == files(run)
     assert (
-        "100 B  metrics.unfinished" in printed and "left" not in printed and "add --yes" in printed
+        "100 B  metrics.unfinished" in printed and "kept" not in printed and "add --yes" in printed
     )
 
 
@@ -93,7 +93,7 @@ def test_yes_deletes_the_run_and_nothing_beside_it(run, capsys):
     assert "Deleted: " in capsys.readouterr().out
 
 
-def test_foreign_files_stay_and_are_listed(run, capsys):
+def test_foreign_files_are_kept_and_listed(run, capsys):
     foreign = {
         "notes.txt",
         "checkpoints/notes.txt",
@@ -116,7 +116,7 @@ def test_foreign_files_stay_and_are_listed(run, capsys):
         "paper.ckpt",
         "x.unfinished",
     ):
-        assert re.search(rf"^ +left  {name} ", printed, re.MULTILINE)
+        assert re.search(rf"^ +kept  {name} ", printed, re.MULTILINE)
     assert tree(run).keys() - foreign == {"checkpoints", "checkpoints/old", "mine", "x.unfinished"}
 
 
@@ -136,7 +136,7 @@ def test_links_are_never_followed(run, capsys, options):
     call(run, *options)
     assert tree(outside) == before
     assert (run / "replay").is_symlink() and (run / "checkpoints").is_symlink()
-    assert re.search("left  replay ", capsys.readouterr().out)
+    assert re.search("kept  replay ", capsys.readouterr().out)
     if "--replay_only" not in options:
         assert files(run) == {"replay", "checkpoints"}
 
@@ -174,12 +174,12 @@ def test_clearing_twice_is_no_error_for_the_replay(run, capsys):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere", "is no run's folder"),
-        ("empty", "is no run's folder"),
-        ("runs", "holds runs and is none itself"),
-        ("runs/try", "holds runs and is none itself"),
-        ("runs/try/version_0/metrics.csv", "is no run's folder"),
-        ("runs/try/version_0/replay", "is no run's folder"),
+        ("nowhere", "is not the folder of a run"),
+        ("empty", "is not the folder of a run"),
+        ("runs", "contains runs but is not the folder of one run"),
+        ("runs/try", "contains runs but is not the folder of one run"),
+        ("runs/try/version_0/metrics.csv", "is not the folder of a run"),
+        ("runs/try/version_0/replay", "is not the folder of a run"),
     ],
 )
 def test_what_is_no_run_is_refused(run, tmp_path, capsys, path, message):
@@ -221,7 +221,7 @@ def test_both_commands_reach_it_and_without_pytorch(run, capsys, monkeypatch):
     assert not run.exists()
 
 
-def test_help_tells_of_it(capsys, monkeypatch):
+def test_it_is_in_the_help(capsys, monkeypatch):
     for args, words in (
         (["--help"], ["clear --run PATH"]),
         (["clear", "--help"], ["--run", "--replay_only", "--yes"]),
@@ -239,5 +239,5 @@ def test_a_project_that_has_a_config_and_videos_is_no_run(tmp_path, capsys):
     (tmp_path / "project" / "videos" / "holiday.mp4").touch()
     with pytest.raises(SystemExit) as exit_info:
         main(["clear", "--run", str(tmp_path / "project"), "--yes"])
-    assert exit_info.value.code == 2 and "is no run's folder" in capsys.readouterr().err
+    assert exit_info.value.code == 2 and "is not the folder of a run" in capsys.readouterr().err
     assert (tmp_path / "project" / "videos" / "holiday.mp4").exists()

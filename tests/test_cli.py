@@ -290,7 +290,7 @@ def test_validate_without_a_checkpoint(command_line, capsys):
 def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
     (tmp_path / "file").write_text("in the way")
     code, error = fails(command_line, capsys, "fit", f"--root={tmp_path / 'file'}")
-    assert code == 2 and "cannot be made" in error and "choose another --root" in error
+    assert code == 2 and "cannot be created" in error and "choose another --root" in error
 
 
 @pytest.mark.parametrize(

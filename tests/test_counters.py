@@ -65,7 +65,7 @@ def test_stopwatch_adds_up_what_has_the_same_name(clock):
     assert stopwatch.drain() == {"act": 3.5, "step": 4.0}
 
 
-def test_stopwatch_begins_anew_when_drained(clock):
+def test_stopwatch_is_empty_after_it_was_drained(clock):
     stopwatch = Stopwatch()
     with stopwatch.measure("act"):
         clock[0] += 1.0

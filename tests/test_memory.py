@@ -1,4 +1,4 @@
-"""What the process may take of the memory, and what it keeps."""
+"""Free memory, the memory that the process keeps, and copies to a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if sys.argv[1] == "keep":
 torch.set_num_threads(1)
 x = torch.ones(500_000)
 def update():  # layers' activations: allocated one after another, all freed at the end
-    kept = [x + 1 for _ in range(10)]
+    activations = [x + 1 for _ in range(10)]
 for _ in range(5):
     update()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,7 +34,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_kept_memory_is_used_again_without_page_faults():
     faults = {}
     for how in ("keep", "give back"):
@@ -58,17 +58,17 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
 @pytest.mark.parametrize(("most", "kept"), [(1 << 40, True), (1 << 25, True), (0, False)])
 def test_older_glibcs_take_less_and_none_is_an_answer(monkeypatch, most, kept):
-    told = []
+    calls = []
 
     def mallopt(option, size):
-        told.append((option, size))
+        calls.append((option, size))
         return int(option == memory._M_TRIM_THRESHOLD or size <= most)
 
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.1"))
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
     assert memory.keep_freed_memory() is kept
-    assert told[0] == (memory._M_TRIM_THRESHOLD, 1 << 30)
-    assert told[-1] == (memory._M_MMAP_THRESHOLD, 1 << 30 if most > 1 << 30 else 1 << 25)
+    assert calls[0] == (memory._M_TRIM_THRESHOLD, 1 << 30)
+    assert calls[-1] == (memory._M_MMAP_THRESHOLD, 1 << 30 if most > 1 << 30 else 1 << 25)
 
 
 def test_a_gpus_free_memory_is_asked_of_the_gpu(monkeypatch):

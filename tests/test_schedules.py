@@ -16,7 +16,7 @@ def steps_at_which_it_fires(schedule, stride, last):
 
 
 def first_steps_at_or_past(interval, stride, last):
-    """Naive reference: walk through the multiples, and find the first visited step that reaches each."""
+    """Return, for each multiple of the interval, the first visited step at or past it."""
     found = [
         math.ceil(Fraction(multiple, stride)) * stride
         for multiple in range(interval, last + 1, interval)
@@ -166,7 +166,7 @@ def test_update_ratio_counts_from_the_first_start():
 
 
 @pytest.mark.parametrize("burst", [0, 5])
-def test_update_ratio_that_starts_anew_owes_nothing_for_what_lies_between_and_no_second_burst(
+def test_update_ratio_after_a_restart_owes_nothing_for_earlier_steps_and_no_second_burst(
     burst,
 ):
     schedule = UpdateRatio(0.5, burst)
@@ -177,10 +177,10 @@ def test_update_ratio_that_starts_anew_owes_nothing_for_what_lies_between_and_no
     assert schedule.due(1_002, 25)
     assert not schedule.due(1_002, 26)
     schedule.start(2_000, 30)
-    assert schedule.due(1_010, 29), "a start is without effect once begun"
+    assert schedule.due(1_010, 29), "a second start has no effect"
 
 
-def test_update_ratio_that_had_not_begun_is_not_begun_by_starting_anew():
+def test_restart_has_no_effect_before_the_start():
     schedule = UpdateRatio(1, burst=3)
     schedule.restart(1_000, 0)
     assert schedule.state_dict() == {}
@@ -188,7 +188,7 @@ def test_update_ratio_that_had_not_begun_is_not_begun_by_starting_anew():
     assert schedule.due(2_000, 2) and not schedule.due(2_000, 3)
 
 
-def test_update_ratio_that_started_anew_goes_on_where_it_was_saved():
+def test_update_ratio_after_a_restart_continues_from_its_state():
     before, after = UpdateRatio(0.5, burst=4), UpdateRatio(0.5, burst=4)
     before.start(100, 0)
     before.restart(1_000, 25)
@@ -201,18 +201,18 @@ def test_update_ratio_needs_a_start():
         UpdateRatio(1).due(1, 0)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_update_ratio_goes_on_where_it_was_saved(begun):
+@pytest.mark.parametrize("has_started", [False, True])
+def test_update_ratio_continues_from_its_state(has_started):
     before, after = UpdateRatio(1 / 3, burst=5), UpdateRatio(1 / 3, burst=5)
-    if begun:
+    if has_started:
         before.start(100, 3)
     after.load_state_dict(before.state_dict())
     after.start(400, 20)
-    begin, made = (100, 3) if begun else (400, 20)
+    start, made = (100, 3) if has_started else (400, 20)
     for steps in (0, 1, 2, 3, 100):
         owed = made + 5 + math.floor(Fraction(steps, 3))
-        assert after.due(begin + steps, owed - 1)
-        assert not after.due(begin + steps, owed)
+        assert after.due(start + steps, owed - 1)
+        assert not after.due(start + steps, owed)
 
 
 @pytest.mark.parametrize("ratio", [0, -1, float("nan"), float("inf")])

@@ -1,4 +1,4 @@
-"""How the tasks' losses become one gradient: one method a file."""
+"""Gradient methods, one per file: turn the tasks' losses into one gradient."""
 
 from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
 from mtrl_lightning.gradients.cagrad import CAGrad

@@ -1,6 +1,8 @@
-"""Align the principal components (Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning").
+"""Aligned-MTL: give all principal components of the tasks' gradients the same length.
 
-Shapes: ``T`` trained tasks, ``R`` principal components.
+Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning".
+
+Shapes: ``R`` trained tasks, ``P`` principal components.
 """
 
 from __future__ import annotations
@@ -9,39 +11,46 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
-from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_shares
+from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 
 TOLERANCE = torch.finfo(torch.float32).eps
-"""Eigenvalues up to ``T`` times this share of the largest count as zero: the products are summed in float32."""
+"""Eigenvalues up to ``R`` times this fraction of the largest one count as zero.
+
+The Gram matrix is computed in float32: smaller eigenvalues are rounding errors.
+"""
 
 
 class AlignedMTL(GradientMethod):
-    """Follow the mean of the gradients after giving all their principal components the same length (algorithm 1).
+    """Average the gradients after equalizing their principal components (algorithm 1).
 
-    The Gram matrix ``V diag(l) V'`` has the gradients' squared singular values ``l``. With ``B``
-    being ``sqrt(min l) V diag(l)^(-1/2) V'`` over the eigenvalues that are not zero, the weights
-    are ``B (1/T, ..., 1/T)``: all singular values become the smallest one, which is the paper's
-    scale. It is the mean when the tasks agree, and small when they agree but for a little. It costs
-    one pass a task. Parameters that tasks do not share get the gradient of the mean loss.
+    The Gram matrix ``V diag(l) V'`` has the squared singular values ``l`` of the gradients. With
+    ``B = sqrt(min l) V diag(l)^(-1/2) V'`` over the eigenvalues that are not zero, the tasks'
+    weights are ``B (1/R, ..., 1/R)``. All singular values become the smallest one, which is the
+    scale of the paper. The update equals the mean gradient when all gradients are parallel. It
+    is short when they are nearly parallel.
+
+    The method costs one backward pass per task. Parameters that are not shared get the gradient of
+    the mean loss.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
     """
 
     def backward(
-        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Set the gradients."""
-        share_T = equal_shares(len(loss_T))
-        gradients = TaskGradients.of(loss_T, parameters)
-        _, self._statistics = gradients.follow(
-            lambda gram_TT: alignment(gram_TT) @ share_T, share_T
+        """Set every parameter's ``.grad``."""
+        mean_weight_R = equal_weights(len(loss_R))
+        gradients = TaskGradients.from_losses(loss_R, parameters)
+        _, self._statistics = gradients.combine_with(
+            lambda gram_RR: alignment(gram_RR) @ mean_weight_R, mean_weight_R
         )
 
 
-def alignment(gram_TT: Tensor) -> Tensor:
-    """Return ``B``, for a Gram matrix that is not zero."""
-    value_T, vector_TT = torch.linalg.eigh(gram_TT)
-    kept = value_T > len(gram_TT) * TOLERANCE * value_T.max()
-    value_R, vector_TR = value_T[kept], vector_TT[:, kept]
-    return (vector_TR * (value_R.min() / value_R).sqrt()) @ vector_TR.t()
+def alignment(gram_RR: Tensor) -> Tensor:
+    """Return ``B`` (``[R, R]``) for a Gram matrix that is not zero."""
+    value_R, vector_RR = torch.linalg.eigh(gram_RR)
+    is_nonzero_R = value_R > len(gram_RR) * TOLERANCE * value_R.max()
+    value_P = value_R[is_nonzero_R]
+    vector_RP = vector_RR[:, is_nonzero_R]
+    return (vector_RP * (value_P.min() / value_P).sqrt()) @ vector_RP.t()

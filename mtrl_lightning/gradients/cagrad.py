@@ -1,6 +1,8 @@
-"""Conflict-averse gradient descent (Liu et al. 2021, "Conflict-Averse Gradient Descent for Multi-task Learning").
+"""CAGrad: conflict-averse gradient descent.
 
-Shapes: ``T`` trained tasks, ``G`` groups: every task, or the sampled tasks and all others together.
+Liu et al. 2021, "Conflict-Averse Gradient Descent for Multi-task Learning".
+
+Shapes: ``R`` trained tasks, ``G`` groups: every task, or the sampled tasks and all others together.
 """
 
 from __future__ import annotations
@@ -15,32 +17,36 @@ from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients
 
 SMOOTHING = 1e-4
-"""Smallest ``||g_w||``, relative to a gradient's root mean square norm.
+"""Smallest ``||g_w||``, relative to the root mean square norm of the gradients.
 
-It leaves the update defined where ``g_w`` is zero: there the dual alone does not say in which
-direction to go.
+Where ``g_w`` is zero, the dual problem leaves the direction open. This keeps the update defined.
 """
 
 
 class CAGrad(GradientMethod):
     """Improve the task that improves least, near the mean gradient (algorithm 1).
 
-    The update ``d`` maximises ``min_i g_i . d`` within ``||d - g_0|| <= c ||g_0||``, where ``g_0``
-    is the mean gradient. With ``w`` on the simplex minimising ``g_w . g_0 + c ||g_0|| ||g_w||``,
-    ``d`` is ``g_0 + c ||g_0|| / ||g_w|| g_w``. It is divided here by ``1 + c``, so that it is the
-    mean when the tasks agree; the paper's algorithm does not divide, others divide by ``1 + c^2``.
-    It costs one pass a task. Parameters that tasks do not share get the gradient of the mean loss.
+    The update ``d`` maximizes ``min_i g_i . d`` within ``||d - g_0|| <= c ||g_0||``, where ``g_0``
+    is the mean gradient. With ``w`` on the simplex minimizing ``g_w . g_0 + c ||g_0|| ||g_w||``,
+    ``d`` is ``g_0 + c ||g_0|| / ||g_w|| g_w``. Here ``d`` is divided by ``1 + c``, so that it
+    equals the mean gradient when the tasks agree. The paper's algorithm does not divide; other
+    implementations divide by ``1 + c^2``.
+
+    The method costs one backward pass per task. Parameters that are not shared get the gradient of
+    the mean loss.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
-        c: radius of the ball around the mean gradient, relative to its norm, at least 0; below 1 it
-            converges to a minimum of the mean loss, 0 is the mean (``c`` in the paper; 0.5).
-        num_sampled: tasks drawn for each update that are told apart, the others being one group
-            with their mean gradient (CAGrad-Fast, equation 4; ``|S|`` is 4 on MT10 and 8 on MT50):
-            ``num_sampled + 1`` passes; None for all tasks.
+        num_tasks: number of trained tasks, ``R``.
+        c: radius of the ball around the mean gradient, relative to its norm, at least 0 (``c`` in
+            the paper; 0.5). Below 1 the method converges to a minimum of the mean loss; 0 gives the
+            mean gradient.
+        num_sampled: number of tasks that are drawn for each update and treated one by one. All
+            other tasks form one group with their mean gradient (CAGrad-Fast, equation 4; ``|S|`` is
+            4 on MT10 and 8 on MT50), which costs ``num_sampled + 1`` backward passes. None: all
+            tasks one by one.
 
     Raises:
-        ConfigurationError: if c is negative or no task would be sampled.
+        ConfigurationError: if ``c`` is negative or ``num_sampled`` is below 1.
     """
 
     def __init__(self, num_tasks: int, *, c: float = 0.5, num_sampled: int | None = None) -> None:
@@ -49,42 +55,46 @@ class CAGrad(GradientMethod):
             raise ConfigurationError(f"CAGrad's c is {c}: give a number of at least 0, such as 0.5")
         if num_sampled is not None and num_sampled < 1:
             raise ConfigurationError(
-                f"CAGrad samples {num_sampled} tasks: give at least 1, or null for all"
+                f"CAGrad's num_sampled is {num_sampled}: give at least 1, or null for all tasks"
             )
         self.c = c
         self.num_sampled = num_sampled
 
     def backward(
-        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Set the gradients; sampled tasks are drawn from the generator."""
-        member_GT = self._groups(len(loss_T), generator)
-        share_G = member_GT.sum(1) / len(loss_T)
-        loss_G = (member_GT / member_GT.sum(1, keepdim=True)).to(loss_T) @ loss_T
-        gradients = TaskGradients.of(loss_G, parameters, share_G)
-        _, self._statistics = gradients.follow(
-            lambda gram_GG: self._weights(gram_GG, share_G), share_G
+        """Set every parameter's ``.grad``; sampled tasks are drawn from the generator."""
+        member_GR = self._groups(len(loss_R), generator)
+        mean_weight_G = member_GR.sum(1) / len(loss_R)
+        loss_G = (member_GR / member_GR.sum(1, keepdim=True)).to(loss_R) @ loss_R
+        gradients = TaskGradients.from_losses(loss_G, parameters, mean_weight_G)
+        _, self._statistics = gradients.combine_with(
+            lambda gram_GG: self._weights(gram_GG, mean_weight_G), mean_weight_G
         )
 
     def _groups(self, num_tasks: int, generator: torch.Generator) -> Tensor:
-        """Return which tasks are in which group, ``[G, T]`` of zeros and ones."""
-        alone_TT = torch.eye(num_tasks, dtype=torch.float64)
+        """Return which tasks are in which group, ``[G, R]`` of zeros and ones."""
+        single_RR = torch.eye(num_tasks, dtype=torch.float64)
         if self.num_sampled is None or self.num_sampled >= num_tasks:
-            return alone_TT
-        order_T = torch.randperm(num_tasks, generator=generator)
-        sampled, rest = order_T[: self.num_sampled], order_T[self.num_sampled :]
-        return torch.cat([alone_TT[sampled], alone_TT[rest].sum(0, keepdim=True)])
+            return single_RR
+        order_R = torch.randperm(num_tasks, generator=generator)
+        sampled = order_R[: self.num_sampled]
+        rest = order_R[self.num_sampled :]
+        return torch.cat([single_RR[sampled], single_RR[rest].sum(0, keepdim=True)])
 
-    def _weights(self, gram_GG: Tensor, share_G: Tensor) -> Tensor:
-        gram, share = gram_GG.numpy(), share_G.numpy()
-        radius = self.c * np.sqrt(max(share @ gram @ share, 0.0))
-        w = minimise(gram, gram @ share, radius)
-        weight = (share + radius / np.sqrt(w @ gram @ w + SMOOTHING**2) * w) / (1 + self.c)
+    def _weights(self, gram_GG: Tensor, mean_weight_G: Tensor) -> Tensor:
+        """Return the weights ``[G]`` of the groups' gradients in the update."""
+        gram = gram_GG.numpy()
+        mean_weight = mean_weight_G.numpy()
+        radius = self.c * np.sqrt(max(mean_weight @ gram @ mean_weight, 0.0))
+        w = minimize_dual(gram, gram @ mean_weight, radius)
+        norm = np.sqrt(w @ gram @ w + SMOOTHING**2)
+        weight = (mean_weight + radius / norm * w) / (1 + self.c)
         return torch.from_numpy(weight)
 
 
-def minimise(gram: npt.NDArray, linear: npt.NDArray, radius: float) -> npt.NDArray:
-    """Return the ``w`` on the simplex that minimises ``linear . w + radius ||g_w||``, which is convex."""
+def minimize_dual(gram: npt.NDArray, linear: npt.NDArray, radius: float) -> npt.NDArray:
+    """Return the ``w`` on the simplex that minimizes the convex ``linear . w + radius ||g_w||``."""
     from scipy.optimize import minimize
 
     def value(w: npt.NDArray) -> tuple[float, npt.NDArray]:

@@ -9,16 +9,16 @@ from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 
 
 class Mean(GradientMethod):
-    """Follow the gradient of the mean loss, which is that of the whole batch.
+    """Use the gradient of the mean loss, which is the gradient of the whole batch.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
     """
 
     is_one_pass = True
 
     def backward(
-        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
         """Add the gradient of the mean loss to every parameter's ``.grad``."""
-        loss_T.mean().backward()
+        loss_R.mean().backward()

@@ -1,6 +1,6 @@
-"""What every gradient method is.
+"""The base class of all gradient methods, and the parameters they work on.
 
-Shapes: ``T`` trained tasks.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from mtrl_lightning.errors import ConfigurationError
 
 
 class TaskParameters(NamedTuple):
-    """What the tasks' losses train."""
+    """The parameters that the tasks' losses train."""
 
     shared: list[Parameter]
     """Parameters that several tasks use: tasks may conflict on these."""
     own: list[Parameter]
-    """All others, such as one output layer a task: they get the gradient of the mean loss."""
+    """All others, such as one output layer per task: they get the gradient of the mean loss."""
     last_shared: list[Parameter]
     """The weights of each network's last shared layer; they are among ``shared``."""
 
 
 class GradientMethod(nn.Module):
-    """Turn one loss a task into gradients; built by a factory ``(num_tasks) -> GradientMethod``.
+    """Turn one loss per task into gradients; built by a factory ``(num_tasks) -> GradientMethod``.
 
-    A module, so that its state moves with the device and is in the checkpoint.
+    A gradient method is a module, so that its state moves with the device and is part of the
+    checkpoint.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
     """
 
     is_one_pass = False
-    """Whether the losses are differentiated once, and not task by task."""
+    """Whether the losses are differentiated in one pass, and not task by task."""
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
@@ -44,36 +45,35 @@ class GradientMethod(nn.Module):
         self._statistics: dict[str, Tensor] = {}
 
     def check(self, parameters: TaskParameters) -> None:
-        """Check that there is something to work on; what takes one pass takes any network.
+        """Check that the tasks share parameters; a method with one pass needs none.
 
         Raises:
-            ConfigurationError: if tasks share no parameter.
+            ConfigurationError: if the tasks share no parameter.
         """
         if not self.is_one_pass and not parameters.shared:
             raise ConfigurationError(
-                f"the tasks share no parameter, so {type(self).__name__} has nothing to work on:"
-                " use gradients.Mean, or"
-                " another network"
+                f"the tasks share no parameter, so {type(self).__name__} has no effect: use"
+                " gradients.Mean, or another network"
             )
 
     def backward(
-        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
         """Set ``.grad`` of the parameters, which must have been cleared.
 
         Args:
-            loss_T: one loss a task.
-            parameters: what the losses train.
-            generator: for draws, on the CPU.
+            loss_R: one loss per task.
+            parameters: the parameters that the losses train.
+            generator: for random draws, on the CPU.
         """
         raise NotImplementedError
 
     def after_step(self, losses: Callable[[], Tensor]) -> None:
-        """Learn from what the optimizer's step changed.
+        """Update the method's own state after the optimizer's step.
 
         Args:
-            losses: computes the same batch's losses ``[T]`` with the same noise and targets again,
-                without a graph.
+            losses: recomputes the losses ``[R]`` of the same batch, with the same noise and targets
+                and without a graph.
         """
 
     def metrics(self) -> dict[str, Tensor]:

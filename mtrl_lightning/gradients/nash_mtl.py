@@ -1,6 +1,8 @@
-"""A bargain between the tasks (Navon et al. 2022, "Multi-Task Learning as a Bargaining Game").
+"""Nash-MTL: the update is a Nash bargaining solution between the tasks.
 
-Shapes: ``T`` trained tasks.
+Navon et al. 2022, "Multi-Task Learning as a Bargaining Game".
+
+Shapes: ``R`` trained tasks, ``P`` tasks whose gradient is not zero.
 """
 
 from __future__ import annotations
@@ -14,41 +16,53 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
-    equal_shares,
+    equal_weights,
     weight_statistics,
     weighted_backward,
 )
 
 RIDGE = 1e-6
-"""Added to the squared norm of each unit gradient: opposite or zero gradients leave no bargain, or an unbounded one."""
+"""Added to the squared norm of each unit gradient.
+
+Without it, gradients that cancel out would have no solution, or an unbounded one.
+"""
 
 
 class NashMTL(GradientMethod):
-    """Follow ``sum_i a_i g_i`` with ``G a = 1 / a``, the Nash bargaining solution (algorithm 1).
+    """Use ``sum_i a_i g_i`` with ``G a = 1 / a``, the Nash bargaining solution (algorithm 1).
 
-    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``, found here
-    by a trust-region method, where the paper solves a sequence of convex programs. It depends on
-    the gradients' directions only: ``a_i ||g_i||`` solves the same equation for unit gradients.
-    These are averaged with the weights ``a_i ||g_i||`` and multiplied by the tasks' mean norm, so
-    that the update is the mean when the tasks' gradients are parallel. The paper's own update has
-    norm ``sqrt(T)``, and its code clips it to 1, which is ``max_norm=1.0`` here. A zero gradient
-    takes no part. It costs one pass a task, two where the weights are those of before. Parameters
-    that tasks do not share get the gradient of the mean loss.
+    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``. A
+    trust-region method finds it here; the paper solves a sequence of convex programs. It depends
+    only on the directions of the gradients: ``a_i ||g_i||`` solves the same equation for unit
+    gradients.
 
-    The directions do not depend on the losses' scale, so that a task's weighting is without effect.
+    The update here is the average of the unit gradients with weights in proportion to
+    ``a_i ||g_i||``, times the mean norm of the tasks' gradients. So it equals the mean gradient
+    when the gradients are parallel. It points in the direction of the paper's update, but has
+    another length: the paper's update has norm ``sqrt(R)``, and the authors' program clips it to 1,
+    so that its norm is always 1. ``max_norm=1.0`` gives the same where the update here has a norm
+    of 1 or more before it is clipped. A shorter update keeps its length: for two orthogonal
+    gradients of norm 0.1, both components are 0.05 here and 0.707 in the authors' program.
+
+    A zero gradient is left out. The method costs one backward pass per task, or two in all while
+    the weights are kept. Parameters that are not shared get the gradient of the mean loss.
+
+    The direction of the update does not depend on the scale of the losses. A task weighting
+    therefore changes only its length, through the mean norm. A weight of 0 leaves the task out.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
-        max_norm: norm above which the gradient of the shared parameters is scaled down, above 0
-            (1.0 in the paper's code); None for no limit.
-        update_every: updates for which the weights are kept (1, 50 and 100 in the paper's MT10).
+        num_tasks: number of trained tasks, ``R``.
+        max_norm: norm to which the gradient of the shared parameters is clipped, above 0 (1.0 in
+            the authors' program); None for no clipping.
+        update_every: number of updates for which the weights are kept (1, 50 and 100 in the paper's
+            MT10 experiments).
 
     Raises:
-        ConfigurationError: if max_norm is not positive or update_every below 1.
+        ConfigurationError: if ``max_norm`` is not above 0 or ``update_every`` is below 1.
     """
 
-    weight_T: Tensor
-    since: Tensor
+    weight_R: Tensor
+    updates_since_solved: Tensor
 
     def __init__(
         self, num_tasks: int, *, max_norm: float | None = None, update_every: int = 1
@@ -56,54 +70,58 @@ class NashMTL(GradientMethod):
         super().__init__(num_tasks)
         if max_norm is not None and not max_norm > 0:
             raise ConfigurationError(
-                f"Nash-MTL's max_norm is {max_norm}: give a number above 0, or null for no limit"
+                f"Nash-MTL's max_norm is {max_norm}: give a number above 0, or null for no clipping"
             )
         if update_every < 1:
             raise ConfigurationError(f"Nash-MTL's update_every is {update_every}: give at least 1")
         self.max_norm = max_norm
         self.update_every = update_every
         self.register_buffer(
-            "weight_T", torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
+            "weight_R", torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
         )
-        self.register_buffer("since", torch.tensor(0))
+        self.register_buffer("updates_since_solved", torch.tensor(0))
 
     def backward(
-        self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Set the gradients, with new weights or those of before."""
-        if self.since == 0:
-            gradients = TaskGradients.of(loss_T, parameters)
-            weight_T, self._statistics = gradients.follow(bargain, equal_shares(len(loss_T)))
-            self.weight_T.copy_(weight_T)
+        """Set every parameter's ``.grad``, with new weights or the kept ones."""
+        if self.updates_since_solved == 0:
+            gradients = TaskGradients.from_losses(loss_R, parameters)
+            weight_R, self._statistics = gradients.combine_with(bargain, equal_weights(len(loss_R)))
+            self.weight_R.copy_(weight_R)
         else:
-            weighted_backward(loss_T, self.weight_T, parameters)
-            self._statistics = weight_statistics(self.weight_T * self.num_tasks)
-        self.since.add_(1).remainder_(self.update_every)
+            weighted_backward(loss_R, self.weight_R, parameters)
+            self._statistics = weight_statistics(self.weight_R * self.num_tasks)
+        self.updates_since_solved.add_(1).remainder_(self.update_every)
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_(parameters.shared, self.max_norm)
 
 
-def bargain(gram_TT: Tensor) -> Tensor:
-    """Return the scaled weights for a Gram matrix that is not zero."""
-    norm_T = gram_TT.diagonal().sqrt()
-    present = norm_T > 0
-    norm_P = norm_T[present]
-    unit_P = solve(gram_TT[present][:, present] / torch.outer(norm_P, norm_P))
-    weight_T = torch.zeros_like(norm_T)
-    weight_T[present] = unit_P / unit_P.sum() * norm_T.mean() / norm_P
-    return weight_T
+def bargain(gram_RR: Tensor) -> Tensor:
+    """Return the weights ``[R]`` of the gradients for a Gram matrix that is not zero."""
+    norm_R = gram_RR.diagonal().sqrt()
+    is_present_R = norm_R > 0
+    norm_P = norm_R[is_present_R]
+    gram_PP = gram_RR[is_present_R][:, is_present_R]
+    unit_weight_P = solve(gram_PP / torch.outer(norm_P, norm_P))
+    weight_R = torch.zeros_like(norm_R)
+    weight_R[is_present_R] = unit_weight_P / unit_weight_P.sum() * norm_R.mean() / norm_P
+    return weight_R
 
 
-def solve(gram_TT: Tensor) -> Tensor:
-    """Return the ``a`` above 0 with ``(G + ridge) a = 1 / a``, the end of the convex ``a'Ga / 2 - sum log a``."""
+def solve(gram_PP: Tensor) -> Tensor:
+    """Return the positive ``a`` with ``(G + ridge) a = 1 / a``.
+
+    It is the minimum of the convex ``a . (G + ridge) a / 2 - sum_i log a_i``.
+    """
     from scipy.optimize import minimize
 
-    gram = gram_TT.numpy() + RIDGE * np.eye(len(gram_TT))
+    gram = gram_PP.numpy() + RIDGE * np.eye(len(gram_PP))
 
     def value(a: npt.NDArray) -> float:
         return float(a @ gram @ a / 2 - np.log(a).sum()) if (a > 0).all() else np.inf
 
-    # the best of the vectors whose entries are equal
+    # the best of all vectors with equal entries
     start = np.full(len(gram), np.sqrt(len(gram) / max(gram.sum(), RIDGE)))
     found = minimize(
         value,

@@ -1,6 +1,6 @@
-"""What the methods that learn a weight for each loss share: losses above zero, and the weights' optimizer.
+"""Parts of the methods that learn one weight per loss: positive losses, the weights' optimizer.
 
-Shapes: ``T`` trained tasks.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -10,62 +10,64 @@ from torch import Tensor, nn
 
 
 class ShiftedLosses(nn.Module):
-    """Shift losses that can be negative, such as an actor's, so that ratios and logarithms of them mean something.
+    """Shift losses that can be negative above zero, so that their ratios and logarithms exist.
 
-    A task whose losses were never negative keeps them: a critic's are those of the papers. Else,
-    with ``m`` the lowest loss seen, ``2 m - 1`` is subtracted, so that what remains is at least
-    ``|m| + 1``: above zero, and in proportion to the values' scale.
+    The losses of an actor can be negative. A task whose losses were never negative keeps them, as a
+    critic's losses in the papers. Otherwise, with ``m`` the lowest loss seen, ``2 m - 1`` is
+    subtracted. The result is at least ``|m| + 1``: above zero, and in proportion to the scale of
+    the losses.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
     """
 
-    lowest_T: Tensor
+    lowest_R: Tensor
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
-        self.register_buffer("lowest_T", torch.zeros(num_tasks))
+        self.register_buffer("lowest_R", torch.zeros(num_tasks))
 
-    def observe(self, loss_T: Tensor) -> None:
-        """Take note of losses; those that are not finite are passed over."""
-        lower_T = torch.minimum(self.lowest_T, loss_T.detach())
-        self.lowest_T.copy_(torch.where(torch.isfinite(loss_T), lower_T, self.lowest_T))
+    def observe(self, loss_R: Tensor) -> None:
+        """Update the lowest loss seen; losses that are not finite are ignored."""
+        lower_R = torch.minimum(self.lowest_R, loss_R.detach())
+        self.lowest_R.copy_(torch.where(torch.isfinite(loss_R), lower_R, self.lowest_R))
 
-    def forward(self, loss_T: Tensor) -> Tensor:
-        """Return losses ``[T]`` above what was seen, shifted by the same whenever they are from."""
-        return loss_T - torch.where(self.lowest_T < 0, 2 * self.lowest_T - 1, 0.0)
+    def forward(self, loss_R: Tensor) -> Tensor:
+        """Shift losses ``[R]``; losses of different updates are shifted by the same amount."""
+        return loss_R - torch.where(self.lowest_R < 0, 2 * self.lowest_R - 1, 0.0)
 
 
 class WeightOptimizer(nn.Module):
     """Adam (Kingma & Ba 2015) for one vector, with its moments in the module's state.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
         lr: learning rate, above 0.
     """
 
-    first_T: Tensor
-    second_T: Tensor
+    first_R: Tensor
+    second_R: Tensor
     count: Tensor
 
     def __init__(self, num_tasks: int, lr: float) -> None:
         super().__init__()
         self.lr = lr
-        self.register_buffer("first_T", torch.zeros(num_tasks))
-        self.register_buffer("second_T", torch.zeros(num_tasks))
+        self.register_buffer("first_R", torch.zeros(num_tasks))
+        self.register_buffer("second_R", torch.zeros(num_tasks))
         self.register_buffer("count", torch.tensor(0.0))
 
-    def forward(self, gradient_T: Tensor) -> Tensor:
-        """Return what to subtract for a gradient ``[T]``, and count it; one that is not finite is passed over, with 0.
+    def forward(self, gradient_R: Tensor) -> Tensor:
+        """Return the step to subtract for a gradient ``[R]``.
 
-        The device itself finds that out, and is not waited for.
+        A gradient that is not finite gives a step of 0 and leaves the moments unchanged. The device
+        decides this itself, so that the CPU does not wait for a GPU.
         """
-        is_finite = torch.isfinite(gradient_T).all()
+        is_finite = torch.isfinite(gradient_R).all()
         self.count.add_(is_finite)
-        self.first_T.copy_(torch.where(is_finite, self.first_T.lerp(gradient_T, 0.1), self.first_T))
-        self.second_T.copy_(
-            torch.where(is_finite, self.second_T.lerp(gradient_T.square(), 0.001), self.second_T)
+        self.first_R.copy_(torch.where(is_finite, self.first_R.lerp(gradient_R, 0.1), self.first_R))
+        self.second_R.copy_(
+            torch.where(is_finite, self.second_R.lerp(gradient_R.square(), 0.001), self.second_R)
         )
-        mean_T = self.first_T / (1 - 0.9**self.count)
-        step_T = self.lr * mean_T / ((self.second_T / (1 - 0.999**self.count)).sqrt() + 1e-8)
-        return torch.where(is_finite, step_T, 0.0)
+        mean_R = self.first_R / (1 - 0.9**self.count)
+        step_R = self.lr * mean_R / ((self.second_R / (1 - 0.999**self.count)).sqrt() + 1e-8)
+        return torch.where(is_finite, step_R, 0.0)

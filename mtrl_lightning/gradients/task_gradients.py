@@ -1,6 +1,6 @@
-"""Every task's own gradient, and how they are put together.
+"""The gradient of every task, and how the gradients are combined.
 
-Shapes: ``T`` trained tasks, or groups of them.
+Shapes: ``R`` trained tasks, or groups of them.
 """
 
 from __future__ import annotations
@@ -20,151 +20,163 @@ class TaskGradients(NamedTuple):
 
     parameters: TaskParameters
     shared: list[Tensor]
-    """For every shared parameter, ``[T, *shape]``."""
+    """For every shared parameter, the tasks' gradients ``[R, *shape]``."""
     own: list[Tensor]
     """For every other parameter, the gradient of the mean loss."""
 
     @classmethod
-    def of(
+    def from_losses(
         cls,
-        loss_T: Tensor,
+        loss_R: Tensor,
         parameters: TaskParameters,
-        share_T: Tensor | None = None,
+        mean_weight_R: Tensor | None = None,
         retain_graph: bool = False,
     ) -> TaskGradients:
-        """Compute them from the tasks' losses: on a GPU in one batched pass, on a CPU task by task.
+        """Differentiate the tasks' losses: on a GPU in one batched pass, on a CPU task by task.
 
-        A task's pass on a CPU touches this task's rows alone (``algorithms/task_rows.py``), a
-        batched one all rows for every task.
+        On a CPU, a single task's pass computes only this task's rows
+        (``algorithms/task_rows.py``). A batched pass computes all rows for every task.
 
         Args:
-            loss_T: one loss a task, or a group's mean loss.
-            parameters: what the losses train.
-            share_T: share of each loss in the mean loss, adding up to 1; None for ``1 / T``.
-            retain_graph: whether the losses are differentiated again.
+            loss_R: one loss per task, or the mean loss of each group.
+            parameters: the parameters that the losses train.
+            mean_weight_R: weight of each loss in the mean loss; the weights sum to 1. None for
+                ``1 / R``.
+            retain_graph: whether the losses are differentiated again afterwards.
         """
         shared, own, _ = parameters
-        both, num_tasks = [*shared, *own], len(loss_T)
-        share_T = (
-            loss_T.new_full((num_tasks,), 1 / num_tasks) if share_T is None else share_T.to(loss_T)
-        )
-        if loss_T.is_cuda:
-            found = batched_gradients(loss_T, both, retain_graph)
-            means = [torch.tensordot(share_T, gradient, 1) for gradient in found[len(shared) :]]
+        trained = [*shared, *own]
+        num_tasks = len(loss_R)
+        if mean_weight_R is None:
+            mean_weight_R = loss_R.new_full((num_tasks,), 1 / num_tasks)
+        else:
+            mean_weight_R = mean_weight_R.to(loss_R)
+        if loss_R.is_cuda:
+            found = batched_gradients(loss_R, trained, retain_graph)
+            means = [
+                torch.tensordot(mean_weight_R, gradient, 1) for gradient in found[len(shared) :]
+            ]
             return cls(parameters, found[: len(shared)], means)
         stacked = [parameter.new_zeros(num_tasks, *parameter.shape) for parameter in shared]
         means = [torch.zeros_like(parameter) for parameter in own]
-        for i, share in enumerate(share_T.tolist()):
+        for i, mean_weight in enumerate(mean_weight_R.tolist()):
             retain = retain_graph or i + 1 < num_tasks
-            alone = torch.autograd.grad(loss_T[i], both, retain_graph=retain, allow_unused=True)
-            for rows, gradient in zip(stacked, alone[: len(shared)], strict=True):
+            one = torch.autograd.grad(loss_R[i], trained, retain_graph=retain, allow_unused=True)
+            for rows, gradient in zip(stacked, one[: len(shared)], strict=True):
                 if gradient is not None:
                     rows[i] = gradient
-            for total, gradient in zip(means, alone[len(shared) :], strict=True):
+            for total, gradient in zip(means, one[len(shared) :], strict=True):
                 if gradient is not None:
-                    total.add_(gradient, alpha=share)
+                    total.add_(gradient, alpha=mean_weight)
         return cls(parameters, stacked, means)
 
     def gram(self) -> Tensor:
-        """Return the products ``g_i . g_j`` over the shared parameters, ``[T, T]``, on the CPU in float64."""
+        """Return ``g_i . g_j`` over the shared parameters, ``[R, R]``, on the CPU in float64."""
         total = sum(g.flatten(1) @ g.flatten(1).t() for g in self.shared)
         assert isinstance(total, Tensor), "a network without shared parameters"
         return total.cpu().double()
 
-    def combine(self, weight_T: Tensor) -> None:
-        """Set the gradient of the shared parameters to ``sum_i w_i g_i``, that of the others to the mean's."""
-        weight_T = weight_T.to(self.shared[0])  # once: a GPU is waited for
+    def combine(self, weight_R: Tensor) -> None:
+        """Set ``.grad``: ``sum_i w_i g_i`` for shared parameters, the mean gradient for others."""
+        weight_R = weight_R.to(self.shared[0])  # only once, because it waits for a GPU
         for parameter, gradient in zip(self.parameters.shared, self.shared, strict=True):
-            parameter.grad = torch.tensordot(weight_T, gradient, 1)
+            parameter.grad = torch.tensordot(weight_R, gradient, 1)
         for parameter, gradient in zip(self.parameters.own, self.own, strict=True):
             parameter.grad = gradient
 
-    def follow(
-        self, solve: Callable[[Tensor], Tensor], share_T: Tensor
+    def combine_with(
+        self, solve: Callable[[Tensor], Tensor], mean_weight_R: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Combine the gradients with the weights that a method finds for their Gram matrix.
+        """Set ``.grad`` with the weights that a method computes from the Gram matrix.
 
         Args:
-            solve: returns the weights ``[T]`` for the Gram matrix divided by its mean diagonal.
-            share_T: the mean's weights.
+            solve: returns the weights ``[R]`` for the Gram matrix divided by its mean diagonal.
+            mean_weight_R: weight of each task in the mean loss.
 
         Returns:
-            The weights, and ``statistics`` of them.
+            The weights, and their ``statistics``.
         """
-        gram_TT = self.gram()
-        weight_T = weights_from(gram_TT, share_T, solve)
-        self.combine(weight_T)
-        return weight_T, statistics(gram_TT, weight_T, share_T)
+        gram_RR = self.gram()
+        weight_R = weights_from(gram_RR, mean_weight_R, solve)
+        self.combine(weight_R)
+        return weight_R, statistics(gram_RR, weight_R, mean_weight_R)
 
 
-def equal_shares(num_tasks: int) -> Tensor:
-    """Return the mean's weights, ``[T]`` times ``1 / T``, as the Gram matrix's type."""
+def equal_weights(num_tasks: int) -> Tensor:
+    """Return the weights of the plain mean, ``1 / R`` for each task, in the Gram matrix's dtype."""
     return torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
 
 
 def batched_gradients(
-    loss_T: Tensor, parameters: list[Parameter], retain_graph: bool
+    loss_R: Tensor, parameters: list[Parameter], retain_graph: bool
 ) -> list[Tensor]:
-    """Return for every parameter the gradients of all losses, ``[T, *shape]``, in one pass."""
-    each_TT = torch.eye(len(loss_T), device=loss_T.device, dtype=loss_T.dtype)
+    """Return the gradients of all losses for every parameter, ``[R, *shape]``, in one pass."""
+    one_hot_RR = torch.eye(len(loss_R), device=loss_R.device, dtype=loss_R.dtype)
     found = torch.autograd.grad(
-        loss_T, parameters, each_TT, retain_graph, is_grads_batched=True, allow_unused=True
+        loss_R, parameters, one_hot_RR, retain_graph, is_grads_batched=True, allow_unused=True
     )
     # materialize_grads would give a parameter that no loss uses one gradient, not one for each loss
     return [
-        parameter.new_zeros(len(loss_T), *parameter.shape) if gradient is None else gradient
+        parameter.new_zeros(len(loss_R), *parameter.shape) if gradient is None else gradient
         for parameter, gradient in zip(parameters, found, strict=True)
     ]
 
 
-def weighted_backward(loss_T: Tensor, weight_T: Tensor, parameters: TaskParameters) -> None:
-    """Set what ``TaskGradients.combine`` sets, for weights that are known: two passes in place of ``T``."""
+def weighted_backward(loss_R: Tensor, weight_R: Tensor, parameters: TaskParameters) -> None:
+    """Do what ``TaskGradients.combine`` does, for known weights: two passes instead of ``R``."""
     shared, own, _ = parameters
-    for loss, trained, last in (
-        ((weight_T.to(loss_T) * loss_T).sum(), shared, not own),
-        (loss_T.mean(), own, True),
+    weighted_loss = (weight_R.to(loss_R) * loss_R).sum()
+    for loss, trained, is_last_pass in (
+        (weighted_loss, shared, not own),
+        (loss_R.mean(), own, True),
     ):
         if trained:
             found = torch.autograd.grad(
-                loss, trained, retain_graph=not last, allow_unused=True, materialize_grads=True
+                loss,
+                trained,
+                retain_graph=not is_last_pass,
+                allow_unused=True,
+                materialize_grads=True,
             )
             for parameter, gradient in zip(trained, found, strict=True):
                 parameter.grad = gradient
 
 
-def weights_from(gram_TT: Tensor, share_T: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:
+def weights_from(
+    gram_RR: Tensor, mean_weight_R: Tensor, solve: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Return ``solve`` of the Gram matrix divided by its mean diagonal.
 
-    Where all gradients are zero, or one is not finite, no method has an answer: the mean's weights
-    ``share_T`` are returned, which let what is not finite reach the parameters' gradients and the
-    logged norm.
+    If all gradients are zero, or one of them is not finite, no method has a solution. Then
+    ``mean_weight_R`` is returned, so that a value that is not finite reaches the parameters'
+    gradients and the logged norm.
     """
-    scale = gram_TT.diagonal().mean()
-    if not torch.isfinite(gram_TT).all() or scale == 0:
-        return share_T
-    return solve(gram_TT / scale)
+    scale = gram_RR.diagonal().mean()
+    if not torch.isfinite(gram_RR).all() or scale == 0:
+        return mean_weight_R
+    return solve(gram_RR / scale)
 
 
-def statistics(gram_TT: Tensor, weight_T: Tensor, share_T: Tensor) -> dict[str, Tensor]:
+def statistics(gram_RR: Tensor, weight_R: Tensor, mean_weight_R: Tensor) -> dict[str, Tensor]:
     """Describe the gradients and their weights.
 
     Returns:
-        ``conflicts``, the share of pairs with ``g_i . g_j < 0``; ``cosine``, their mean cosine,
-        with 0 where a gradient is zero; ``weight_min`` and ``weight_max``, relative to the mean's
-        weights.
+        ``conflicts``, the fraction of pairs with ``g_i . g_j < 0``; ``cosine``, the mean cosine of
+        the pairs, which counts as 0 where a gradient is zero; ``weight_min`` and ``weight_max``,
+        relative to the weights of the mean.
     """
-    norm_T = gram_TT.diagonal().sqrt()
-    norms_TT = torch.outer(norm_T, norm_T)
-    cosine_TT = torch.where(norms_TT == 0, 0.0, gram_TT / norms_TT)
-    i, j = torch.triu_indices(len(gram_TT), len(gram_TT), 1)
+    norm_R = gram_RR.diagonal().sqrt()
+    norms_RR = torch.outer(norm_R, norm_R)
+    cosine_RR = torch.where(norms_RR == 0, 0.0, gram_RR / norms_RR)
+    i, j = torch.triu_indices(len(gram_RR), len(gram_RR), 1)
     num_pairs = max(len(i), 1)
     pairs = {
-        "conflicts": (gram_TT[i, j] < 0).sum() / num_pairs,
-        "cosine": cosine_TT[i, j].sum() / num_pairs,
+        "conflicts": (gram_RR[i, j] < 0).sum() / num_pairs,
+        "cosine": cosine_RR[i, j].sum() / num_pairs,
     }
-    return pairs | weight_statistics(weight_T / share_T)
+    return pairs | weight_statistics(weight_R / mean_weight_R)
 
 
-def weight_statistics(relative_T: Tensor) -> dict[str, Tensor]:
-    """Return the smallest and the largest weight, relative to the mean's."""
-    return {"weight_min": relative_T.min(), "weight_max": relative_T.max()}
+def weight_statistics(relative_R: Tensor) -> dict[str, Tensor]:
+    """Return the smallest and the largest weight, relative to the weights of the mean."""
+    return {"weight_min": relative_R.min(), "weight_max": relative_R.max()}

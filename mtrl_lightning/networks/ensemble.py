@@ -1,4 +1,7 @@
-"""Several networks of one architecture, such as twin critics."""
+"""Several networks of one architecture, such as twin critics.
+
+Shapes: ``Q`` members (critics), ``B`` batch, ``D`` input features.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from mtrl_lightning.networks.network import Network
 
 
 class Ensemble(nn.Module):
-    """``Q`` networks on the same input.
+    """Apply ``Q`` networks of one architecture to the same input.
 
     Args:
         make: builds one network.

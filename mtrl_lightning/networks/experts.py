@@ -1,7 +1,7 @@
 """Several multi-layer perceptrons of one size, computed together.
 
-Shapes: ``K`` experts, ``T`` tasks, ``B`` batch, ``n`` rows of a task, ``D`` input features, ``H``
-hidden features, ``O`` outputs.
+Shapes: ``K`` experts, ``T`` tasks, ``R`` tasks of a batch in task order, ``B`` batch, ``n`` rows of
+a task, ``D`` input features, ``H`` hidden features, ``O`` outputs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from mtrl_lightning.networks.network import uniform_
 
 
 class Experts(nn.Module):
-    """``K`` perceptrons with weights of their own, as batched products; He-uniform weights and zero biases.
+    """Compute ``K`` perceptrons as batched products.
+
+    Each has its own weights. Weights are initialized He-uniform, biases with zeros.
 
     Args:
         num_experts: number of perceptrons, ``K``.
-        in_dim: features that come in.
-        out_dim: numbers that come out of each.
-        width: features of a hidden layer.
+        in_dim: number of input features.
+        out_dim: number of outputs of each perceptron.
+        width: size of a hidden layer.
         depth: number of hidden layers, each followed by ReLU; 0 for one linear map.
-        relu_last: whether ReLU follows the output layer too.
+        relu_last: whether ReLU also follows the output layer.
 
     Raises:
-        ConfigurationError: if there would be no expert, no feature or a negative number of layers.
+        ConfigurationError: if ``depth`` is negative or another size is below 1.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class Experts(nn.Module):
         require_at_least_one(num_experts=num_experts, in_dim=in_dim, out_dim=out_dim, width=width)
         if depth < 0:
             raise ConfigurationError(f"depth is {depth}: it must be at least 0")
-        self.num_experts, self.out_dim, self._relu_last = num_experts, out_dim, relu_last
+        self.num_experts = num_experts
+        self.out_dim = out_dim
+        self._relu_last = relu_last
         sizes = list(pairwise([in_dim, *[width] * depth, out_dim]))
         self.weights = nn.ParameterList(
             torch.empty(num_experts, fan_in, out) for fan_in, out in sizes
@@ -55,14 +59,19 @@ class Experts(nn.Module):
             he_uniform_(weight_KDH)
 
     def forward(self, x_BD: Tensor, which_K: Tensor | None = None) -> Tensor:
-        """Map ``[B, D]``, or an input for each expert ``[K, B, D]``, to ``[K, B, O]``; ``which_K`` or all are asked."""
-        some = which_K is not None and len(which_K) < self.num_experts
-        x_KBH = x_BD.expand(
-            len(which_K) if which_K is not None else self.num_experts, *x_BD.shape[-2:]
-        )
+        """Map one input ``[B, D]``, or one per expert ``[K, B, D]``, to ``[K, B, O]``.
+
+        Args:
+            x_BD: the input.
+            which_K: indices of the experts to compute; None for all.
+        """
+        num_computed = self.num_experts if which_K is None else len(which_K)
+        is_subset = num_computed < self.num_experts
+        x_KBH = x_BD.expand(num_computed, *x_BD.shape[-2:])
         for i, (weight_KDH, bias_K1H) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if some:
-                weight_KDH, bias_K1H = weight_KDH[which_K], bias_K1H[which_K]
+            if is_subset:
+                weight_KDH = weight_KDH[which_K]
+                bias_K1H = bias_K1H[which_K]
             x_KBH = torch.baddbmm(bias_K1H, x_KBH, weight_KDH)
             if self._relu_last or i + 1 < len(self.weights):
                 x_KBH = x_KBH.relu()
@@ -70,20 +79,20 @@ class Experts(nn.Module):
 
 
 class TaskExperts(nn.Module):
-    """One perceptron a task, on this task's rows.
+    """Apply one perceptron per task to the rows of this task.
 
-    Rows in any other order than task by task, or of one task, cost ``T`` times as much: all
-    perceptrons see all rows, because a weight matrix for each row would not fit in memory. A GPU is
-    waited for to find the order out; what is compiled or captured cannot ask, and always pays ``T``
-    times.
+    This is cheap for rows in task order with the same number of rows per task, and for rows of one
+    task. Any other order costs ``T`` times as much: all perceptrons compute all rows, because one
+    weight matrix per row would not fit in memory. Checking the order waits for a GPU. Compiled code
+    and captured CUDA graphs cannot check it and always pay ``T`` times the cost.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        in_dim: features that come in.
-        out_dim: numbers that come out.
-        width: features of a hidden layer.
+        in_dim: number of input features.
+        out_dim: number of outputs.
+        width: size of a hidden layer.
         depth: number of hidden layers.
-        output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
+        output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
     """
 
     tasks_T1: Tensor
@@ -106,14 +115,19 @@ class TaskExperts(nn.Module):
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, D]`` and ``[B]`` to ``[B, O]``."""
-        tasks_G = tasks_in_order(task_B, self.tasks_T1)
-        if tasks_G is not None:
-            return self.experts(x_BD.view(len(tasks_G), -1, x_BD.shape[1]), tasks_G).flatten(0, 1)  # type: ignore[no-any-return]
-        return self.experts(x_BD)[task_B, torch.arange(len(task_B), device=task_B.device)]  # type: ignore[no-any-return]
+        tasks_R = tasks_in_order(task_B, self.tasks_T1)
+        if tasks_R is not None:
+            x_RnD = x_BD.view(len(tasks_R), -1, x_BD.shape[1])
+            return self.experts(x_RnD, tasks_R).flatten(0, 1)  # type: ignore[no-any-return]
+        row_B = torch.arange(len(task_B), device=task_B.device)
+        return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
 
 
 def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
-    """Return whether each task has the same number of rows, in order; False where nothing may be asked."""
+    """Return whether the rows are in task order, with the same number of rows for every task.
+
+    The answer is False in compiled code and captured CUDA graphs, which cannot look at the values.
+    """
     if torch.compiler.is_compiling() or (
         task_B.is_cuda and torch.cuda.is_current_stream_capturing()
     ):
@@ -123,28 +137,33 @@ def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
 
 
 def tasks_in_order(task_B: Tensor, tasks_T1: Tensor) -> Tensor | None:
-    """Return which tasks the rows are of if each has the same number of rows, in order: all tasks, or a single one.
+    """Return the tasks ``[R]`` of rows in task order: all tasks, or a single one.
 
-    None for rows in another order, or where nothing may be asked. On a GPU, a single task is not
-    looked for.
+    All tasks must have the same number of rows. None for rows in another order, in compiled code
+    and in captured CUDA graphs. On a GPU a single task is not searched for.
     """
     if is_task_major(task_B, tasks_T1):
         return tasks_T1[:, 0]
-    alone = task_B.device.type == "cpu" and len(task_B) > 0 and not torch.compiler.is_compiling()
-    return task_B[:1] if alone and bool((task_B == task_B[0]).all()) else None
+    can_look = task_B.device.type == "cpu" and not torch.compiler.is_compiling()
+    if can_look and len(task_B) > 0 and bool((task_B == task_B[0]).all()):
+        return task_B[:1]
+    return None
 
 
 def he_uniform_(weight: Tensor) -> None:
-    """Fill matrices ``[..., D, H]`` that multiply from the right uniformly within ``sqrt(6 / D)`` (He et al. 2015)."""
+    """Fill matrices ``[..., D, H]`` uniformly within ``sqrt(6 / D)`` (He et al. 2015).
+
+    The matrices multiply the input from the right, so that ``D`` is the number of inputs.
+    """
     bound = math.sqrt(6 / weight.shape[-2])
     nn.init.uniform_(weight, -bound, bound)
 
 
 def require_at_least_one(**sizes: int) -> None:
-    """Refuse sizes below 1.
+    """Check that all sizes are at least 1.
 
     Raises:
-        ConfigurationError: naming the first of them.
+        ConfigurationError: naming the first size below 1.
     """
     for name, size in sizes.items():
         if size < 1:

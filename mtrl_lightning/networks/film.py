@@ -1,6 +1,8 @@
-"""Feature-wise linear modulation (Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer").
+"""FiLM: feature-wise linear modulation.
 
-Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``L`` layers, ``F`` factors a
+Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer".
+
+Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``L`` layers, ``F`` factors per
 layer (``H`` or 1).
 """
 
@@ -16,23 +18,29 @@ from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
 
 class FiLM(Network):
-    """Hidden layers ``relu(gamma (W x + b) + beta)``, whose ``gamma`` and ``beta`` are linear in what tells the task.
+    """Scale and shift hidden features by the task: ``relu(gamma * (W x + b) + beta)``.
 
-    The task is not part of the input. All ``gamma`` begin as 1 and all ``beta`` as 0: every task
-    begins with the same network.
+    ``gamma`` and ``beta`` are linear in the task conditioning, and the task is not part of the
+    input. ``gamma`` is initialized with 1 and ``beta`` with 0, so that all tasks start with the
+    same network. The output layer is not modulated.
+
+    ``scalar`` takes from mtrl (Sodhani et al. 2021) the one ``gamma`` and ``beta`` per layer. Its
+    FiLM differs otherwise: it computes ``gamma * relu(W x + b) + beta``, modulates the output layer
+    too, uses a task encoder's output as ``gamma`` and ``beta`` directly, and is an encoder (two
+    hidden layers of 50) in front of actor and critic.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        width: features of a hidden layer; 400 in MetaWorld's protocols.
+        width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers; 3 in MetaWorld's protocols.
-        scalar: whether a layer has one ``gamma`` and one ``beta`` for all features, as in mtrl.
-        output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``gamma`` and ``beta`` are computed from.
+        scalar: whether each layer has one ``gamma`` and one ``beta`` for all its features.
+        output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
+        conditioning: task conditioning, from which ``gamma`` and ``beta`` are computed.
 
     Raises:
-        ConfigurationError: if there would be no layer or no feature.
+        ConfigurationError: if ``width`` or ``depth`` is below 1.
     """
 
     def __init__(
@@ -50,11 +58,10 @@ class FiLM(Network):
         super().__init__()
         require_at_least_one(depth=depth, width=width)
         self.conditioning = conditioning(num_tasks)
-        self._split = (depth, 2, 1 if scalar else width)
-        # a bias would be a second name for the layers' own weights and biases
-        self.modulation = nn.Linear(
-            self.conditioning.out_dim, depth * 2 * self._split[2], bias=False
-        )
+        num_factors = 1 if scalar else width
+        self._split = (depth, 2, num_factors)
+        # no bias: it would be redundant with the layers' own weights and biases
+        self.modulation = nn.Linear(self.conditioning.out_dim, depth * 2 * num_factors, bias=False)
         nn.init.zeros_(self.modulation.weight)
         self.layers = nn.ModuleList(
             he_linear(in_dim if i == 0 else width, width) for i in range(depth)

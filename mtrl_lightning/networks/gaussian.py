@@ -1,4 +1,6 @@
-"""The squashed Gaussian policy (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C).
+"""The squashed Gaussian policy.
+
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C.
 
 Shapes: ``B`` batch, ``A`` action.
 """
@@ -14,7 +16,7 @@ from torch import Tensor
 
 
 class SquashedGaussian(NamedTuple):
-    """A Gaussian through tanh: actions lie between -1 and 1."""
+    """A Gaussian distribution squashed by tanh: actions lie between -1 and 1."""
 
     mean_BA: Tensor
     log_std_BA: Tensor
@@ -23,7 +25,7 @@ class SquashedGaussian(NamedTuple):
     def from_network(
         cls, output_BA2: Tensor, log_std_min: float, log_std_max: float
     ) -> SquashedGaussian:
-        """Split a network's output ``[B, 2A]`` into means and clamped log standard deviations, in float32."""
+        """Split a network's output ``[B, 2A]`` into mean and clamped log std, in float32."""
         mean_BA, log_std_BA = output_BA2.float().chunk(2, dim=-1)
         return cls(mean_BA, log_std_BA.clamp(log_std_min, log_std_max))
 
@@ -32,7 +34,7 @@ class SquashedGaussian(NamedTuple):
         return self.mean_BA.tanh()
 
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions ``[B, A]`` and their log densities ``[B]`` for standard normal noise ``[B, A]``.
+        """Return actions ``[B, A]`` and log densities ``[B]`` for standard normal noise ``[B, A]``.
 
         ``log pi(a) = sum_A [log N(u; mean, std) - log(1 - tanh(u)^2)]`` with ``a = tanh(u)``, where
         ``log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))`` does not underflow for large ``|u|``.

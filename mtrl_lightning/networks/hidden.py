@@ -1,10 +1,11 @@
-"""The hidden layers that most architectures share, and their cheaper form on a CPU.
+"""The hidden layers that most architectures use, with a faster implementation for CPUs.
 
-Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``K`` rows that have a gradient.
+Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``N`` rows that have a gradient.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Sequence
 from typing import Any
@@ -16,28 +17,29 @@ from torch import Tensor, nn
 from mtrl_lightning.networks.network import check_layers, he_linear
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
-"""Whether float32 products go to oneDNN, which on some processors is quicker than PyTorch's choice (MKL)."""
-FEW_ROWS = 0.75
-"""Share of rows with a gradient up to which the others are left out of the backward pass."""
-ROWS = 64
-"""Their number is rounded up to a multiple of this."""
+"""Whether float32 products use oneDNN: on some processors it is faster than MKL, the default."""
+MAX_ROW_FRACTION = 0.75
+"""Rows without a gradient are left out if at most this fraction of the rows has one."""
+ROW_MULTIPLE = 64
+"""The number of rows in the backward pass is rounded up to a multiple of this."""
 
 
 class HiddenLayers(nn.Sequential):
-    """``depth`` layers of Linear, LayerNorm if wanted, ReLU; He-uniform weights and zero biases.
+    """Stack ``depth`` layers of Linear, optional LayerNorm and ReLU.
 
-    On a CPU, without LayerNorm, it is computed as one function with oneDNN's products, and
-    backwards only for the rows that have a gradient. The actor's loss gives a critic one only where
-    it is the smaller, and a single task's loss has one for this task's rows alone.
+    Weights are initialized He-uniform, biases with zeros. On a CPU and without LayerNorm, all
+    layers are one function with oneDNN's products. Its backward pass computes only the rows that
+    have a gradient: the actor's loss has a gradient for a critic only where this critic is the
+    smaller one, and the loss of a task only for the rows of this task.
 
     Args:
-        in_dim: features that come in.
-        width: features of a hidden layer.
-        depth: number of layers.
+        in_dim: number of input features.
+        width: size of a hidden layer.
+        depth: number of hidden layers.
         layer_norm: whether LayerNorm follows each linear map.
 
     Raises:
-        ConfigurationError: if there would be no layer or no feature.
+        ConfigurationError: if ``width`` or ``depth`` is below 1.
     """
 
     def __init__(self, in_dim: int, width: int, depth: int, layer_norm: bool) -> None:
@@ -45,21 +47,20 @@ class HiddenLayers(nn.Sequential):
         layers: list[nn.Module] = []
         for i in range(depth):
             linear = he_linear(in_dim if i == 0 else width, width)
-            layers += (
-                [linear, nn.LayerNorm(width), nn.ReLU()] if layer_norm else [linear, nn.ReLU()]
-            )
+            layers += [linear, nn.LayerNorm(width)] if layer_norm else [linear]
+            layers.append(nn.ReLU())
         super().__init__(*layers)
         self._layer_norm = layer_norm
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Map ``[B, D]`` to ``[B, H]``."""
-        one_by_one = (
+        needs_plain_layers = (
             self._layer_norm
             or x_BD.device.type != "cpu"
             or x_BD.ndim != 2
             or x_BD.dtype == torch.float64
         )
-        if one_by_one or torch.compiler.is_compiling():
+        if needs_plain_layers or torch.compiler.is_compiling():
             return super().forward(x_BD)
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         parameters: list[Tensor] = [
@@ -67,14 +68,15 @@ class HiddenLayers(nn.Sequential):
         ]
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
-            x_BD, parameters = x_BD.to(dtype), [parameter.to(dtype) for parameter in parameters]
+            x_BD = x_BD.to(dtype)
+            parameters = [parameter.to(dtype) for parameter in parameters]
         if torch.is_grad_enabled():
             return _Layers.apply(x_BD, *parameters)  # type: ignore[no-any-return]
         return _outputs(x_BD, parameters)[-1]
 
 
 class _Layers(torch.autograd.Function):
-    """Linear maps, each followed by ReLU: ``x_i = max(0, x_(i-1) W_i' + b_i)``."""
+    """Compute linear maps, each followed by ReLU: ``x_i = max(0, x_(i-1) W_i' + b_i)``."""
 
     @staticmethod
     def forward(ctx: Any, x_BD: Tensor, *parameters: Tensor) -> Tensor:
@@ -90,40 +92,40 @@ class _Layers(torch.autograd.Function):
         With ``g_i = dL/dx_i [x_i > 0]``: ``dL/dx_(i-1) = g_i W_i``,
         ``dL/dW_i = g_i' x_(i-1)``, ``dL/db_i = sum_B g_i``.
         """
-        depth, (gradient_BH,) = len(ctx.saved_tensors) // 3, gradients
+        (gradient_BH,) = gradients
         if gradient_BH is None:
             return (None,) * len(ctx.needs_input_grad)
-        inputs, outputs = (
-            ctx.saved_tensors[: 2 * depth + 1],
-            [ctx.saved_tensors[0], *ctx.saved_tensors[2 * depth + 1 :]],
-        )
+        depth = len(ctx.saved_tensors) // 3  # saved: the input, 2 * depth parameters, depth outputs
+        inputs = ctx.saved_tensors[: 2 * depth + 1]
+        outputs = [ctx.saved_tensors[0], *ctx.saved_tensors[2 * depth + 1 :]]
         if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(gradient_BH):
             return _differentiable_gradients(inputs, gradient_BH, ctx.needs_input_grad)
-        weights, num_rows = inputs[1::2], len(gradient_BH)
-        row_K = _rows_with_gradient(gradient_BH)
-        if row_K is not None:
-            gradient_BH, outputs = gradient_BH[row_K], [output[row_K] for output in outputs]
+        weights = inputs[1::2]
+        num_rows = len(gradient_BH)
+        row_N = _rows_with_gradient(gradient_BH)
+        if row_N is not None:
+            gradient_BH = gradient_BH[row_N]
+            outputs = [output[row_N] for output in outputs]
         results: list[Tensor | None] = []
         for i in reversed(range(depth)):
             gradient_BH = torch.ops.aten.threshold_backward(gradient_BH, outputs[i + 1], 0)
-            of_weight, of_bias = ctx.needs_input_grad[2 * i + 1 : 2 * i + 3]
-            results.append(gradient_BH.sum(0) if of_bias else None)
-            results.append(gradient_BH.t() @ outputs[i] if of_weight else None)
+            needs_weight, needs_bias = ctx.needs_input_grad[2 * i + 1 : 2 * i + 3]
+            results.append(gradient_BH.sum(0) if needs_bias else None)
+            results.append(gradient_BH.t() @ outputs[i] if needs_weight else None)
             if i > 0 or ctx.needs_input_grad[0]:
                 gradient_BH = _product(gradient_BH, weights[i])
         if not ctx.needs_input_grad[0]:
             return (None, *reversed(results))
-        if row_K is not None:
-            gradient_BH = gradient_BH.new_zeros(num_rows, gradient_BH.shape[1]).index_copy_(
-                0, row_K, gradient_BH
-            )
+        if row_N is not None:
+            zeros_BD = gradient_BH.new_zeros(num_rows, gradient_BH.shape[1])
+            gradient_BH = zeros_BD.index_copy_(0, row_N, gradient_BH)
         return (gradient_BH, *reversed(results))
 
 
 def _differentiable_gradients(
     inputs: Sequence[Tensor], gradient_BH: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients by PyTorch's own layers: they can be differentiated again, and computed for many at once."""
+    """Return the gradients by PyTorch's own layers, for second derivatives and batched passes."""
     with torch.enable_grad():
         x_BH = inputs[0]
         for weight_HD, bias_H in zip(inputs[1::2], inputs[2::2], strict=True):
@@ -139,7 +141,7 @@ def _outputs(x_BD: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the output ``[B, H]`` of each layer."""
     outputs: list[Tensor] = []
     for weight_HD, bias_H in zip(parameters[::2], parameters[1::2], strict=True):
-        if _HAS_ONEDNN and x_BD.dtype == torch.float32:  # its own ReLU would turn a NaN into 0
+        if _HAS_ONEDNN and x_BD.dtype == torch.float32:  # oneDNN's ReLU would turn a NaN into 0
             x_BD = torch.ops.mkldnn._linear_pointwise(
                 x_BD, weight_HD, bias_H, "none", [], ""
             ).relu_()
@@ -156,15 +158,14 @@ def _product(gradient_BH: Tensor, weight_HD: Tensor) -> Tensor:
 
 
 def _rows_with_gradient(gradient_BH: Tensor) -> Tensor | None:
-    """Return the rows ``[K]`` that are not zero, or None if they are most.
+    """Return the rows ``[N]`` that are not zero, or None if most are not.
 
-    Some zero rows fill ``K`` up to a multiple of ``ROWS``: oneDNN compiles a kernel for every size
-    that it meets.
+    Zero rows fill ``N`` up to a multiple of ``ROW_MULTIPLE``, because oneDNN compiles a kernel for
+    each new size.
     """
     is_zero_B = gradient_BH.abs().sum(1) == 0
-    num_rows = -(-int((~is_zero_B).sum()) // ROWS) * ROWS
-    return (
-        is_zero_B.byte().argsort(stable=True)[:num_rows]
-        if num_rows <= FEW_ROWS * len(gradient_BH)
-        else None
-    )
+    num_nonzero = int((~is_zero_B).sum())
+    num_rows = math.ceil(num_nonzero / ROW_MULTIPLE) * ROW_MULTIPLE
+    if num_rows > MAX_ROW_FRACTION * len(gradient_BH):
+        return None
+    return is_zero_B.byte().argsort(stable=True)[:num_rows]

@@ -1,6 +1,6 @@
-"""What language says of the tasks: descriptions, and frozen embeddings of them.
+"""Task descriptions in natural language, and their frozen embeddings.
 
-Shapes: ``B`` batch, ``C`` numbers of an embedding, ``T`` tasks.
+Shapes: ``B`` batch, ``C`` embedding, ``T`` tasks.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
-"""What each task of MetaWorld and dm_control's suite, and ten of the toy benchmarks', ask for, in a sentence."""
+"""One sentence per task of MetaWorld and dm_control's suite, and for ten toy tasks."""
 EMBEDDINGS = Path(__file__).parent / "data" / "embeddings.json"
-"""These sentences' embeddings, made by ``python -m mtrl_lightning.networks.embed_descriptions``."""
+"""Embeddings of the sentences, from ``python -m mtrl_lightning.networks.embed_descriptions``."""
 
 _OLD_NAMES = {
     "basketball": "basket-ball",
     "button-press-topdown": "button-press_topdown",
     "disassemble": "dissassemble",
 }
-"""What MetaWorld's first version called its tasks, where it was something else."""
+"""Names of tasks that are spelled differently in MetaWorld's first version."""
 
 
 class TaskTable(nn.Module):
-    """Numbers of each task that are known, and frozen, once the tasks' names are; a checkpoint holds them.
+    """Hold a frozen vector per task, which is filled when the names of the tasks are known.
+
+    The table is part of the checkpoint.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        dim: numbers of a task, ``C``.
+        dim: size of a vector, ``C``.
     """
 
     table_TC: Tensor
@@ -46,36 +48,48 @@ class TaskTable(nn.Module):
         super().__init__()
         self.register_buffer("table_TC", torch.full((num_tasks, dim), torch.nan))
         self._filled = False
-        self.register_load_state_dict_post_hook(_notice_whether_filled)
+        self.register_load_state_dict_post_hook(_update_filled)
 
     def fill(self, table_TC: np.ndarray) -> None:
-        """Take the numbers ``[T, C]``."""
-        assert table_TC.shape == self.table_TC.shape, (
-            f"{table_TC.shape[0]} tasks' names for {len(self.table_TC)} tasks"
-        )
+        """Set the vectors ``[T, C]``.
+
+        Raises:
+            ConfigurationError: if the number of vectors differs from the number of tasks.
+        """
+        if len(table_TC) != len(self.table_TC):
+            raise ConfigurationError(
+                f"set_task_names got {len(table_TC)} names for {len(self.table_TC)} tasks: give"
+                " the name of every task"
+            )
         self.table_TC.copy_(torch.from_numpy(table_TC))
         self._filled = True
 
     def forward(self, task_B: Tensor) -> Tensor:
-        """Map tasks ``[B]`` to ``[B, C]``."""
-        assert self._filled, (
-            "the tasks have no names yet: call mtrl_lightning.networks.set_task_names first"
-        )
+        """Map tasks ``[B]`` to ``[B, C]``.
+
+        Raises:
+            ConfigurationError: if the names of the tasks were not set.
+        """
+        if not self._filled:
+            raise ConfigurationError(
+                "the names of the tasks are not set: call mtrl_lightning.networks.set_task_names"
+                " before the first forward pass"
+            )
         return self.table_TC[task_B]
 
 
-def _notice_whether_filled(table: TaskTable, _: Any) -> None:
+def _update_filled(table: TaskTable, _: Any) -> None:
     table._filled = bool(table.table_TC.isfinite().all())
 
 
 class Language(TaskConditioning):
-    """A frozen embedding of each task's description.
+    """Use a frozen embedding of each task's description.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        path: JSON file with a list of numbers for each task's name, as mtrl's; null for this
-            package's own, 384 numbers for each task of MetaWorld, of dm_control's suite, and the
-            toy benchmarks' first ten.
+        path: JSON file ``{task name: [numbers]}``, as mtrl's; None for the file of this package,
+            with 384 numbers for each task of MetaWorld and of dm_control's suite, and for the first
+            ten tasks of the toy benchmarks.
 
     Raises:
         ConfigurationError: if the file cannot be used.
@@ -88,10 +102,11 @@ class Language(TaskConditioning):
         self.embeddings = TaskTable(num_tasks, self.out_dim)
 
     def set_task_names(self, names: Sequence[str]) -> None:
-        """Pick the tasks' embeddings.
+        """Load the embeddings of the tasks.
 
         Raises:
-            ConfigurationError: if the file has none for a task.
+            ConfigurationError: if the file has no embedding of a task, or the number of names
+                differs from ``num_tasks``.
         """
         self.embeddings.fill(load_embeddings(self._path, names))
 
@@ -101,7 +116,7 @@ class Language(TaskConditioning):
 
 
 def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
-    """Return the embeddings ``[T, C]`` of tasks in a JSON file ``{name: [numbers]}``.
+    """Return the embeddings ``[T, C]`` of the named tasks in a JSON file ``{name: [numbers]}``.
 
     A task ``reach-v3`` is also found as ``reach-v2``, ``reach-v1`` or ``reach``.
 
@@ -115,15 +130,14 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
             nearest = ", ".join(difflib.get_close_matches(name, embeddings, n=3, cutoff=0))
             raise ConfigurationError(
                 f"{path} has no embedding of the task {name}; nearest are {nearest}. Add the task"
-                " to the file, or to"
-                " descriptions of your own and run python -m"
+                " to the file, or add it to descriptions of your own and run python -m"
                 " mtrl_lightning.networks.embed_descriptions"
             )
     return np.stack([embeddings[key] for key in found if key is not None])
 
 
 def find_name(name: str, known: Collection[str]) -> str | None:
-    """Return what a task is called among known names: the same, or the name of another version of it, or None."""
+    """Return the known name of a task or of another version of it, or None."""
     stem = re.sub(r"-v\d+$", "", name)
     stems = [stem, _OLD_NAMES.get(stem, stem)]
     others = [s + version for s in stems for version in ("-v3", "-v2", "-v1", "")]
@@ -131,10 +145,10 @@ def find_name(name: str, known: Collection[str]) -> str | None:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Return a JSON file's values by task name.
+    """Read a JSON file ``{task name: value}``.
 
     Raises:
-        ConfigurationError: if it cannot be read, is no JSON, or holds no values by name.
+        ConfigurationError: if it cannot be read, is not JSON, or is not such a mapping.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -143,14 +157,16 @@ def read_json(path: str | Path) -> dict[str, Any]:
             f"{path} cannot be read ({error.strerror}): check the path"
         ) from error
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no JSON file ({error}): make it again") from error
+        raise ConfigurationError(
+            f"{path} is not a valid JSON file ({error}): correct it"
+        ) from error
     if not isinstance(content, dict) or not content:
-        raise ConfigurationError(f'{path} must hold values by task name, as in {{"reach-v3": ...}}')
+        raise ConfigurationError(f'{path} must map task names to values, as in {{"reach-v3": ...}}')
     return content
 
 
 def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
-    """Return each task's embedding, after a check that they are finite numbers and equally many."""
+    """Read a file of embeddings; check that they are finite and of the same size."""
     embeddings: dict[str, np.ndarray] = {}
     for name, row in read_json(path).items():
         if (
@@ -163,7 +179,7 @@ def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
             row_C = np.array([min(max(number, -1e300), 1e300) for number in row]).astype(np.float32)
         if not np.isfinite(row_C).all():
             raise ConfigurationError(
-                f"{path}: the embedding of {name} holds a number that is not finite"
+                f"{path}: the embedding of {name} contains a number that is not finite"
             )
         embeddings[name] = row_C
     first, dim = next((name, len(row_C)) for name, row_C in embeddings.items())
@@ -171,6 +187,6 @@ def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
         if len(row_C) != dim:
             raise ConfigurationError(
                 f"{path}: the embedding of {name} has {len(row_C)} numbers, that of {first} has"
-                f" {dim}: make them equal"
+                f" {dim}: all must have the same size"
             )
     return embeddings

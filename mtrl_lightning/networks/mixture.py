@@ -1,4 +1,4 @@
-"""A mixture of encoders, whose assignment to tasks is chosen (mtrl; Sodhani et al. 2021).
+"""A mixture of encoders with a choice of assignments (mtrl; Sodhani et al. 2021).
 
 Shapes: ``B`` batch, ``D`` observation, ``K`` experts, ``Z`` features.
 """
@@ -18,20 +18,20 @@ from mtrl_lightning.networks.experts import Experts
 
 
 class MixtureOfEncoders(Encoder):
-    """Features ``sum_k a_k(task) z_k(observation)`` of ``K`` perceptrons ``z_k``.
+    """Mix the features of ``K`` perceptrons ``z_k``: ``sum_k a_k(task) z_k(observation)``.
 
     Args:
-        observation_space: one-dimensional.
+        observation_space: one-dimensional observation space.
         num_tasks: number of tasks, ``T``.
         num_experts: number of perceptrons, ``K``; up to 10 in mtrl.
-        width: features of a hidden layer; 50 in mtrl.
-        depth: number of hidden layers; 2 (mtrl's program counts the output layer and has 1).
-        out_dim: features that come out, ``Z``; 50 in mtrl.
-        assignment: how a task weighs the perceptrons, ``a``.
+        width: size of a hidden layer; 50 in mtrl.
+        depth: number of hidden layers; 2 by default. mtrl has 1, because its setting of 2 layers
+            includes the output layer.
+        out_dim: number of output features, ``Z``; 50 in mtrl.
+        assignment: weights ``a`` of the perceptrons, given the task.
 
     Raises:
-        ConfigurationError: if observations are images, or there would be no perceptron, layer or
-            feature.
+        ConfigurationError: if observations are images, or a size is below 1.
     """
 
     def __init__(
@@ -61,13 +61,12 @@ def make_encoders(
     """Return perceptrons that encode state vectors.
 
     Raises:
-        ConfigurationError: if observations are images, or there would be no perceptron, layer or
-            feature.
+        ConfigurationError: if observations are images, or a size is below 1.
     """
     if len(observation_space.shape) != 1:
         raise ConfigurationError(
-            f"observations have the shape {observation_space.shape}: a mixture of encoders takes"
-            " state vectors"
+            f"observations have the shape {observation_space.shape}: a mixture of encoders needs"
+            " state vectors, use another encoder for images"
         )
     if min(num_experts, width, depth, out_dim) < 1:
         raise ConfigurationError(

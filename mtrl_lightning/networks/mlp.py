@@ -1,4 +1,7 @@
-"""Multi-layer perceptron."""
+"""Multi-layer perceptron.
+
+Shapes: ``B`` batch, ``D`` input features.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,26 @@ from torch import Tensor, nn
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.residual import ResidualLayers
+from mtrl_lightning.networks.residual import residual_layers
 
 
 class MLP(Network):
-    """Hidden layers and an output layer that all tasks share; the task is part of the input.
+    """Share all hidden layers and the output layer; the task is part of the input.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        width: features of a hidden layer; 400 in MetaWorld's protocols.
+        width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
         layer_norm: whether LayerNorm follows each hidden layer's linear map.
-        residual: whether the hidden layers are one layer and residual blocks, which always have
-            LayerNorm.
-        output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: how the network is told the task.
+        residual: whether the hidden layers are one layer and ``depth`` residual blocks, which
+            always have LayerNorm.
+        output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
+        conditioning: task conditioning, appended to the input.
+
+    Raises:
+        ConfigurationError: if ``width`` or ``depth`` is below 1.
     """
 
     def __init__(
@@ -45,15 +51,16 @@ class MLP(Network):
         super().__init__()
         self.conditioning = conditioning(num_tasks)
         in_dim += self.conditioning.out_dim
-        self.trunk: nn.Module = (
-            ResidualLayers(in_dim, width, depth)
-            if residual
-            else HiddenLayers(in_dim, width, depth, layer_norm)
-        )
+        self.trunk: nn.Module
+        if residual:
+            self.trunk = residual_layers(in_dim, width, depth)
+        else:
+            self.trunk = HiddenLayers(in_dim, width, depth, layer_norm)
         self.head = nn.Linear(width, out_dim)
         uniform_(self.head.weight, output_bound, width)
         uniform_(self.head.bias, output_bound, width)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        return self.head(self.trunk(torch.cat([x_BD, self.conditioning(task_B)], dim=-1)))
+        input_BD = torch.cat([x_BD, self.conditioning(task_B)], dim=-1)
+        return self.head(self.trunk(input_BD))

@@ -1,4 +1,6 @@
-"""Orthogonal experts (Hendawy et al. 2024, "Multi-Task Reinforcement Learning with Mixture of Orthogonal Experts").
+"""MOORE: a mixture of orthogonal experts.
+
+Hendawy et al. 2024, "Multi-Task Reinforcement Learning with Mixture of Orthogonal Experts".
 
 Shapes: ``B`` batch, ``K`` experts, ``H`` features of an expert.
 """
@@ -12,36 +14,37 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, must_tell
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts, require_at_least_one
 from mtrl_lightning.networks.multi_head import LinearHeads
 from mtrl_lightning.networks.network import Network
 
 EPSILON = 1e-12
-"""Added to squared norms that are divided by: what is left of a vector below its root counts as nothing."""
+"""Added to squared norms before dividing by them: a norm below its root counts as 0."""
 
 
 class MOORE(Network):
-    """Experts' features made orthonormal, mixed by the task: ``y = head_tau(tanh(sum_k w_tau,k v_k(x)))``.
+    """Mix orthonormal expert features by the task, with one head per task.
 
-    The task is not part of the experts' input. An expert's last layer has no activation of its own,
-    and tanh follows the mixture, as in the authors' program for MetaWorld. ``w`` is linear in what
-    tells the task, without bias: with the one-hot, a learned table.
+    The output is ``y = head_tau(tanh(sum_k w_tau,k v_k(x)))`` with orthonormal ``v_k``. The task is
+    not part of the experts' input. The last layer of an expert has no activation, and tanh follows
+    the mixture, as in the authors' program for MetaWorld. ``w`` is linear in the task conditioning,
+    without bias. With the one-hot it is a learned table.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        width: features of an expert's layer; 400 in the paper.
-        depth: layers of an expert; 3 in the paper.
+        width: size of an expert's layers; 400 in the paper.
+        depth: number of layers of an expert; 3 in the paper.
         num_experts: number of experts, ``k`` in the paper; 4 for MT10, 6 for MT50; at most
             ``width``.
-        output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``w`` is linear in.
+        output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
+        conditioning: task conditioning, from which ``w`` is computed.
 
     Raises:
-        ConfigurationError: if there would be no layer, expert or feature, more experts than
-            features, or nothing that tells the task.
+        ConfigurationError: if a size is below 1, ``num_experts`` is above ``width``, or the
+            conditioning has no features.
     """
 
     def __init__(
@@ -60,11 +63,10 @@ class MOORE(Network):
         require_at_least_one(width=width, depth=depth, num_experts=num_experts)
         if num_experts > width:
             raise ConfigurationError(
-                f"num_experts is {num_experts} and width {width}: more vectors than features are"
-                " never orthogonal, "
-                "set num_experts to at most width"
+                f"num_experts is {num_experts} and width {width}: set num_experts to at most width,"
+                " because more vectors than features cannot be orthogonal"
             )
-        self.conditioning = must_tell(conditioning(num_tasks), "MOORE")
+        self.conditioning = require_task_input(conditioning(num_tasks), "MOORE")
         self.mixture = nn.Linear(self.conditioning.out_dim, num_experts, bias=False)
         nn.init.xavier_uniform_(self.mixture.weight)
         self.experts = Experts(num_experts, in_dim, width, width=width, depth=depth - 1)
@@ -78,29 +80,35 @@ class MOORE(Network):
         return self.heads(features_BH, task_B)  # type: ignore[no-any-return]
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the experts' parameters, and what ``w`` is computed by unless it is a table: its rows are tasks'."""
+        """Yield the parameters of the experts, and those of ``w`` unless it is a table.
+
+        Each row of a table belongs to one task.
+        """
         if not isinstance(self.conditioning, OneHot):
             yield from self.conditioning.parameters()
             yield from self.mixture.parameters()
         yield from self.experts.parameters()
 
     def last_shared_weight(self) -> Parameter:
-        """Return the experts' last weights ``[K, width, width]``."""
+        """Return the weights of the experts' last layers, ``[K, width, width]``."""
         return self.experts.weights[-1]
 
 
 def orthonormal(u_KBH: Tensor) -> Tensor:
-    """Make each sample's ``K`` vectors orthonormal by Gram-Schmidt, ``[K, B, H]``, in float32 or better.
+    """Make the ``K`` vectors of each sample orthonormal by Gram-Schmidt, ``[K, B, H]``.
 
-    ``v_k = u_k - sum_(j<k) <u_k, v_j> v_j``, divided by its norm; what is left is projected again
-    for each ``j`` in turn, which is the same on paper and loses fewer digits. A vector of zeros
-    stays one and has a finite gradient; where less than about 1e-6 is left of a vector, it comes
-    out shorter.
+    ``v_k = u_k - sum_(j<k) <u_k, v_j> v_j``, divided by its norm. The projections are subtracted
+    one after the other from the remainder (modified Gram-Schmidt): mathematically the same, with
+    smaller rounding errors. The dtype is float32 or float64. A zero vector stays zero and has a
+    finite gradient. A vector whose remainder is shorter than about 1e-6 becomes shorter than 1.
     """
     basis: list[Tensor] = []
-    for u_BH in u_KBH.to(torch.promote_types(u_KBH.dtype, torch.float32)).unbind(0):
-        rest_BH = u_BH
+    dtype = torch.promote_types(u_KBH.dtype, torch.float32)
+    for u_BH in u_KBH.to(dtype).unbind(0):
+        remainder_BH = u_BH
         for v_BH in basis:
-            rest_BH = rest_BH - (rest_BH * v_BH).sum(-1, keepdim=True) * v_BH
-        basis.append(rest_BH * (rest_BH.square().sum(-1, keepdim=True) + EPSILON).rsqrt())
+            projection_B1 = (remainder_BH * v_BH).sum(-1, keepdim=True)
+            remainder_BH = remainder_BH - projection_B1 * v_BH
+        squared_norm_B1 = remainder_BH.square().sum(-1, keepdim=True)
+        basis.append(remainder_BH * (squared_norm_B1 + EPSILON).rsqrt())
     return torch.stack(basis)

@@ -1,4 +1,8 @@
-"""Shared hidden layers, one head a task."""
+"""Shared hidden layers with one head per task.
+
+Shapes: ``B`` batch, ``T`` tasks, ``R`` tasks of a batch in task order, ``n`` rows of a task, ``D``
+input features, ``H`` hidden features, ``O`` outputs.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +17,31 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts, tasks_in_order
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.residual import ResidualLayers
+from mtrl_lightning.networks.residual import residual_layers
 
 
 class MultiHead(Network):
-    """Hidden layers that all tasks share, and a head for each task.
+    """Share the hidden layers between all tasks, with one head per task.
 
-    The task stays in the input too (MetaWorld+, McLean et al. 2025). With one task it equals an
-    ``MLP``.
+    The task is also part of the input (MetaWorld+, McLean et al. 2025). With one task the network
+    equals an ``MLP``.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        width: features of a hidden layer; 400 in MetaWorld's protocols.
+        width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
         layer_norm: whether LayerNorm follows each hidden layer's linear map.
-        residual: whether the hidden layers are one layer and residual blocks, which always have
-            LayerNorm.
-        head_width: features of a hidden layer in each head, as in mtrl (Sodhani et al. 2021); 0 for
+        residual: whether the hidden layers are one layer and ``depth`` residual blocks, which
+            always have LayerNorm.
+        head_width: size of the hidden layer of each head, as in mtrl (Sodhani et al. 2021); 0 for
             linear heads.
-        output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: how the shared layers are told the task.
+        output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
+        conditioning: task conditioning, appended to the input.
 
     Raises:
-        ConfigurationError: if ``head_width`` is negative.
+        ConfigurationError: if ``head_width`` is negative, or ``width`` or ``depth`` is below 1.
     """
 
     def __init__(
@@ -57,73 +61,74 @@ class MultiHead(Network):
         super().__init__()
         if head_width < 0:
             raise ConfigurationError(
-                f"head_width is {head_width}: give a number of features, or 0 for linear heads"
+                f"head_width is {head_width}: give a size above 0, or 0 for linear heads"
             )
         self.conditioning = conditioning(num_tasks)
         in_dim += self.conditioning.out_dim
-        self.trunk: nn.Module = (
-            ResidualLayers(in_dim, width, depth)
-            if residual
-            else HiddenLayers(in_dim, width, depth, layer_norm)
-        )
-        self.heads: nn.Module = (
-            TaskExperts(
+        self.trunk: nn.Module
+        if residual:
+            self.trunk = residual_layers(in_dim, width, depth)
+        else:
+            self.trunk = HiddenLayers(in_dim, width, depth, layer_norm)
+        self.heads: nn.Module
+        if head_width:
+            self.heads = TaskExperts(
                 num_tasks, width, out_dim, width=head_width, depth=1, output_bound=output_bound
             )
-            if head_width
-            else LinearHeads(width, out_dim, num_tasks, output_bound)
-        )
+        else:
+            self.heads = LinearHeads(width, out_dim, num_tasks, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        return self.heads(self.trunk(torch.cat([x_BD, self.conditioning(task_B)], dim=-1)), task_B)  # type: ignore[no-any-return]
+        input_BD = torch.cat([x_BD, self.conditioning(task_B)], dim=-1)
+        return self.heads(self.trunk(input_BD), task_B)  # type: ignore[no-any-return]
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters of all but the heads."""
+        """Yield all parameters except those of the heads."""
         yield from self.conditioning.parameters()
         yield from self.trunk.parameters()
 
 
 class LinearHeads(nn.Linear):
-    """A linear map for each task.
+    """Apply one linear layer per task to the rows of this task.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        output_bound: weights and biases start uniform within this bound (0 for 1 / sqrt(in_dim)).
+        output_bound: bound of the uniform initial values (0: 1 / sqrt(in_dim)).
     """
 
     tasks_T1: Tensor
 
     def __init__(self, in_dim: int, out_dim: int, num_tasks: int, output_bound: float) -> None:
         super().__init__(in_dim, num_tasks * out_dim)
-        self.num_tasks, self.out_dim = num_tasks, out_dim
+        self.num_tasks = num_tasks
+        self.out_dim = out_dim
         self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
         uniform_(self.weight, output_bound, in_dim)
         uniform_(self.bias, output_bound, in_dim)
 
     def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
         """Map features ``[B, H]`` and tasks ``[B]`` to ``[B, out_dim]``."""
-        tasks_G = (
-            tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None
-        )  # a GPU is not stopped
-        if tasks_G is not None:
-            return self._own(h_BH.view(len(tasks_G), -1, h_BH.shape[1]), tasks_G).reshape(
-                -1, self.out_dim
-            )
-        # all heads in one product, then the task's: cheaper than gathering a weight matrix for each
-        # row, and than an index, whose gradient a GPU has to sort
-        y_BTA = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
+        on_cpu = task_B.device.type == "cpu"  # on a GPU, the check of the order would wait for it
+        tasks_R = tasks_in_order(task_B, self.tasks_T1) if on_cpu else None
+        if tasks_R is not None:
+            h_RnH = h_BH.view(len(tasks_R), -1, h_BH.shape[1])
+            return self._forward_by_task(h_RnH, tasks_R).reshape(-1, self.out_dim)
+        # compute all heads in one product, then select the task's own. This is cheaper than
+        # gathering one weight matrix per row, and than an index, whose gradient a GPU has to sort
+        y_BTO = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
         is_own_BT1 = (task_B[:, None] == self.tasks_T1[:, 0])[..., None]
-        return torch.where(is_own_BT1, y_BTA, 0).sum(1, dtype=y_BTA.dtype)
+        return torch.where(is_own_BT1, y_BTO, 0).sum(1, dtype=y_BTO.dtype)
 
-    def _own(self, h_GnH: Tensor, tasks_G: Tensor) -> Tensor:
-        """Map each task's features ``[G, n, H]`` to ``[G, n, out_dim]``."""
-        weight_GAH = self.weight.view(self.num_tasks, self.out_dim, -1)
-        bias_G1A = self.bias.view(self.num_tasks, 1, self.out_dim)
-        if len(tasks_G) < self.num_tasks:
-            weight_GAH, bias_G1A = weight_GAH[tasks_G], bias_G1A[tasks_G]
+    def _forward_by_task(self, h_RnH: Tensor, tasks_R: Tensor) -> Tensor:
+        """Map each task's features ``[R, n, H]`` to ``[R, n, out_dim]``."""
+        weight_ROH = self.weight.view(self.num_tasks, self.out_dim, -1)
+        bias_R1O = self.bias.view(self.num_tasks, 1, self.out_dim)
+        if len(tasks_R) < self.num_tasks:
+            weight_ROH = weight_ROH[tasks_R]
+            bias_R1O = bias_R1O[tasks_R]
         if self.out_dim == 1:
-            return ((h_GnH * weight_GAH).sum(-1, keepdim=True) + bias_G1A).to(h_GnH.dtype)
-        return torch.baddbmm(bias_G1A, h_GnH, weight_GAH.transpose(1, 2))
+            return ((h_RnH * weight_ROH).sum(-1, keepdim=True) + bias_R1O).to(h_RnH.dtype)
+        return torch.baddbmm(bias_R1O, h_RnH, weight_ROH.transpose(1, 2))

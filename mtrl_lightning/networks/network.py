@@ -1,6 +1,6 @@
-"""What every architecture is.
+"""The base class of all architectures, and the initialization they share.
 
-Shapes: ``B`` batch, ``T`` trained tasks.
+Shapes: ``B`` batch, ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -16,44 +16,52 @@ from mtrl_lightning.errors import ConfigurationError
 
 
 class Network(nn.Module):
-    """Features and a task in, numbers out; built by a factory ``(in_dim, out_dim, num_tasks) -> Network``."""
+    """Map features and a task to outputs.
+
+    Built by a factory ``(in_dim, out_dim, num_tasks) -> Network``.
+    """
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map features ``[B, in_dim]`` and tasks ``[B]`` (integers) to ``[B, out_dim]``."""
         raise NotImplementedError
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters that several tasks use, from input to output; a gradient method works on these."""
+        """Yield the parameters that several tasks use, from input to output.
+
+        Gradient methods resolve the conflicts between tasks on these parameters.
+        """
         return self.parameters()
 
     def last_shared_weight(self) -> Parameter:
-        """Return the weights of the last layer that all tasks share: the last matrix of ``shared_parameters``."""
-        return max(
-            reversed(list(self.shared_parameters())), key=lambda parameter: parameter.ndim > 1
-        )
+        """Return the weights of the last layer that all tasks share.
 
-    def mask_losses(self, loss_T: Tensor) -> Tensor:
-        """Return the tasks' losses ``[T]``, with 0 for a task that this network must not learn from now."""
-        return loss_T
+        This is the last matrix of ``shared_parameters``.
+        """
+        backwards = reversed(list(self.shared_parameters()))
+        return max(backwards, key=lambda parameter: parameter.ndim > 1)  # max returns the first one
 
-    def after_step(self, loss_T: Tensor, task_T: Tensor, generator: torch.Generator) -> None:
-        """Repair what a step of the optimizer cannot.
+    def mask_losses(self, loss_R: Tensor) -> Tensor:
+        """Return the tasks' losses ``[R]``, with 0 for each task to leave out of this update."""
+        return loss_R
+
+    def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
+        """Change parameters after the optimizer's step, such as those of an exploding task.
 
         Args:
-            loss_T: the losses that the step was made for, before they were masked.
-            task_T: which task each of them is of.
-            generator: for draws, on the network's device.
+            loss_R: losses of the update, before they were masked.
+            task_R: task of each loss.
+            generator: for random draws, on the network's device.
         """
 
 
 def uniform_(parameter: Tensor, bound: float, fan_in: int) -> None:
-    """Fill an output layer's parameter uniformly within ``bound``, or PyTorch's ``1 / sqrt(fan_in)`` if it is 0."""
+    """Fill a parameter uniformly within ``bound``, or ``1 / sqrt(fan_in)`` (PyTorch) if it is 0."""
     bound = bound or 1 / math.sqrt(fan_in)
     nn.init.uniform_(parameter, -bound, bound)
 
 
 def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
-    """Return a linear map with He-uniform weights and zero biases."""
+    """Return a linear layer with He-uniform weights and zero biases."""
     linear = nn.Linear(in_dim, out_dim)
     nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
     nn.init.zeros_(linear.bias)
@@ -61,10 +69,10 @@ def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
 
 
 def check_layers(width: int, depth: int) -> None:
-    """Refuse hidden layers without a feature, and a network without any.
+    """Check that width and depth are at least 1.
 
     Raises:
-        ConfigurationError: if one is below 1.
+        ConfigurationError: if one of them is below 1.
     """
     if depth < 1 or width < 1:
         raise ConfigurationError(

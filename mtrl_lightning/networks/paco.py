@@ -1,7 +1,9 @@
-"""Composed parameters (Sun et al. 2022, "PaCo: Parameter-Compositional Multi-Task Reinforcement Learning").
+"""PaCo: parameters composed of shared parameter sets.
 
-Shapes: ``B`` batch, ``T`` tasks, ``U`` trained tasks, ``n`` rows of a task, ``K`` parameter sets,
-``D`` input features, ``H`` hidden features.
+Sun et al. 2022, "PaCo: Parameter-Compositional Multi-Task Reinforcement Learning".
+
+Shapes: ``B`` batch, ``T`` tasks, ``R`` trained tasks or tasks of a batch in task order, ``n`` rows
+of a task, ``K`` parameter sets, ``D`` input features, ``H`` hidden features.
 """
 
 from __future__ import annotations
@@ -14,38 +16,44 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import NeedsTaskNames, OneHot, TaskConditioning, must_tell
+from mtrl_lightning.networks.conditioning import (
+    NeedsTaskNames,
+    OneHot,
+    TaskConditioning,
+    require_task_input,
+)
 from mtrl_lightning.networks.experts import he_uniform_, require_at_least_one, tasks_in_order
 from mtrl_lightning.networks.network import Network, uniform_
 
 
 class PaCo(Network):
-    """A perceptron of which every weight and bias is ``sum_k w_tau,k Phi_k``; the task is not part of the input.
+    """Compose every weight and bias of a perceptron from shared sets: ``sum_k w_tau,k Phi_k``.
 
-    ``w`` is linear in what tells the task, without bias, softmax or bound: with the one-hot, a
-    learned table. The tasks' ``w`` begin with a norm of 1 (root mean square), so that the composed
-    weights begin with the variance of one set; only for frozen embeddings, which have unit length
-    themselves, not exactly.
+    The task is not part of the input. ``w`` is linear in the task conditioning, without bias,
+    softmax or bound. With the one-hot it is a learned table. The initial ``w`` of the tasks have a
+    root mean square norm of 1, so that the composed weights start with the variance of one set.
+    For frozen embeddings, which have unit length, this holds only approximately.
 
-    A task whose loss explodes is left out of the step, and its ``w`` begins again within the convex
-    hull of the other tasks' (section 3.4), while the loss is still finite: one that is not has no
-    finite gradient to leave out. The optimizer's moments of ``w`` stay as they are.
+    A task whose loss exceeds ``max_loss`` is left out of the update. Its ``w`` is reinitialized
+    with a random convex combination of the other tasks' ``w`` (section 3.4). A loss that is not
+    finite cannot be left out, because its gradient is not finite either. The optimizer's moments of
+    ``w`` stay unchanged.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        width: features of a hidden layer; 400 in the paper.
+        width: size of a hidden layer; 400 in the paper.
         depth: number of hidden layers; 3 in the paper.
-        num_sets: parameter sets, ``K``; 5 for MT10, 20 for MT50.
-        max_loss: a task's largest loss that is learned from, ``epsilon``; 3e3 in the authors'
-            program. None: any.
-        output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``w`` is linear in.
+        num_sets: number of parameter sets, ``K``; 5 for MT10, 20 for MT50.
+        max_loss: largest loss of a task that is used for an update, above 0 (``epsilon`` in the
+            paper; 3e3 in the authors' program). None for no limit.
+        output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
+        conditioning: task conditioning, from which ``w`` is computed.
 
     Raises:
-        ConfigurationError: if there would be no layer, set or feature, or if exploding tasks should
-            begin again although ``w`` is no table, or nothing tells the task.
+        ConfigurationError: if a size is below 1, ``max_loss`` is not above 0 or set although ``w``
+            is no table, or the conditioning has no features.
     """
 
     tasks_T1: Tensor
@@ -65,13 +73,14 @@ class PaCo(Network):
     ) -> None:
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_sets=num_sets)
-        self.conditioning = must_tell(conditioning(num_tasks), "PaCo")
+        self.conditioning = require_task_input(conditioning(num_tasks), "PaCo")
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):
             raise ConfigurationError(
-                "max_loss must be positive, and an exploding task can only begin again with the"
-                " one-hot: "
-                "set max_loss to null, or conditioning to OneHot"
+                f"PaCo's max_loss is {max_loss} and its conditioning"
+                f" {type(self.conditioning).__name__}: give a max_loss above 0 together with"
+                " OneHot (the w of an exploding task can only be reinitialized in a table), or set"
+                " max_loss to null"
             )
         self._max_loss = max_loss
         self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
@@ -92,33 +101,36 @@ class PaCo(Network):
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        tasks_G = (
-            tasks_in_order(task_B, self.tasks_T1) if task_B.device.type == "cpu" else None
-        )  # a GPU is not stopped
-        if tasks_G is not None:
-            x_GnD = x_BD.view(len(tasks_G), -1, x_BD.shape[1])
-            return self._by_task(x_GnD, self.composition(self.conditioning(tasks_G))).flatten(0, 1)
+        on_cpu = task_B.device.type == "cpu"  # on a GPU, the check of the order would wait for it
+        tasks_R = tasks_in_order(task_B, self.tasks_T1) if on_cpu else None
+        if tasks_R is not None:
+            x_RnD = x_BD.view(len(tasks_R), -1, x_BD.shape[1])
+            w_RK = self.composition(self.conditioning(tasks_R))
+            return self._forward_by_task(x_RnD, w_RK).flatten(0, 1)
         w_BK = self.composition(self.conditioning(task_B))
         last = len(self.weights) - 1
         for i, (weight_KDH, bias_KH) in enumerate(zip(self.weights, self.biases, strict=True)):
-            # sum_k w_k (x Phi_k + phi_k) as one product over k and the features: no weight matrix
-            # for each row
+            # sum_k w_k (x Phi_k + phi_k) as one product over k and the features, without a weight
+            # matrix per row
             x_BKD = w_BK[:, :, None] * x_BD[:, None, :]
             x_BD = torch.addmm(w_BK @ bias_KH, x_BKD.flatten(1), weight_KDH.flatten(0, 1))
             x_BD = x_BD if i == last else x_BD.relu()
         return x_BD
 
-    def _by_task(self, x_TnD: Tensor, w_TK: Tensor) -> Tensor:
-        """Map each task's rows by the task's composed parameters."""
+    def _forward_by_task(self, x_RnD: Tensor, w_RK: Tensor) -> Tensor:
+        """Map each task's rows ``[R, n, in_dim]`` with the composed parameters of the task."""
         last = len(self.weights) - 1
         for i, (weight_KDH, bias_KH) in enumerate(zip(self.weights, self.biases, strict=True)):
-            weight_TDH = (w_TK @ weight_KDH.flatten(1)).unflatten(1, weight_KDH.shape[1:])
-            x_TnD = torch.baddbmm((w_TK @ bias_KH)[:, None], x_TnD, weight_TDH)
-            x_TnD = x_TnD if i == last else x_TnD.relu()
-        return x_TnD
+            weight_RDH = (w_RK @ weight_KDH.flatten(1)).unflatten(1, weight_KDH.shape[1:])
+            x_RnD = torch.baddbmm((w_RK @ bias_KH)[:, None], x_RnD, weight_RDH)
+            x_RnD = x_RnD if i == last else x_RnD.relu()
+        return x_RnD
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameter sets, and what ``w`` is computed by unless it is a table: a task's row is its own."""
+        """Yield the parameter sets, and the parameters of ``w`` unless it is a table.
+
+        Each row of a table belongs to one task.
+        """
         if not self._is_table:
             yield from self.conditioning.parameters()
             yield from self.composition.parameters()
@@ -126,40 +138,41 @@ class PaCo(Network):
         yield from self.biases
 
     def last_shared_weight(self) -> Parameter:
-        """Return the output layer's weights of all sets ``[K, width, out_dim]``."""
+        """Return the weights of the output layer in all sets, ``[K, width, out_dim]``."""
         return self.weights[-1]
 
-    def mask_losses(self, loss_T: Tensor) -> Tensor:
-        """Return the tasks' losses ``[T]``, with 0 for a task whose loss explodes."""
-        return (
-            loss_T
-            if self._max_loss is None
-            else torch.where(_is_healthy(loss_T, self._max_loss), loss_T, 0)
-        )
+    def mask_losses(self, loss_R: Tensor) -> Tensor:
+        """Return the tasks' losses ``[R]``, with 0 for each task whose loss explodes."""
+        if self._max_loss is None:
+            return loss_R
+        return torch.where(_is_healthy(loss_R, self._max_loss), loss_R, 0)
 
     @torch.no_grad()
-    def after_step(self, loss_T: Tensor, task_T: Tensor, generator: torch.Generator) -> None:
-        """Let exploding tasks begin again from a random convex combination of the others' ``w``, if there are others.
+    def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
+        """Reinitialize ``w`` of exploding tasks by random convex combinations of the others' ``w``.
+
+        If all tasks explode, nothing changes.
 
         Args:
-            loss_T: the losses that the step was made for, before they were masked.
-            task_T: which task each of them is of.
-            generator: draws the combinations; as many numbers whether a task explodes or not.
+            loss_R: losses of the update, before they were masked.
+            task_R: task of each loss.
+            generator: draws the combinations. The number of draws does not depend on the losses.
         """
         if self._max_loss is None:
             return
-        is_healthy_U, w_KT = _is_healthy(loss_T, self._max_loss), self.composition.weight
-        # in (0, 1], so that the weights of a combination never vanish together
-        share_UU = 1 - torch.rand(
-            len(task_T), len(task_T), generator=generator, device=w_KT.device, dtype=w_KT.dtype
+        is_healthy_R = _is_healthy(loss_R, self._max_loss)
+        w_KT = self.composition.weight
+        # in (0, 1], so that not all weights of a combination can be 0
+        share_RR = 1 - torch.rand(
+            len(task_R), len(task_R), generator=generator, device=w_KT.device, dtype=w_KT.dtype
         )
-        share_UU = share_UU * is_healthy_U
-        share_UU = share_UU / share_UU.sum(1, keepdim=True)
-        w_KU = w_KT[:, task_T]
-        # an exploded w may be no number, which a share of 0 would not remove
-        combined_KU = torch.where(is_healthy_U, w_KU, 0) @ share_UU.t()
-        w_KT[:, task_T] = torch.where(is_healthy_U | ~is_healthy_U.any(), w_KU, combined_KU)
+        share_RR = share_RR * is_healthy_R
+        share_RR = share_RR / share_RR.sum(1, keepdim=True)
+        w_KR = w_KT[:, task_R]
+        # an exploded w may be NaN, which multiplying by 0 would not remove
+        combined_KR = torch.where(is_healthy_R, w_KR, 0) @ share_RR.t()
+        w_KT[:, task_R] = torch.where(is_healthy_R | ~is_healthy_R.any(), w_KR, combined_KR)
 
 
-def _is_healthy(loss_T: Tensor, max_loss: float) -> Tensor:
-    return loss_T.isfinite() & (loss_T <= max_loss)
+def _is_healthy(loss_R: Tensor, max_loss: float) -> Tensor:
+    return loss_R.isfinite() & (loss_R <= max_loss)

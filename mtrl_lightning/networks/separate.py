@@ -1,4 +1,4 @@
-"""Nothing shared: one network a task."""
+"""Nothing shared: one network per task."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from mtrl_lightning.networks.network import Network
 
 
 class Separate(Network):
-    """A multi-layer perceptron for each task, told nothing of the task: as many single-task networks at once.
+    """Train one multi-layer perceptron per task, without task input.
 
-    This is "one SAC a task" in mtrl's tables (Sodhani et al. 2021), an upper bound for what sharing
-    may cost.
+    This is "one SAC agent per task" in mtrl's tables (Sodhani et al. 2021): the reference for
+    networks that share parameters.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        width: features of a hidden layer; 400 in MetaWorld's protocols.
+        width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers; 3 in MetaWorld's protocols.
-        output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
+        output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
 
     Raises:
-        ConfigurationError: if there would be no layer or no feature.
+        ConfigurationError: if a size is below 1.
     """
 
     def __init__(
@@ -51,15 +51,16 @@ class Separate(Network):
         return self.own(x_BD, task_B)  # type: ignore[no-any-return]
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield nothing."""
+        """Yield nothing: no parameter is shared."""
         yield from ()
 
     def last_shared_weight(self) -> Parameter:
-        """Refuse.
+        """Raise an error: there is no shared layer.
 
         Raises:
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "Separate shares no layer between tasks: set the gradient method to the mean"
+            "Separate shares no layer between tasks: set the gradient method to gradients.Mean, the"
+            " mean of the losses"
         )

@@ -1,7 +1,9 @@
-"""Soft modularization (Yang et al. 2020, "Multi-Task Reinforcement Learning with Soft Modularization").
+"""Soft modularization: the task routes features through layers of modules.
 
-Shapes: ``B`` batch, ``E`` embedding, ``M`` modules a layer (given ``i``, taken ``j``), ``H``
-features of a module.
+Yang et al. 2020, "Multi-Task Reinforcement Learning with Soft Modularization".
+
+Shapes: ``B`` batch, ``Z`` features of the embeddings, ``M`` modules per layer (``i`` receives from
+``j``), ``P`` routing logits (``M * M``, in the last layer ``M``), ``H`` features of a module.
 """
 
 from __future__ import annotations
@@ -16,35 +18,44 @@ from mtrl_lightning.networks.experts import Experts, require_at_least_one
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
 ROUTING_BOUND = 3e-3
-"""The routing's last layers start uniform within this bound, as in the authors' program: nearly even routing."""
+"""Bound of the uniform initial values of the routing's output layers, as in the authors' program.
+
+The initial routing is nearly uniform.
+"""
 
 
 class SoftModularization(Network):
-    """``L`` layers of ``M`` modules; observation and task decide how much each module takes of each one before it.
+    """Route features through ``L`` layers of ``M`` modules by observation and task.
 
     With ``z = f(x) * h(task)``, equations 2 to 5 of the paper:
 
-    - ``p^1 = W^1 relu(z)`` and ``p^(l+1) = W^(l+1) relu(W_u^l p^l * z)``, softmax over a module's
-      inputs ``j``;
+    - ``p^1 = W^1 relu(z)`` and ``p^(l+1) = W^(l+1) relu(W_u^l p^l * z)``, with a softmax over the
+      inputs ``j`` of a module;
     - ``g_i^1 = relu(f(x))`` and ``g_i^(l+1) = sum_j softmax(p^l)_ij relu(W_j^l g_j^l)``.
 
-    The paper adds the last layer's modules up. Its authors' program weights them by a last routing
-    of ``M`` numbers, without which ``p^L`` would be used by nothing; this is done here.
+    The paper sums the modules of the last layer. Here a last routing of ``M`` numbers weights them,
+    as in the authors' program; otherwise ``p^L`` would have no use. The authors' program differs
+    from the paper, and from this class, in further points:
+
+    - ReLU follows the mixing, ``relu(sum_j softmax(p^l)_ij W_j^l g_j^l)``, and not each module;
+    - the routing of a layer depends on the routings of all earlier layers, concatenated and after
+      their softmax, and not on the logits ``p^l`` of the previous layer alone;
+    - two gating layers of 256 features between ``relu(z)`` and the routing replace ``z``.
 
     Args:
-        in_dim: features that come in.
-        out_dim: numbers that come out.
+        in_dim: number of input features.
+        out_dim: number of outputs.
         num_tasks: number of tasks, ``T``.
-        width: features of a module, ``d``; 256 in the paper.
-        depth: layers of modules, ``L``; 2 for MT10, 4 for MT50.
-        num_modules: modules of a layer, ``n`` in the paper; 2 for MT10, 4 for MT50.
-        embedding_dim: features of ``f`` and ``h``, ``D``; 400 in the paper. ``f`` has two layers of
-            them.
-        output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``h`` is linear in.
+        width: size of a module, ``d``; 256 in the paper.
+        depth: number of layers of modules, ``L``; 2 for MT10, 4 for MT50.
+        num_modules: modules per layer, ``M`` (``n`` in the paper); 2 for MT10, 4 for MT50.
+        embedding_dim: size of ``f`` and ``h`` (``D`` in the paper; 400). ``f`` has two layers of
+            this size.
+        output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
+        conditioning: task conditioning, from which ``h`` is computed.
 
     Raises:
-        ConfigurationError: if there would be no layer, module or feature.
+        ConfigurationError: if a size is below 1.
     """
 
     def __init__(
@@ -91,19 +102,19 @@ class SoftModularization(Network):
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        f_BE = self.encoder(x_BD)
-        g = f_BE.relu()
-        for layer, p_BMM in zip(self.layers, self.route(f_BE, task_B), strict=True):
+        f_BZ = self.encoder(x_BD)
+        g = f_BZ.relu()
+        for layer, p_BMM in zip(self.layers, self.route(f_BZ, task_B), strict=True):
             g = torch.einsum("bij,jbh->ibh", p_BMM, layer(g))
         return self.head(g[0])  # type: ignore[no-any-return]
 
-    def route(self, f_BE: Tensor, task_B: Tensor) -> list[Tensor]:
-        """Return how much of each module's output goes where: ``[B, M, M]`` a layer, ``[B, 1, M]`` after the last."""
-        z_BE = f_BE * self.task_encoder(self.conditioning(task_B))
-        p_BP = self.routing[0](z_BE.relu())
-        routes = [p_BP]
+    def route(self, f_BZ: Tensor, task_B: Tensor) -> list[Tensor]:
+        """Return the routing after the softmax: ``[B, M, M]`` per layer, ``[B, 1, M]`` last."""
+        z_BZ = f_BZ * self.task_encoder(self.conditioning(task_B))
+        p_BP = self.routing[0](z_BZ.relu())
+        logits = [p_BP]
         for into, out in zip(self.routing_inputs, list(self.routing)[1:], strict=True):
-            p_BP = out((into(p_BP) * z_BE).relu())
-            routes.append(p_BP)
-        num_modules = routes[-1].shape[-1]
-        return [p_BP.unflatten(-1, (-1, num_modules)).softmax(-1) for p_BP in routes]
+            p_BP = out((into(p_BP) * z_BZ).relu())
+            logits.append(p_BP)
+        num_modules = logits[-1].shape[-1]
+        return [p_BP.unflatten(-1, (-1, num_modules)).softmax(-1) for p_BP in logits]

@@ -7,16 +7,19 @@ from mtrl_lightning.gradients.method import TaskParameters
 
 
 class Problem:
-    """Task ``i`` alone uses ``own[i]``; what is shared is one vector, in two parameters; a third is not used."""
+    """Losses with known gradients: one shared vector in two parameters, ``own[i]`` for task ``i``.
+
+    A third shared parameter, ``unused``, has no effect on any loss.
+    """
 
     def __init__(self, gradients, offset=1.0):
-        self.gradient_TD = torch.as_tensor(gradients, dtype=torch.float32)
-        num_tasks, size = self.gradient_TD.shape
+        self.gradient_RD = torch.as_tensor(gradients, dtype=torch.float32)
+        num_tasks, size = self.gradient_RD.shape
         self.offset = offset
         self.shared = [Parameter(torch.zeros(size - 1, 1)), Parameter(torch.zeros(1))]
         self.own = [Parameter(torch.zeros(num_tasks))]
         self.unused = Parameter(torch.ones(3))
-        self.slope_T = torch.arange(1.0, num_tasks + 1)
+        self.slope_R = torch.arange(1.0, num_tasks + 1)
 
     @property
     def parameters(self):
@@ -28,7 +31,7 @@ class Problem:
 
     def losses(self):
         """Linear: their gradients are the given rows and the slopes."""
-        return self.gradient_TD @ self.theta_D + self.slope_T * self.own[0] + self.offset
+        return self.gradient_RD @ self.theta_D + self.slope_R * self.own[0] + self.offset
 
     def update(self, method, generator=None, lr=0.0):
         """One update; return the gradient of what is shared."""
@@ -47,12 +50,12 @@ class Problem:
 
 
 class Quadratic(Problem):
-    """Losses that bend, so that the gradients are others after each update; they can be negative."""
+    """Quadratic losses: the gradients change with each update, and losses can be negative."""
 
     def losses(self):
-        distance_TD = self.theta_D - self.gradient_TD
+        distance_RD = self.theta_D - self.gradient_RD
         return (
-            self.slope_T * distance_TD.square().sum(1) / 2
+            self.slope_R * distance_RD.square().sum(1) / 2
             + self.own[0].square()
             + self.own[0]
             + self.offset

@@ -8,7 +8,7 @@ from tests.gradients.problem import assert_near, random_gradients, update
 
 
 def by_svd(gradients):
-    """The closest matrix whose singular values all equal the smallest: ``s_min U V'``, and its mean row."""
+    """Return the mean row of ``s_min U V'``, whose singular values all equal the smallest."""
     left, size, right = torch.linalg.svd(gradients.double(), full_matrices=False)
     kept = size > 1e-2 * size.max()
     return (size[kept].min() * left[:, kept] @ right[kept]).mean(0)

@@ -11,7 +11,7 @@ from tests.gradients.problem import Problem, assert_near, random_gradients, upda
 
 
 def direct(gradients, c):
-    """Maximise the smallest ``g_i . d`` within the ball around the mean, from several starts; undo the division."""
+    """Maximize the smallest ``g_i . d`` in the ball around the mean; divide by ``1 + c``."""
     g, mean = gradients.double().numpy(), gradients.double().mean(0).numpy()
     radius = c * np.linalg.norm(mean)
     best = None

@@ -110,7 +110,7 @@ def test_own_parameters_get_the_gradient_of_the_mean_loss(name):
 @every_method
 def test_a_task_that_uses_nothing_shared_has_the_gradient_zero(name):
     problem, reference = Problem(random_gradients(3)), Problem(random_gradients(3))
-    reference.gradient_TD[1] = 0
+    reference.gradient_RD[1] = 0
 
     def losses():
         full = Problem.losses(problem)
@@ -125,8 +125,8 @@ def test_other_parameters_and_the_method_itself_get_no_gradient(name):
     problem, method = Quadratic(random_gradients(3)), METHODS[name](3)
     other = torch.nn.Parameter(torch.ones(2))
     other.grad = torch.full((2,), 7.0)
-    loss_T = problem.losses()
-    method.backward(loss_T, problem.parameters, generator())
+    loss_R = problem.losses()
+    method.backward(loss_R, problem.parameters, generator())
     assert torch.equal(other.grad, torch.full((2,), 7.0))
     assert all(parameter.grad is None for parameter in method.parameters())
     assert all(not value.requires_grad for value in method.state_dict().values())
@@ -205,7 +205,7 @@ def test_two_conflicting_tasks_both_improve(name):
 @every_method
 def test_a_gpu_gives_the_same(name):
     one, other = Quadratic(random_gradients(4)), Quadratic(random_gradients(4))
-    for holder in ("gradient_TD", "slope_T"):
+    for holder in ("gradient_RD", "slope_R"):
         setattr(other, holder, getattr(other, holder).cuda())
     other.shared = [torch.nn.Parameter(p.detach().cuda()) for p in other.shared]
     other.own = [torch.nn.Parameter(p.detach().cuda()) for p in other.own]

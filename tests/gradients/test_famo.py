@@ -13,12 +13,12 @@ GENERATOR = torch.Generator()
 
 def test_the_gradient_is_that_of_the_balanced_logarithms():
     problem, method = Quadratic(random_gradients(3)), FAMO(3)
-    method.logit_T.copy_(torch.tensor([0.3, -0.5, 1.0]))
-    z_T = method.logit_T.softmax(0)
-    loss_T = problem.losses()
-    c = 1 / (z_T / (loss_T + 1e-8)).sum().detach()
+    method.logit_R.copy_(torch.tensor([0.3, -0.5, 1.0]))
+    z_R = method.logit_R.softmax(0)
+    loss_R = problem.losses()
+    c = 1 / (z_R / (loss_R + 1e-8)).sum().detach()
     every = [*problem.shared, *problem.own]
-    expected = torch.autograd.grad(c * (z_T * (loss_T + 1e-8).log()).sum(), every)
+    expected = torch.autograd.grad(c * (z_R * (loss_R + 1e-8).log()).sum(), every)
     method.backward(problem.losses(), problem.parameters, GENERATOR)
     for parameter, gradient in zip(every, expected, strict=True):
         assert_near(parameter.grad, gradient)
@@ -51,8 +51,8 @@ def test_two_updates_with_an_explicit_jacobian():
         ).log()
         logit.grad = jacobian.t() @ fall
         adam.step()
-        assert_near(method.logit_T, logit.detach())
-    assert method.logit_T.abs().max() > 0.05
+        assert_near(method.logit_R, logit.detach())
+    assert method.logit_R.abs().max() > 0.05
 
 
 def test_weight_goes_to_the_task_that_improves_least():
@@ -60,17 +60,17 @@ def test_weight_goes_to_the_task_that_improves_least():
     for _ in range(20):
         method.backward(problem.losses(), problem.parameters, GENERATOR)
         method.after_step(lambda: torch.tensor([0.5, 0.99, 0.8]))
-    z = method.logit_T.softmax(0)
+    z = method.logit_R.softmax(0)
     assert z[1] > z[2] > z[0]
 
 
 def test_decay_draws_the_weights_together():
     method, problem = FAMO(2, decay=0.01), Problem(torch.ones(2, 2))
-    method.logit_T.copy_(torch.tensor([1.0, -1.0]))
+    method.logit_R.copy_(torch.tensor([1.0, -1.0]))
     for _ in range(10):
         method.backward(problem.losses(), problem.parameters, GENERATOR)
         method.after_step(lambda: torch.ones(2))
-    assert 0 < method.logit_T[0] < 0.8
+    assert 0 < method.logit_R[0] < 0.8
 
 
 def test_a_negative_loss_is_compared_with_itself_under_one_shift():
@@ -91,10 +91,10 @@ def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
     method, problem = FAMO(2), Problem(torch.ones(2, 2))
     method.backward(problem.losses(), problem.parameters, GENERATOR)
     method.after_step(lambda: torch.tensor([float("nan"), 1.0]))
-    assert torch.equal(method.logit_T, torch.zeros(2))
+    assert torch.equal(method.logit_R, torch.zeros(2))
     problem.offset = torch.tensor([float("nan"), 1.0])
     assert problem.update(method).isnan().any()
-    assert torch.equal(method.logit_T, torch.zeros(2))
+    assert torch.equal(method.logit_R, torch.zeros(2))
 
 
 def test_the_losses_are_computed_once_more_each_update():
@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused(options):
 
 
 def test_a_task_of_loss_zero_takes_no_part():
-    """A masked task, or one of weight 0, has the loss 0: the others are weighted as if they were alone."""
+    """A masked task, or one of weight 0, has the loss 0: the others are weighted without it."""
     three, two = FAMO(3), FAMO(2)
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     present = torch.tensor([1.0, 0.0, 1.0])
@@ -123,11 +123,11 @@ def test_a_task_of_loss_zero_takes_no_part():
     two.backward(parameter.square()[[0, 2]], TaskParameters([parameter], [], []), torch.Generator())
     torch.testing.assert_close(found, parameter.grad)
     three.after_step(lambda: torch.tensor([0.5, 0.0, 9.0]))
-    assert torch.isfinite(three.logit_T).all() and three.logit_T[0] < three.logit_T[2]
+    assert torch.isfinite(three.logit_R).all() and three.logit_R[0] < three.logit_R[2]
 
 
 def test_losses_that_are_all_zero_give_no_gradient():
     method, parameter = FAMO(2), torch.nn.Parameter(torch.ones(2))
     method.backward(parameter * 0, TaskParameters([parameter], [], []), torch.Generator())
     method.after_step(lambda: torch.zeros(2))
-    assert not parameter.grad.any() and not method.logit_T.any()
+    assert not parameter.grad.any() and not method.logit_R.any()

@@ -33,38 +33,38 @@ class Net(nn.Module):
 
 
 class Recorder(WeightOptimizer):
-    def forward(self, gradient_T):
-        self.seen = gradient_T.clone()
-        return super().forward(gradient_T)
+    def forward(self, gradient_R):
+        self.seen = gradient_R.clone()
+        return super().forward(gradient_R)
 
 
-def by_autograd(net, seed, weight_T, initial_T, asymmetry):
+def by_autograd(net, seed, weight_R, initial_R, asymmetry):
     """The gradient of ``sum_i |G_i - target_i|`` through the gradients of the network."""
-    weight_T = weight_T.clone().requires_grad_()
-    loss_T = net.losses(seed)
+    weight_R = weight_R.clone().requires_grad_()
+    loss_R = net.losses(seed)
     norms = []
     for i in range(3):
         (gradient,) = torch.autograd.grad(
-            weight_T[i] * loss_T[i], net.last.weight, create_graph=True
+            weight_R[i] * loss_R[i], net.last.weight, create_graph=True
         )
         norms.append(gradient.norm())
-    norm_T = torch.stack(norms)
-    ratio_T = (loss_T / initial_T).detach()
-    target_T = norm_T.mean().detach() * (ratio_T / ratio_T.mean()) ** asymmetry
-    return torch.autograd.grad((norm_T - target_T).abs().sum(), weight_T)[0]
+    norm_R = torch.stack(norms)
+    ratio_R = (loss_R / initial_R).detach()
+    target_R = norm_R.mean().detach() * (ratio_R / ratio_R.mean()) ** asymmetry
+    return torch.autograd.grad((norm_R - target_R).abs().sum(), weight_R)[0]
 
 
 def test_the_weights_gradient_is_that_of_the_paper():
     net, method = Net(), GradNorm(3, asymmetry=0.7, lr=0.05)
     method.optimizer = Recorder(3, 0.05)
-    initial_T = net.losses(0).detach()
+    initial_R = net.losses(0).detach()
     for seed in range(4):
-        expected = by_autograd(net, seed, method.weight_T, initial_T, 0.7)
-        before_T = method.weight_T.clone()
+        expected = by_autograd(net, seed, method.weight_R, initial_R, 0.7)
+        before_R = method.weight_R.clone()
         method.backward(net.losses(seed), net.parameters_of(), GENERATOR)
         assert_near(method.optimizer.seen, expected, rtol=1e-4)
-        assert not torch.equal(before_T, method.weight_T)
-        assert float(method.weight_T.sum()) == pytest.approx(3)
+        assert not torch.equal(before_R, method.weight_R)
+        assert float(method.weight_R.sum()) == pytest.approx(3)
 
 
 def test_the_first_step_by_hand():
@@ -72,7 +72,7 @@ def test_the_first_step_by_hand():
     # the third rests
     method = GradNorm(3, lr=0.1)
     update(method, [[3.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
-    assert_near(method.weight_T, [0.9, 1.1, 1.0])
+    assert_near(method.weight_R, [0.9, 1.1, 1.0])
 
 
 def test_rounding_moves_no_weight():
@@ -81,12 +81,12 @@ def test_rounding_moves_no_weight():
     method = GradNorm(7)
     for _ in range(3):
         update(method, torch.stack([values[order] for order in orders]))
-    assert_near(method.weight_T, torch.ones(7))
+    assert_near(method.weight_R, torch.ones(7))
 
 
 def test_the_networks_gradient_is_that_of_the_weighted_mean_loss():
     problem, method = Problem([[3.0, 0.0], [0.0, 1.0]]), GradNorm(2)
-    method.weight_T.copy_(torch.tensor([0.5, 1.5]))
+    method.weight_R.copy_(torch.tensor([0.5, 1.5]))
     assert_near(problem.update(method), [0.75, 0.75])
     assert_near(problem.own[0].grad, [0.25, 1.5])
     assert {name: float(value) for name, value in method.metrics().items()} == {
@@ -98,31 +98,31 @@ def test_the_networks_gradient_is_that_of_the_weighted_mean_loss():
 def test_a_slower_task_gets_more():
     problem, method = Problem([[1.0, 0.0], [0.0, 1.0]]), GradNorm(2)
     problem.update(method)
-    assert_near(method.weight_T, [1.0, 1.0])
+    assert_near(method.weight_R, [1.0, 1.0])
     for _ in range(5):
         with torch.no_grad():  # the second task's loss falls, the first's does not
             problem.shared[1] -= 0.1
         problem.update(method)
-    assert method.weight_T[0] > 1.05 > 0.95 > method.weight_T[1]
+    assert method.weight_R[0] > 1.05 > 0.95 > method.weight_R[1]
 
 
 def test_only_the_last_shared_layer_counts():
     problem, method = Problem([[9.0, 1.0], [0.0, 1.0]]), GradNorm(2)
     parameters = problem.parameters._replace(last_shared=[problem.shared[1]])
     method.backward(problem.losses(), parameters, GENERATOR)
-    assert_near(method.weight_T, [1.0, 1.0])
+    assert_near(method.weight_R, [1.0, 1.0])
 
 
 def test_the_first_losses_are_kept():
     problem, method = Quadratic(random_gradients(3)), GradNorm(3)
-    first_T = problem.losses().detach().clone()
+    first_R = problem.losses().detach().clone()
     for _ in range(4):
         problem.update(method, lr=0.1)
-    assert torch.equal(method.initial_T, first_T)
+    assert torch.equal(method.initial_R, first_R)
     fresh = GradNorm(3)
     fresh.load_state_dict(method.state_dict())
     problem.update(fresh, lr=0.1)
-    assert torch.equal(fresh.initial_T, first_T)
+    assert torch.equal(fresh.initial_R, first_R)
 
 
 def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
@@ -138,8 +138,8 @@ def test_weights_stay_above_zero():
     method = GradNorm(2, lr=5.0)
     for _ in range(4):
         update(method, [[100.0, 0.0], [0.0, 1.0]])
-        assert method.weight_T.min() > 0
-        assert float(method.weight_T.sum()) == pytest.approx(2)
+        assert method.weight_R.min() > 0
+        assert float(method.weight_R.sum()) == pytest.approx(2)
 
 
 def test_a_masked_task_begins_with_its_first_loss():
@@ -147,10 +147,10 @@ def test_a_masked_task_begins_with_its_first_loss():
     for losses in ([2.0, 0.0], [2.0, 8.0], [2.0, 4.0], [0.0, 4.0]):
         problem = Problem(gradients, offset=torch.tensor(losses))
         if losses[1] == 0:
-            problem.gradient_TD = gradients * torch.tensor([[1.0], [0.0]])
+            problem.gradient_RD = gradients * torch.tensor([[1.0], [0.0]])
         problem.update(method)
-    assert_near(method.initial_T, [2.0, 8.0])
-    assert method.weight_T.min() > 0.5, "no ratio to a loss of 0"
+    assert_near(method.initial_R, [2.0, 8.0])
+    assert method.weight_R.min() > 0.5, "no ratio to a loss of 0"
 
 
 def test_no_shared_layer_is_refused():

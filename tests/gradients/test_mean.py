@@ -42,8 +42,8 @@ def test_the_gradient_is_that_of_the_whole_batch():
     x_BD = torch.arange(24.0).view(12, 2) / 10
     (x_BD @ weight - 1).square().mean().backward()
     batch, weight.grad = weight.grad, None
-    loss_T = (x_BD @ weight - 1).square().view(3, 4).mean(1)
-    Mean(3).backward(loss_T, TaskParameters([weight], [], [weight]), GENERATOR)
+    loss_R = (x_BD @ weight - 1).square().view(3, 4).mean(1)
+    Mean(3).backward(loss_R, TaskParameters([weight], [], [weight]), GENERATOR)
     torch.testing.assert_close(weight.grad, batch)
 
 

@@ -81,13 +81,27 @@ def test_the_norm_is_limited_for_shared_parameters_only():
     assert_near(update(NashMTL(3, max_norm=1e6), gradients), direction)
 
 
+def test_a_norm_limit_of_1_equals_the_authors_program_for_long_updates_only():
+    # their update has norm sqrt(R) and is always clipped to 1; a shorter update stays shorter here
+    limited = NashMTL(2, max_norm=1.0)
+    assert_near(update(limited, torch.eye(2) * 10), [0.5**0.5, 0.5**0.5])
+    assert_near(update(limited, torch.eye(2) * 0.1), [0.05, 0.05])
+    # numbers from their sequence of convex programs: for both scales (0.4848, 0.8746)
+    theirs = torch.tensor([0.4848, 0.8746])
+    gradients = torch.tensor([[30.0, 0.0], [-15.0, 24.0]])
+    assert_near(update(limited, gradients), theirs, atol=1e-4)
+    short = update(limited, gradients / 300)
+    assert_near(short / short.norm(), theirs, atol=1e-4)
+    assert float(short.norm()) < 0.05
+
+
 def test_weights_are_kept_for_as_many_updates_as_asked():
     problem = Quadratic(random_gradients(3))
     method = NashMTL(3, update_every=3)
     kept = []
     for _ in range(7):
         problem.update(method, lr=0.1)
-        kept.append(method.weight_T.clone())
+        kept.append(method.weight_R.clone())
         assert ("cosine" in method.metrics()) == (len(kept) in (1, 4, 7))
     same = [torch.equal(a, b) for a, b in pairwise(kept)]
     assert same == [True, True, False, True, True, False]
@@ -98,7 +112,7 @@ def test_kept_weights_are_applied_to_new_gradients():
     method = NashMTL(3, update_every=2)
     update(method, first)
     problem = Problem(second)
-    assert_near(problem.update(method), method.weight_T.float() @ second)
+    assert_near(problem.update(method), method.weight_R.float() @ second)
     assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
 
 

@@ -22,20 +22,20 @@ def test_the_shift_by_hand():
 
 def test_what_was_seen_is_above_zero_and_changes_no_gradient():
     shifted = ShiftedLosses(5)
-    for loss_T in random_gradients(20, 5) * 100:
-        shifted.observe(loss_T)
+    for loss_R in random_gradients(20, 5) * 100:
+        shifted.observe(loss_R)
         assert (
-            shifted(loss_T) >= torch.where(shifted.lowest_T < 0, 1 - shifted.lowest_T, loss_T)
+            shifted(loss_R) >= torch.where(shifted.lowest_R < 0, 1 - shifted.lowest_R, loss_R)
         ).all()
-    loss_T = torch.zeros(5, requires_grad=True)
-    shifted(loss_T).sum().backward()
-    assert torch.equal(loss_T.grad, torch.ones(5))
+    loss_R = torch.zeros(5, requires_grad=True)
+    shifted(loss_R).sum().backward()
+    assert torch.equal(loss_R.grad, torch.ones(5))
 
 
 def test_losses_that_are_not_finite_are_not_remembered():
     shifted = ShiftedLosses(3)
     shifted.observe(torch.tensor([float("nan"), -float("inf"), -1.0]))
-    assert torch.equal(shifted.lowest_T, torch.tensor([0.0, 0.0, -1.0]))
+    assert torch.equal(shifted.lowest_R, torch.tensor([0.0, 0.0, -1.0]))
 
 
 def test_the_optimizer_is_adam():
@@ -49,5 +49,5 @@ def test_the_optimizer_is_adam():
 
 
 def test_its_state_is_in_the_module():
-    assert set(WeightOptimizer(2, 0.1).state_dict()) == {"first_T", "second_T", "count"}
+    assert set(WeightOptimizer(2, 0.1).state_dict()) == {"first_R", "second_R", "count"}
     assert list(WeightOptimizer(2, 0.1).parameters()) == []

@@ -18,7 +18,7 @@ ROWS = [[3.0, 0.0, 4.0], [0.0, 2.0, 0.0], [-1.0, 0.0, 0.0]]
 
 def test_gradients_of_each_task_and_their_products():
     problem = Problem(ROWS)
-    found = TaskGradients.of(problem.losses(), problem.parameters)
+    found = TaskGradients.from_losses(problem.losses(), problem.parameters)
     assert_near(torch.cat([g.flatten(1) for g in found.shared[:2]], 1), torch.tensor(ROWS))
     assert torch.equal(found.shared[2], torch.zeros(3, 3))
     assert_near(found.own[0], torch.tensor([1.0, 2.0, 3.0]) / 3)
@@ -29,10 +29,10 @@ def test_gradients_of_each_task_and_their_products():
 
 def test_one_batched_pass_gives_the_same():
     problem = Quadratic(ROWS)
-    loss_T = problem.losses()
+    loss_R = problem.losses()
     shared = problem.parameters.shared
-    found = batched_gradients(loss_T, [*shared, *problem.own], retain_graph=True)
-    expected = TaskGradients.of(loss_T, problem.parameters)
+    found = batched_gradients(loss_R, [*shared, *problem.own], retain_graph=True)
+    expected = TaskGradients.from_losses(loss_R, problem.parameters)
     for gradient, other in zip(found[:-1], expected.shared, strict=True):
         assert gradient.shape == other.shape
         assert_near(gradient, other)
@@ -41,7 +41,9 @@ def test_one_batched_pass_gives_the_same():
 
 def test_the_combination_by_hand():
     problem = Problem(ROWS)
-    TaskGradients.of(problem.losses(), problem.parameters).combine(torch.tensor([1.0, 0.5, -2.0]))
+    TaskGradients.from_losses(problem.losses(), problem.parameters).combine(
+        torch.tensor([1.0, 0.5, -2.0])
+    )
     assert_near(torch.cat([p.grad.flatten() for p in problem.shared]), [5.0, 1.0, 4.0])
     assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
     assert torch.equal(problem.unused.grad, torch.zeros(3))
@@ -49,27 +51,29 @@ def test_the_combination_by_hand():
 
 def test_shares_are_those_of_the_mean_loss():
     problem = Problem(ROWS)
-    found = TaskGradients.of(problem.losses(), problem.parameters, torch.tensor([0.5, 0.25, 0.25]))
+    found = TaskGradients.from_losses(
+        problem.losses(), problem.parameters, torch.tensor([0.5, 0.25, 0.25])
+    )
     assert_near(found.own[0], [0.5, 0.5, 0.75])
 
 
 def test_the_graph_can_be_kept():
     problem = Quadratic(ROWS)
-    loss_T = problem.losses()
-    first = TaskGradients.of(loss_T, problem.parameters, retain_graph=True)
-    second = TaskGradients.of(loss_T, problem.parameters)
+    loss_R = problem.losses()
+    first = TaskGradients.from_losses(loss_R, problem.parameters, retain_graph=True)
+    second = TaskGradients.from_losses(loss_R, problem.parameters)
     assert_near(first.gram(), second.gram())
     with pytest.raises(RuntimeError, match="second time"):
-        TaskGradients.of(loss_T, problem.parameters)
+        TaskGradients.from_losses(loss_R, problem.parameters)
 
 
 @pytest.mark.parametrize("keep_own", [True, False])
 def test_known_weights_give_the_same_in_two_passes(keep_own):
-    weight_T = torch.tensor([0.2, 3.0, -1.0], dtype=torch.float64)
+    weight_R = torch.tensor([0.2, 3.0, -1.0], dtype=torch.float64)
     one, other = Quadratic(ROWS), Quadratic(ROWS)
     parameters = [p.parameters if keep_own else p.parameters._replace(own=[]) for p in (one, other)]
-    TaskGradients.of(one.losses(), parameters[0]).combine(weight_T)
-    weighted_backward(other.losses(), weight_T, parameters[1])
+    TaskGradients.from_losses(one.losses(), parameters[0]).combine(weight_R)
+    weighted_backward(other.losses(), weight_R, parameters[1])
     for a, b in zip([*one.shared, one.unused], [*other.shared, other.unused], strict=True):
         assert_near(a.grad, b.grad)
     assert (other.own[0].grad is not None) == keep_own
@@ -79,8 +83,8 @@ def test_known_weights_give_the_same_in_two_passes(keep_own):
 
 def test_statistics_by_hand():
     rows = torch.tensor([[1.0, 0.0], [-2.0, 0.0], [3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
-    weight_T, share_T = torch.tensor([0.5, 0.125, 0.25, 0.25]), torch.full((4,), 0.25)
-    found = statistics(rows @ rows.t(), weight_T, share_T)
+    weight_R, mean_weight_R = torch.tensor([0.5, 0.125, 0.25, 0.25]), torch.full((4,), 0.25)
+    found = statistics(rows @ rows.t(), weight_R, mean_weight_R)
     # cosines of the pairs: -1, 0.6, 0, -0.6, 0, 0
     assert {name: float(value) for name, value in found.items()} == pytest.approx(
         {"conflicts": 2 / 6, "cosine": -1 / 6, "weight_min": 0.5, "weight_max": 2.0}
@@ -100,9 +104,9 @@ def test_one_task_has_no_pairs():
 
 
 def test_where_there_is_no_answer_the_mean_is_followed():
-    share_T = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    mean_weight_R = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
-    def solve(gram_TT):
+    def solve(gram_RR):
         raise AssertionError("not to be solved")
 
     for gram in (
@@ -110,7 +114,7 @@ def test_where_there_is_no_answer_the_mean_is_followed():
         [[1.0, float("nan")], [float("nan"), 1.0]],
         [[float("inf"), 1], [1, 1]],
     ):
-        assert weights_from(torch.tensor(gram), share_T, solve) is share_T
+        assert weights_from(torch.tensor(gram), mean_weight_R, solve) is mean_weight_R
 
 
 def test_the_matrix_to_solve_for_is_scaled():

@@ -151,7 +151,7 @@ def test_the_state_holds_all_and_the_tasks_embeddings():
         CARE(SPACE, 4, num_experts=4, width=6, out_dim=Z, context_dim=Z),
         uniform(7, 5),
     )
-    with pytest.raises(AssertionError, match="set_task_names"):
+    with pytest.raises(ConfigurationError, match="set_task_names"):
         after(x_BD, TASK_B)
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))

@@ -1,4 +1,4 @@
-"""What tells a network the task, beside the equations row by row."""
+"""Task conditioning, compared with the equations row by row."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assert_same_output_and_gradients(module, out_BC, wanted_BC, tolerance):
 
 
 def assert_gradients_of_many_losses_at_once(module, out_BC):
-    """Compare the gradients of each row's loss, computed at once, with those computed one after the other."""
+    """Compare gradients of each row's loss in one batched pass with one pass per row."""
     loss_B, parameters = out_BC.square().sum(-1), list(trained(module).values())
     each_BB = torch.eye(len(loss_B), dtype=loss_B.dtype)
     settings = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}

@@ -1,4 +1,4 @@
-"""Perceptrons computed together, beside each computed alone; and what every architecture is held to."""
+"""Batched perceptrons compared with single ones, and the contract of every architecture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.networks import uniform
 
 IN_DIM, OUT_DIM, NUM_TASKS = 4, 2, 3
 ORDERS = [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2], [2, 1, 0], [0, 2, 1, 1, 2, 0, 0], [1, 1, 1]]
-"""The tasks of batches: task by task with three rows and with one, backwards, mixed, one task alone."""
+"""Tasks of batches: in order with three rows and with one, backwards, mixed, one task alone."""
 
 
 class Dense(TaskConditioning):
@@ -156,7 +156,7 @@ CONTRACT = [
     it_can_be_vectorized_over_parameters,
     it_can_be_compiled_whole,
 ]
-"""What every architecture is held to; each takes ``make(**options)``, a network of the sizes above."""
+"""The contract of every architecture; each check takes ``make(**options)``, a factory."""
 
 
 def assert_refused(architecture, **wrong):

@@ -100,7 +100,7 @@ def test_a_broken_observation_or_weight_is_not_hidden(layers, bad, autocast):
 
 
 def second_derivatives(network, forward):
-    """Gradients of the squared norm of a loss's gradient, as GradNorm and gradient penalties take them."""
+    """Gradients of the squared norm of a loss's gradient, as in gradient penalties."""
     x_BD = uniform(ROWS, 7).requires_grad_()
     loss = (forward(x_BD) * with_rows(100)).square().sum()
     first = torch.autograd.grad(loss, [x_BD, *network.parameters()], create_graph=True)

@@ -109,10 +109,10 @@ def test_a_task_without_an_embedding_is_named_with_its_nearest(file):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"reach": [1, 2', "no JSON"),
-        ("", "no JSON"),
-        ("[[1, 2]]", "by task name"),
-        ("{}", "by task name"),
+        ('{"reach": [1, 2', "not a valid JSON"),
+        ("", "not a valid JSON"),
+        ("[[1, 2]]", "must map task names"),
+        ("{}", "must map task names"),
         ('{"reach": [1, 2], "push": [1]}', "push has 1 numbers, that of reach has 2"),
         ('{"reach": [1, "2"]}', "reach must be a list of numbers"),
         ('{"reach": [1, true]}', "reach must be a list of numbers"),
@@ -120,9 +120,9 @@ def test_a_task_without_an_embedding_is_named_with_its_nearest(file):
         ('{"reach": [[1]]}', "reach must be a list of numbers"),
         ('{"reach": []}', "reach must be a list of numbers"),
         ('{"reach": 3}', "reach must be a list of numbers"),
-        ('{"reach": [1, NaN]}', "reach holds a number that is not finite"),
-        ('{"reach": [1, -Infinity]}', "reach holds a number that is not finite"),
-        ('{"reach": [1, 1e39]}', "reach holds a number that is not finite"),
+        ('{"reach": [1, NaN]}', "reach contains a number that is not finite"),
+        ('{"reach": [1, -Infinity]}', "reach contains a number that is not finite"),
+        ('{"reach": [1, 1e39]}', "reach contains a number that is not finite"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_fault(file, content, message):
@@ -137,7 +137,7 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"nowhere\.json cannot be read"):
         Language(1, path=str(tmp_path / "nowhere.json"))
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigurationError, match="no JSON file"):
+    with pytest.raises(ConfigurationError, match="not a valid JSON file"):
         Language(1, path=str(tmp_path / "binary.json"))
 
 
@@ -152,9 +152,9 @@ def test_language_gives_the_tasks_embeddings(file):
 
 def test_language_is_of_no_use_before_the_tasks_have_names(file):
     language = Language(3, path=file(TASKS))
-    with pytest.raises(AssertionError, match="set_task_names"):
+    with pytest.raises(ConfigurationError, match="set_task_names"):
         language(torch.tensor([0]))
-    with pytest.raises(AssertionError, match="2 tasks' names for 3 tasks"):
+    with pytest.raises(ConfigurationError, match="2 names for 3 tasks"):
         language.set_task_names(NAMES[:2])
 
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_holds_the_embeddings(file):
     assert torch.equal(after(torch.arange(3)), before(torch.arange(3)))
     copied = copy.deepcopy(before)
     copied.load_state_dict(empty)
-    with pytest.raises(AssertionError, match="set_task_names"):
+    with pytest.raises(ConfigurationError, match="set_task_names"):
         copied(torch.tensor([0]))
     assert before(torch.tensor([0])).isfinite().all()
 

@@ -206,7 +206,7 @@ def test_the_state_holds_all(kind):
 
 def test_clusters_by_hand():
     assignment = clusters(4, 4)
-    with pytest.raises(AssertionError, match="set_task_names"):
+    with pytest.raises(ConfigurationError, match="set_task_names"):
         assignment(torch.tensor([0]))
     assignment.set_task_names(NAMES)
     torch.testing.assert_close(assignment(torch.arange(4)), torch.tensor(CLUSTER_WEIGHTS))

@@ -202,14 +202,14 @@ def test_the_generator_is_asked_for_as_much_whether_a_task_explodes_or_not():
     assert torch.equal(states[0], states[1])
 
 
-def test_without_a_largest_loss_nothing_begins_again():
+def test_without_a_largest_loss_nothing_is_reinitialized():
     network = make(max_loss=None)
     before_TK = table(network)
     assert torch.equal(step(network, [1.0, 1e9, NAN], [0, 1, 2]), before_TK)
 
 
-def test_w_must_be_a_table_to_begin_again():
-    with pytest.raises(ConfigurationError, match="max_loss to null"):
+def test_w_must_be_a_table_to_be_reinitialized():
+    with pytest.raises(ConfigurationError, match=r"conditioning Dense: .*max_loss to null"):
         PaCo(IN_DIM, OUT_DIM, NUM_TASKS, conditioning=Dense)
 
 
@@ -225,8 +225,8 @@ def test_one_task_and_one_feature():
 
 
 @pytest.mark.parametrize("network", [PaCo, MOORE])
-def test_a_network_mixed_by_what_tells_nothing_is_refused(network):
-    with pytest.raises(ConfigurationError, match="tells nothing: set its conditioning to OneHot"):
+def test_mixture_weights_without_a_task_input_are_refused(network):
+    with pytest.raises(ConfigurationError, match=r"gives none: set.* conditioning to OneHot"):
         network(4, 2, 3, width=8, conditioning=NoConditioning)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.residual import ResidualLayers
+from mtrl_lightning.networks.residual import residual_layers
 from tests.networks import uniform
 from tests.networks.test_experts import gradients, num_parameters, randomized
 
@@ -22,7 +22,7 @@ def layer_norm(h_H, gain_H, bias_H):
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_it_is_a_layer_and_blocks_that_are_added(depth):
-    layers = randomized(ResidualLayers(4, 6, depth)).double()
+    layers = randomized(residual_layers(4, 6, depth)).double()
     parameters = list(layers.parameters())
     groups = [
         parameters[i : i + 4] for i in range(0, len(parameters), 4)
@@ -51,7 +51,7 @@ def test_it_is_a_layer_and_blocks_that_are_added(depth):
 def test_it_begins_he_uniform_with_zero_biases():
     torch.manual_seed(0)
     linears = [
-        module for module in ResidualLayers(50, 200, 2).modules() if isinstance(module, nn.Linear)
+        module for module in residual_layers(50, 200, 2).modules() if isinstance(module, nn.Linear)
     ]
     assert [linear.in_features for linear in linears] == [50, 200, 200, 200, 200]
     for linear in linears:
@@ -62,11 +62,11 @@ def test_it_begins_he_uniform_with_zero_biases():
 
 
 def test_the_number_of_parameters():
-    assert num_parameters(ResidualLayers(5, 8, 3)) == (6 * 8 + 16) + 3 * 2 * (9 * 8 + 16)
+    assert num_parameters(residual_layers(5, 8, 3)) == (6 * 8 + 16) + 3 * 2 * (9 * 8 + 16)
 
 
 def test_a_block_whose_last_gain_is_zero_changes_nothing():
-    layers = ResidualLayers(4, 6, 2)
+    layers = residual_layers(4, 6, 2)
     for block in list(layers)[3:]:
         block[4].weight.data.zero_()
     x_BD = uniform(5, 4)
@@ -76,4 +76,4 @@ def test_a_block_whose_last_gain_is_zero_changes_nothing():
 @pytest.mark.parametrize(("width", "depth"), [(0, 1), (4, 0)])
 def test_sizes_that_cannot_be_are_refused(width, depth):
     with pytest.raises(ConfigurationError, match="at least 1"):
-        ResidualLayers(3, width, depth)
+        residual_layers(3, width, depth)
