@@ -38,6 +38,11 @@ class EnvState:
             self._encode_layers(found)
         self._classes = found.classes
 
+    @property
+    def simulations(self) -> list[Any]:
+        """The environment's ``MjData``."""
+        return self._datas
+
     def get(self) -> list[Any]:
         """Return the state of every layer, outermost first, as plain values.
 
