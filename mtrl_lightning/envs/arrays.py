@@ -27,25 +27,26 @@ CACHE_LINE = 64
 """Bytes. Each array starts on a cache line of its own."""
 
 
+def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
+    """Return the fields of a step, and those with which the groups keep books."""
+    return (*step_fields(spec), EPISODE_STEP, ACTIVE)
+
+
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:
     """Return the size of the buffer that ``arrays_in`` needs."""
-    return sum(_padded_bytes(field, num_envs) for field in _fields(spec))
+    return sum(_padded_bytes(field, num_envs) for field in array_fields(spec))
 
 
 def arrays_in(buffer: Any, num_envs: int, spec: EnvSpec) -> StepArrays:
     """Lay out the arrays in a buffer of ``num_bytes(num_envs, spec)`` bytes."""
     arrays: StepArrays = {}
     offset = 0
-    for field in _fields(spec):
+    for field in array_fields(spec):
         shape = (num_envs, *field.shape)
         count = int(np.prod(shape))
         arrays[field.name] = np.frombuffer(buffer, field.dtype, count, offset).reshape(shape)
         offset += _padded_bytes(field, num_envs)
     return arrays
-
-
-def _fields(spec: EnvSpec) -> tuple[Field, ...]:
-    return (*step_fields(spec), EPISODE_STEP, ACTIVE)
 
 
 def _padded_bytes(field: Field, num_envs: int) -> int:

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 import gymnasium as gym
 import numpy as np
 
+from mtrl_lightning.envs.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.schema import step_fields
 from mtrl_lightning.types import EnvSpec
 
 
@@ -64,7 +64,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
         )
-    fields = [field.name for field in step_fields(spec)]
+    fields = [field.name for field in array_fields(spec)]
     duplicates = sorted({name for name in fields if fields.count(name) > 1})
     if duplicates:
         raise ConfigurationError(
