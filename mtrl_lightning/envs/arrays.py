@@ -22,7 +22,7 @@ StepArrays = dict[str, npt.NDArray]
 EPISODE_STEP = Field("episode_step", (), "int64")
 """The step of its episode that an environment is in, or has made last."""
 ACTIVE = Field("active", (), "bool")
-"""Whether the environment is being stepped or reset now, which tells what a dead worker was doing."""
+"""Whether the environment is being stepped or reset now: what a dead worker was doing."""
 CACHE_LINE = 64
 """Bytes. Each array starts on a cache line of its own."""
 

@@ -22,7 +22,7 @@ class Benchmark(ABC):
     state is saved by ``EnvState``: all attributes of the environment and its wrappers, MuJoCo's
     state among them. A class with attributes that cannot or need not be saved has
     ``get_state() -> dict`` and ``set_state(dict)`` of plain values. Where an environment's state
-    cannot be saved, its episodes start anew after a resume. An environment draws from a generator
+    cannot be saved, it starts a new episode after a resume. An environment draws from a generator
     of its own, never from a global one.
 
     ``reset(seed=s)`` determines everything that follows. In the split ``train`` it seeds the

@@ -111,7 +111,7 @@ class EnvGroup:
             arrays["active"][row] = False
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return every environment's state, or ``{"unsavable": reason}`` where it cannot be saved."""
+        """Return every environment's state; ``{"unsavable": reason}`` if it cannot be saved."""
         states: list[dict[str, Any]] = []
         for steps, state in zip(self._steps, self._states, strict=True):
             try:

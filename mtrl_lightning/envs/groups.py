@@ -1,4 +1,4 @@
-"""A group of environments as the vector environment uses it: ask for something, take the answer later.
+"""A group of environments that is asked for something and answers later.
 
 ``LocalGroup`` has its environments in this process, ``WorkerGroup`` in a process of its own.
 """
@@ -21,7 +21,7 @@ from mtrl_lightning.envs.worker import DONE, STEP, start_worker
 from mtrl_lightning.errors import EnvironmentFaultError
 
 START_TIMEOUT = 300.0
-"""Least seconds to wait for a worker's first answer: it imports a simulator and makes environments."""
+"""Seconds to wait for a worker's first answer, for which it imports a simulator, at least."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that a worker has to end after its connection was closed, before it is killed."""
 
@@ -142,7 +142,7 @@ class WorkerGroup:
 
     @contextlib.contextmanager
     def _within_timeout(self) -> Iterator[None]:
-        """Kill a worker that hangs in the middle of a message too large for the pipe; a step's fits."""
+        """Kill a worker that hangs in the middle of a message that is larger than the pipe."""
         if self._stepping:
             yield
             return

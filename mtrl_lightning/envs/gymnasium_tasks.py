@@ -41,8 +41,8 @@ class GymnasiumTasks(Benchmark):
         has_success: whether ``info["success"]`` or ``info["is_success"]`` reports success.
 
     Raises:
-        ConfigurationError: if an environment cannot be made, the spaces differ or cannot be used, or
-            an episode has no limit.
+        ConfigurationError: if an environment cannot be made, if the spaces differ or cannot be
+            used, or if an episode has no limit.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class GymnasiumTasks(Benchmark):
             env, self._makers[name] = _made(name, task)
             limits.append(_horizon(name, env, horizon))
             prepared = _with_boxes(name, env)
-            spaces[name] = (prepared.observation_space, prepared.action_space)  # type: ignore[assignment]
+            observations, actions = prepared.observation_space, prepared.action_space
+            assert isinstance(observations, Box) and isinstance(actions, Box)
+            spaces[name] = (observations, actions)
             env.close()
         _check_equal(spaces)
         observation_space, action_space = next(iter(spaces.values()))

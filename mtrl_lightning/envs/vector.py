@@ -282,8 +282,8 @@ class VectorEnv(gym.vector.VectorEnv):
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore the state of every environment.
 
-        One that was broken when it was saved, or could not be saved, starts a new episode with draws
-        of its own. Its next step is not valid, since the caller does not know the observation.
+        One that was broken when it was saved, or could not be saved, starts a new episode with
+        draws of its own. Its next step is not valid: the caller does not know the observation.
         """
         if len(states) != self.num_envs:
             raise ConfigurationError(
@@ -303,7 +303,7 @@ class VectorEnv(gym.vector.VectorEnv):
     def unsavable(self) -> dict[str, str]:
         """Return the tasks whose environments cannot be saved, with the reason for each.
 
-        After a resume, their episodes start anew. Call it after ``reset``.
+        They start new episodes after a resume. Call it after ``reset``.
         """
         return {
             self.spec_.task_names[task]: state["unsavable"]
@@ -423,6 +423,6 @@ class VectorEnv(gym.vector.VectorEnv):
             try:
                 group.answer()
                 return
-            except EnvironmentFaultError as again:
+            except EnvironmentFaultError as next_fault:
                 group.kill()
-                fault = again
+                fault = next_fault

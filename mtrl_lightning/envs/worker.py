@@ -1,8 +1,8 @@
-"""The program of a worker process: it serves a group of environments to the process that started it.
+"""The program of a worker process, which serves a group of environments to its parent.
 
 Observations, actions and rewards lie in arrays that the processes share, and a step costs one short
-message each way. A worker is started as a program of its own, without the main module of the process
-that starts it. It ends when that process closes the connection or is gone.
+message each way. A worker is started as a program of its own, without the parent's main module. It
+ends when the parent closes the connection or is gone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROGRAM = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
     " from mtrl_lightning.envs.worker import main; main(int(sys.argv[1]))"
 )
-"""What a worker's interpreter runs. Modules are found where the starting process finds them."""
+"""What a worker's interpreter runs. Modules are found where the parent finds them."""
 
 
 def start_worker(
@@ -115,7 +115,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def main(handle: int) -> None:
-    """Serve a group of environments until the connection closes or the starting process is gone.
+    """Serve a group of environments until the connection closes or the parent is gone.
 
     Args:
         handle: the inherited connection's file descriptor, on Windows its handle.
@@ -183,7 +183,7 @@ def _busy_wait(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the starting one is gone, also while an environment hangs in a step."""
+    """End this process when its parent is gone, also while an environment hangs in a step."""
     pipe = os.dup(0)  # environments and what they start get an empty standard input
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -1,4 +1,4 @@
-"""Worker processes are a program of ours: they get the benchmark, and not the user's main module."""
+"""Worker processes: a program of ours that gets the benchmark, not the user's main module."""
 
 import gc
 import os
