@@ -270,7 +270,8 @@ class Session:
 def _is_worker(process: psutil.Process) -> bool:
     try:
         return (
-            "spawn_main" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+            "envs.worker" in " ".join(process.cmdline())
+            and process.status() != psutil.STATUS_ZOMBIE
         )
     except psutil.Error:
         return False

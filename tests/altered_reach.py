@@ -120,11 +120,20 @@ class NoSuccess(ToyReach):
 
 
 class Unsavable(ToyReach):
-    """Three toy tasks with an attribute that cannot be saved."""
+    """Three toy tasks with an attribute that cannot be saved.
+
+    Args:
+        task: the only task that has it; None for all.
+    """
+
+    def __init__(self, task: int | None = None) -> None:
+        super().__init__(3, horizon=5)
+        self._task = task
 
     def make_env(self, task, split, seed):
         env = super().make_env(task, split, seed)
-        env.lock = threading.Lock()
+        if self._task in (None, task):
+            env.lock = threading.Lock()
         return env
 
 

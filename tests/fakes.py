@@ -136,6 +136,12 @@ class _Breaking(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
+def arrays_of(result):
+    """Every array of a step result, by name."""
+    core = {name: getattr(result, name) for name in result._fields if name != "extra"}
+    return core | dict(result.extra)
+
+
 class ReplayedEnvs:
     """Stands in for a ``VectorEnv`` and hands out step results that were written down beforehand."""
 

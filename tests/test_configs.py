@@ -59,6 +59,7 @@ def test_every_file_is_known():
     assert [name for name in FILES if name not in EXPERIMENTS] == [
         "algorithm/mtsac",
         "base",
+        "env/gymnasium",
         "env/metaworld_custom",
         "env/metaworld_mt1",
         "env/metaworld_mt10",

@@ -309,14 +309,14 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
     assert "saved" not in capsys.readouterr().out
 
 
-def test_an_environment_that_cannot_be_saved_is_refused_at_the_start(command_line, capsys):
-    code, error = fails(
-        command_line, capsys, "fit", "--data.benchmark=tests.altered_reach.Unsavable"
-    )
-    assert (
-        code == 2 and "lock, which cannot be saved: give the class that has it get_state()" in error
-    )
-    assert not list((command_line.folder() / "checkpoints").glob("*"))
+def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episodes(command_line):
+    benchmark = "--data.benchmark=tests.altered_reach.Unsavable"
+    command_line("fit", benchmark)
+    command_line("fit", benchmark, "--rollout.total_steps=1200", "--ckpt_path=last")
+    last = command_line.rows()[-1]
+    assert float(last["env_steps"]) == 1200
+    assert float(last["fault/dropped_transitions"]) == 3, "the first step after the resume"
+    assert float(last["fault/worker_restarts"]) == 0
 
 
 def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):

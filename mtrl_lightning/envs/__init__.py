@@ -1,8 +1,9 @@
 """Gymnasium environments and how many are stepped at once. Nothing here imports torch."""
 
 from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
 
-__all__ = ["Benchmark", "MetaWorld", "ToyConflict", "ToyReach", "VectorEnv"]
+__all__ = ["Benchmark", "GymnasiumTasks", "MetaWorld", "ToyConflict", "ToyReach", "VectorEnv"]

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import gymnasium as gym
 import numpy as np
 
+from mtrl_lightning.envs.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
 
@@ -14,17 +15,20 @@ from mtrl_lightning.types import EnvSpec
 class Benchmark(ABC):
     """Tasks that share an observation and an action space.
 
-    A benchmark is pickled into worker processes: it holds plain values and imports its suite when
-    it needs it.
+    A benchmark is sent to worker processes: it holds plain values and functions, and imports its
+    suite when it needs it.
 
-    An environment made for a task is a ``gymnasium.Env`` whose observation carries no task
-    encoding. Its state is saved by ``EnvState``: all attributes of the environment and its
-    wrappers, MuJoCo's state among them. A class with attributes that cannot or need not be saved
-    has ``get_state() -> dict`` and ``set_state(dict)`` of plain values. What an environment draws
-    comes from a generator of its own, never from a global one. ``reset(seed=s)`` decides what
-    follows entirely: in the split ``train`` it seeds the generator that draws initial states and
-    goals; in every other split ``s`` is the number of the test episode, the same ``s`` always
-    begins the same episode, and each further ``reset()`` begins the next one.
+    An environment of a task is a ``gymnasium.Env`` whose observation carries no task encoding. Its
+    state is saved by ``EnvState``: all attributes of the environment and its wrappers, MuJoCo's
+    state among them. A class with attributes that cannot or need not be saved has
+    ``get_state() -> dict`` and ``set_state(dict)`` of plain values. Where an environment's state
+    cannot be saved, it starts a new episode after a resume. An environment draws from a generator
+    of its own, never from a global one.
+
+    ``reset(seed=s)`` determines everything that follows. In the split ``train`` it seeds the
+    generator that draws initial states and goals. In every other split ``s`` is the number of the
+    test episode: the same ``s`` always starts the same episode, and each further ``reset()`` the
+    next one.
     """
 
     splits: tuple[str, ...] = ("train", "eval")
@@ -42,7 +46,7 @@ class Benchmark(ABC):
         Args:
             task: the task's place in ``spec.task_names``.
             split: one of ``splits``.
-            seed: of all that the environment draws until it is reset with another seed.
+            seed: of the environment's draws until it is reset with another seed.
         """
 
 
@@ -50,7 +54,8 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
     """Return the spec if the package can work with it.
 
     Raises:
-        ConfigurationError: if a task appears twice, or actions are not bounded by -1 and 1.
+        ConfigurationError: if a task or a field appears twice, or actions are not bounded by -1
+            and 1.
     """
     duplicates = sorted({name for name in spec.task_names if spec.task_names.count(name) > 1})
     if duplicates:
@@ -58,5 +63,11 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
     if not (np.all(spec.action_space.low == -1) and np.all(spec.action_space.high == 1)):
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
+        )
+    fields = [field.name for field in array_fields(spec)]
+    duplicates = sorted({name for name in fields if fields.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(
+            f"info_fields name {duplicates} twice, or as a step already has: rename them"
         )
     return spec

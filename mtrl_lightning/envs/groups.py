@@ -1,57 +1,44 @@
-"""A group of environments as the vector environment sees it: ask it something, later take the answer.
+"""A group of environments that is asked for something and answers later.
 
-``LocalGroup`` lives in this process, ``WorkerGroup`` in one of its own.
+``LocalGroup`` has its environments in this process, ``WorkerGroup`` in a process of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import pickle
-import signal
+import subprocess
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from multiprocessing import resource_tracker
-from typing import Any, NamedTuple
+from typing import Any
 
-from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.envs.worker import DONE, SIGNALS, STEP, EnvGroup, arrays_in, run_worker
+import cloudpickle
+
+from mtrl_lightning.envs.arrays import SharedMemory, StepArrays
+from mtrl_lightning.envs.env_group import EnvGroup, GroupPlan
+from mtrl_lightning.envs.worker import DONE, STEP, start_worker
 from mtrl_lightning.errors import EnvironmentFaultError
 
 START_TIMEOUT = 300.0
-"""Seconds for a worker's first answer at least: it starts a process, imports a simulator and builds environments."""
-CONTEXT = multiprocessing.get_context("spawn")
-
-
-class GroupPlan(NamedTuple):
-    """What a group is made of."""
-
-    benchmark: Benchmark
-    tasks: Sequence[int]
-    """Task of each environment."""
-    split: str
-    seeds: Sequence[int]
-    """Of each environment's draws."""
-    buffer: Any
-    """Memory of the arrays that all groups share."""
-    num_envs: int
-    """Environments of all groups."""
-    first: int
-    """Row of the group's first environment."""
+"""Seconds to wait for a worker's first answer, for which it imports a simulator, at least."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds that a worker has to end after its connection was closed, before it is killed."""
 
 
 class LocalGroup:
     """A group in this process; it works when the answer is taken.
 
     Args:
-        plan: what it is made of.
+        plan: what the group is made of.
+        arrays: where actions are read and results written.
     """
 
     pid: int | None = None
 
-    def __init__(self, plan: GroupPlan) -> None:
+    def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
         self._plan = plan
+        self._arrays = arrays
         self._group: EnvGroup | None = None
         self._asked: tuple[str, tuple, dict[str, Any]] = ("", (), {})
 
@@ -67,11 +54,7 @@ class LocalGroup:
         """
         method, args, kwargs = self._asked
         if self._group is None:
-            plan = self._plan
-            arrays = arrays_in(plan.buffer, plan.num_envs, plan.benchmark.spec)
-            self._group = EnvGroup(
-                plan.benchmark, plan.tasks, plan.split, plan.seeds, arrays, plan.first
-            )
+            self._group = EnvGroup(self._plan, self._arrays)
         return getattr(self._group, method)(*args, **kwargs)
 
     def close(self) -> None:
@@ -83,29 +66,34 @@ class LocalGroup:
 
 
 class WorkerGroup:
-    """A group in a process of its own, which ends with this object or with the process that made it.
+    """A group in a worker process, which ends with this object or with the process that made it.
 
     Args:
-        plan: what it is made of.
+        plan: what the group is made of.
+        arrays: where actions are read and results written.
+        memory: where the arrays lie.
         name: of the process.
         timeout: seconds to wait for an answer; the first may take longer.
     """
 
-    def __init__(self, plan: GroupPlan, name: str, timeout: float) -> None:
+    def __init__(
+        self,
+        plan: GroupPlan,
+        arrays: StepArrays,
+        memory: SharedMemory,
+        name: str,
+        timeout: float,
+    ) -> None:
         spec = plan.benchmark.spec
         self._names = [spec.task_names[task] for task in plan.tasks]
-        self._arrays, self._first = arrays_in(plan.buffer, plan.num_envs, spec), plan.first
-        self._arrays.active_E[plan.first : plan.first + len(plan.tasks)] = False
+        self._arrays = arrays
+        self._first = plan.first
+        self._arrays["active"][plan.first : plan.first + len(plan.tasks)] = False
         self._stepping = False
-        self._timeout, self._timeout_now = timeout, max(timeout, START_TIMEOUT)
-        self._connection, there = CONTEXT.Pipe()
-        self._process: Any = CONTEXT.Process(
-            target=run_worker, args=(there, *plan), name=name, daemon=True
-        )
-        with _signals_blocked():
-            self._process.start()
-        there.close()
-        self._finalizer = weakref.finalize(self, _end, self._connection, self._process, 5.0)
+        self._timeout = timeout
+        self._timeout_now = max(timeout, START_TIMEOUT)
+        self._process, self._connection = start_worker(name, plan, memory)
+        self._finalizer = weakref.finalize(self, _end, self._connection, self._process)
 
     @property
     def pid(self) -> int:
@@ -115,11 +103,9 @@ class WorkerGroup:
     def ask(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Ask for a method of ``EnvGroup``; a step costs the shortest message there is."""
         self._stepping = method == "step"
-        message = STEP if self._stepping else pickle.dumps((method, args, kwargs))
-        with (
-            self._within_timeout(),
-            contextlib.suppress(OSError),
-        ):  # the worker is dead: `answer` says so
+        message = STEP if self._stepping else cloudpickle.dumps((method, args, kwargs))
+        # Where the worker is dead, `answer` reports it.
+        with self._within_timeout(), contextlib.suppress(OSError):
             self._connection.send_bytes(message)
 
     def answer(self) -> Any:
@@ -130,7 +116,8 @@ class WorkerGroup:
                 hung.
             ConfigurationError: if an environment cannot be used.
         """
-        timeout, self._timeout_now = self._timeout_now, self._timeout
+        timeout = self._timeout_now
+        self._timeout_now = self._timeout
         if not self._connection.poll(timeout):
             raise EnvironmentFaultError(
                 f"the worker of {self._all_names()} gave no answer for {timeout:g} s (timeout)"
@@ -140,9 +127,10 @@ class WorkerGroup:
             with self._within_timeout():
                 message = self._connection.recv_bytes()
         except (EOFError, OSError):
-            self._process.join(5)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_TIMEOUT)
             raise EnvironmentFaultError(
-                f"the worker of {self._all_names()} died (exit code {self._process.exitcode})"
+                f"the worker of {self._all_names()} died (exit code {self._process.returncode})"
                 f" {self._where()}"
             ) from None
         if message == DONE:
@@ -154,7 +142,7 @@ class WorkerGroup:
 
     @contextlib.contextmanager
     def _within_timeout(self) -> Iterator[None]:
-        """Kill a worker that hangs in the middle of a message too large for the pipe; a step's fits."""
+        """Kill a worker that hangs in the middle of a message that is larger than the pipe."""
         if self._stepping:
             yield
             return
@@ -169,49 +157,46 @@ class WorkerGroup:
         return ", ".join(dict.fromkeys(self._names))
 
     def _where(self) -> str:
+        steps = self._arrays["episode_step"]
         for row, name in enumerate(self._names, self._first):
-            if self._arrays.active_E[row]:
-                return f"in task {name!r}, step {self._arrays.step_E[row]} of its episode"
-        return f"between two steps, after step {self._arrays.step_E[self._first]} of the episode of {self._names[0]!r}"
+            if self._arrays["active"][row]:
+                return f"in task {name!r}, step {steps[row]} of its episode"
+        return (
+            f"between two steps, after step {steps[self._first]} of the episode of"
+            f" {self._names[0]!r}"
+        )
+
+    def disconnect(self) -> None:
+        """Close the connection, at which the worker ends, without waiting for that."""
+        self._connection.close()
 
     def close(self) -> None:
         """End the worker."""
         self._finalizer()
 
     def kill(self) -> None:
-        """End the worker without waiting for it."""
+        """End the worker without letting it close its environments."""
         self._process.kill()
         self._finalizer()
 
 
 def close_together(groups: Sequence[LocalGroup | WorkerGroup]) -> None:
-    """Close groups; all workers are told before the first is waited for."""
+    """Close groups; all workers begin to end before the first is waited for."""
     for group in groups:
         if isinstance(group, WorkerGroup):
-            group._connection.close()
+            group.disconnect()
     for group in groups:
         group.close()
 
 
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Let a process start deaf to signals that a terminal or a cluster sends to it before it can ignore them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # the first start of a process starts it too, and unblocks the signals
-    resource_tracker.ensure_running()
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
-
-
-def _end(connection: Any, process: Any, patience: float) -> None:
-    """Close the pipe, at which the worker ends; kill it if it does not."""
+def _end(connection: Any, process: subprocess.Popen[bytes]) -> None:
+    """Close the connection, at which the worker ends; kill it if it does not."""
     connection.close()
-    process.join(patience)
-    if process.is_alive():
+    try:
+        process.wait(CLOSE_TIMEOUT)
+    except subprocess.TimeoutExpired:
         process.kill()
-        process.join()
+        process.wait()
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()

@@ -1,4 +1,4 @@
-"""MetaWorld (Yu et al. 2019; McLean et al. 2025, "Meta-World+"): tasks of a simulated Sawyer arm."""
+"""MetaWorld (Yu et al. 2019; McLean et al. 2025, "Meta-World+"): tasks of a Sawyer arm."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class MetaWorld(Benchmark):
     Args:
         tasks: ``MT10``, ``MT25``, ``MT50``, or task names such as ``reach-v3``; ``-v3`` may be left
             out.
-        reward_version: ``v2`` (dense, at most 10 a step; today's protocol) or ``v1`` (that of the
+        reward_version: ``v2`` (dense, at most 10 per step; today's protocol) or ``v1`` (that of the
             first papers).
         horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
-        num_goals: goals a task, 1 to 50.
-        goal_seed: decides which goals; the same for training and evaluation.
-        fast: build and step with cheaper code of ours, which gives MetaWorld's own observations,
-            rewards and goals to the last bit; MetaWorld's code is used, with a warning, where its
-            version was not compared with ours. A fast environment cannot be pickled.
+        num_goals: number of goals per task, 1 to 50.
+        goal_seed: seed of the draw of goals; the same for training and evaluation.
+        fast: build and step with faster code, whose observations, rewards and goals are equal to
+            MetaWorld's in every bit. MetaWorld's own code is used, with a warning, if the installed
+            version was not compared. A fast environment cannot be pickled.
 
     Raises:
         ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number
@@ -58,7 +58,7 @@ class MetaWorld(Benchmark):
         suite = import_optional("metaworld", "metaworld")
         if not 1 <= num_goals <= MAX_GOALS:
             raise ConfigurationError(
-                f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals a task"
+                f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals per task"
             )
         if horizon < 1:
             raise ConfigurationError(f"horizon is {horizon}: give a number of steps of at least 1")
@@ -166,7 +166,7 @@ def _named_set(suite: Any, name: str) -> list[str]:
 
 @cache
 def _goals(name: str, seed: int, fast: bool) -> list[Any]:
-    """Return MetaWorld's own 50 goals of a task; it draws them in a hundred resets, hence the cache."""
+    """Return MetaWorld's own 50 goals of a task; cached, since drawing them takes 100 resets."""
     if fast:
         return drawn_goals(name, seed)
     return import_optional("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

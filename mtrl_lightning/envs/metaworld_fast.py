@@ -1,9 +1,9 @@
 """MetaWorld's environments at the speed of their physics: equal in every bit, cheaper in Python.
 
-A task's own class is derived from. What all tasks share is written anew here, and what a task
-defines itself (rewards above all) is used as it is, but finds positions that were looked up once
-and the cheaper arithmetic of ``metaworld_numbers`` behind the names that it uses. MetaWorld's own
-classes and modules stay as they are.
+Each class here derives from MetaWorld's class of a task. What all tasks share is reimplemented.
+What a task defines itself, above all its reward, is used as it is, but the names in it refer to
+positions that were looked up once and to the cheaper arithmetic of ``metaworld_numbers``.
+MetaWorld's own classes and modules are not changed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ DOWN = np.array([1.0, 0.0, 1.0, 0.0])
 SINGLE, THREE_SINGLES = np.dtype(np.float32), struct.Struct("3f")
 
 FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
-"""Tasks that place something in the second half of a reset by what the simulation gave in the first."""
+"""Tasks whose second reset of the model depends on the simulation of the first."""
 SPARE_MODELS: dict[str, Any] = {}
-"""By its file, the model that drawing the goals has compiled last and has no use for any more."""
+"""The last model that was compiled to draw goals, by its file; an environment may take it."""
 
 
 def unchecked_versions() -> list[str]:
@@ -56,7 +56,7 @@ def unchecked_versions() -> list[str]:
 
 
 class _Place:
-    """A body, site, geom or joint: what is looked up once stays, since the arrays are the simulation's own memory."""
+    """A body, site, geom or joint whose arrays, views of the simulation's memory, are kept."""
 
     def __init__(self, found: Any) -> None:
         self._found = found
@@ -160,7 +160,7 @@ class _FastSawyer(Upstream):
     def reset(
         self, seed: int | None = None, options: dict | None = None
     ) -> tuple[npt.NDArray, dict[str, Any]]:
-        """Reset the model twice, as MetaWorld does; no time passes in the first, which throws its simulation away."""
+        """Reset the model twice, as MetaWorld does; the first time without simulating."""
         from gymnasium.envs.mujoco import MujocoEnv
 
         places = self._metaworld_places
@@ -313,7 +313,7 @@ def fast_class(task_class: type) -> type:
 
 
 def _looking(method: Any, scope: dict[str, Any]) -> Any:
-    """Return a copy of a method that finds the places instead of the data, and this scope instead of its module's."""
+    """Return a copy of a method that uses the places for the data, and ``scope`` for globals."""
     if isinstance(method, staticmethod):
         return staticmethod(_looking(method.__func__, scope))
     if method.__code__.co_freevars == ("func",):  # a decorator's check that `step` has already made

@@ -1,8 +1,8 @@
-"""The goals of ``metaworld.MT1(task, seed).train_tasks``, drawn without simulating what nobody looks at.
+"""The goals of ``metaworld.MT1(task, seed).train_tasks``, drawn without simulation.
 
 MetaWorld draws a goal by resetting an environment, which moves the hand for 100 steps of physics.
-Its own ``reset_model`` is run here too, with its loops that reject draws, but where the hand is
-does not matter to them.
+Its own ``reset_model`` is run here too, with its rejection of draws, which does not depend on the
+hand's position.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""MetaWorld's arithmetic of a few numbers without the cost of NumPy's and SciPy's calls, equal in bits and types.
+"""MetaWorld's arithmetic of a few numbers without NumPy's overhead, equal in bits and types.
 
-What a function here is not made for, it hands to the one that it stands for. Sums of products are
+A function passes arguments of other kinds on to the one that it stands for. Sums of products are
 left to ``dot`` and powers to NumPy's scalars, because Python's round otherwise.
 """
 
@@ -99,7 +99,7 @@ SIGMOIDS = {"gaussian": _gaussian, "long_tail": _long_tail}
 
 
 def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Stand for ``Rotation.from_matrix(matrix).as_quat()``: the quaternion ``(x, y, z, w)`` of a rotation (3, 3)."""
+    """Stand for ``Rotation.from_matrix(matrix).as_quat()``, which gives ``(x, y, z, w)``."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.tolist()
     if not (
         abs(a * d + b * e + c * f) < ORTHOGONAL
@@ -164,7 +164,7 @@ def stand_ins() -> dict[str, Any]:
 
 
 def _rounds_like_scipy() -> bool:
-    """Compare on rotations of every case: a SciPy compiled for fused multiplications rounds otherwise."""
+    """Compare with SciPy in every case: one compiled for fused products rounds otherwise."""
     generator = np.random.default_rng(0)
     for place in range(200):
         x, y, z, w = generator.normal(size=4) * np.where(np.arange(4) == place % 4, 3.0, 1.0)

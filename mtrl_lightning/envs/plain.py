@@ -1,4 +1,4 @@
-"""Attributes as plain values and back: what any reader of checkpoints accepts, without executing anything."""
+"""Attributes as plain values and back, which a checkpoint loads without executing anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mtrl_lightning.errors import ConfigurationError
 PLAIN = (type(None), bool, int, float, str)
 CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 STATIC_NAMES = {"fullpath", "_ezpickle_args", "_ezpickle_kwargs", "mujoco_renderer", "_cached_spec"}
-"""Attributes kept as ``make_env`` built them: paths of this machine, windows; a class adds ``static_names``."""
+"""Attributes that stay as ``make_env`` built them; a class may name more in ``static_names``."""
 DICTS = {"dict": dict, "OrderedDict": OrderedDict}
 SETS = {"set": set, "frozenset": frozenset}
 BIT_GENERATORS = {
@@ -117,8 +117,8 @@ class Encoder:
         ):
             bits = value.bit_generator
             seeds = bits.seed_seq if type(bits.seed_seq) is SeedSequence else None
-            told = [getattr(seeds, name) for name in SEEDS] if seeds else None
-            return ["generator", self.encode(bits.state, where), self.encode(told, where)]
+            arguments = [getattr(seeds, name) for name in SEEDS] if seeds else None
+            return ["generator", self.encode(bits.state, where), self.encode(arguments, where)]
         if type(value) is np.random.RandomState:
             return ["random_state", self.encode(value.get_state(legacy=True), where)]
         if type(value) is random.Random:
@@ -296,8 +296,11 @@ class Decoder:
     def _make_generator(
         self, present: Any, place: int, where: str, state: Any, seeds: Any
     ) -> np.random.Generator:
-        content, told = self.decode(state, None, where), self.decode(seeds, None, where)
-        seed_sequence = SeedSequence(**dict(zip(SEEDS, told, strict=True))) if told else None
+        content = self.decode(state, None, where)
+        arguments = self.decode(seeds, None, where)
+        seed_sequence = (
+            SeedSequence(**dict(zip(SEEDS, arguments, strict=True))) if arguments else None
+        )
         bits = BIT_GENERATORS[content["bit_generator"]](seed_sequence)
         bits.state = content
         return (
@@ -349,7 +352,7 @@ def _is_static(owner: Any, name: str) -> bool:
 
 
 def _identity(value: Any) -> str:
-    """Tell one function, class or type of numbers from another."""
+    """Return what distinguishes a function, class or type of numbers from another."""
     line = getattr(getattr(value, "__code__", None), "co_firstlineno", "")
     name = getattr(value, "__qualname__", getattr(value, "__name__", str(value)))
     return f"{getattr(value, '__module__', '')}.{name}{line and f':{line}'}"

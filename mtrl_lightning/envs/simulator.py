@@ -1,13 +1,13 @@
-"""The state of a MuJoCo simulation as plain values: what is integrated, what was computed from it, edits of its model.
+"""The state of a MuJoCo simulation and the edits of its model, as plain values.
 
-``mjSTATE_INTEGRATION`` is all that the physics goes on from. An environment also reads what a step
-has computed, such as positions of bodies, before the next step computes it anew: what
+``mjSTATE_INTEGRATION`` is all that the physics depends on. An environment also reads what a step
+has computed, such as positions of bodies, before the next step recomputes it. So what
 ``mj_forward`` would not give is saved, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,11 @@ import numpy.typing as npt
 ASSETS = ("mesh_", "tex_", "skin_", "bvh_", "oct_", "name", "text_", "vis", "stat", "opt")
 """Prefixes of a model's attributes that are large and never edited, or no arrays."""
 SOLVER = ("efc_", "iefc_", "contact", "solver_", "timer", "warning")
-"""Prefixes of a simulation's attributes that each step makes anew, in a size of its own; indices are so, too."""
+"""Prefixes of a simulation's attributes that each step recomputes, in a size of its own."""
+
+
+UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
+"""MuJoCo's warnings of an unstable simulation, which it then resets; they are numbered in a row."""
 
 
 def is_mujoco(value: Any, name: str) -> bool:
@@ -39,7 +43,7 @@ def address_of(array: npt.NDArray) -> int:
 
 
 def to_text(array: npt.NDArray) -> str:
-    """Return an array's bytes as text, which every reader of checkpoints accepts, also where it is empty."""
+    """Return an array's bytes as text, which ``torch.load(weights_only=True)`` accepts."""
     return array.tobytes().decode("latin-1")
 
 
@@ -49,7 +53,7 @@ def from_text(text: str, dtype: str | np.dtype) -> npt.NDArray:
 
 
 class ModelEdits:
-    """Tell what was changed in a model since it was compiled.
+    """Find what was changed in a model since it was compiled.
 
     Args:
         model: MuJoCo's model, as compiled.
@@ -94,7 +98,7 @@ class ModelEdits:
 
 
 def get_simulation(data: Any) -> dict[str, Any]:
-    """Return the state that a simulation goes on from, and what was computed and will not be again."""
+    """Return the state that a simulation continues from, and what would not be recomputed."""
     import mujoco
 
     state = np.empty(mujoco.mj_stateSize(data.model, mujoco.mjtState.mjSTATE_INTEGRATION))
@@ -122,6 +126,39 @@ def set_simulation(data: Any, state: dict[str, Any]) -> None:
         if name in state["computed"]:
             dtype, elements = state["computed"][name]
             array[...] = from_text(elements, dtype).reshape(array.shape)
+
+
+class StabilityCheck:
+    """Find out that MuJoCo reset a simulation because it became unstable.
+
+    MuJoCo counts that in the simulation's warnings. A check costs about 0.2 µs per simulation.
+
+    Args:
+        simulations: the ``MjData`` of an environment.
+    """
+
+    def __init__(self, simulations: Sequence[Any]) -> None:
+        self._counts: list[npt.NDArray] = []
+        if simulations:
+            import mujoco
+
+            numbers = [int(getattr(mujoco.mjtWarning, name)) for name in UNSTABLE]
+            rows = slice(numbers[0], numbers[-1] + 1)
+            self._counts = [data.warning.number[rows] for data in simulations]
+
+    def warnings(self) -> str:
+        """Return the names of the warnings since ``clear``, or an empty string."""
+        for count in self._counts:
+            numbers = count.tolist()
+            if any(numbers):
+                names = (name for name, number in zip(UNSTABLE, numbers, strict=True) if number)
+                return ", ".join(names)
+        return ""
+
+    def clear(self) -> None:
+        """Forget the warnings so far."""
+        for count in self._counts:
+            count[:] = 0
 
 
 def _integrate(data: Any, state: npt.NDArray[np.float64]) -> None:

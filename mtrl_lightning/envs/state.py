@@ -1,9 +1,9 @@
-"""An environment's whole state as plain values: what its future depends on, through any stack of wrappers.
+"""An environment's state and that of its wrappers as plain values: all its future depends on.
 
-A layer (the environment or a wrapper) that has ``get_state() -> dict`` and ``set_state(dict)``
-answers for itself. Of any other layer every attribute is taken: numbers, arrays, containers,
-generators, spaces, other objects, MuJoCo's simulation and the arrays that look into its memory.
-What cannot be taken is an error, so nothing is forgotten silently.
+A layer (the environment or a wrapper) that has ``get_state() -> dict`` and ``set_state(dict)`` uses
+them. Of any other layer every attribute is saved: numbers, arrays, containers, generators, spaces,
+other objects, MuJoCo's simulation and views of its memory. What cannot be saved is an error, so
+nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class EnvState:
     """Take and restore the state of one environment.
 
     Args:
-        env: the environment as ``make_env`` gave it, not yet reset: edits of its MuJoCo model are
-            told from it.
+        env: the environment as ``make_env`` gave it, not yet reset; edits of its MuJoCo model are
+            found by comparison with it.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -37,6 +37,11 @@ class EnvState:
         with contextlib.suppress(ConfigurationError):  # `get` says so when the state is wanted
             self._encode_layers(found)
         self._classes = found.classes
+
+    @property
+    def simulations(self) -> list[Any]:
+        """The environment's ``MjData``."""
+        return self._datas
 
     def get(self) -> list[Any]:
         """Return the state of every layer, outermost first, as plain values.

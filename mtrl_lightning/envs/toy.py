@@ -1,4 +1,4 @@
-"""A benchmark without a simulator: points that have to be moved to a place only the task tells."""
+"""Benchmarks without a simulator: move a point to a goal that only the task determines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RADIUS = 0.15
 
 
 class ToyReach(Benchmark):
-    """Move a point in the square [-1, 1]² to the task's goal; the goals lie on a circle of radius 0.7.
+    """Move a point in the square [-1, 1]² to the task's goal, on a circle of radius 0.7.
 
-    The observation is the position alone, so only an agent that is told its task can solve more
-    than one. The reward is 1 minus the distance to the goal.
+    The observation is the position alone, so only a task-conditioned agent can solve more than one
+    task. The reward is 1 minus the distance to the goal.
 
     Args:
         num_tasks: number of tasks, at least 1; task ``i`` has its goal at the angle
@@ -52,13 +52,13 @@ class ToyReach(Benchmark):
 
 
 class ToyConflict(Benchmark):
-    """``ToyReach`` with tasks that contradict each other, in what an action does and in the size of the reward.
+    """``ToyReach`` with tasks that conflict: in the effect of an action, and in reward scale.
 
     Task ``i`` has its goal at the angle ``4 pi i / num_tasks`` and rotates actions by
     ``2 pi i / num_tasks``. With an even number of tasks, ``i`` and ``i + num_tasks / 2`` share a
     goal, and what leads to it in one leads away from it in the other, wherever the point is.
-    Rewards grow from task to task. A network that is not told its task can solve one of such two at
-    most.
+    Rewards grow from task to task. A network without task conditioning can solve at most one of
+    such two.
 
     Args:
         num_tasks: number of tasks, at least 2.

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.envs.groups import CONTEXT, GroupPlan, LocalGroup, WorkerGroup, close_together
-from mtrl_lightning.envs.worker import arrays_in, num_bytes
+from mtrl_lightning.envs.arrays import SharedMemory, arrays_in, num_bytes
+from mtrl_lightning.envs.benchmark import Benchmark, check_spec
+from mtrl_lightning.envs.env_group import GroupPlan
+from mtrl_lightning.envs.groups import LocalGroup, WorkerGroup, close_together
 from mtrl_lightning.errors import (
     CallError,
     ConfigurationError,
@@ -22,44 +23,47 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
+from mtrl_lightning.schema import step_fields
 from mtrl_lightning.types import StepResult
 
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    affinity = getattr(
-        os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
-    )  # macOS has none
-    return len(affinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS and Windows
 
 
 def default_num_workers(num_envs: int, spare: int = 1) -> int:
-    """Return the number of usable cores less ``spare``, at least one and at most one an environment."""
+    """Return the usable cores less ``spare``: at least one, at most one per environment."""
     return max(1, min(num_envs, usable_cores() - spare))
 
 
 class VectorEnv(gym.vector.VectorEnv):
     """Environments of a benchmark, stepped together.
 
-    What comes out does not depend on the number of workers: an environment's draws depend on
-    ``seed`` and its place alone. Besides Gymnasium's ``step`` there are ``send`` and ``receive``,
-    between which the caller may work.
+    The results do not depend on the number of workers: an environment's draws depend on ``seed``
+    and its place alone. Besides Gymnasium's ``step`` there are ``send`` and ``receive``, between
+    which the caller may do other work.
 
     Args:
         benchmark: makes the environments.
         tasks: the task of each environment, so that a task may have several.
         split: one of ``benchmark.splits``.
         seed: of all draws.
-        num_workers: processes; 0 steps in this one; None takes the cores but one.
+        num_workers: number of worker processes; 0 steps in this process; None takes one per usable
+            core, less one. Workers do not import the main module, so a script needs no main guard,
+            and a benchmark may be defined in a notebook's cell.
         timeout: seconds to wait for a worker's answer.
         max_restarts: how often a group of environments (a worker's, or all if there is none) is
-            rebuilt after one of them raised or returned a NaN, or its worker died or hung; None
-            raises at the first fault. The rebuilt environments begin new episodes with draws of
-            their own, and the step is not valid for them.
-        on_restart: told the reason at each restart.
+            rebuilt after one of them raised, returned a NaN or became unstable, or its worker died
+            or hung; None raises at the first fault. The rebuilt environments start new episodes
+            with draws of their own, and the step is not valid for them.
+        on_restart: called with the reason at each restart.
 
     Raises:
-        ConfigurationError: if the split or a task is unknown, or the number of workers negative.
+        ConfigurationError: if the split or a task is unknown, the number of workers is negative, or
+            the benchmark's spec or the benchmark itself cannot be used.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -84,7 +88,7 @@ class VectorEnv(gym.vector.VectorEnv):
             raise ConfigurationError(
                 f"num_workers is {num_workers}: give 0 (in this process) or more"
             )
-        spec = benchmark.spec
+        spec = check_spec(benchmark.spec)
         if not tasks or not all(0 <= task < spec.num_tasks for task in tasks):
             raise ConfigurationError(
                 f"tasks are {list(tasks)}: give some, each from 0 to {spec.num_tasks - 1}"
@@ -99,29 +103,33 @@ class VectorEnv(gym.vector.VectorEnv):
         self._return_E = np.zeros(self.num_envs)
         self._length_E = np.zeros(self.num_envs, np.int64)
 
-        self._benchmark, self._split, self._seed, self._timeout = benchmark, split, seed, timeout
-        self.max_restarts, self._on_restart = max_restarts, on_restart
+        self._benchmark = benchmark
+        self._split = split
+        self._seed = seed
+        self._timeout = timeout
+        self.max_restarts = max_restarts
+        self._on_restart = on_restart
         self.num_restarts = 0
         """Restarts since this object was made."""
         self.fault: RestartsExhaustedError | None = None
         """The fault that the restarts were not enough for; nothing can be stepped any more."""
         self._dead: set[int] = set()
+        # How often an environment's draws were seeded afresh, which decides its next seed.
         self._restarts_E = np.zeros(self.num_envs, np.int64)
-        self._new_E = np.zeros(
-            self.num_envs, np.bool_
-        )  # rebuilt, and the caller does not know the observation
+        # Where a new episode was started and the caller does not know its observation.
+        self._new_E = np.zeros(self.num_envs, np.bool_)
 
-        self._workers = (
-            default_num_workers(self.num_envs)
-            if num_workers is None
-            else min(num_workers, self.num_envs)
-        )
+        if num_workers is None:
+            num_workers = default_num_workers(self.num_envs)
+        self._workers = min(num_workers, self.num_envs)
         size = num_bytes(self.num_envs, spec)
-        self._buffer: Any = CONTEXT.RawArray("B", size) if self._workers else bytearray(size)
+        self._memory = SharedMemory(size) if self._workers else None
+        self._buffer = bytearray(size) if self._memory is None else self._memory.buffer
         self._arrays = arrays_in(self._buffer, self.num_envs, spec)
-        self._slices = [
-            slice(p[0], p[-1] + 1) for p in np.array_split(range(self.num_envs), self._workers or 1)
-        ]
+        self._info_names = [field.name for field in spec.info_fields]
+        self._reported = [field.name for field in step_fields(spec) if field.name != "action"]
+        parts = np.array_split(range(self.num_envs), self._workers or 1)
+        self._slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
         self._groups = [self._start(i) for i in range(len(self._slices))]
 
     @property
@@ -153,7 +161,7 @@ class VectorEnv(gym.vector.VectorEnv):
                 f"the policy's actions for {names} are not finite: the training diverged; lower the"
                 " learning rates"
             )
-        self._arrays.action_EA[:] = action_EA
+        self._arrays["action"][:] = action_EA
         for group in self._groups:
             group.ask("step")
 
@@ -164,21 +172,33 @@ class VectorEnv(gym.vector.VectorEnv):
         new episodes.
 
         Raises:
-            EnvironmentFaultError: at a fault, if there are no restarts; see ``fault`` for what
-                happens past them.
+            EnvironmentFaultError: at a fault, if ``max_restarts`` is None. Once the restarts are
+                used up, ``fault`` is set and the next ``send`` raises it.
+            ConfigurationError: if an environment does not report what the spec says.
         """
+        arrays = self._arrays
         _, faults = self._answers(range(len(self._groups)))
         valid_E = ~self._new_E
-        self._begin_new(faults)
+        self._reset_new(faults)
         for i, fault in faults.items():
             rows = self._slices[i]
             self._restart(i, fault)
             valid_E[rows] = False
-            self._arrays.reward_E[rows] = 0
-            self._arrays.next_observation_ED[rows] = self._arrays.observation_ED[rows]
-            for flag_E in self._arrays[4:7]:
-                flag_E[rows] = False
-        return StepResult(*(array.copy() for array in self._arrays[1:7]), valid_E)  # type: ignore[arg-type]
+            for name in self._reported:
+                if name != "observation":
+                    arrays[name][rows] = 0
+            arrays["next_observation"][rows] = arrays["observation"][rows]
+        copies = {name: arrays[name].copy() for name in self._reported}
+        return StepResult(
+            observation_ED=copies["observation"],
+            next_observation_ED=copies["next_observation"],
+            reward_E=copies["reward"],
+            terminated_E=copies["terminated"],
+            truncated_E=copies["truncated"],
+            success_E=copies["success"],
+            valid_E=valid_E,
+            extra={name: copies[name] for name in self._info_names},
+        )
 
     def reset(
         self,
@@ -186,7 +206,12 @@ class VectorEnv(gym.vector.VectorEnv):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[npt.NDArray, dict[str, Any]]:
-        """Begin an episode in every environment; a single seed gives environment ``i`` the seed ``seed + i``."""
+        """Start an episode in every environment.
+
+        Args:
+            seed: one per environment; a single one gives environment ``i`` the seed ``seed + i``.
+            options: handed to every environment's ``reset``.
+        """
         if seed is None or isinstance(seed, (int, np.integer)):
             seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
@@ -197,12 +222,15 @@ class VectorEnv(gym.vector.VectorEnv):
         self._new_E[:] = False
         self._return_E[:] = 0
         self._length_E[:] = 0
-        return self._arrays.observation_ED.copy(), {}
+        return self._arrays["observation"].copy(), {}
 
     def step(
         self, actions: npt.NDArray
     ) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray, npt.NDArray, dict[str, Any]]:
-        """Step as Gymnasium's vector environments do; an ended episode's last observation is ``info["final_obs"]``."""
+        """Step as Gymnasium's vector environments do.
+
+        The last observation of an episode that ended is in ``info["final_obs"]``.
+        """
         self.send(actions)
         result = self.receive()
         self._return_E[~result.valid_E] = 0
@@ -233,14 +261,23 @@ class VectorEnv(gym.vector.VectorEnv):
         return result.observation_ED, result.reward_E, result.terminated_E, result.truncated_E, info
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return the state of every environment, as plain values: all that its future depends on."""
-        states = [
-            state for part in self._each("get_state", [()] * len(self._slices)) for state in part
-        ]
-        plain = zip(states, self._restarts_E.tolist(), self._new_E.tolist(), strict=True)
-        return [
-            {"state": state, "restarts": restarts, "new": new} for state, restarts, new in plain
-        ]
+        """Return the state of every environment, as plain values: all that its future depends on.
+
+        The ``state`` of an environment that cannot be saved is None, and ``unsavable`` the reason.
+        """
+        parts = self._each("get_state", [()] * len(self._slices))
+        states: list[dict[str, Any]] = []
+        for e, state in enumerate(state for part in parts for state in part):
+            reason = None if state is None else state.get("unsavable")
+            states.append(
+                {
+                    "state": state if reason is None else None,
+                    "unsavable": reason,
+                    "restarts": int(self._restarts_E[e]),
+                    "new": bool(self._new_E[e]),
+                }
+            )
+        return states
 
     def unsavable(self) -> dict[str, str]:
         """Return the tasks whose environments' state cannot be saved, with the reason."""
@@ -248,14 +285,36 @@ class VectorEnv(gym.vector.VectorEnv):
         return {}
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore the state of every environment; one that was broken when it was saved begins a new episode."""
+        """Restore the state of every environment.
+
+        One that was broken when it was saved, or could not be saved, starts a new episode with
+        draws of its own. Its next step is not valid: the caller does not know the observation.
+        """
+        if len(states) != self.num_envs:
+            raise ConfigurationError(
+                f"{len(states)} states are given for {self.num_envs} environments"
+            )
+        missing_E = np.array([state["state"] is None for state in states])
         self._restarts_E[:] = [state["restarts"] for state in states]
-        self._new_E[:] = [state["new"] or state["state"] is None for state in states]
+        self._restarts_E += missing_E
+        self._new_E[:] = [state["new"] for state in states]
+        self._new_E |= missing_E
         parts = [
-            state["state"] or {"seed": self._seed_of(e, state["restarts"] + 1)}
+            {"seed": self._seed_of(e)} if missing_E[e] else state["state"]
             for e, state in enumerate(states)
         ]
         self._each("set_state", [(parts[rows],) for rows in self._slices])
+
+    def unsavable(self) -> dict[str, str]:
+        """Return the tasks whose environments cannot be saved, with the reason for each.
+
+        They start new episodes after a resume. Call it after ``reset``.
+        """
+        return {
+            self.spec_.task_names[task]: state["unsavable"]
+            for task, state in zip(self.task_E.tolist(), self.get_state(), strict=True)
+            if state["unsavable"] is not None
+        }
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return an attribute of every environment, called with the arguments if it is callable."""
@@ -270,27 +329,32 @@ class VectorEnv(gym.vector.VectorEnv):
         """End the workers."""
         close_together(self._groups)
 
-    def _seed_of(self, e: int, restarts: int) -> int:
+    def _seed_of(self, e: int) -> int:
+        restarts = int(self._restarts_E[e])
         key = (e, restarts) if restarts else (e,)
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     def _start(self, i: int) -> LocalGroup | WorkerGroup:
         rows = self._slices[i]
-        tasks = self.task_E[rows].tolist()
-        seeds = [self._seed_of(e, int(self._restarts_E[e])) for e in range(rows.start, rows.stop)]
         plan = GroupPlan(
-            self._benchmark, tasks, self._split, seeds, self._buffer, self.num_envs, rows.start
+            benchmark=self._benchmark,
+            tasks=self.task_E[rows].tolist(),
+            split=self._split,
+            seeds=[self._seed_of(e) for e in range(rows.start, rows.stop)],
+            num_envs=self.num_envs,
+            first=rows.start,
         )
-        return (
-            WorkerGroup(plan, f"environments-{i}", self._timeout)
-            if self._workers
-            else LocalGroup(plan)
-        )
+        if self._memory is None:
+            return LocalGroup(plan, self._arrays)
+        return WorkerGroup(plan, self._arrays, self._memory, f"environments-{i}", self._timeout)
 
     def _each(
         self, method: str, arguments: list[tuple], keywords: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Return every group's answer; one that breaks is rebuilt and asked again, a dead one has no state."""
+        """Return every group's answer, and None for each environment of a dead group.
+
+        A group that breaks is rebuilt and asked again.
+        """
         if self.fault is not None and method != "get_state":
             raise self.fault
         answers: dict[int, Any] = {}
@@ -303,7 +367,7 @@ class VectorEnv(gym.vector.VectorEnv):
             answers |= answered
             for i, fault in faults.items():
                 self._restart(i, fault)
-                if method != "set_state":  # which says itself what the caller does not know
+                if method != "set_state":  # which has set `_new_E` itself
                     self._new_E[self._slices[i]] = True
             if self.fault is not None and method != "get_state":
                 raise self.fault
@@ -311,14 +375,14 @@ class VectorEnv(gym.vector.VectorEnv):
             answers.get(i, [None] * len(self.task_E[rows])) for i, rows in enumerate(self._slices)
         ]
 
-    def _begin_new(self, faults: dict[int, EnvironmentFaultError]) -> None:
-        """Begin the episodes again whose first step was made with an action for another observation."""
+    def _reset_new(self, faults: dict[int, EnvironmentFaultError]) -> None:
+        """Reset where an episode's first step was made with an action for another observation."""
         if not self._new_E.any():
             return
         asked = []
         for i, rows in enumerate(self._slices):
             if self._new_E[rows].any() and i not in faults and i not in self._dead:
-                self._groups[i].ask("begin", np.flatnonzero(self._new_E[rows]).tolist())
+                self._groups[i].ask("reset_some", np.flatnonzero(self._new_E[rows]).tolist())
                 asked.append(i)
         self._new_E[:] = False
         faults |= self._answers(asked)[1]
@@ -326,7 +390,10 @@ class VectorEnv(gym.vector.VectorEnv):
     def _answers(
         self, which: Sequence[int]
     ) -> tuple[dict[int, Any], dict[int, EnvironmentFaultError]]:
-        """Return answers and faults; all have answered when a fault is raised, so that none is left in a pipe."""
+        """Return answers and faults by group.
+
+        A fault is raised once all groups have answered, so that no answer is left in a pipe.
+        """
         answers: dict[int, Any] = {}
         faults: dict[int, EnvironmentFaultError] = {}
         mistakes: list[Exception] = []
@@ -342,7 +409,7 @@ class VectorEnv(gym.vector.VectorEnv):
         return answers, faults
 
     def _restart(self, i: int, fault: EnvironmentFaultError) -> None:
-        """Rebuild a group and begin its episodes, or note the fault if the restarts are used up."""
+        """Rebuild a group and reset it, or set ``fault`` if the restarts are used up."""
         assert self.max_restarts is not None
         group = self._groups[i]
         group.kill()
@@ -361,6 +428,6 @@ class VectorEnv(gym.vector.VectorEnv):
             try:
                 group.answer()
                 return
-            except EnvironmentFaultError as again:
+            except EnvironmentFaultError as next_fault:
                 group.kill()
-                fault = again
+                fault = next_fault

@@ -1,265 +1,145 @@
-"""A group of environments stepped one after another, here or in a process of its own.
+"""The program of a worker process, which serves a group of environments to its parent.
 
-Observations, actions and rewards lie in arrays that the processes share; a step costs one short
-message each way. A worker ends by itself when the main process closes its pipe or dies.
+Observations, actions and rewards lie in arrays that the processes share, and a step costs one short
+message each way. A worker is started as a program of its own, without the parent's main module. It
+ends when the parent closes the connection or is gone.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
-import numpy as np
-import numpy.typing as npt
-from gymnasium.spaces import Box
+import cloudpickle
 
-from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.arrays import SharedMemory, arrays_in, num_bytes, open_memory
+from mtrl_lightning.envs.env_group import EnvGroup, GroupPlan
 from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.types import EnvSpec
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 SIGNALS = [
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
-"""The main process acts on these, and a terminal or a cluster sends them to its workers too."""
+"""The main process acts on these; a terminal or a cluster sends them to its workers too."""
 STEP = b"step"
+"""The message that asks for a step."""
 DONE = b"done"
-PATIENCE = 2e-4
-"""Seconds that a worker stays awake for the next message: waking it costs its sender a tenth of a step of ten tasks."""
+"""The message that a step is made."""
+BUSY_WAIT_SECONDS = 2e-4
+"""How long a worker polls before it sleeps: waking it takes a tenth of a step of ten tasks."""
+PROGRAM = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
+    " from mtrl_lightning.envs.worker import main; main(int(sys.argv[1]))"
+)
+"""What a worker's interpreter runs. Modules are found where the parent finds them."""
 
 
-class StepArrays(NamedTuple):
-    """One row an environment."""
-
-    action_EA: npt.NDArray[np.float32]
-    observation_ED: npt.NDArray
-    next_observation_ED: npt.NDArray
-    reward_E: npt.NDArray[np.float64]
-    terminated_E: npt.NDArray[np.bool_]
-    truncated_E: npt.NDArray[np.bool_]
-    success_E: npt.NDArray[np.bool_]
-    step_E: npt.NDArray[np.int64]
-    """The step of its episode that an environment is in or has made last."""
-    active_E: npt.NDArray[np.bool_]
-    """Whether the environment is being stepped or reset at this moment: what a dead worker was at."""
-
-
-def _layout(
-    num_envs: int, observation_space: Box, action_space: Box
-) -> list[tuple[tuple[int, ...], Any]]:
-    observation = ((num_envs, *observation_space.shape), observation_space.dtype)
-    flag = ((num_envs,), np.bool_)
-    action = ((num_envs, *action_space.shape), np.float32)
-    return [
-        action,
-        observation,
-        observation,
-        ((num_envs,), np.float64),
-        flag,
-        flag,
-        flag,
-        ((num_envs,), np.int64),
-        flag,
-    ]
-
-
-def num_bytes(num_envs: int, spec: EnvSpec) -> int:
-    """Return the size of the buffer that ``arrays_in`` needs."""
-    layout = _layout(num_envs, spec.observation_space, spec.action_space)
-    return sum(
-        -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64 for shape, dtype in layout
-    )
-
-
-def arrays_in(buffer: Any, num_envs: int, spec: EnvSpec) -> StepArrays:
-    """Lay the arrays out in a buffer, each on a cache line of its own."""
-    arrays, offset = [], 0
-    for shape, dtype in _layout(num_envs, spec.observation_space, spec.action_space):
-        count = int(np.prod(shape))
-        arrays.append(np.frombuffer(buffer, dtype, count, offset).reshape(shape))
-        offset += -(-count * np.dtype(dtype).itemsize // 64) * 64
-    return StepArrays(*arrays)
-
-
-class EnvGroup:
-    """Environments stepped one after another.
+def start_worker(
+    name: str, plan: GroupPlan, memory: SharedMemory
+) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a worker process.
 
     Args:
-        benchmark: makes the environments.
-        tasks: the task of each environment.
-        split: one of ``benchmark.splits``.
-        seeds: of each environment's draws.
-        arrays: where actions lie and results go.
-        first: row of the first environment; the others follow.
+        name: shown in the list of processes.
+        plan: what its group of environments is made of.
+        memory: where the arrays of all groups lie.
+
+    Returns:
+        The process, and the connection that it answers on.
+
+    Raises:
+        ConfigurationError: if the benchmark cannot be sent to another process.
     """
-
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        tasks: Sequence[int],
-        split: str,
-        seeds: Sequence[int],
-        arrays: StepArrays,
-        first: int,
-    ) -> None:
-        self._names = [benchmark.spec.task_names[task] for task in tasks]
-        self._envs = [
-            benchmark.make_env(task, split, seed) for task, seed in zip(tasks, seeds, strict=True)
-        ]
-        self._states = [EnvState(env) for env in self._envs]
-        self._arrays, self._first = arrays, first
-        self._steps = [0] * len(self._envs)
-
-    def reset(self, seeds: Sequence[int | None], options: dict | None) -> None:
-        """Begin an episode in every environment."""
-        for i, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
-            self._begin(i, env, seed, options)
-
-    def begin(self, which: Sequence[int]) -> None:
-        """Begin an episode in some environments, told by their place in the group."""
-        for i in which:
-            self._begin(i, self._envs[i], None, None)
-
-    def step(self) -> None:
-        """Step every environment by its row of the actions; where an episode ends, begin the next one at once.
-
-        Raises:
-            EnvironmentFaultError: if an environment raises, or returns a NaN or an infinite number.
-        """
-        arrays = self._arrays
-        for i, env in enumerate(self._envs):
-            row = self._first + i
-            arrays.step_E[row] = self._steps[i] = self._steps[i] + 1
-            arrays.active_E[row] = True
-            try:
-                observation, reward, terminated, truncated, info = env.step(
-                    arrays.action_EA[row].copy()
-                )
-            except Exception as error:
-                raise EnvironmentFaultError(
-                    f"{self._where(i)}: {type(error).__name__}: {error}"
-                ) from error
-            if not math.isfinite(reward):
-                raise EnvironmentFaultError(
-                    f"{self._where(i)}: the reward is {reward}; fix the environment or its actions"
-                )
-            self._check_finite(i, observation)
-            arrays.next_observation_ED[row] = observation
-            arrays.reward_E[row] = reward
-            arrays.terminated_E[row] = terminated
-            arrays.truncated_E[row] = truncated
-            arrays.success_E[row] = bool(info.get("success", False))
-            if terminated or truncated:
-                self._begin(i, env, None, None)
-            else:
-                arrays.observation_ED[row] = observation
-            arrays.active_E[row] = False
-
-    def get_state(self) -> list[dict[str, Any]]:
-        """Return every environment's state."""
-        return [
-            {"steps": steps, "env": s.get()}
-            for steps, s in zip(self._steps, self._states, strict=True)
-        ]
-
-    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore every environment's state; one of ``{"seed": s}`` begins an episode with that seed."""
-        for i, state in enumerate(states):
-            if "seed" in state:
-                self._begin(i, self._envs[i], state["seed"], None)
-            else:
-                self._steps[i] = state["steps"]
-                self._states[i].set(state["env"])
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Return an attribute of every environment, called with the arguments if it is callable."""
-        attributes = [env.get_wrapper_attr(name) for env in self._envs]
-        return [
-            attribute(*args, **kwargs) if callable(attribute) else attribute
-            for attribute in attributes
-        ]
-
-    def close(self) -> None:
-        """Close every environment."""
-        for env in self._envs:
-            env.close()
-
-    def _begin(self, i: int, env: gym.Env, seed: int | None, options: dict | None) -> None:
-        row = self._first + i
-        self._arrays.step_E[row] = self._steps[i] = 0
-        self._arrays.active_E[row] = True
-        try:
-            observation, _ = env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise EnvironmentFaultError(
-                f"{self._where(i)}: {type(error).__name__}: {error}"
-            ) from error
-        self._check_finite(i, observation)
-        self._arrays.observation_ED[row] = observation
-        self._arrays.active_E[row] = False
-
-    def _check_finite(self, i: int, observation: npt.NDArray) -> None:
-        observation = np.asarray(observation)
-        if (
-            observation.ndim == 1
-            and observation.dtype.char in "fd"
-            and math.isfinite(observation.dot(observation))
-        ):
-            return  # the cheaper test; where squares overflow, the numbers may still be finite
-        if not np.isfinite(observation).all():
-            places = np.flatnonzero(~np.isfinite(observation))[:5].tolist()
-            raise EnvironmentFaultError(
-                f"{self._where(i)}: the observation is not finite at {places}; fix the environment"
-                " or its actions"
-            )
-
-    def _where(self, i: int) -> str:
-        return f"task {self._names[i]!r}, step {self._steps[i]} of its episode"
+    try:
+        content = cloudpickle.dumps((plan, memory.handle))
+    except Exception as error:
+        raise ConfigurationError(
+            f"the benchmark {type(plan.benchmark).__name__} cannot be sent to a worker process"
+            f" ({type(error).__name__}: {error}): let it hold plain values and functions, and make"
+            " the rest in make_env(); or step in this process, with num_workers 0"
+        ) from error
+    here, there = multiprocessing.Pipe()
+    with there, _signals_blocked():
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(there.fileno()), name],
+            stdin=subprocess.PIPE,
+            **_inherited(there, memory),
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it died: the first answer reports that
+        # The pipe stays open while this process lives, so that the worker sees its end.
+        process.stdin.write(pickle.dumps([path for path in sys.path if isinstance(path, str)]))
+        process.stdin.flush()
+        here.send_bytes(content)
+    return process, here  # type: ignore[return-value]
 
 
-def run_worker(
-    connection: Connection,
-    benchmark: Benchmark,
-    tasks: Sequence[int],
-    split: str,
-    seeds: Sequence[int],
-    buffer: Any,
-    num_envs: int,
-    first: int,
-) -> None:
-    """Serve a group of environments until the pipe closes or the main process dies."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _inherited(connection: Any, memory: SharedMemory) -> dict[str, Any]:
+    """Return the options of ``Popen`` with which a process inherits a connection and memory."""
+    if sys.platform == "win32":
+        handle = connection.fileno()
+        os.set_handle_inheritable(handle, True)
+        startup = subprocess.STARTUPINFO(lpAttributeList={"handle_list": [handle]})
+        return {"startupinfo": startup}
+    return {"pass_fds": (connection.fileno(), memory.handle)}
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Start a process with signals blocked, since it cannot ignore them from its first moment."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+# ---- in the worker ----
+
+
+def main(handle: int) -> None:
+    """Serve a group of environments until the connection closes or the parent is gone.
+
+    Args:
+        handle: the inherited connection's file descriptor, on Windows its handle.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    _end_with_parent()
+    connection = _open_connection(handle)
     group: EnvGroup | None = None
     try:
+        content = connection.recv_bytes()
         while True:
-            _stay_awake(connection)
+            _busy_wait(connection)
             message = connection.recv_bytes()
             try:
                 if group is None:
-                    arrays = arrays_in(buffer, num_envs, benchmark.spec)
-                    group = EnvGroup(benchmark, tasks, split, seeds, arrays, first)
+                    group = _make_group(content)
                 if message == STEP:
                     group.step()
                     connection.send_bytes(DONE)
                 else:
-                    name, args, kwargs = pickle.loads(message)
-                    connection.send_bytes(
-                        pickle.dumps((getattr(group, name)(*args, **kwargs), None))
-                    )
+                    method, args, kwargs = pickle.loads(message)
+                    result = getattr(group, method)(*args, **kwargs)
+                    connection.send_bytes(cloudpickle.dumps((result, None)))
             except (EnvironmentFaultError, ConfigurationError) as error:
                 connection.send_bytes(pickle.dumps((None, error)))
             except Exception as error:
@@ -272,17 +152,46 @@ def run_worker(
             group.close()
 
 
-def _stay_awake(connection: Connection) -> None:
-    """Wait a moment for a message, leaving the core to whoever wants it."""
-    leave = getattr(os, "sched_yield", lambda: time.sleep(0))  # Windows has none
-    end = time.perf_counter() + PATIENCE
+def _open_connection(handle: int) -> Any:
+    from multiprocessing import connection
+
+    if sys.platform == "win32":
+        return connection.PipeConnection(handle)
+    return connection.Connection(handle)
+
+
+def _make_group(content: bytes) -> EnvGroup:
+    try:
+        plan, handle = pickle.loads(content)
+    except Exception as error:
+        raise ConfigurationError(
+            f"a worker process cannot load the benchmark ({type(error).__name__}: {error}): put its"
+            " code into a module that can be imported, or step in the main process, with"
+            " num_workers 0"
+        ) from error
+    spec = plan.benchmark.spec
+    buffer = open_memory(handle, num_bytes(plan.num_envs, spec))
+    return EnvGroup(plan, arrays_in(buffer, plan.num_envs, spec))
+
+
+def _busy_wait(connection: Connection) -> None:
+    """Poll for a message for a moment, leaving the core to other processes that want it."""
+    yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))  # Windows has none
+    end = time.perf_counter() + BUSY_WAIT_SECONDS
     while not connection.poll(0) and time.perf_counter() < end:
-        leave()
+        yield_core()
 
 
 def _end_with_parent() -> None:
-    """End this process when the main one is gone, also while an environment hangs in a step."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
+    """End this process when its parent is gone, also while an environment hangs in a step."""
+    pipe = os.dup(0)  # environments and what they start get an empty standard input
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+
+    def wait() -> None:
+        os.read(pipe, 1)  # returns when no process has the other end open
         os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -23,7 +23,7 @@ from mtrl_lightning.errors import (
     RestartsExhaustedError,
 )
 from tests.altered_reach import Large, OnceFaulty, Unsavable
-from tests.fakes import Faulty
+from tests.fakes import Faulty, arrays_of
 
 ROOT = Path(__file__).parents[2]
 TASKS = [0, 1, 2, 0]
@@ -108,6 +108,12 @@ def assert_true(observation_ED, action_EA, result):
             assert result.reward_E[e] == pytest.approx(1 - distance, abs=5e-7)
 
 
+def assert_rows_equal(ours, theirs, rows):
+    expected = arrays_of(theirs)
+    for name, array in arrays_of(ours).items():
+        assert np.array_equal(array[list(rows)], expected[name][list(rows)]), name
+
+
 def gone(pids):
     running = {
         process.pid
@@ -141,9 +147,7 @@ def test_a_fault_makes_its_groups_rows_void_for_one_step_and_disturbs_no_other(w
     others = [e for e in range(4) if e not in broken]
     for s, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert result.valid_E.tolist() == [not (s == AT and e in broken) for e in range(4)]
-        for name, field, other in zip(result._fields, result, wanted, strict=True):
-            rows = range(4) if s < AT else others
-            assert np.array_equal(field[rows], other[rows]), name
+        assert_rows_equal(result, wanted, range(4) if s < AT else others)
         assert_true(observation_ED, actions()[s], result)
         observation_ED = result.observation_ED
     void = results[AT]
@@ -201,8 +205,7 @@ def test_the_new_episodes_draws_are_their_own_and_the_same_for_any_number_of_wor
     for workers, fault in ((0, "nan"), (1, "die"), (3, "raise")):
         _, others = starts_after_a_fault(workers, 3, fault)
         for s in range(AT, 2 * AT):
-            for ours, theirs in zip(results[s], others[s], strict=True):
-                assert np.array_equal(ours[ROWS[3]], theirs[ROWS[3]])
+            assert_rows_equal(results[s], others[s], ROWS[3])
     _, other = starts_after_a_fault(0, seed=4)
     assert not (other[AT].observation_ED == again_ED).any()
 
@@ -354,8 +357,7 @@ def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_an
         [True] * 4,
     ]
     for result, wanted in zip(results, expected[AT + 1 :], strict=True):
-        for field, other in zip(result, wanted, strict=True):
-            assert np.array_equal(field[2:], other[2:])
+        assert_rows_equal(result, wanted, [2, 3])
     observation_ED = results[0].observation_ED
     for action_EA, result in zip(actions()[AT + 2 :], results[1:], strict=True):
         assert_true(observation_ED, action_EA, result)
@@ -445,8 +447,7 @@ def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers,
     rows = ROWS[3] if (0 in workers) else range(4)
     assert [int((~result.valid_E[rows]).sum()) for result in expected].count(2) == 1 + (steps <= AT)
     for ours, theirs in zip(found, expected, strict=True):
-        for field, other in zip(ours, theirs, strict=True):
-            assert np.array_equal(field[rows], other[rows])
+        assert_rows_equal(ours, theirs, rows)
 
 
 def test_that_an_observation_is_not_known_is_saved_and_forgotten_after_one_step():
@@ -463,8 +464,7 @@ def test_that_an_observation_is_not_known_is_saved_and_forgotten_after_one_step(
         [True] * 4,
     ]
     for ours, theirs in zip(found, expected, strict=True):
-        for field, other in zip(ours, theirs, strict=True):
-            assert np.array_equal(field, other)
+        assert_rows_equal(ours, theirs, range(4))
     assert not any(state["new"] for state in restored.get_state())
     restored.set_state(state)
     restored.reset()
@@ -543,12 +543,47 @@ def test_a_state_needs_as_many_environments_as_there_are():
         envs.set_state(envs.get_state()[:2])
 
 
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
+def test_an_environment_that_cannot_be_saved_starts_a_new_episode_when_it_is_restored(workers):
+    """As Box2D's environments, whose simulation is a C++ object without a state to read."""
+    envs = VectorEnv(Unsavable(task=1), TASKS, seed=3, num_workers=workers[0], max_restarts=3)
+    envs.reset()
+    run(envs, actions()[:3])
+    (name,) = envs.unsavable()
+    assert name == "goal-1" and ".lock is a lock, which cannot be saved" in envs.unsavable()[name]
+    state = through_a_file(envs.get_state())
+    assert [entry["state"] is None for entry in state] == [False, True, False, False]
+    expected = run(envs, actions()[3:])
+    envs.close()
+
+    restored = VectorEnv(Unsavable(task=1), TASKS, seed=3, num_workers=workers[1], max_restarts=3)
+    restored.set_state(state)
+    results = run(restored, actions()[3:])
+    again = through_a_file(restored.get_state())
+    restored.close()
+    assert restored.num_restarts == 0, "it is no fault"
+    valid = [result.valid_E.tolist() for result in results]
+    assert valid == [[True, False, True, True]] + [[True] * 4] * (len(results) - 1)
+    for result, wanted in zip(results, expected, strict=True):
+        assert_rows_equal(result, wanted, [0, 2, 3])
+    observation_ED = results[0].observation_ED
+    for action_EA, result in zip(actions()[4:], results[1:], strict=True):
+        assert_true(observation_ED, action_EA, result)
+        observation_ED = result.observation_ED
+    starts = []
+    for entry in (state, again):
+        other = VectorEnv(Unsavable(task=1), TASKS, seed=3, num_workers=0, max_restarts=3)
+        other.set_state(entry)
+        starts.append(run(other, actions()[:1])[0].observation_ED[1].tolist())
+    assert starts[0] == results[0].observation_ED[1].tolist(), "the same state, the same episode"
+    assert starts[0] != starts[1], "another resume has draws of its own"
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_environment_that_cannot_be_saved_is_no_fault(workers):
     envs = VectorEnv(Unsavable(), [0, 1], num_workers=workers, max_restarts=3)
     envs.reset()
-    with pytest.raises(ConfigurationError, match=r"\.lock is a lock, which cannot be saved"):
-        envs.get_state()
+    assert sorted(envs.unsavable()) == ["goal-0", "goal-1"]
     with pytest.raises((CallError, AttributeError), match="no_such_thing"):
         envs.call("no_such_thing")
     assert envs.num_restarts == 0
@@ -565,7 +600,7 @@ def test_a_worker_killed_while_it_sends_a_large_state_leaves_the_others_in_step(
     threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL)).start()
     while not told:
         envs.get_state()
-    observation_ED = envs._arrays.observation_ED.copy()
+    observation_ED = envs._arrays["observation"].copy()
     action_EA = np.full((3, 2), 0.1)
     for step in range(30):
         envs.send(action_EA)

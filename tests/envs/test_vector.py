@@ -25,6 +25,7 @@ from tests.fakes import (
     Faulty,
     InOrder,
     Scripted,
+    arrays_of,
     scripted_length,
     scripted_return,
     scripted_success,
@@ -52,9 +53,11 @@ def collect(envs, action_SEA, seed=None):
 def assert_same(a, b):
     assert np.array_equal(a[0], b[0])
     for ours, theirs in zip(a[1], b[1], strict=True):
-        for name, x, y in zip(ours._fields, ours, theirs, strict=True):
-            assert x.dtype == y.dtype, name
-            assert np.array_equal(x, y), name
+        expected = arrays_of(theirs)
+        assert arrays_of(ours).keys() == expected.keys()
+        for name, array in arrays_of(ours).items():
+            assert array.dtype == expected[name].dtype, name
+            assert np.array_equal(array, expected[name]), name
 
 
 def by_hand(benchmark, tasks, split, action_SEA, seeds):
@@ -211,12 +214,12 @@ def test_results_are_not_overwritten_by_the_next_step(toy_envs):
     action_SEA = draw(2, 4, 2)
     envs.send(action_SEA[0])
     first = envs.receive()
-    copies = [field.copy() for field in first]
+    copies = {name: array.copy() for name, array in arrays_of(first).items()}
     envs.send(action_SEA[1])
     envs.receive()
     envs.reset()
     assert np.array_equal(kept, copy)
-    assert all(np.array_equal(ours, copy) for ours, copy in zip(first, copies, strict=True))
+    assert all(np.array_equal(array, copies[name]) for name, array in arrays_of(first).items())
 
 
 def test_environments_are_reset_once_an_episode():

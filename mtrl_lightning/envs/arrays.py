@@ -1,0 +1,96 @@
+"""The arrays through which environments receive actions and report steps, shared by processes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import uuid
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.schema import Field, step_fields
+from mtrl_lightning.types import EnvSpec
+
+StepArrays = dict[str, npt.NDArray]
+"""Each field's array by the field's name, one row per environment."""
+
+EPISODE_STEP = Field("episode_step", (), "int64")
+"""The step of its episode that an environment is in, or has made last."""
+ACTIVE = Field("active", (), "bool")
+"""Whether the environment is being stepped or reset now: what a dead worker was doing."""
+CACHE_LINE = 64
+"""Bytes. Each array starts on a cache line of its own."""
+
+
+def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
+    """Return the fields of a step, and those with which the groups keep books."""
+    return (*step_fields(spec), EPISODE_STEP, ACTIVE)
+
+
+def num_bytes(num_envs: int, spec: EnvSpec) -> int:
+    """Return the size of the buffer that ``arrays_in`` needs."""
+    return sum(_padded_bytes(field, num_envs) for field in array_fields(spec))
+
+
+def arrays_in(buffer: Any, num_envs: int, spec: EnvSpec) -> StepArrays:
+    """Lay out the arrays in a buffer of ``num_bytes(num_envs, spec)`` bytes."""
+    arrays: StepArrays = {}
+    offset = 0
+    for field in array_fields(spec):
+        shape = (num_envs, *field.shape)
+        count = int(np.prod(shape))
+        arrays[field.name] = np.frombuffer(buffer, field.dtype, count, offset).reshape(shape)
+        offset += _padded_bytes(field, num_envs)
+    return arrays
+
+
+def _padded_bytes(field: Field, num_envs: int) -> int:
+    lines = -(-field.num_bytes * num_envs // CACHE_LINE)
+    return lines * CACHE_LINE
+
+
+class SharedMemory:
+    """Memory that a process shares with the workers that it starts, filled with zeros.
+
+    On POSIX it is a file without a name, which workers inherit. On Windows it has a name, and ends
+    with the last process that has it open. Nothing is left behind, also if all processes are
+    killed.
+
+    Args:
+        num_bytes: size of the memory.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.handle: int | str
+        """What ``open_memory`` needs in a worker: a file descriptor, on Windows a name."""
+        if sys.platform == "win32":
+            self.handle = f"mtrl_lightning-{uuid.uuid4()}"
+        else:
+            self.handle = _nameless_file(num_bytes)
+            weakref.finalize(self, os.close, self.handle)
+        self.buffer = open_memory(self.handle, num_bytes)
+
+
+def open_memory(handle: int | str, num_bytes: int) -> mmap.mmap:
+    """Map memory that this process or its parent has made."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, num_bytes, tagname=handle)
+    assert isinstance(handle, int)
+    return mmap.mmap(handle, num_bytes)
+
+
+def _nameless_file(num_bytes: int) -> int:
+    """Return the descriptor of a file of zeros: in memory on Linux, a deleted one elsewhere."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("mtrl_lightning")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, num_bytes)
+    return descriptor

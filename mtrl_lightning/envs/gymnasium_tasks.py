@@ -1,0 +1,270 @@
+"""A benchmark of a user's own Gymnasium environments."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
+
+from mtrl_lightning.envs.benchmark import Benchmark, check_spec
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec
+
+MakeEnv = Callable[[], gym.Env]
+
+IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class GymnasiumTasks(Benchmark):
+    """Environments with equal observation and action spaces, one for each task.
+
+    Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
+    flattened. The split ``train`` seeds an environment once, in ``eval`` test episode ``k`` is
+    the one after ``reset(seed=k)``.
+
+    Args:
+        tasks: an environment for each task's name: a function or class that makes it when it is
+            called without arguments, or the import path of one; or a registered id such as
+            ``Pendulum-v1``; or ``{"id": "Pendulum-v1", "kwargs": {"g": 5.0}}``.
+        horizon: steps after which an episode is truncated; null takes the environments' own limit,
+            which a ``TimeLimit`` or the registration sets.
+        has_success: whether ``info["success"]`` or ``info["is_success"]`` reports success.
+
+    Raises:
+        ConfigurationError: if an environment cannot be made, if the spaces differ or cannot be
+            used, or if an episode has no limit.
+    """
+
+    def __init__(
+        self,
+        tasks: dict[str, str | dict[str, Any] | Callable[[], gym.Env]],
+        horizon: int | None = None,
+        has_success: bool = False,
+    ) -> None:
+        if not tasks:
+            raise ConfigurationError("tasks is empty: name at least one environment")
+        if horizon is not None and horizon < 1:
+            raise ConfigurationError(f"horizon is {horizon}: give a number of steps of at least 1")
+        self.tasks = dict(tasks)
+        self.horizon = horizon
+        self.has_success = has_success
+        self._makers: dict[str, MakeEnv] = {}
+        spaces: dict[str, tuple[Box, Box]] = {}
+        limits: list[int] = []
+        for name, task in self.tasks.items():
+            env, self._makers[name] = _made(name, task)
+            limits.append(_horizon(name, env, horizon))
+            prepared = _with_boxes(name, env)
+            observations, actions = prepared.observation_space, prepared.action_space
+            assert isinstance(observations, Box) and isinstance(actions, Box)
+            spaces[name] = (observations, actions)
+            env.close()
+        _check_equal(spaces)
+        observation_space, action_space = next(iter(spaces.values()))
+        self._spec = check_spec(
+            EnvSpec(
+                task_names=tuple(self.tasks),
+                observation_space=observation_space,
+                action_space=action_space,
+                horizon=max(limits),
+                has_success=has_success,
+                train_tasks=tuple(range(len(self.tasks))),
+                protocol={
+                    "benchmark": "gymnasium",
+                    "gymnasium": importlib.metadata.version("gymnasium"),
+                    "horizon": max(limits),
+                    **{f"task {name}": _description(task) for name, task in self.tasks.items()},
+                },
+            )
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spaces that all environments have, with actions in [-1, 1]."""
+        return self._spec
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        name = self._spec.task_names[task]
+        env = self._makers[name]()
+        if self.horizon is not None:
+            env = TimeLimit(env, self.horizon)
+        env = _with_boxes(name, env)
+        return _SeededEpisodes(env, name, split != "train", seed, self.has_success)
+
+
+class _SeededEpisodes(gym.Wrapper):
+    """Seed episodes as ``Benchmark`` says, and report success as ``info["success"]``."""
+
+    def __init__(
+        self, env: gym.Env, name: str, numbered: bool, seed: int, has_success: bool
+    ) -> None:
+        super().__init__(env)
+        self._name = name
+        self._numbered = numbered
+        self._first_seed: int | None = seed
+        self._next_episode = 0
+        self._has_success = has_success
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if self._numbered:
+            seed = self._next_episode if seed is None else seed
+            self._next_episode = seed + 1
+        elif seed is None:
+            seed = self._first_seed
+        self._first_seed = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: npt.NDArray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._has_success and "success" not in info:
+            if "is_success" in info:
+                info = {**info, "success": info["is_success"]}
+            elif terminated or truncated:
+                raise ConfigurationError(
+                    f"task {self._name!r}: at the episode's end, info has neither 'success' nor"
+                    " 'is_success': report one of them, or set has_success to false"
+                )
+        return observation, float(reward), terminated, truncated, info
+
+
+class _Registered:
+    """Makes a registered environment, also in a worker process that has not registered it."""
+
+    def __init__(self, env: gym.Env, kwargs: dict[str, Any]) -> None:
+        assert env.unwrapped.spec is not None, "gym.make sets it"
+        self._registered = gym.spec(env.unwrapped.spec.id)
+        self._kwargs = kwargs
+
+    def __call__(self) -> gym.Env:
+        return gym.make(self._registered, **self._kwargs)
+
+
+def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:
+    """Return a task's environment, and a function that makes another, also in a worker process."""
+    try:
+        if isinstance(task, str) and IMPORT_PATH.fullmatch(task) and task not in gym.registry:
+            module, _, attribute = task.rpartition(".")
+            task = getattr(importlib.import_module(module), attribute)
+        if callable(task):
+            env, make = task(), task
+        elif isinstance(task, str):
+            env = gym.make(task)
+            make = _Registered(env, {})
+        elif isinstance(task, dict) and "id" in task and not {*task} - {"id", "kwargs"}:
+            kwargs = task.get("kwargs") or {}
+            env = gym.make(task["id"], **kwargs)
+            make = _Registered(env, kwargs)
+        else:
+            raise ConfigurationError(
+                f"task {name!r} is {task!r}: give a function that makes an environment, a"
+                ' registered id, or {"id": ..., "kwargs": {...}}'
+            )
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"task {name!r}: {_description(task)} makes no environment"
+            f" ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(env, gym.Env):
+        raise ConfigurationError(
+            f"task {name!r}: {_description(task)} makes a {type(env).__name__}, which is no"
+            " gymnasium.Env"
+        )
+    return env, make
+
+
+def _description(task: Any) -> str:
+    """Name a task's environment: id and keyword arguments, or a function's qualified name."""
+    if isinstance(task, str):
+        return task
+    if isinstance(task, dict):
+        kwargs = task.get("kwargs") or {}
+        values = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
+        return f"{task.get('id')} {values}".strip()
+    if isinstance(task, functools.partial):
+        values = json.dumps([*task.args, task.keywords], sort_keys=True, default=str)
+        return f"{_description(task.func)} {values}"
+    name = getattr(task, "__qualname__", type(task).__qualname__)
+    return f"{getattr(task, '__module__', type(task).__module__)}.{name}"
+
+
+def _layers(env: gym.Env) -> Iterator[gym.Env]:
+    yield env
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+        yield env
+
+
+def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
+    """Return the steps after which the environment's episodes are truncated."""
+    limits = [layer._max_episode_steps for layer in _layers(env) if isinstance(layer, TimeLimit)]
+    if horizon is not None:
+        limits.append(horizon)
+    if not limits:
+        raise ConfigurationError(
+            f"task {name!r}: its episodes have no limit; set horizon, or wrap the environment in"
+            " gymnasium.wrappers.TimeLimit"
+        )
+    return min(limits)
+
+
+def _with_boxes(name: str, env: gym.Env) -> gym.Env:
+    """Return the environment with a box of observations, and actions in [-1, 1]."""
+    space = env.observation_space
+    if isinstance(space, (Dict, Tuple)) and all(isinstance(leaf, Box) for leaf in _leaves(space)):
+        env = FlattenObservation(env)
+    elif not isinstance(space, Box):
+        raise ConfigurationError(
+            f"task {name!r}: its observation space is {space}; observations must be a Box, or a"
+            " Dict or Tuple of boxes. Wrap the environment in gymnasium.wrappers.FlattenObservation"
+        )
+    actions = env.action_space
+    if not isinstance(actions, Box):
+        raise ConfigurationError(
+            f"task {name!r}: its action space is {actions}; only continuous actions (a Box) can be"
+            " learned"
+        )
+    if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all()):
+        raise ConfigurationError(
+            f"task {name!r}: its action space {actions} is not bounded, so actions cannot be"
+            " rescaled to [-1, 1]; bound it, for example with gymnasium.wrappers.TransformAction"
+        )
+    if np.all(actions.low == -1) and np.all(actions.high == 1):
+        return env
+    return RescaleAction(env, np.float32(-1), np.float32(1))
+
+
+def _leaves(space: gym.Space) -> Iterator[gym.Space]:
+    if isinstance(space, Dict):
+        for inner in space.values():
+            yield from _leaves(inner)
+    elif isinstance(space, Tuple):
+        for inner in space:
+            yield from _leaves(inner)
+    else:
+        yield space
+
+
+def _check_equal(spaces: dict[str, tuple[Box, Box]]) -> None:
+    (first, expected), *others = spaces.items()
+    for name, found in others:
+        for what, one, other in zip(("observation", "action"), expected, found, strict=True):
+            if one != other:
+                raise ConfigurationError(
+                    f"the {what} spaces of the tasks differ: {first!r} has {one}, {name!r} has"
+                    f" {other}; wrap the environments so that they are equal"
+                )

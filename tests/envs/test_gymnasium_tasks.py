@@ -1,0 +1,269 @@
+"""A benchmark of a user's own Gymnasium environments."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.wrappers import TimeLimit
+
+from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from tests.fakes import arrays_of
+
+PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
+
+
+class Line(gym.Env):
+    """A point on a line, whose action is a force of at most 3."""
+
+    def __init__(self, observations=None, actions=None, success=None):
+        self.observation_space = observations or Box(-9.0, 9.0, (1,), np.float64)
+        self.action_space = actions or Box(-3.0, 3.0, (1,), np.float32)
+        self.success = success
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(-1, 1, 1)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.place = self.place + action
+        info = {} if self.success is None else {self.success: self.place[0] > 0}
+        return self.observe(), float(action[0]), False, False, info
+
+    def observe(self):
+        if isinstance(self.observation_space, Dict):
+            return {"a": self.place, "b": 2 * self.place}
+        return self.place
+
+
+def limited(steps, **kwargs):
+    return lambda: TimeLimit(Line(**kwargs), steps)
+
+
+def imported():
+    """Found by its import path."""
+    return TimeLimit(Line(), 4)
+
+
+def test_spaces_horizon_and_protocol_come_from_the_environments():
+    spec = GymnasiumTasks(PENDULUMS).spec
+    assert spec.task_names == ("light", "heavy") and spec.train_tasks == (0, 1)
+    assert spec.observation_space == gym.make("Pendulum-v1").observation_space
+    assert spec.action_space == Box(-1.0, 1.0, (1,), np.float32)
+    assert (spec.horizon, spec.has_success) == (200, False)
+    assert spec.protocol == {
+        "benchmark": "gymnasium",
+        "gymnasium": gym.__version__,
+        "horizon": 200,
+        "task light": 'Pendulum-v1 {"g": 5.0}',
+        "task heavy": "Pendulum-v1",
+    }
+
+
+def test_the_protocol_names_functions():
+    tasks = {
+        "a": imported,
+        "b": functools.partial(gym.make, "Pendulum-v1", g=3.0),
+        "c": f"{__name__}.imported",
+    }
+    with pytest.raises(ConfigurationError, match=r"'a' has .* 'b' has"):
+        GymnasiumTasks(tasks)
+    protocol = GymnasiumTasks({name: tasks[name] for name in "ac"}).spec.protocol
+    assert protocol["task a"] == protocol["task c"] == f"{__name__}.imported"
+    protocol = GymnasiumTasks({"b": tasks["b"]}).spec.protocol
+    assert protocol["task b"] == 'gymnasium.envs.registration.make ["Pendulum-v1", {"g": 3.0}]'
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_environments_are_stepped_as_gymnasium_steps_them_with_rescaled_actions(workers):
+    envs = VectorEnv(GymnasiumTasks(PENDULUMS), [0, 1], num_workers=workers)
+    plain = [gym.make("Pendulum-v1", g=g) for g in (5.0, 10.0)]
+    observation_ED, _ = envs.reset(seed=4)
+    assert observation_ED.tolist() == [
+        env.reset(seed=4 + e)[0].tolist() for e, env in enumerate(plain)
+    ]
+    draws = np.random.default_rng(0).uniform(-1, 1, (250, 2, 1)).astype(np.float32)
+    for k, action_EA in enumerate(draws):
+        envs.send(action_EA)
+        result = envs.receive()
+        for e, env in enumerate(plain):
+            observation, reward, _, truncated, _ = env.step(2 * action_EA[e])
+            np.testing.assert_allclose(result.next_observation_ED[e], observation, atol=2e-5)
+            assert result.reward_E[e] == pytest.approx(float(reward), abs=1e-4)
+            assert result.truncated_E[e] == truncated == (k == 199)
+            if truncated:
+                assert result.observation_ED[e].tolist() == env.reset()[0].tolist()
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
+def test_a_saved_state_continues_bit_for_bit(workers):
+    benchmark = GymnasiumTasks({"short": limited(7), "long": limited(9)})
+    draws = np.random.default_rng(0).uniform(-1, 1, (30, 2, 1)).astype(np.float32)
+
+    def run(envs, action_SEA):
+        results = []
+        for action_EA in action_SEA:
+            envs.send(action_EA)
+            results.append(arrays_of(envs.receive()))
+        return results
+
+    envs = VectorEnv(benchmark, [0, 1], seed=3, num_workers=workers[0])
+    envs.reset()
+    run(envs, draws[:12])
+    assert envs.unsavable() == {}
+    state = envs.get_state()
+    expected = run(envs, draws[12:])
+    envs.close()
+    restored = VectorEnv(benchmark, [0, 1], seed=8, num_workers=workers[1])
+    restored.set_state(state)
+    found = run(restored, draws[12:])
+    restored.close()
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, array in theirs.items():
+            assert np.array_equal(ours[name], array), name
+
+
+def starts(env, seed, number=4):
+    return [env.reset(seed=seed)[0].tolist()] + [env.reset()[0].tolist() for _ in range(number)]
+
+
+def test_training_seeds_decide_everything_that_follows():
+    benchmark = GymnasiumTasks({"a": limited(5)})
+    env, other = (benchmark.make_env(0, "train", seed) for seed in (1, 2))
+    other.reset()
+    assert starts(env, 9) == starts(other, 9) != starts(env, 10)
+    assert len({tuple(start) for start in starts(env, 9)}) == 5
+    first = [benchmark.make_env(0, "train", seed).reset()[0].tolist() for seed in (3, 3, 4)]
+    assert first[0] == first[1] != first[2]
+
+
+def test_test_episodes_are_numbered():
+    benchmark = GymnasiumTasks({"a": limited(5)})
+    env, other = (benchmark.make_env(0, "eval", seed) for seed in (1, 2))
+    other.reset()
+    numbered = starts(env, 0)
+    assert [other.reset(seed=k)[0].tolist() for k in range(5)] == numbered
+    assert env.reset()[0].tolist() == other.reset(seed=5)[0].tolist()
+    assert len({tuple(start) for start in numbered}) == 5
+
+
+@pytest.mark.parametrize(
+    ("limit", "horizon", "expected"), [(4, None, 4), (4, 9, 4), (9, 4, 4), (None, 3, 3)]
+)
+def test_the_shorter_of_the_environments_limit_and_the_horizon_truncates(limit, horizon, expected):
+    benchmark = GymnasiumTasks({"a": limited(limit) if limit else Line}, horizon=horizon)
+    assert benchmark.spec.horizon == expected
+    env = benchmark.make_env(0, "train", 0)
+    env.reset()
+    ends = [env.step(np.zeros(1, np.float32))[3] for _ in range(expected)]
+    assert ends == [False] * (expected - 1) + [True]
+
+
+def test_dictionaries_of_boxes_are_flattened():
+    part = Box(-9.0, 9.0, (1,), np.float64)
+    benchmark = GymnasiumTasks({"a": limited(5, observations=Dict({"a": part, "b": part}))})
+    assert benchmark.spec.observation_space == Box(-9.0, 9.0, (2,), np.float64)
+    envs = VectorEnv(benchmark, [0], num_workers=0)
+    ((place, double),), _ = envs.reset()
+    assert double == 2 * place != 0
+
+
+@pytest.mark.parametrize("key", ["success", "is_success"])
+def test_success_is_read_from_either_key(key):
+    benchmark = GymnasiumTasks({"a": limited(5, success=key)}, has_success=True)
+    envs = VectorEnv(benchmark, [0, 0], num_workers=0)
+    envs.reset()
+    envs.send(np.array([[1.0], [-1.0]]))
+    assert benchmark.spec.has_success and envs.receive().success_E.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_success_that_is_never_reported_is_refused_at_the_first_episodes_end(workers):
+    benchmark = GymnasiumTasks({"a": limited(2)}, has_success=True)
+    envs = VectorEnv(benchmark, [0], num_workers=workers, max_restarts=3)
+    envs.reset()
+    envs.step(np.zeros((1, 1)))
+    with pytest.raises(ConfigurationError, match=r"task 'a'.*neither 'success' nor 'is_success'"):
+        envs.step(np.zeros((1, 1)))
+    assert envs.num_restarts == 0
+    envs.close()
+
+
+class NoEnv:
+    """Made where an environment is wanted."""
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({}, "tasks is empty"),
+        ({"a": "NoSuchThing-v7"}, r"task 'a': NoSuchThing-v7 makes no environment .*NoSuchThing"),
+        ({"a": "no_such_module.make"}, "no_such_module"),
+        ({"a": {"id": "Pendulum-v1", "kwargs": {"mass": 1}}}, "unexpected keyword argument 'mass'"),
+        ({"a": {"name": "Pendulum-v1"}}, "give a function that makes an environment"),
+        ({"a": {"id": "Pendulum-v1", "g": 5.0}}, "give a function that makes an environment"),
+        ({"a": 3}, r"task 'a' is 3: give a function"),
+        ({"a": NoEnv}, "makes a NoEnv, which is no gymnasium.Env"),
+        ({"a": Line}, "its episodes have no limit; set horizon"),
+        ({"a": "CartPole-v1"}, r"its action space is Discrete\(2\); only continuous"),
+        (
+            {"a": limited(5, actions=Box(-np.inf, 1.0, (1,), np.float32))},
+            r"is not bounded, so actions cannot be rescaled",
+        ),
+        (
+            {"a": limited(5, observations=Discrete(3))},
+            r"observation space is Discrete\(3\).*FlattenObservation",
+        ),
+        (
+            {"a": limited(5), "b": "Pendulum-v1"},
+            r"the observation spaces of the tasks differ: 'a' has Box.*, 'b' has Box.*wrap",
+        ),
+        (
+            {"a": limited(5), "b": limited(5, actions=Box(-1.0, 1.0, (2,), np.float32))},
+            r"the action spaces of the tasks differ: 'a' has Box.*, 'b' has Box",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_the_start(tasks, message):
+    with pytest.raises(ConfigurationError, match=message):
+        GymnasiumTasks(tasks)
+
+
+def test_a_horizon_below_one_is_refused():
+    with pytest.raises(ConfigurationError, match="horizon is 0"):
+        GymnasiumTasks(PENDULUMS, horizon=0)
+
+
+def test_an_id_that_only_the_main_process_has_registered_is_made_in_workers():
+    gym.register("OnlyHere-v0", entry_point=Line, max_episode_steps=6)
+    try:
+        envs = VectorEnv(GymnasiumTasks({"a": "OnlyHere-v0"}), [0], num_workers=1)
+        envs.reset()
+        ends = [bool(envs.step(np.zeros((1, 1)))[3][0]) for _ in range(6)]
+        envs.close()
+    finally:
+        del gym.registry["OnlyHere-v0"]
+    assert ends == [False] * 5 + [True]
+
+
+def test_the_example_trains_and_resumes_through_the_command_line(command_line):
+    configs = ("base", "env/gymnasium", "algorithm/mtsac", "network/mlp", "gradient/mean")
+    command_line("fit", "--rollout.num_workers=2", configs=configs)
+    command_line("fit", "--rollout.total_steps=1200", "--ckpt_path=last", configs=configs)
+    rows = command_line.rows()
+    assert float(rows[-1]["env_steps"]) == 1200
+    assert {"eval/return/light", "eval/return/heavy"} <= rows[-1].keys()
+
+
+def test_functions_are_named_on_the_command_line_by_their_import_path(command_line):
+    command_line(
+        "fit",
+        "--data.benchmark=mtrl_lightning.envs.GymnasiumTasks",
+        f"--data.benchmark.init_args.tasks={{a: {__name__}.imported, b: {__name__}.imported}}",
+    )
+    assert f"a: {__name__}.imported" in (command_line.folder() / "config.yaml").read_text()
+    assert float(command_line.rows()[-1]["env_steps"]) == 900

@@ -1,0 +1,164 @@
+"""What a step reports beyond the core fields, and simulations that MuJoCo resets silently."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.schema import Field
+from tests.fakes import Scripted
+
+FIELDS = (Field("energy"), Field("place", (2,), "float64"), Field("count", (), "int64"))
+
+
+class Informed(Scripted):
+    """``Scripted`` with further numbers in ``info``.
+
+    Args:
+        fields: of the spec.
+        altered: what ``info`` holds instead in step 2; None for a field that is missing.
+    """
+
+    def __init__(self, fields=FIELDS, altered=None):
+        super().__init__(3)
+        self.fields, self.altered = fields, altered or {}
+
+    @property
+    def spec(self):
+        return super().spec._replace(info_fields=self.fields)
+
+    def make_env(self, task, split, seed):
+        return _Informed(super().make_env(task, split, seed), self.altered if task == 1 else {})
+
+
+class _Informed(gym.Wrapper):
+    def __init__(self, env, altered):
+        super().__init__(env)
+        self._altered = altered
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        step = self.unwrapped.steps
+        info |= {"energy": step / 4, "place": action * 2, "count": 10 * self.unwrapped.task + step}
+        if step == 2:
+            info |= self._altered
+        return (
+            observation,
+            reward,
+            terminated,
+            truncated,
+            {name: value for name, value in info.items() if value is not None},
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_numbers_of_info_are_returned_with_the_step(workers):
+    tasks, episodes = [0, 1, 2, 1], [2, 5, 0, 3]
+    envs = VectorEnv(Informed(), tasks, num_workers=workers)
+    envs.reset(seed=episodes)
+    draws = np.random.default_rng(0).uniform(-1, 1, (12, 4, 2)).astype(np.float32)
+    results = []
+    for action_EA in draws:
+        envs.send(action_EA)
+        results.append(envs.receive())
+    envs.close()
+    for action_EA, result in zip(draws, results, strict=True):
+        step_E = result.next_observation_ED[:, 2]
+        assert list(result.extra) == ["energy", "place", "count"]
+        assert result.extra["energy"].dtype == np.float32
+        assert result.extra["energy"].tolist() == (step_E / 4).tolist()
+        assert result.extra["place"].tolist() == (2 * action_EA).astype(np.float64).tolist()
+        assert result.extra["count"].tolist() == (10 * np.array(tasks) + step_E).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("altered", "message"),
+    [
+        ({"energy": None}, r"task 'task-1', step 2 of its episode: info has no 'energy'"),
+        ({"place": 1.0}, r"task 'task-1'.*info\['place'\] has the shape \(\), .* says \(2,\)"),
+    ],
+)
+def test_what_the_spec_promises_and_info_lacks_is_named(workers, altered, message):
+    envs = VectorEnv(Informed(altered=altered), [0, 1, 2], num_workers=workers, max_restarts=5)
+    envs.reset(seed=[0, 1, 0])
+    envs.step(np.zeros((3, 2)))
+    with pytest.raises(ConfigurationError, match=message):
+        envs.step(np.zeros((3, 2)))
+    assert envs.num_restarts == 0, "a rebuilt environment would not report it either"
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_number_of_info_that_is_not_finite_is_a_fault_and_its_row_is_void(workers):
+    altered = {"place": np.array([0.0, np.inf])}
+    envs = VectorEnv(Informed(altered=altered), [0, 1, 2], num_workers=workers, max_restarts=5)
+    envs.reset(seed=[0, 1, 0])
+    envs.step(np.ones((3, 2)))
+    envs.send(np.ones((3, 2)))
+    result = envs.receive()
+    reason = envs.num_restarts
+    envs.close()
+    assert reason == 1
+    assert not result.valid_E[1] and result.valid_E[2] == (workers == 2)
+    for value in result.extra.values():
+        assert not value[~result.valid_E].any()
+        assert value[result.valid_E].all()
+
+
+@pytest.mark.parametrize("name", ["reward", "active", "energy"])
+def test_a_field_cannot_have_the_name_of_another(name):
+    fields = (*FIELDS, Field(name))
+    with pytest.raises(ConfigurationError, match=rf"\['{name}'\]"):
+        VectorEnv(Informed(fields), [0], num_workers=0)
+
+
+# ---- unstable simulations ----
+
+PENDULUM = {"a": "InvertedPendulum-v5", "b": "InvertedPendulum-v5"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("place", "speed", "warning"),
+    [(1e12, 0.0, "mjWARN_BADQPOS"), (0.0, 1e12, "mjWARN_BADQVEL"), (0.0, 1e9, "mjWARN_BADQACC")],
+)
+def test_a_simulation_that_mujoco_reset_is_a_fault(
+    tmp_path, monkeypatch, workers, place, speed, warning
+):
+    """Every number of such a step is finite, but the transition never happened."""
+    monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
+    reasons = []
+    benchmark = GymnasiumTasks(PENDULUM, horizon=50)
+    envs = VectorEnv(
+        benchmark, [0, 1], num_workers=workers, max_restarts=3, on_restart=reasons.append
+    )
+    envs.reset(seed=0)
+    envs.step(np.zeros((2, 1)))
+    for i, group in enumerate(envs._groups):
+        if i == 0:
+            group.ask("call", "set_state", np.full(2, place), np.full(2, speed))
+            group.answer()
+    envs.send(np.zeros((2, 1)))
+    result = envs.receive()
+    envs.send(np.zeros((2, 1)))
+    after = envs.receive()
+    envs.close()
+    assert result.valid_E.tolist() == [False, workers == 2] and after.valid_E.all()
+    (reason,) = reasons
+    assert "task 'a', step 2 of its episode: MuJoCo reset the simulation" in reason
+    assert warning in reason
+
+
+def test_a_warning_of_an_earlier_episode_is_no_fault_of_the_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    envs = VectorEnv(GymnasiumTasks(PENDULUM, horizon=50), [0], num_workers=0)
+    for _ in range(2):
+        envs.reset(seed=0)
+        envs.step(np.zeros((1, 1)))
+        envs.call("set_state", np.zeros(2), np.full(2, 1e12))
+        with pytest.raises(EnvironmentFaultError, match="mjWARN_BADQVEL"):
+            envs.step(np.zeros((1, 1)))
+    envs.reset(seed=0)
+    envs.step(np.zeros((1, 1)))

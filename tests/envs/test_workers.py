@@ -1,0 +1,203 @@
+"""Worker processes: a program of ours that gets the benchmark, not the user's main module."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from tests.fakes import arrays_of
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs import Benchmark, VectorEnv
+from mtrl_lightning.types import EnvSpec
+
+with open(sys.argv[1], "a") as file:
+    file.write("run\\n")
+
+SPACE = Box(-1.0, 1.0, (2,), np.float32)
+GOALS = (np.array([0.5, 0.0]), np.array([-0.5, 0.0]))
+
+
+class Cell(gym.Env):
+    observation_space = action_space = SPACE
+
+    def __init__(self, goal, seed):
+        self.goal, self.generator = goal, np.random.default_rng(seed)
+
+    def reset(self, *, seed=None, options=None):
+        self.place, self.steps = self.generator.uniform(-1, 1, 2), 0
+        return self.place.astype(np.float32), {}
+
+    def step(self, action):
+        self.place = self.place + 0.1 * action
+        self.steps += 1
+        reward = -float(np.abs(self.place - self.goal).sum())
+        return self.place.astype(np.float32), reward, False, self.steps == 4, {}
+
+    def loaded(self):
+        main = sys.modules["__main__"]
+        return "torch" in sys.modules, hasattr(main, "GOALS"), sys.stdin.read()
+
+
+class Cells(Benchmark):
+    def __init__(self, goals):
+        self.goals = goals
+
+    @property
+    def spec(self):
+        names = tuple(f"cell-{i}" for i in range(len(self.goals)))
+        return EnvSpec(names, SPACE, SPACE, 4, False, (0, 1), {"benchmark": "cells"})
+
+    def make_env(self, task, split, seed):
+        return Cell(self.goals[task], seed)
+
+
+found = []
+for workers in (0, 2):
+    envs = VectorEnv(Cells(GOALS), [0, 1], num_workers=workers)
+    observation_ED, _ = envs.reset()
+    found.append([observation_ED.tolist()])
+    for k in range(10):
+        result = envs.step(np.full((2, 2), 0.1 * k - 0.5))
+        found[-1].append([array.tolist() for array in result[:4]])
+    if workers:
+        print(envs.call("loaded"))
+    envs.close()
+print(found[0] == found[1], len(found[0]))
+"""
+
+
+@pytest.mark.parametrize("how", ["a file", "no file"])
+def test_environments_of_a_script_without_a_main_guard_are_stepped_in_workers(tmp_path, how):
+    """Without a file, as in a notebook: its cells are no module that a worker could import."""
+    log = tmp_path / "log"
+    if how == "a file":
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        command = [sys.executable, str(script), str(log)]
+    else:
+        command = [sys.executable, "-", str(log)]
+    ended = subprocess.run(
+        command,
+        input=SCRIPT if how == "no file" else None,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    loaded, equal = ended.stdout.splitlines()
+    assert loaded == str(((False, False, ""), (False, False, "")))
+    assert equal == "True 11"
+    assert log.read_text() == "run\n", "the script runs once"
+
+
+MODULE = """
+from mtrl_lightning.envs import ToyReach
+
+
+class Mine(ToyReach):
+    def make_env(self, task, split, seed):
+        return super().make_env(task, split, seed)
+"""
+
+
+def test_a_module_that_the_main_process_finds_is_found_by_workers(tmp_path, monkeypatch):
+    (tmp_path / "a_module_of_the_user.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import a_module_of_the_user  # type: ignore[import-not-found]
+
+    envs = VectorEnv(a_module_of_the_user.Mine(), [0, 1], num_workers=2)
+    assert np.isfinite(envs.reset()[0]).all()
+    envs.close()
+
+
+def test_a_module_that_workers_cannot_find_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a_module_that_went_away.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import a_module_that_went_away  # type: ignore[import-not-found]
+
+    monkeypatch.undo()
+    envs = VectorEnv(a_module_that_went_away.Mine(), [0, 1], num_workers=2, max_restarts=5)
+    with pytest.raises(ConfigurationError, match=r"No module named 'a_module_that_went_away'.*put"):
+        envs.reset()
+    assert envs.num_restarts == 0, "a new worker would not find it either"
+    envs.close()
+
+
+class Locked(ToyReach):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_benchmark_that_cannot_be_sent_is_refused_with_the_remedy():
+    with pytest.raises(ConfigurationError, match=r"Locked cannot be sent .*lock.*num_workers 0"):
+        VectorEnv(Locked(), [0, 1], num_workers=2)
+    VectorEnv(Locked(), [0, 1], num_workers=0).reset()
+
+
+class Heavy(ToyReach):
+    def __init__(self):
+        super().__init__()
+        self.ballast = np.arange(500_000.0)
+
+
+def test_a_benchmark_may_be_larger_than_a_pipe():
+    envs = VectorEnv(Heavy(), [0, 1, 2], num_workers=3)
+    envs.reset()
+    envs.step(np.zeros((3, 2)))
+    envs.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts Linux's file descriptors")
+def test_closed_environments_leave_no_descriptor_open():
+    def cycle():
+        envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=3, max_restarts=1)
+        envs.reset()
+        os.kill(envs.worker_pids[1], 9)
+        envs.step(np.zeros((3, 2)))
+        assert envs.num_restarts == 1
+        envs.close()
+
+    cycle()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    cycle()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this is what other systems do")
+def test_memory_without_a_name_is_shared_where_linux_calls_are_missing(tmp_path, monkeypatch):
+    def collected():
+        envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=2)
+        observation_ED, _ = envs.reset(seed=1)
+        envs.send(np.full((3, 2), 0.3))
+        result = envs.receive()
+        envs.close()
+        return [observation_ED, *arrays_of(result).values()]
+
+    expected = collected()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delattr(os, "memfd_create")
+    assert all(np.array_equal(a, b) for a, b in zip(collected(), expected, strict=True))
+    assert list(tmp_path.iterdir()) == []
