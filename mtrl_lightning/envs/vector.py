@@ -279,11 +279,6 @@ class VectorEnv(gym.vector.VectorEnv):
             )
         return states
 
-    def unsavable(self) -> dict[str, str]:
-        """Return the tasks whose environments' state cannot be saved, with the reason."""
-        self.get_state()
-        return {}
-
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore the state of every environment.
 
