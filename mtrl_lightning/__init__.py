@@ -3,4 +3,4 @@
 This module imports nothing, so that environment workers start without torch.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

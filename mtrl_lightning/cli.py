@@ -219,7 +219,7 @@ class MultiTaskCLI(LightningCLI):
         self._loaded = {}
 
     def _check_protocol(self) -> None:
-        saved, spec = self._loaded["mtrl_lightning"], self.model.spec
+        saved, spec = self._loaded["mtrl_lightning"]["spec"], self.model.spec
         differences = [
             f"{key} {saved['protocol'].get(key)} there and {spec.protocol.get(key)} here"
             for key in dict.fromkeys([*saved["protocol"], *spec.protocol])

@@ -36,8 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "networks": set(),
     "gradients": set(),
     "auxiliaries": {"networks"},
-    "algorithms": {"networks", "gradients", "auxiliaries"},
-    "callbacks": {"rollout", "replay", "algorithms", "envs", "runs"},
+    "algorithms": {"networks", "gradients", "auxiliaries", "checkpoints"},
+    "callbacks": {"rollout", "replay", "algorithms", "envs", "runs", "checkpoints"},
+    "checkpoints": set(),
+    "loading": {"algorithms", "checkpoints"},
     "benchmarks": {*ROOMS, "runs", "cli"},
     "cli": {*ROOMS, "runs", "clear"},
     "clear": {"runs"},
@@ -53,6 +55,7 @@ FORBIDDEN_LIBRARIES = {
     "gradients": LIGHTNING,
     **{name: {"torch", *LIGHTNING} for name in BASE - {"memory"}},
     "memory": LIGHTNING,
+    "checkpoints": LIGHTNING,
 }
 
 
