@@ -545,7 +545,10 @@ NESTED_ARE_RIGHT = {("nested", "mtrl_lightning.networks.OneHot")}
 OPTIMIZERS_ARE_RIGHT = {("actor_optimizer", "torch.optim.Adam")}
 
 
-@pytest.mark.parametrize("where", ["algorithm", "actor", "nested", "list", "actor_optimizer"])
+PLACES = ["algorithm", "actor", "nested", "list", "actor_optimizer", "discount"]
+
+
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("class_path", REFUSED)
 def test_a_class_that_does_not_belong_there_is_refused(
     tmp_path, sac, intruder, monkeypatch, where, class_path

@@ -49,14 +49,14 @@ class Algorithm(LightningModule):
 
     def __init__(self, spec: EnvSpec, seed: int) -> None:
         super().__init__()
-        # of this class and its subclasses, as they were called; the last is the outermost
         frame = cast(FrameType, inspect.currentframe())
-        *_, given = collect_init_args(frame, [], classes=(Algorithm,))
-        self.description = describe_algorithm(type(self), given)
+        calls = collect_init_args(frame, [], classes=(Algorithm,))  # the subclass's is the last
+        self.description = describe_algorithm(type(self), calls[-1])
         self._unknown_arguments = cannot_rebuild(self.description["init_args"])
+        every_argument = {name: value for call in calls for name, value in call.items()}
+        described = describe_algorithm(type(self), every_argument)["init_args"]
         # lists, because loggers write them as YAML, which has no tuples
-        plain = apply_to_collection(self.description["init_args"], tuple, list)
-        self.save_hyperparameters(plain)
+        self.save_hyperparameters(apply_to_collection(described, tuple, list))
         self.automatic_optimization = False
         self.spec = spec
         self.counters = Counters()

@@ -36,6 +36,8 @@ ALWAYS_TRUSTED = (
 """Modules whose classes a checkpoint may name; other modules only where the caller trusts them."""
 
 _CLASS_PATH, _INIT_ARGS, _CANNOT_REBUILD = "class_path", "init_args", "cannot_rebuild"
+_Types = tuple[type, ...] | None
+"""Of which one a class has to be a subclass; None for any."""
 _SCRIPTS = ("__main__", "__mp_main__")
 """Names of the running script's module: another process has another module by this name."""
 
@@ -319,22 +321,21 @@ def _rebuild_arguments(
 ) -> dict[str, Any]:
     _check_names(called, described, where or "the checkpoint")
     hints = _type_hints(called)
-    return {
-        name: _rebuild(
-            value, f"{where}.{name}" if where else name, trusted, _built_types(hints.get(name))
-        )
-        for name, value in described.items()
-    }
+    rebuilt = {}
+    for name, value in described.items():
+        argument = f"{where}.{name}" if where else name
+        rebuilt[name] = _rebuild(value, argument, trusted, _built_types(hints.get(name, Any)))
+    return rebuilt
 
 
-def _rebuild(value: Any, argument: str, trusted: Sequence[str], types: tuple[type, ...]) -> Any:
+def _rebuild(value: Any, argument: str, trusted: Sequence[str], types: _Types) -> Any:
     if isinstance(value, (list, tuple)):
         items = (_rebuild(v, f"{argument}[{i}]", trusted, types) for i, v in enumerate(value))
         return type(value)(items)
     if not isinstance(value, Mapping):
         return value
     if _CLASS_PATH not in value:
-        return {n: _rebuild(v, f"{argument}.{n}", trusted, ()) for n, v in value.items()}
+        return {n: _rebuild(v, f"{argument}.{n}", trusted, types) for n, v in value.items()}
     path, described = _parts(value, argument)
     called = _resolve(path, argument, trusted, types)
     arguments = _rebuild_arguments(called, described, argument, trusted)
@@ -342,7 +343,7 @@ def _rebuild(value: Any, argument: str, trusted: Sequence[str], types: tuple[typ
 
 
 def _resolve(
-    path: str, argument: str, trusted: Sequence[str], types: tuple[type, ...] = ()
+    path: str, argument: str, trusted: Sequence[str], types: _Types = None
 ) -> Callable[..., Any]:
     """Return the class of this name; a function only of a module that the caller trusts.
 
@@ -372,9 +373,10 @@ def _resolve(
             f"the checkpoint names the function {path} for {argument}: only classes are allowed,"
             f" unless you trust it: trust=[{path!r}]"
         )
-    if types and not issubclass(found, types):
+    if types is not None and not issubclass(found, types):
         wanted = " or ".join(kind.__name__ for kind in types)
-        raise ConfigurationError(f"the checkpoint names {path} for {argument}: that is no {wanted}")
+        mistake = f"that is no {wanted}" if types else "it takes no class"
+        raise ConfigurationError(f"the checkpoint names {path} for {argument}: {mistake}")
     return found
 
 
@@ -449,9 +451,24 @@ def _type_hints(called: Any) -> dict[str, Any]:
     return hints
 
 
-def _built_types(annotation: Any) -> tuple[type, ...]:
-    """Return what the factories of an annotation build: ``Network`` of ``Callable[..., Network]``."""
-    inner = typing.get_args(annotation)
-    if typing.get_origin(annotation) is collections.abc.Callable:
-        return tuple(kind for kind in inner[-1:] if inspect.isclass(kind))
-    return tuple(kind for part in inner for kind in _built_types(part))
+def _built_types(annotation: Any) -> _Types:
+    """Return what the factories of an annotation build: ``Network`` of ``Callable[..., Network]``.
+
+    Returns:
+        None if the annotation leaves it open; nothing if it takes no factory.
+    """
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    is_factory = origin in (collections.abc.Callable, type)
+    if is_factory and not (inner and inspect.isclass(inner[-1])):
+        return None
+    if is_factory:
+        return (inner[-1],)
+    if annotation in (Any, object, collections.abc.Callable, typing.Callable, type):
+        return None
+    found: tuple[type, ...] = ()
+    for part in inner:
+        types = _built_types(part)
+        if types is None:
+            return None
+        found += types
+    return found
