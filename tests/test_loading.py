@@ -75,6 +75,10 @@ def make_tanh(in_dim, out_dim, num_tasks, *, width=8):
     return Tanh(in_dim, out_dim, num_tasks, width=width)
 
 
+Imported = type("Imported", (Tanh,), {"__module__": "elsewhere"})
+"""As a class that this module imports from another one."""
+
+
 class Subclass(SAC):
     """Passes options on, and sets one itself."""
 
@@ -576,11 +580,17 @@ def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
 
 
 @pytest.mark.parametrize(
-    "class_path", ["tests.test_loading.os.system", "tests.test_loading.MultiTaskCLI"]
+    "class_path",
+    [
+        "tests.test_loading.os.system",
+        "tests.test_loading.os.makedirs",
+        "tests.test_loading.MultiTaskCLI",
+        "tests.test_loading.Imported",
+    ],
 )
 def test_trust_ends_at_what_a_trusted_module_imports(tmp_path, sac, class_path):
     path = save(sac, tmp_path, change=place("actor", class_path))
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match="without your consent|and there is none"):
         load_policy(path, trust=["tests"])
 
 
