@@ -590,7 +590,7 @@ def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
 )
 def test_trust_ends_at_what_a_trusted_module_imports(tmp_path, sac, class_path):
     path = save(sac, tmp_path, change=place("actor", class_path))
-    with pytest.raises(ConfigurationError, match="without your consent|and there is none"):
+    with pytest.raises(ConfigurationError, match=r"without your consent|and there is none"):
         load_policy(path, trust=["tests"])
 
 
