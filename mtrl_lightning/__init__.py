@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from mtrl_lightning.callbacks import plot_curves, read_metrics
     from mtrl_lightning.envs import (
         Benchmark,
+        GymnasiumTasks,
         MetaWorld,
         ToyConflict,
         ToyReach,
         VectorEnv,
     )
     from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+    from mtrl_lightning.loading import LoadedPolicy, load_policy
     from mtrl_lightning.replay import MultiTaskData
     from mtrl_lightning.rollout import Collector, Evaluator
     from mtrl_lightning.types import EnvSpec
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "SAC": "algorithms",
@@ -37,12 +39,15 @@ _HOMES = {
     "plot_curves": "callbacks",
     "read_metrics": "callbacks",
     "Benchmark": "envs",
+    "GymnasiumTasks": "envs",
     "MetaWorld": "envs",
     "ToyConflict": "envs",
     "ToyReach": "envs",
     "VectorEnv": "envs",
     "ConfigurationError": "errors",
     "EnvironmentFaultError": "errors",
+    "LoadedPolicy": "loading",
+    "load_policy": "loading",
     "MultiTaskData": "replay",
     "Collector": "rollout",
     "Evaluator": "rollout",
@@ -59,6 +64,8 @@ __all__ = [
     "EnvSpec",
     "EnvironmentFaultError",
     "Evaluator",
+    "GymnasiumTasks",
+    "LoadedPolicy",
     "MetaWorld",
     "MultiTaskData",
     "Run",
@@ -67,6 +74,7 @@ __all__ = [
     "ToyReach",
     "VectorEnv",
     "evaluate",
+    "load_policy",
     "plot_curves",
     "read_metrics",
     "train",

@@ -17,8 +17,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.algorithm import check_tasks
 from mtrl_lightning.callbacks import CurvesCallback, EnvStepProgressBar, InterruptionCallback
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
+from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.signals import Interrupted, requeue
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.runs import (
@@ -114,7 +115,7 @@ class Launch:
         if not self.content:
             return
         check_tasks(self.content, spec)
-        differences = _differences(self.content["mtrl_lightning"], spec)
+        differences = _differences(self.content["mtrl_lightning"]["spec"], spec)
         self.content = {}
         if differences and must_match:
             raise ConfigurationError(

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from mtrl_lightning.cli import main
-from mtrl_lightning.envs import MetaWorld
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)
@@ -79,11 +77,6 @@ class CommandLine:
 
     def folder(self, name="run", version=0):
         return Path(self.root) / name / f"version_{version}"
-
-    def spec(self, name="run"):
-        """Return the spec of a MetaWorld run, rebuilt from its saved configuration."""
-        config = yaml.safe_load((self.folder(name) / "config.yaml").read_text())
-        return MetaWorld(**config["data"]["benchmark"]["init_args"]).spec
 
     def rows(self, name="run", version=0):
         with (self.folder(name, version) / "metrics.csv").open(newline="") as file:

@@ -127,12 +127,8 @@ def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
         yaml.safe_load((command_line.folder() / "hparams.yaml").read_text())["protocol/horizon"]
         == 15
     )
-    assert load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"][
-        "protocol"
-    ] == {
-        "benchmark": "toy",
-        "horizon": 15,
-    }
+    saved = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"]
+    assert saved["spec"]["protocol"] == {"benchmark": "toy", "horizon": 15}
 
 
 def test_validate_prints_the_table_of_the_checkpoint_and_writes_nothing(command_line, capsys):

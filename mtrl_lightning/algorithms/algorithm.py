@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.parsing import collect_init_args
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from mtrl_lightning.algorithms.description import (
+    cannot_rebuild,
+    describe_algorithm,
+    describe_spec,
+    rebuild_algorithm,
+    warn_of_unknown,
+)
 from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.algorithms.state import (
     Generators,
@@ -18,13 +30,14 @@ from mtrl_lightning.algorithms.state import (
     global_generators,
     restore_global_generators,
 )
+from mtrl_lightning.checkpoints import FORMAT, check_format, load_checkpoint
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec, Mode, Transitions
 
-FORMAT = 2
-"""Version of what a checkpoint holds."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Algorithm(LightningModule):
@@ -40,6 +53,14 @@ class Algorithm(LightningModule):
 
     def __init__(self, spec: EnvSpec, seed: int) -> None:
         super().__init__()
+        frame = cast(FrameType, inspect.currentframe())
+        calls = collect_init_args(frame, [], classes=(Algorithm,))  # the subclass's is the last
+        self.description = describe_algorithm(type(self), calls[-1])
+        self._unknown_arguments = cannot_rebuild(self.description["init_args"])
+        every_argument = {name: value for call in calls for name, value in call.items()}
+        described = describe_algorithm(type(self), every_argument)["init_args"]
+        # lists, because loggers write them as YAML, which has no tuples
+        self.save_hyperparameters(apply_to_collection(described, tuple, list))
         self.automatic_optimization = False
         self.spec = spec
         self.counters = Counters()
@@ -87,12 +108,13 @@ class Algorithm(LightningModule):
         """Do nothing: evaluation runs episodes, see ``callbacks/evaluation.py``."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add counters, generators, metrics and the tasks; keep only hyper-parameters of plain values."""
+        """Add what rebuilds the algorithm, and its state; keep hyper-parameters of plain values."""
+        warn_of_unknown(self._unknown_arguments)
+        self._unknown_arguments = {}  # once is enough
         checkpoint["mtrl_lightning"] = {
             "format": FORMAT,
-            "task_names": list(self.spec.task_names),
-            "train_tasks": list(self.spec.train_tasks),
-            "protocol": dict(self.spec.protocol),
+            "algorithm": self.description,
+            "spec": describe_spec(self.spec),
             "counters": self.counters.state_dict(),
             "generators": self.generators.state_dict(),
             "global_generators": global_generators(),
@@ -114,8 +136,48 @@ class Algorithm(LightningModule):
         state = checkpoint["mtrl_lightning"]
         self.counters.load_state_dict(state["counters"])
         self.generators.load_state_dict(state["generators"])
-        restore_global_generators(state["global_generators"])
+        if "global_generators" in state:  # left out where the process is not to be changed
+            restore_global_generators(state["global_generators"])
         self.mean_metrics.load_state_dict(state["metrics"])
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: str | Path,
+        map_location: str | torch.device | None = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        *,
+        trust: Sequence[str] = (),
+        **overrides: Any,
+    ) -> Self:
+        """Build the algorithm that a checkpoint describes, with its weights and its state.
+
+        Args:
+            checkpoint_path: a file in a run's ``checkpoints/`` folder.
+            map_location: device of the weights; None for the CPU.
+            hparams_file: not supported: give ``overrides``.
+            strict: whether all weights have to be those of the checkpoint; None for yes.
+            weights_only: not used: nothing in a checkpoint is ever executed.
+            trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use
+                beside those of this package and of ``torch.nn`` and ``torch.optim``.
+            overrides: arguments of the constructor in place of the saved ones.
+
+        Raises:
+            ConfigurationError: if the checkpoint cannot be used; the message names the remedy.
+        """
+        if hparams_file is not None:
+            raise ConfigurationError(
+                f"hparams_file is {hparams_file}: give the arguments themselves, such as seed=3"
+            )
+        checkpoint = load_checkpoint(checkpoint_path)
+        state = checkpoint["mtrl_lightning"]
+        state.pop("global_generators", None)  # loading leaves the draws of this process as they are
+        algorithm = rebuild_algorithm(state, cls, trust, overrides)
+        algorithm.on_load_checkpoint(checkpoint)
+        algorithm.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
+        return algorithm.to(map_location or "cpu")
 
     def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
         own = {name: _shape(value) for name, value in self.state_dict().items()}
@@ -139,25 +201,6 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()  # a module's extra state
 
 
-def check_format(checkpoint: dict[str, Any]) -> None:
-    """Check that a loaded checkpoint is ours and can be read.
-
-    Raises:
-        ConfigurationError: if it is not.
-    """
-    own = checkpoint.get("mtrl_lightning") if isinstance(checkpoint, dict) else None
-    if not isinstance(own, dict) or "format" not in own:
-        raise ConfigurationError(
-            "the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints"
-        )
-    found = own["format"]
-    if found != FORMAT:
-        raise ConfigurationError(
-            f"the checkpoint has format {found}, this version reads {FORMAT}: use the version that"
-            " wrote it"
-        )
-
-
 def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
     """Check that a loaded checkpoint is ours and of these tasks.
 
@@ -166,9 +209,10 @@ def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
     """
     check_format(checkpoint)
     state = checkpoint["mtrl_lightning"]
-    if state["task_names"] != list(spec.task_names):
+    saved_names = state["spec"]["task_names"]
+    if saved_names != list(spec.task_names):
         raise ConfigurationError(
-            f"the checkpoint is of other tasks: {', '.join(state['task_names'])} there,"
+            f"the checkpoint is of other tasks: {', '.join(saved_names)} there,"
             f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder"
         )
 

@@ -6,7 +6,6 @@ Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``D`` observation
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -117,10 +116,6 @@ class SAC(Algorithm):
         seed: int = 0,
     ) -> None:
         super().__init__(spec, seed)
-        warnings.filterwarnings(
-            "ignore", ".*removed from hparams"
-        )  # factories given in Python are not saved
-        self.save_hyperparameters(ignore=["spec"])
         check_ranges(
             num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max
         )

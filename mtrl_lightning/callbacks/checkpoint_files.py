@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning.algorithms.algorithm import check_format
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
+
+__all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 
 
 class DurableIO(TorchCheckpointIO):
@@ -36,40 +37,6 @@ class DurableIO(TorchCheckpointIO):
             file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-
-
-def load_checkpoint(path: str | Path, verify: bool = True) -> dict[str, Any]:
-    """Read a checkpoint's plain values; tensors stay on disk until they are used.
-
-    Args:
-        path: the file.
-        verify: whether the sums of its tensors are checked, for which all of it is read.
-
-    Raises:
-        ConfigurationError: if the file is missing, damaged, of another format, or holds anything
-            but tensors and plain values.
-    """
-    if not Path(path).is_file():
-        raise ConfigurationError(
-            f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder"
-        )
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch checks no sum of what it maps into memory
-            damaged = archive.testzip() if verify else None
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise ConfigurationError(
-            f"the checkpoint {path} cannot be read ({type(error).__name__}:"
-            f" {str(error).splitlines()[0][:100]}): it is"
-            " damaged, or of something else; use another one"
-        ) from error
-    try:
-        check_format(loaded)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-    return loaded
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:

@@ -74,11 +74,11 @@ def test_what_is_added_are_tensors_and_plain_values(tmp_path):
     added = through_a_file(checkpoint_of(sac), tmp_path)["mtrl_lightning"]
     assert types_in(added) <= set(PLAIN)
     assert added["format"] == FORMAT
-    assert added["task_names"] == ["task-0", "task-1", "task-2"]
-    assert added["protocol"] == {"benchmark": "dummy", "horizon": 10}
+    assert added["spec"]["task_names"] == ["task-0", "task-1", "task-2"]
+    assert added["spec"]["protocol"] == {"benchmark": "dummy", "horizon": 10}
 
 
-def test_hyper_parameters_that_are_no_plain_values_are_left_out(tmp_path):
+def test_hyper_parameters_are_plain_values(tmp_path):
     sac = make_sac(auxiliaries=[Reconstruction], discount=0.9, **FULL)
     kept = through_a_file(checkpoint_of(sac), tmp_path)["hyper_parameters"]
     assert kept["discount"] == 0.9
@@ -87,15 +87,20 @@ def test_hyper_parameters_that_are_no_plain_values_are_left_out(tmp_path):
         None,
         1.0,
     )
-    assert not {
-        "spec",
-        "actor",
-        "critic",
-        "encoder",
-        "auxiliaries",
-        "actor_optimizer",
-        "temperature",
-    } & set(kept)
+    assert types_in(kept) <= set(PLAIN)
+    assert "spec" not in kept
+    assert kept["encoder"] == {"class_path": "tests.algorithms.test_sac.linear_encoder"}
+    assert kept["auxiliaries"] == [{"class_path": "tests.algorithms.test_sac.Reconstruction"}]
+
+
+def test_what_a_subclass_saves_of_itself_is_left_out_if_it_is_not_plain(tmp_path):
+    class Saving(SAC):
+        def __init__(self, spec, **options):
+            super().__init__(spec, **options)
+            self.save_hyperparameters({"device": torch.device("cpu"), "function": small_mlp})
+
+    kept = through_a_file(checkpoint_of(Saving(make_spec())), tmp_path)["hyper_parameters"]
+    assert kept["discount"] == 0.99 and not {"device", "function"} & set(kept)
 
 
 @pytest.mark.parametrize("value", [np.float64(0.9), np.float32(0.9)])
@@ -110,7 +115,7 @@ def test_numpy_numbers_as_hyper_parameters_leave_the_file_loadable(tmp_path, val
 def test_hyper_parameters_stay_with_the_algorithm():
     sac = make_sac(discount=0.9)
     checkpoint_of(sac)
-    assert sac.hparams["actor"] is small_mlp
+    assert sac.hparams["actor"] == {"class_path": "tests.algorithms.small_mlp"}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +197,7 @@ def test_an_algorithm_rebuilt_with_another_network_is_refused(tmp_path):
     sac = make_sac()
     fit(sac, 1).save_checkpoint(tmp_path / "file.ckpt")
     with pytest.raises(ConfigurationError, match="another network"):
-        SAC.load_from_checkpoint(tmp_path / "file.ckpt", spec=sac.spec, weights_only=True)
+        SAC.load_from_checkpoint(tmp_path / "file.ckpt", actor=MLP, trust=["tests"])
 
 
 @pytest.mark.parametrize(
@@ -238,12 +243,23 @@ def test_a_foreign_checkpoint_is_refused(checkpoint):
         make_sac().on_load_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize("version", [0, FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize("version", [0, FORMAT - 1, FORMAT + 1, [FORMAT]])
 def test_another_format_is_refused(version):
     checkpoint = checkpoint_of(make_sac())
     checkpoint["mtrl_lightning"]["format"] = version
-    with pytest.raises(ConfigurationError, match=rf"format {version}, this version reads {FORMAT}"):
+    with pytest.raises(ConfigurationError) as caught:
         make_sac().on_load_checkpoint(checkpoint)
+    assert f"format {version}, this version reads {FORMAT}" in str(caught.value)
+
+
+def test_the_former_format_is_refused_with_the_version_that_reads_it(tmp_path):
+    checkpoint = checkpoint_of(make_sac())
+    checkpoint["mtrl_lightning"]["format"] = 2
+    torch.save(checkpoint, tmp_path / "former.ckpt")
+    with pytest.raises(ConfigurationError) as caught:
+        load_checkpoint(tmp_path / "former.ckpt")
+    assert "former.ckpt" in str(caught.value)
+    assert "format 2 is read by mtrl_lightning 0.1: use that version" in str(caught.value)
 
 
 def test_a_checkpoint_that_is_refused_changes_nothing():

@@ -1,0 +1,474 @@
+"""An algorithm and its spec as plain values, and the algorithm built again from them.
+
+A factory (a class, ``functools.partial`` of one, a function of a module) is described as
+``{"class_path": ..., "init_args": {...}}``, whether it was given in Python or on the command line.
+What has no name to import it by, such as a lambda, is described as ``{"cannot_rebuild": text}``.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import importlib
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+from lightning.pytorch.utilities import rank_zero_warn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.schema import Field
+from mtrl_lightning.types import EnvSpec
+
+ALWAYS_TRUSTED = (
+    "mtrl_lightning.algorithms",
+    "mtrl_lightning.auxiliaries",
+    "mtrl_lightning.gradients",
+    "mtrl_lightning.networks",
+    "torch.nn",
+    "torch.optim",
+)
+"""Modules whose classes a checkpoint may name; other modules only where the caller trusts them."""
+
+_CLASS_PATH, _INIT_ARGS, _CANNOT_REBUILD = "class_path", "init_args", "cannot_rebuild"
+_Types = tuple[type, ...] | None
+"""Of which one a class has to be a subclass; None for any."""
+_SCRIPTS = ("__main__", "__mp_main__")
+"""Names of the running script's module: another process has another module by this name."""
+
+
+def describe_algorithm(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe an algorithm by its class and the arguments of its constructor, defaults included.
+
+    Args:
+        kind: the algorithm's class.
+        given: the constructor's arguments by name; the spec is left out.
+    """
+    arguments = {name: value for name, value in given.items() if not isinstance(value, EnvSpec)}
+    path = _import_path(kind) or _qualified_name(kind)
+    return {_CLASS_PATH: path, _INIT_ARGS: _describe_arguments(kind, arguments)}
+
+
+def cannot_rebuild(described: Any, argument: str = "") -> dict[str, str]:
+    """Return the arguments, such as ``actor.conditioning``, that a description has no class of.
+
+    Args:
+        described: the described arguments by name, or a part of them.
+        argument: where the part is.
+
+    Returns:
+        What each of them was, in words, by the argument's name.
+    """
+    if isinstance(described, Mapping):
+        if set(described) == {_CANNOT_REBUILD}:
+            return {argument: str(described[_CANNOT_REBUILD])}
+        inner = described.get(_INIT_ARGS, {}) if _CLASS_PATH in described else described
+        parts = [(f"{argument}.{name}" if argument else name, v) for name, v in inner.items()]
+    elif isinstance(described, (list, tuple)):
+        parts = [(f"{argument}[{place}]", value) for place, value in enumerate(described)]
+    else:
+        parts = []
+    found: dict[str, str] = {}
+    for where, value in parts:
+        found |= cannot_rebuild(value, where)
+    return found
+
+
+def warn_of_unknown(unknown: Mapping[str, str]) -> None:
+    """Warn of arguments that a checkpoint cannot rebuild, as ``cannot_rebuild`` returns them."""
+    for argument, text in unknown.items():
+        rank_zero_warn(
+            f"a checkpoint cannot rebuild {argument}, {text}, because no module has it under that"
+            f" name: give {_argument(argument)}=... to load_policy and load_from_checkpoint, or"
+            " define it in a module"
+        )
+
+
+def rebuild_algorithm(
+    state: Mapping[str, Any],
+    base: type,
+    trust: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build the algorithm that a checkpoint describes, with new weights.
+
+    Only classes are looked up, and all of them before one is called.
+
+    Args:
+        state: the checkpoint's entry ``mtrl_lightning``.
+        base: the class that the caller asked for, which is trusted.
+        trust: modules and packages, ``["mytasks"]``, whose classes and functions may be used too.
+        overrides: arguments of the constructor in place of the described ones.
+
+    Raises:
+        ConfigurationError: if a class is not trusted or not found, the checkpoint describes another
+            algorithm, an override is unknown, or an argument cannot be rebuilt.
+    """
+    description, given = state["algorithm"], dict(overrides or {})
+    trusted = (trust,) if isinstance(trust, str) else tuple(trust)
+    path, described = _parts(description, "the algorithm")
+    is_base = path in (_import_path(base), _qualified_name(base))
+    kind: Any = base if is_base else _resolve(path, "the algorithm", trusted)
+    if not (inspect.isclass(kind) and issubclass(kind, base)):
+        raise ConfigurationError(
+            f"the checkpoint holds the algorithm {path}, which is no {base.__name__}: call"
+            " load_from_checkpoint of its own class, or load_policy"
+        )
+    _check_names(kind, given, "the overrides")
+    kept = {name: value for name, value in described.items() if name not in given}
+    _check_rebuildable(kept)
+    arguments = _rebuild_arguments(kind, kept, "", trusted)
+    spec = given.pop("spec", None)
+    arguments["spec"] = rebuild_spec(state["spec"]) if spec is None else spec
+    return kind(**arguments, **given)
+
+
+def describe_spec(spec: EnvSpec) -> dict[str, Any]:
+    """Return a spec as plain values."""
+    return {name: _describe_spec_value(value) for name, value in spec._asdict().items()}
+
+
+def rebuild_spec(described: Mapping[str, Any]) -> EnvSpec:
+    """Build the spec that ``describe_spec`` described.
+
+    Raises:
+        ConfigurationError: if the values are not those of a spec.
+    """
+    try:
+        values = {name: _rebuild_spec_value(value) for name, value in described.items()}
+        fields = tuple(Field(*field) for field in values.pop("info_fields", ()))
+        return EnvSpec(**values, info_fields=fields)
+    except (AttributeError, TypeError, ValueError, AssertionError) as error:
+        raise ConfigurationError(
+            f"the checkpoint's tasks cannot be read ({error}): it is damaged; use another one"
+        ) from error
+
+
+def _describe_spec_value(value: Any) -> Any:
+    if isinstance(value, Box):
+        return {
+            "low": _one_or_all(value.low),
+            "high": _one_or_all(value.high),
+            "shape": list(value.shape),
+            "dtype": np.dtype(value.dtype).name,
+        }
+    if isinstance(value, Mapping):
+        return {key: _describe_spec_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_describe_spec_value(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _one_or_all(bound: np.ndarray) -> Any:
+    is_one = bound.size > 0 and bool((bound == bound.flat[0]).all())
+    return bound.flat[0].item() if is_one else bound.tolist()
+
+
+def _rebuild_spec_value(value: Any) -> Any:
+    if isinstance(value, Mapping) and set(value) == {"low", "high", "shape", "dtype"}:
+        shape, dtype = tuple(value["shape"]), np.dtype(value["dtype"])
+        low, high = (
+            np.broadcast_to(np.asarray(value[bound], dtype), shape) for bound in ("low", "high")
+        )
+        return Box(low, high, shape, dtype.type)
+    if isinstance(value, list):
+        return tuple(_rebuild_spec_value(item) for item in value)
+    return value
+
+
+def _describe(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(_describe(item) for item in value)
+    if isinstance(value, Mapping) and _is_plain_mapping(value):
+        return {name: _describe(item) for name, item in value.items()}
+    called, given = _called(value)
+    path = _import_path(called)
+    if path is None:
+        return {_CANNOT_REBUILD: _in_words(value)}
+    arguments = _describe_arguments(called, given)
+    return {_CLASS_PATH: path, _INIT_ARGS: arguments} if arguments else {_CLASS_PATH: path}
+
+
+def _is_plain_mapping(value: Mapping[Any, Any]) -> bool:
+    names_are_text = all(type(name) is str for name in value)
+    return names_are_text and not {_CLASS_PATH, _CANNOT_REBUILD} & set(value)
+
+
+def _called(factory: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return what a factory calls, None if that is not known, and with which keyword arguments."""
+    if not isinstance(factory, partial):
+        return factory, {}
+    if not factory.args:
+        called, given = _called(factory.func)
+        return called, {**given, **factory.keywords}
+    # jsonargparse gives partial(its own function, ..., class, **init_args) for a class in YAML
+    function = factory.func
+    module = function.__module__ if inspect.isfunction(function) else type(function).__module__
+    is_from_yaml = module.split(".")[0] == "jsonargparse" and inspect.isclass(factory.args[-1])
+    return (factory.args[-1] if is_from_yaml else None), factory.keywords
+
+
+def _describe_arguments(called: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe arguments; a default is included, because another version may have another one."""
+    described = {name: _describe(value) for name, value in given.items()}
+    for name, parameter in _signature(called).items():
+        is_default = name in given and given[name] is parameter.default
+        if is_default and cannot_rebuild(described[name]):
+            del described[name]  # the class has it
+        if name in given or parameter.kind is not parameter.KEYWORD_ONLY or _is_of_torch(called):
+            continue
+        default = _describe(parameter.default)
+        if parameter.default is not parameter.empty and not cannot_rebuild(default):
+            described[name] = default
+    return described
+
+
+def _signature(called: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(called).parameters
+    except (TypeError, ValueError):  # written in C
+        return {}
+
+
+def _is_of_torch(called: Any) -> bool:
+    return called.__module__.split(".")[0] == "torch"  # its optimizers have many options
+
+
+def _import_path(called: Any) -> str | None:
+    """Return the shortest name that imports a class or function; None if there is none."""
+    is_method = inspect.ismethod(called) and inspect.isclass(called.__self__)
+    if not (inspect.isclass(called) or inspect.isfunction(called) or is_method):
+        return None
+    owner = called.__self__ if is_method else called
+    module, name = owner.__module__, owner.__qualname__
+    if is_method:
+        name = f"{name}.{called.__name__}"
+    if module in _SCRIPTS or not _is_name(f"{module}.{name}"):
+        return None
+    packages = module.split(".")
+    for length in range(min(2, len(packages)), len(packages) + 1):
+        package = ".".join(packages[:length])
+        found: Any = sys.modules.get(package)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found == called:
+            return f"{package}.{name}"
+    return None
+
+
+def _is_name(path: str) -> bool:
+    parts = path.split(".")
+    return len(parts) > 1 and all(p.isidentifier() and not p.startswith("__") for p in parts)
+
+
+def _in_words(value: Any) -> str:
+    called, _ = _called(value)
+    if inspect.isclass(called) or inspect.isroutine(called):
+        kind = "class" if inspect.isclass(called) else "function"
+        return f"the {kind} {_qualified_name(called)}"
+    if isinstance(value, partial):
+        return "a functools.partial with positional arguments"
+    return f"an object of {_qualified_name(type(value))}"
+
+
+def _qualified_name(called: Any) -> str:
+    return f"{called.__module__}.{called.__qualname__}"
+
+
+def _check_rebuildable(described: Mapping[str, Any]) -> None:
+    unknown = cannot_rebuild(described)
+    if unknown:
+        names = dict.fromkeys(_argument(name) for name in unknown)
+        lost = ", ".join(f"{name} ({text})" for name, text in unknown.items())
+        raise ConfigurationError(
+            f"the checkpoint cannot rebuild {lost}: give"
+            f" {', '.join(f'{name}=...' for name in names)} when you load it"
+        )
+
+
+def _argument(name: str) -> str:
+    """Return the constructor's argument of a nested one: ``actor`` of ``actor.conditioning``."""
+    return name.split(".")[0].split("[")[0]
+
+
+def _parts(described: Any, argument: str) -> tuple[str, Mapping[str, Any]]:
+    """Return class path and arguments.
+
+    Raises:
+        ConfigurationError: if the description is none.
+    """
+    path, arguments = None, None
+    if isinstance(described, Mapping) and set(described) <= {_CLASS_PATH, _INIT_ARGS}:
+        path, arguments = described.get(_CLASS_PATH), described.get(_INIT_ARGS, {})
+    if not isinstance(path, str) or not isinstance(arguments, Mapping):
+        raise ConfigurationError(
+            f"the checkpoint's description of {argument} cannot be read: it is damaged; use another"
+        )
+    return path, arguments
+
+
+def _rebuild_arguments(
+    called: Any, described: Mapping[str, Any], where: str, trusted: Sequence[str]
+) -> dict[str, Any]:
+    _check_names(called, described, where or "the checkpoint")
+    hints = _type_hints(called)
+    rebuilt = {}
+    for name, value in described.items():
+        argument = f"{where}.{name}" if where else name
+        rebuilt[name] = _rebuild(value, argument, trusted, _built_types(hints.get(name, Any)))
+    return rebuilt
+
+
+def _rebuild(value: Any, argument: str, trusted: Sequence[str], types: _Types) -> Any:
+    if isinstance(value, (list, tuple)):
+        items = (_rebuild(v, f"{argument}[{i}]", trusted, types) for i, v in enumerate(value))
+        return type(value)(items)
+    if not isinstance(value, Mapping):
+        return value
+    if _CLASS_PATH not in value:
+        return {n: _rebuild(v, f"{argument}.{n}", trusted, types) for n, v in value.items()}
+    path, described = _parts(value, argument)
+    called = _resolve(path, argument, trusted, types)
+    arguments = _rebuild_arguments(called, described, argument, trusted)
+    return partial(called, **arguments) if arguments else called
+
+
+def _resolve(
+    path: str, argument: str, trusted: Sequence[str], types: _Types = None
+) -> Callable[..., Any]:
+    """Return the class of this name; a function only of a module that the caller trusts.
+
+    Raises:
+        ConfigurationError: if it may not be used, or there is none; nothing is imported before
+            its name is allowed.
+    """
+    if not _is_name(path):
+        is_algorithm = argument == "the algorithm"
+        own = "call load_from_checkpoint of the class itself, LoadedPolicy takes what it returns"
+        remedy = own if is_algorithm else f"give {_argument(argument)}=..."
+        raise ConfigurationError(
+            f"the checkpoint needs {path!r} for {argument}, which no module has: {remedy}"
+        )
+    _check_trusted(path, path, argument, trusted)
+    found = _import(path, argument)
+    if not (inspect.isclass(found) or inspect.isfunction(found) or inspect.ismethod(found)):
+        raise ConfigurationError(
+            f"the checkpoint names {path} for {argument}: that is no class and no function"
+        )
+    own_path = _qualified_name(found)
+    _check_trusted(own_path, path, argument, trusted)
+    if _is_in(own_path, trusted):
+        return found
+    if not inspect.isclass(found):
+        raise ConfigurationError(
+            f"the checkpoint names the function {path} for {argument}: only classes are allowed,"
+            f" unless you trust it: trust=[{path!r}]"
+        )
+    if types is not None and not issubclass(found, types):
+        wanted = " or ".join(kind.__name__ for kind in types)
+        mistake = f"that is no {wanted}" if types else "it takes no class"
+        raise ConfigurationError(f"the checkpoint names {path} for {argument}: {mistake}")
+    return found
+
+
+def _is_in(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _check_trusted(name: str, path: str, argument: str, trusted: Sequence[str]) -> None:
+    if not _is_in(name, (*ALWAYS_TRUSTED, *trusted)):
+        package = name.split(".")[0]
+        instead = "" if argument == "the algorithm" else f", or {_argument(argument)}=..."
+        of_name = "" if name == path else f" (which is {name})"
+        raise ConfigurationError(
+            f"the checkpoint needs {path}{of_name} for {argument}, which is not loaded without your"
+            f" consent: if you trust the code of {package}, give trust=[{package!r}]{instead}"
+        )
+
+
+def _import(path: str, argument: str) -> Any:
+    """Return a module's attribute, or an attribute of a class in it."""
+    parts = path.split(".")
+    for length in (len(parts) - 1, len(parts) - 2):
+        module = ".".join(parts[:length])
+        if not module:
+            break
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not _is_in(module, [error.name]):
+                raise  # a module that the trusted one needs
+            continue
+        for part in parts[length:]:
+            is_module_in_module = inspect.ismodule(found) and part != parts[length]
+            found = None if is_module_in_module else getattr(found, part, None)
+        if found is not None:
+            return found
+    raise ConfigurationError(
+        f"the checkpoint needs {path} for {argument}, and there is none: install it, put it on"
+        " Python's path, or use the version of the code that wrote the checkpoint"
+    )
+
+
+def _check_names(called: Any, given: Mapping[Any, Any], where: str) -> None:
+    """Check that a class takes arguments of these names.
+
+    Raises:
+        ConfigurationError: if it does not.
+    """
+    parameters = _signature(called)
+    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in given:
+        if name not in parameters:
+            near = difflib.get_close_matches(str(name), parameters, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(parameters)}"
+            raise ConfigurationError(
+                f"{called.__qualname__} takes no argument {name!r}, which is in {where}: {hint}"
+            )
+
+
+def _type_hints(called: Any) -> dict[str, Any]:
+    """Return the types of a constructor's arguments, as far as they can be known."""
+    classes = called.__mro__[::-1] if inspect.isclass(called) else (called,)
+    hints: dict[str, Any] = {}
+    for kind in classes:
+        function = vars(kind).get("__init__") if inspect.isclass(kind) else kind
+        if inspect.isfunction(function):
+            try:
+                hints |= typing.get_type_hints(function)
+            except NameError:  # a name that only type checkers import
+                continue
+    return hints
+
+
+def _built_types(annotation: Any) -> _Types:
+    """Return what the factories of an annotation build: ``Network`` of ``Callable[..., Network]``.
+
+    Returns:
+        None if the annotation leaves it open; nothing if it takes no factory.
+    """
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    is_factory = origin in (collections.abc.Callable, type)
+    if is_factory and not (inner and inspect.isclass(inner[-1])):
+        return None
+    if is_factory:
+        return (inner[-1],)
+    if annotation in (Any, object, collections.abc.Callable, typing.Callable, type):
+        return None
+    found: tuple[type, ...] = ()
+    for part in inner:
+        types = _built_types(part)
+        if types is None:
+            return None
+        found += types
+    return found

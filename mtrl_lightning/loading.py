@@ -1,0 +1,138 @@
+"""A trained policy from a checkpoint: it acts alone, without a trainer, a benchmark or a spec.
+
+Shapes: ``E`` observations, ``D`` observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec, Mode, known_tasks
+
+Task = str | int
+
+
+class LoadedPolicy:
+    """The policy of a trained algorithm.
+
+    Args:
+        algorithm: what acts; it is set to evaluation mode.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm.eval()
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The tasks, and the spaces of their observations and actions."""
+        return self._algorithm.spec
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names of all tasks; a task's number is its place here."""
+        return self.spec.task_names
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of training before the checkpoint was written."""
+        return self._algorithm.counters.env_steps
+
+    def act(
+        self,
+        observation: npt.ArrayLike,
+        task: Task | Sequence[Task] | npt.NDArray[Any],
+        mode: Mode = "exploit",
+    ) -> npt.NDArray[np.float32]:
+        """Choose actions.
+
+        Args:
+            observation: one observation ``[D]``, or a batch ``[E, D]``.
+            task: a name or number for all observations, or one per row.
+            mode: ``exploit`` takes the distribution's mode, ``explore`` draws from the
+                distribution, ``random`` draws uniformly.
+
+        Returns:
+            An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``.
+
+        Raises:
+            ConfigurationError: if the observation has another shape, or a task or the mode is
+                unknown.
+        """
+        if mode not in get_args(Mode):
+            raise ConfigurationError(f"the mode is {mode!r}: give one of {get_args(Mode)}")
+        space = self.spec.observation_space
+        try:
+            observation_ED = np.asarray(observation, dtype=space.dtype)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"the observation is no array of numbers of the shape {space.shape}: {error}"
+            ) from error
+        is_one = observation_ED.shape == space.shape
+        if is_one:
+            observation_ED = observation_ED[None]
+        if observation_ED.shape[1:] != space.shape:
+            raise ConfigurationError(
+                f"the observation has the shape {np.shape(observation)}: give one observation of"
+                f" the shape {space.shape}, or a batch of them, {('E', *space.shape)}"
+            )
+        task_E = self._task_numbers(task, len(observation_ED))
+        action_EA = self._algorithm.act(observation_ED, task_E, mode)
+        return action_EA[0] if is_one else action_EA
+
+    def _task_numbers(self, task: Any, num_observations: int) -> npt.NDArray[np.int64]:
+        given = [task] if isinstance(task, str) or np.ndim(task) == 0 else list(task)
+        numbers = [self._task_number(one) for one in given]
+        if len(numbers) not in (1, num_observations):
+            raise ConfigurationError(
+                f"{len(numbers)} tasks are given for {num_observations} observations: give one"
+                " for all, or one per observation"
+            )
+        return np.broadcast_to(np.array(numbers, np.int64), num_observations).copy()
+
+    def _task_number(self, task: Any) -> int:
+        if isinstance(task, str):
+            (name,) = known_tasks([task], self.task_names)
+            return self.task_names.index(name)
+        with contextlib.suppress(TypeError):  # it is no whole number
+            number = operator.index(task)
+            if 0 <= number < len(self.task_names):
+                return number
+        raise ConfigurationError(
+            f"unknown task {task!r}: give a name, or a number from 0 to"
+            f" {len(self.task_names) - 1}, of {', '.join(self.task_names)}"
+        )
+
+
+def load_policy(
+    checkpoint: str | Path,
+    *,
+    trust: Sequence[str] = (),
+    map_location: str | torch.device = "cpu",
+    **overrides: Any,
+) -> LoadedPolicy:
+    """Load the policy of a checkpoint; nothing in the file is executed.
+
+    Args:
+        checkpoint: a file in a run's ``checkpoints/`` folder.
+        trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use beside
+            those of this package and of ``torch.nn`` and ``torch.optim``.
+        map_location: device on which the policy acts.
+        overrides: arguments of the algorithm in place of the saved ones; needed for what cannot be
+            saved, such as a lambda: ``actor=my_function``.
+
+    Raises:
+        ConfigurationError: if the checkpoint cannot be used; the message names the remedy.
+    """
+    return LoadedPolicy(
+        Algorithm.load_from_checkpoint(checkpoint, map_location, trust=trust, **overrides)
+    )

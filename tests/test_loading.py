@@ -1,0 +1,651 @@
+"""Policies and algorithms that are rebuilt from their checkpoint alone, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from lightning.pytorch import Trainer
+from torch import nn
+
+from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
+from mtrl_lightning.algorithms.description import describe_spec, rebuild_spec
+from mtrl_lightning.callbacks import (
+    CheckpointCallback,
+    EvaluationCallback,
+    MetricsCallback,
+    MetricsCSV,
+    ReplayCallback,
+    RolloutCallback,
+)
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.cli import MultiTaskCLI
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import PCGrad
+from mtrl_lightning.loading import LoadedPolicy, load_policy
+from mtrl_lightning.networks import (
+    CARE,
+    MLP,
+    AppendTask,
+    Embedding,
+    MultiHead,
+    Network,
+    NoConditioning,
+    OneHot,
+    Standardize,
+    TaskEncoder,
+)
+from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.rollout import Evaluator
+from mtrl_lightning.schema import Field
+from mtrl_lightning.types import EnvSpec
+from tests.algorithms import changed, copy_of, make_sac, make_spec, train
+from tests.conftest import ROOT
+from tests.test_resume import checkpoint as checkpoint_of_run
+
+OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+TASK_E = np.array([0, 1, 2, 2, 1, 0])
+SMALL = partial(MLP, width=16, depth=1, output_bound=0.3)
+
+
+class Tanh(Network):
+    """A network that is not of the package."""
+
+    def __init__(self, in_dim, out_dim, num_tasks, *, width=8):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(in_dim, width), nn.Tanh(), nn.Linear(width, out_dim))
+
+    def forward(self, x_BD, task_B):
+        return self.layers(x_BD)
+
+    @classmethod
+    def wide(cls, in_dim, out_dim, num_tasks):
+        return cls(in_dim, out_dim, num_tasks, width=32)
+
+
+def make_tanh(in_dim, out_dim, num_tasks, *, width=8):
+    return Tanh(in_dim, out_dim, num_tasks, width=width)
+
+
+Imported = type("Imported", (Tanh,), {"__module__": "elsewhere"})
+"""As a class that this module imports from another one."""
+
+
+class Subclass(SAC):
+    """Passes options on, and sets one itself."""
+
+    def __init__(self, spec, *, scale=1.0, **options):
+        super().__init__(spec, discount=0.5, **options)
+        self.scale = scale
+
+
+def save(algorithm, tmp_path, name="file.ckpt", change=None):
+    """Write what a trainer would, as far as an algorithm reads it."""
+    checkpoint = {"state_dict": algorithm.state_dict(), "hyper_parameters": {}}
+    algorithm.on_save_checkpoint(checkpoint)
+    if change is not None:
+        change(checkpoint["mtrl_lightning"])
+    torch.save(checkpoint, tmp_path / name)
+    return tmp_path / name
+
+
+def assert_acts_alike(policy, algorithm, observation_ED=OBSERVATION_ED, task_E=TASK_E):
+    for mode in ("exploit", "explore", "random"):
+        wanted_EA = algorithm.act(observation_ED, task_E, mode)
+        found_EA = policy.act(observation_ED, task_E, mode)
+        assert torch.equal(torch.from_numpy(found_EA), torch.from_numpy(wanted_EA)), mode
+
+
+FACTORIES = {
+    "defaults": {},
+    "class": {"actor": MultiHead},
+    "partial": {"actor": SMALL, "critic": SMALL, "temperature": partial(Temperature, initial=0.1)},
+    "nested": {
+        "actor": partial(SMALL, conditioning=partial(TaskEncoder, width=5, embedding=OneHot)),
+        "critic": SMALL,
+        "encoder": partial(AppendTask, conditioning=partial(Embedding, dim=3, unit_norm=True)),
+    },
+    "nested defaults": {"actor": partial(SMALL, conditioning=TaskEncoder), "encoder": Standardize},
+    "optimizers": {
+        "actor_optimizer": partial(torch.optim.AdamW, lr=1e-2, betas=(0.5, 0.9)),
+        "critic_optimizer": torch.optim.SGD,
+    },
+    "gradients": {"actor_gradient": PCGrad, "critic_gradient": PCGrad},
+    "numbers": {"num_critics": 3, "log_std_min": -3.0, "seed": 7, "discount": np.float64(0.5)},
+}
+
+
+@pytest.mark.parametrize("options", FACTORIES.values(), ids=FACTORIES)
+def test_an_algorithm_composed_in_python_is_rebuilt(tmp_path, options):
+    sac = train(make_sac(**{"actor": SMALL, "critic": SMALL, **options}), 2)
+    path = save(sac, tmp_path)
+    rebuilt = SAC.load_from_checkpoint(path)
+    assert changed(rebuilt, copy_of(sac)) == set()
+    assert rebuilt.description == sac.description and rebuilt.spec == sac.spec
+    assert rebuilt.counters.updates == 2
+    for mine, theirs in zip(
+        rebuilt.configure_optimizers(), sac.configure_optimizers(), strict=True
+    ):
+        assert type(mine) is type(theirs) and mine.defaults == theirs.defaults
+    assert_acts_alike(load_policy(path), sac)
+
+
+def test_defaults_are_in_the_checkpoint(tmp_path):
+    state = load_checkpoint(save(make_sac(actor=partial(MLP, width=8)), tmp_path))["mtrl_lightning"]
+    described = state["algorithm"]
+    assert described["class_path"] == "mtrl_lightning.algorithms.SAC"
+    assert described["init_args"]["tau"] == 0.005
+    assert described["init_args"]["actor"] == {
+        "class_path": "mtrl_lightning.networks.MLP",
+        "init_args": {
+            "width": 8,
+            "depth": 3,
+            "layer_norm": False,
+            "residual": False,
+            "output_bound": 3e-3,
+            "conditioning": {"class_path": "mtrl_lightning.networks.OneHot"},
+        },
+    }
+
+
+NETWORKS = sorted(f"network/{path.stem}" for path in (ROOT / "configs/network").glob("*.yaml"))
+PARTS = [*((name,) for name in NETWORKS), ("network/mlp", "gradient/cagrad")]
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts[-1])
+def test_every_configuration_of_the_command_line_is_rebuilt(
+    command_line, monkeypatch, tmp_path, parts
+):
+    made = []
+    monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: made.append(model))
+    options = ("--data.benchmark.init_args.num_tasks=10", "--data.batch_size=100")
+    command_line(
+        "fit", *options, configs=("base", "env/toy", "algorithm/mtsac", *parts), small=False
+    )
+    algorithm, observation_ED = made[0], np.full((3, 2), 0.25, np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # there is nothing that cannot be rebuilt
+        path = save(algorithm, tmp_path)
+    assert SAC.load_from_checkpoint(path).description == algorithm.description
+    assert_acts_alike(load_policy(path), algorithm, observation_ED, TASK_E[:3])
+
+
+def test_a_run_of_the_command_line_is_loaded(command_line):
+    command_line("fit")
+    path = command_line.folder() / "checkpoints" / "last.ckpt"
+    policy, rebuilt = load_policy(path), SAC.load_from_checkpoint(path)
+    saved = checkpoint_of_run(command_line)
+    assert changed(rebuilt, saved["state_dict"]) == set()
+    assert (policy.env_steps, policy.task_names) == (900, ("goal-0", "goal-1", "goal-2"))
+    assert policy.spec == ToyReach().spec
+    assert rebuilt.counters.env_steps == 900
+    success_T = Evaluator(ToyReach(), num_episodes=2, num_workers=0).evaluate(policy).success_T
+    again_T = Evaluator(ToyReach(), num_episodes=2, num_workers=0).evaluate(rebuilt).success_T
+    assert np.array_equal(success_T, again_T)
+
+
+def test_a_run_composed_in_python_is_loaded(tmp_path):
+    data = MultiTaskData(ToyReach(num_tasks=3), batch_size=96, capacity=30_000)
+    optimizer = partial(torch.optim.Adam, lr=1e-3)
+    options = {"actor": partial(MLP, width=16), "critic": partial(MLP, width=16)}
+    model = SAC(data.spec, **options, actor_optimizer=optimizer, critic_optimizer=optimizer)
+    trainer = Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=MetricsCSV(str(tmp_path)),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[
+            RolloutCallback(total_steps=600, warmup_steps=300, num_workers=0),
+            EvaluationCallback(every=300, num_episodes=1, num_workers=0),
+            MetricsCallback(every=300),
+            ReplayCallback(),
+            CheckpointCallback(every=300),
+        ],
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*cannot rebuild|.*removed from hparams")
+        trainer.fit(model, datamodule=data)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    rebuilt = SAC.load_from_checkpoint(path)
+    assert changed(rebuilt, copy_of(model)) == set()
+    assert (rebuilt.counters.env_steps, rebuilt.spec) == (600, data.spec)
+    observation_ED = np.full((3, 2), 0.25, np.float32)
+    assert_acts_alike(load_policy(path), model, observation_ED, TASK_E[:3])
+
+
+BOXES = [
+    Box(-np.inf, np.inf, (4,), np.float64),
+    Box(-1.0, 1.0, (2, 3), np.float32),
+    Box(0, 255, (3, 8, 8), np.uint8),
+    Box(np.array([-1.0, -np.inf, 0.1], np.float32), np.array([1.0, 2.0, np.inf], np.float32)),
+    Box(np.array([[0, 1], [2, 3]], np.int64), 9, dtype=np.int64),
+]
+
+
+@pytest.mark.parametrize("box", BOXES, ids=str)
+def test_a_spec_is_the_same_after_it_was_saved(tmp_path, box):
+    spec = make_spec(3, train_tasks=(0, 2))._replace(
+        observation_space=box,
+        info_fields=(Field("distance"), Field("goal", (3,), "float64")),
+        protocol={"benchmark": "dummy", "reward": 2.5, "horizon": np.int64(10)},
+    )
+    torch.save(describe_spec(spec), tmp_path / "spec.pt")
+    rebuilt = rebuild_spec(torch.load(tmp_path / "spec.pt", weights_only=True))
+    assert rebuilt == spec and type(rebuilt) is EnvSpec
+    found = rebuilt.observation_space
+    assert found.dtype == box.dtype and found.shape == box.shape
+    assert np.array_equal(found.low, box.low) and np.array_equal(found.high, box.high)
+    assert isinstance(rebuilt.info_fields[1], Field) and rebuilt.info_fields[1].num_bytes == 24
+
+
+@pytest.mark.parametrize("damage", ["observation_space", "task_names", "action_space"])
+def test_a_damaged_spec_is_refused(tmp_path, damage):
+    def change(state):
+        state["spec"][damage] = {"low": "x", "high": None, "shape": 3, "dtype": "none"}
+        state["spec"].pop("horizon")
+
+    with pytest.raises(ConfigurationError, match="tasks cannot be read"):
+        load_policy(save(make_sac(actor=MLP, critic=MLP), tmp_path, change=change))
+
+
+@pytest.fixture
+def sac():
+    return make_sac(actor=SMALL, critic=SMALL)
+
+
+@pytest.fixture
+def policy(sac, tmp_path):
+    return load_policy(save(sac, tmp_path))
+
+
+def test_a_batch_and_single_observations_act_for_tasks_by_number_or_name(policy, sac):
+    wanted_EA = sac.act(OBSERVATION_ED, TASK_E, "exploit")
+    names = [f"task-{task}" for task in TASK_E]
+    for task in (
+        TASK_E,
+        TASK_E.tolist(),
+        names,
+        tuple(names),
+        np.array(names),
+        torch.tensor(TASK_E),
+    ):
+        found_EA = policy.act(OBSERVATION_ED, task)
+        assert found_EA.dtype == np.float32 and np.array_equal(found_EA, wanted_EA)
+    for row, (observation_D, task) in enumerate(zip(OBSERVATION_ED, TASK_E, strict=True)):
+        alone_1A = sac.act(observation_D[None], TASK_E[row : row + 1], "exploit")
+        for one in (task, int(task), f"task-{task}", [task], torch.tensor(task)):
+            found_A = policy.act(observation_D.tolist(), one)
+            assert found_A.shape == (2,) and np.array_equal(found_A, alone_1A[0])
+    for one in (2, "task-2", ["task-2"]):
+        wanted_EA = sac.act(OBSERVATION_ED, np.full(6, 2), "exploit")
+        assert np.array_equal(policy.act(OBSERVATION_ED, one), wanted_EA)
+
+
+def test_a_mixed_list_of_names_and_numbers_is_taken(policy, sac):
+    wanted_EA = sac.act(OBSERVATION_ED[:2], np.array([1, 2]), "exploit")
+    assert np.array_equal(policy.act(OBSERVATION_ED[:2], ["task-1", 2]), wanted_EA)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("tsk-1", r"unknown task 'tsk-1': did you mean task-1"),
+        (3, r"unknown task 3: give a name, or a number from 0 to 2, of task-0, task-1, task-2"),
+        (-1, "unknown task -1"),
+        (0.5, "unknown task 0.5"),
+        (None, "unknown task None"),
+        ([0, 1], "2 tasks are given for 6 observations"),
+        ([0, 1, 2, 0, 1, 7], "unknown task 7"),
+        ([], "0 tasks are given"),
+    ],
+)
+def test_an_unknown_task_is_refused(policy, task, message):
+    with pytest.raises(ConfigurationError, match=message):
+        policy.act(OBSERVATION_ED, task)
+
+
+@pytest.mark.parametrize("shape", [(3,), (6, 3), (2, 6, 4), ()])
+def test_an_observation_of_another_shape_is_refused(policy, shape):
+    with pytest.raises(ConfigurationError) as caught:
+        policy.act(np.zeros(shape), 0)
+    assert f"has the shape {shape}" in str(caught.value)
+    assert "of the shape (4,), or a batch of them, ('E', 4)" in str(caught.value)
+
+
+def test_an_observation_that_is_no_array_and_an_unknown_mode_are_refused(policy):
+    with pytest.raises(ConfigurationError, match=r"no array of numbers of the shape \(4,\)"):
+        policy.act([[1.0, 2.0], [1.0]], 0)
+    with pytest.raises(ConfigurationError, match="the mode is 'best': give one of"):
+        policy.act(OBSERVATION_ED, 0, "best")
+
+
+def test_explored_actions_continue_the_checkpoints_draws(tmp_path, sac):
+    sac.act(OBSERVATION_ED, TASK_E, "explore")
+    path = save(sac, tmp_path)
+    one, other = load_policy(path), load_policy(path, seed=99)
+    wanted_EA = sac.act(OBSERVATION_ED, TASK_E, "explore")
+    for policy in (one, other):
+        assert np.array_equal(policy.act(OBSERVATION_ED, TASK_E, "explore"), wanted_EA)
+
+
+def test_a_loaded_policy_leaves_the_draws_of_its_process_as_they_are(tmp_path, sac):
+    path = save(sac, tmp_path)
+    torch.rand(1), np.random.rand(), random.random()
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    load_policy(path)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1] and random.getstate() == before[2]
+
+
+def test_a_policy_is_in_evaluation_mode_and_any_algorithm_can_be_wrapped(sac):
+    sac.train()
+    assert np.array_equal(
+        LoadedPolicy(sac).act(OBSERVATION_ED, TASK_E), sac.act(OBSERVATION_ED, TASK_E, "exploit")
+    )
+    assert not sac.training
+
+
+# --- what cannot be saved ----------------------------------------------------------------------
+
+
+def unsaved_factories():
+    def local(in_dim, out_dim, num_tasks):
+        return SMALL(in_dim, out_dim, num_tasks)
+
+    return {
+        "lambda": (lambda *sizes: SMALL(*sizes), "actor", "<lambda>"),
+        "local function": (local, "actor", "<locals>.local"),
+        "nested": (
+            partial(SMALL, conditioning=lambda n: OneHot(n)),
+            "actor.conditioning",
+            "lambda",
+        ),
+        "positional": (partial(lambda p, *sizes: SMALL(*sizes), 3), "actor", "positional"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["lambda", "local function", "nested", "positional"])
+def test_what_has_no_name_is_said_once_and_accepted_at_loading(tmp_path, kind):
+    factory, argument, text = unsaved_factories()[kind]
+    sac = make_sac(actor=factory, critic=SMALL)
+    with pytest.warns(UserWarning) as warned:
+        path = save(sac, tmp_path)
+        save(sac, tmp_path)
+    (message,) = [str(w.message) for w in warned if "cannot rebuild" in str(w.message)]
+    assert f"cannot rebuild {argument}, " in message and text in message
+    assert "give actor=... to load_policy" in message
+    for load in (load_policy, SAC.load_from_checkpoint):
+        with pytest.raises(ConfigurationError) as caught:
+            load(path)
+        assert f"cannot rebuild {argument} (" in str(caught.value)
+        assert "give actor=... when you load it" in str(caught.value)
+    assert_acts_alike(load_policy(path, actor=factory), sac)
+    assert changed(SAC.load_from_checkpoint(path, actor=factory), copy_of(sac)) == set()
+
+
+def test_a_class_of_a_script_cannot_be_rebuilt(tmp_path, monkeypatch):
+    monkeypatch.setattr(Tanh, "__module__", "__main__")
+    sac = make_sac(actor=Tanh, critic=SMALL)
+    with pytest.warns(UserWarning, match=r"actor, the class __main__\.Tanh"):
+        path = save(sac, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"cannot rebuild actor .*give actor=\.\.\."):
+        load_policy(path)
+    assert_acts_alike(load_policy(path, actor=Tanh), sac)
+
+
+def test_a_default_without_a_name_is_the_classes_own(tmp_path):
+    sac = make_sac(actor=SMALL, critic=SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = save(sac, tmp_path)
+    assert "actor_optimizer" not in sac.description["init_args"]
+    (critic, *_) = SAC.load_from_checkpoint(path).configure_optimizers()
+    assert critic.defaults["lr"] == 3e-4
+
+
+def test_an_unknown_override_is_refused_with_near_names(tmp_path, sac):
+    path = save(sac, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no argument 'actr'.*did you mean.*actor"):
+        load_policy(path, actr=MLP)
+    with pytest.raises(ConfigurationError, match="hparams_file"):
+        SAC.load_from_checkpoint(path, hparams_file="hparams.yaml")
+
+
+def test_an_override_of_another_size_is_refused(tmp_path, sac):
+    with pytest.raises(ConfigurationError, match="another network"):
+        load_policy(save(sac, tmp_path), actor=partial(MLP, width=17))
+
+
+# --- trust -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "factory", [Tanh, partial(Tanh, width=5), make_tanh, partial(make_tanh, width=5), Tanh.wide]
+)
+@pytest.mark.parametrize("trust", [["tests"], "tests", ["tests.test_loading"]])
+def test_a_class_of_the_users_own_needs_consent(tmp_path, factory, trust):
+    sac = make_sac(actor=factory, critic=SMALL)
+    path = save(sac, tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        load_policy(path)
+    assert "the checkpoint needs tests.test_loading." in str(caught.value)
+    assert "for actor" in str(caught.value) and "trust=['tests']" in str(caught.value)
+    with pytest.raises(ConfigurationError, match="consent"):
+        load_policy(path, trust=["test", "tests.test_load", "tests.algorithms"])
+    assert_acts_alike(load_policy(path, trust=trust), sac)
+    assert changed(SAC.load_from_checkpoint(path, trust=trust), copy_of(sac)) == set()
+    overridden = load_policy(path, actor=factory)  # is consent too
+    wanted_EA = sac.act(OBSERVATION_ED, TASK_E, "exploit")
+    assert np.array_equal(overridden.act(OBSERVATION_ED, TASK_E), wanted_EA)
+
+
+def test_an_algorithm_of_the_users_own(tmp_path):
+    options = {"actor": SMALL, "critic": SMALL}
+    algorithm = Subclass(make_spec(), scale=2.0, num_critics=1, **options)
+    path = save(algorithm, tmp_path)
+    rebuilt = Subclass.load_from_checkpoint(path)  # the caller names the class itself
+    assert (rebuilt.scale, rebuilt.discount, type(rebuilt)) == (2.0, 0.5, Subclass)
+    assert changed(rebuilt, copy_of(algorithm)) == set()
+    for load in (load_policy, Algorithm.load_from_checkpoint, SAC.load_from_checkpoint):
+        with pytest.raises(
+            ConfigurationError, match=r"Subclass for the algorithm.*trust=\['tests'"
+        ):
+            load(path)
+    assert type(SAC.load_from_checkpoint(path, trust=["tests"])) is Subclass
+    assert_acts_alike(load_policy(path, trust=["tests"]), algorithm)
+
+
+def test_an_algorithm_of_another_class_is_refused(tmp_path, sac):
+    with pytest.raises(ConfigurationError, match="which is no Subclass"):
+        Subclass.load_from_checkpoint(save(sac, tmp_path))
+
+
+REFUSED = [
+    "os.system",
+    "subprocess.Popen",
+    "builtins.eval",
+    "builtins.__import__",
+    "intruder.Network",
+    "torch.load",
+    "torch.hub.load",
+    "torch.utils.data.DataLoader",
+    "torch.optimistic.Adam",
+    "mtrl_lightning.cli.sys.modules",
+    "mtrl_lightning.cli.main",
+    "mtrl_lightning.clear.clear",
+    "mtrl_lightning.benchmarks.faulty.Faulty",
+    "mtrl_lightning.envs.ToyReach",
+    "mtrl_lightning.networks",
+    "mtrl_lightning.networks.mlp",
+    "mtrl_lightning.networks.language.json",
+    "mtrl_lightning.networks.language.json.load",
+    "mtrl_lightning.networks.language.Path",
+    "mtrl_lightning.networks.language.DESCRIPTIONS",
+    "mtrl_lightning.networks.network.he_linear",
+    "mtrl_lightning.networks.mlp.torch.load",
+    "mtrl_lightning.networks.MLP.__init__",
+    "mtrl_lightning.networks.MLP.__init__.__globals__",
+    "mtrl_lightning.networks.MLP.load_state_dict",
+    "mtrl_lightning.networks.__builtins__.eval",
+    "mtrl_lightning.networks.Nothing",
+    "mtrl_lightning.networks.nothing.Nothing",
+    "mtrl_lightning.networks.OneHot",
+    "torch.nn.modules.module.OrderedDict",
+    "torch.nn.modules.module.warnings.warn",
+    "torch.nn.Linear",
+    "torch.nn.functional.relu",
+    "torch.optim.Adam",
+    "torch.nn.parallel.DataParallel",
+    "MLP",
+    "",
+    ".os.system",
+    "os..system",
+    "mtrl_lightning.networks.MLP()",
+    "__main__.Network",
+]
+
+
+@pytest.fixture
+def intruder(tmp_path, monkeypatch):
+    """A module that says when it is imported."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    code = "import os\nopen(os.environ['INTRUDED'], 'w').close()\nclass Network: pass\n"
+    (folder / "intruder.py").write_text(code)
+    monkeypatch.setenv("INTRUDED", str(tmp_path / "intruded"))
+    monkeypatch.syspath_prepend(folder)
+    yield tmp_path / "intruded"
+    sys.modules.pop("intruder", None)
+
+
+def place(where, class_path):
+    """Return a change of a checkpoint that puts a class into one place of its description."""
+    factory = {"class_path": class_path, "init_args": {}}
+
+    def change(state):
+        arguments = state["algorithm"]["init_args"]
+        if where == "algorithm":
+            state["algorithm"]["class_path"] = class_path
+        elif where == "nested":
+            arguments["actor"]["init_args"]["conditioning"] = factory
+        elif where == "list":
+            arguments["auxiliaries"] = [factory]
+        else:
+            arguments[where] = factory
+
+    return change
+
+
+NESTED_ARE_RIGHT = {("nested", "mtrl_lightning.networks.OneHot")}
+OPTIMIZERS_ARE_RIGHT = {("actor_optimizer", "torch.optim.Adam")}
+
+
+PLACES = ["algorithm", "actor", "nested", "list", "actor_optimizer", "discount"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("class_path", REFUSED)
+def test_a_class_that_does_not_belong_there_is_refused(
+    tmp_path, sac, intruder, monkeypatch, where, class_path
+):
+    if (where, class_path) in NESTED_ARE_RIGHT | OPTIMIZERS_ARE_RIGHT:
+        pytest.skip("this is its place")
+    path = save(sac, tmp_path, change=place(where, class_path))
+    called = []
+    monkeypatch.setattr(Algorithm, "__init__", lambda self, *args: called.append(args))
+    monkeypatch.setattr(os, "system", lambda *args: called.append(args))
+    imported = set(sys.modules)
+    with pytest.raises(ConfigurationError):
+        load_policy(path)
+    assert called == [] and not intruder.exists()
+    new = {name for name in set(sys.modules) - imported if not name.startswith("torch.")}
+    assert new == set()
+
+
+def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
+    """The test above would see an import."""
+    path = save(sac, tmp_path, change=place("actor", "intruder.Network"))
+    with pytest.raises(TypeError):
+        load_policy(path, trust=["intruder"])
+    assert intruder.exists()
+
+
+@pytest.mark.parametrize(
+    "class_path",
+    [
+        "tests.test_loading.os.system",
+        "tests.test_loading.os.makedirs",
+        "tests.test_loading.MultiTaskCLI",
+        "tests.test_loading.Imported",
+    ],
+)
+def test_trust_ends_at_what_a_trusted_module_imports(tmp_path, sac, class_path):
+    path = save(sac, tmp_path, change=place("actor", class_path))
+    with pytest.raises(ConfigurationError, match=r"without your consent|and there is none"):
+        load_policy(path, trust=["tests"])
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        None,
+        "mtrl_lightning.algorithms.SAC",
+        {},
+        {"class_path": 3},
+        {"class_path": "mtrl_lightning.algorithms.SAC", "init_args": [1]},
+        {"class_path": "mtrl_lightning.algorithms.SAC", "_instantiator": "os.system"},
+    ],
+)
+def test_a_description_that_is_none_is_refused(tmp_path, sac, description):
+    path = save(sac, tmp_path, change=lambda state: state.update(algorithm=description))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_policy(path)
+
+
+def test_an_argument_of_another_version_is_refused(tmp_path, sac):
+    def change(state):
+        state["algorithm"]["init_args"]["actor"]["init_args"]["hight"] = 3
+
+    with pytest.raises(
+        ConfigurationError, match="MLP takes no argument 'hight', which is in actor"
+    ):
+        load_policy(save(sac, tmp_path, change=change))
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch intruded",)
+
+
+def test_a_checkpoint_is_read_without_executing_it(tmp_path, sac, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = save(sac, tmp_path, change=lambda state: state.update(algorithm=Bomb()))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_policy(path)
+    assert not (tmp_path / "intruded").exists()
+
+
+def test_a_missing_file_and_a_former_format_are_refused(tmp_path, sac):
+    with pytest.raises(ConfigurationError, match="there is no checkpoint"):
+        load_policy(tmp_path / "no.ckpt")
+    path = save(sac, tmp_path, change=lambda state: state.update(format=2))
+    for load in (load_policy, SAC.load_from_checkpoint):
+        with pytest.raises(ConfigurationError, match=r"format 2 is read by mtrl_lightning 0\.1"):
+            load(path)
+
+
+def test_a_network_with_frozen_language_needs_no_file(tmp_path):
+    """Its table is in the checkpoint; the class of its encoder has keyword arguments alone."""
+    spec = make_spec()._replace(task_names=("reach-v3", "push-v3", "door-open-v3"))
+    small = partial(SMALL, conditioning=NoConditioning)
+    sac = make_sac(spec, actor=small, critic=small, encoder=partial(CARE, width=6))
+    assert_acts_alike(load_policy(save(sac, tmp_path)), sac)
