@@ -40,7 +40,12 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
+from mtrl_lightning.errors import (
+    ConfigurationError,
+    DivergenceError,
+    EnvironmentFaultError,
+    import_optional,
+)
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.runs import (
     ensure_writable,
@@ -286,11 +291,12 @@ def _as_list(loggers: Any) -> list[Any]:
 
 
 def main(args: ArgsType = None) -> None:
-    """Run the command line; a user's mistake ends with its message and the exit code 2, a broken environment with 1."""
+    """Run the command line; a user's mistake ends with exit code 2, a fault while it runs with 1."""
     given = sys.argv[1:] if args is None else args
     if isinstance(given, list) and given[:1] == ["clear"]:
         return clear.main(given[1:])
     warnings.filterwarnings("ignore", ".*LeafSpec")  # Lightning's own use of torch
+    warnings.filterwarnings("ignore", ".*removed from hparams")  # config.yaml has the factories
     try:
         MultiTaskCLI(args)
     except ArgumentError as error:
@@ -300,16 +306,17 @@ def main(args: ArgsType = None) -> None:
     except MisconfigurationException as error:
         hint = "; clipping is model.init_args.actor_max_grad_norm and critic_max_grad_norm"
         _exit(2, f"{error}{hint if 'gradient_clip_val' in str(error) else ''}")
-    except (ValueError, EnvironmentFaultError) as error:
+    except (ValueError, EnvironmentFaultError, DivergenceError) as error:
         cause = _own_error(error)
         if cause is None:
             raise
-        _exit(1 if isinstance(cause, EnvironmentFaultError) else 2, str(cause))
+        _exit(2 if isinstance(cause, ConfigurationError) else 1, str(cause))
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:
     """Return the error of ours that jsonargparse may have wrapped into others."""
-    while error is not None and not isinstance(error, (ConfigurationError, EnvironmentFaultError)):
+    own_errors = (ConfigurationError, EnvironmentFaultError, DivergenceError)
+    while error is not None and not isinstance(error, own_errors):
         error = error.__cause__ or error.__context__
     return error
 

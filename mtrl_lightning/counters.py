@@ -24,6 +24,8 @@ class Counters:
     """Groups of environments rebuilt after a fault, those of evaluations too."""
     dropped_transitions: int = 0
     """Steps of single environments that a fault made void."""
+    skipped_updates: int = 0
+    """Optimizer steps that were left out because their gradient was not finite."""
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts."""

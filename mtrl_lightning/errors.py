@@ -1,4 +1,4 @@
-"""The two kinds of failure a user meets; the command line prints their message without a traceback."""
+"""The failures that a user meets; the command line prints their message without a traceback."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class RestartsExhaustedError(EnvironmentFaultError):
 
 class CallError(EnvironmentFaultError):
     """An environment could not answer a question; asking a rebuilt one would not help."""
+
+
+class DivergenceError(RuntimeError):
+    """A loss or its gradient is not finite; the message names the tasks and the remedy."""
 
 
 class PolicyFaultError(EnvironmentFaultError):

@@ -239,14 +239,15 @@ class RolloutCallback(Callback):
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
         """Return ``rollout/return``, ``rollout/success`` and ``rollout/length``: window means, and each task's.
 
-        Besides, what was survived: ``fault/worker_restarts`` and ``fault/dropped_transitions``,
-        since the run began.
+        Besides, what was survived since the run began: ``fault/worker_restarts``,
+        ``fault/dropped_transitions`` and ``fault/skipped_updates``.
         """
         assert self.collector is not None
         summary, counters = self.collector.windows.summary(), self.collector.counters
         result: dict[str, float] = {
             "fault/worker_restarts": counters.worker_restarts,
             "fault/dropped_transitions": counters.dropped_transitions,
+            "fault/skipped_updates": counters.skipped_updates,
         }
         for name in ("return", "success", "length") if summary else ():
             means = {task: statistics[name]["mean"] for task, statistics in summary.items()}

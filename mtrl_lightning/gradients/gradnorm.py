@@ -75,7 +75,7 @@ class GradNorm(GradientMethod):
         self, loss_T: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
         """Add the gradient of the weighted mean loss to every parameter's ``.grad``; then learn the weights."""
-        last = TaskParameters(parameters.last_shared, [], [])
+        last = TaskParameters(parameters.last_shared, [], [], parameters.reduce)
         norm_T = (
             TaskGradients.of(loss_T, last, retain_graph=True).gram().diagonal().sqrt().to(loss_T)
         )

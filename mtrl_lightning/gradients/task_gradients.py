@@ -43,14 +43,17 @@ class TaskGradients(NamedTuple):
             share_T: share of each loss in the mean loss, adding up to 1; None for ``1 / T``.
             retain_graph: whether the losses are differentiated again.
         """
-        shared, own, _ = parameters
-        both, num_tasks = [*shared, *own], len(loss_T)
+        shared = parameters.shared
+        own = parameters.own
+        both = [*shared, *own]
+        num_tasks = len(loss_T)
         share_T = (
             loss_T.new_full((num_tasks,), 1 / num_tasks) if share_T is None else share_T.to(loss_T)
         )
         if loss_T.is_cuda:
             found = batched_gradients(loss_T, both, retain_graph)
             means = [torch.tensordot(share_T, gradient, 1) for gradient in found[len(shared) :]]
+            parameters.reduce([*found[: len(shared)], *means])
             return cls(parameters, found[: len(shared)], means)
         stacked = [parameter.new_zeros(num_tasks, *parameter.shape) for parameter in shared]
         means = [torch.zeros_like(parameter) for parameter in own]
@@ -63,6 +66,7 @@ class TaskGradients(NamedTuple):
             for total, gradient in zip(means, alone[len(shared) :], strict=True):
                 if gradient is not None:
                     total.add_(gradient, alpha=share)
+        parameters.reduce([*stacked, *means])
         return cls(parameters, stacked, means)
 
     def gram(self) -> Tensor:
@@ -119,7 +123,8 @@ def batched_gradients(
 
 def weighted_backward(loss_T: Tensor, weight_T: Tensor, parameters: TaskParameters) -> None:
     """Set what ``TaskGradients.combine`` sets, for weights that are known: two passes in place of ``T``."""
-    shared, own, _ = parameters
+    shared = parameters.shared
+    own = parameters.own
     for loss, trained, last in (
         ((weight_T.to(loss_T) * loss_T).sum(), shared, not own),
         (loss_T.mean(), own, True),
