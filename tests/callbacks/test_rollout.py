@@ -86,6 +86,7 @@ def test_a_step_is_counted_once_for_every_environment(command_line):
         "episodes": 48,
         "worker_restarts": 0,
         "dropped_transitions": 0,
+        "skipped_updates": 0,
     }
 
 
