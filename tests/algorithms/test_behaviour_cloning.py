@@ -44,8 +44,9 @@ def test_the_loss_is_the_density_of_the_squashed_gaussian():
 
 def test_it_trains_through_the_command_line_and_its_loss_falls(command_line):
     clone(command_line, "--rollout.total_steps=1500")
-    losses = [float(row["train/actor_loss"]) for row in command_line.rows()[1:]]
-    assert losses[-1] < 0.5 * losses[0]
+    logged = [row["train/actor_loss"] for row in command_line.rows()]
+    losses = [float(loss) for loss in logged if loss]
+    assert len(losses) > 4 and losses[-1] < 0.5 * losses[0], losses
     assert "train/critic_loss" not in command_line.rows()[0]
 
 

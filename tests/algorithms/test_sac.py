@@ -138,7 +138,7 @@ class ByHand:
         m, s, c, k = [0.2, -0.6], [-0.5, 0.1], 0.3, 1.5
         stream = Generators(SEED).get("learn", torch.device("cpu"))
         next_noise, noise = (torch.randn(4, 1, generator=stream)[:, 0].tolist() for _ in range(2))
-        rows = list(zip(*(field.tolist() for field in BATCH), strict=True))
+        rows = list(zip(*(field.tolist() for field in BATCH[:-1]), strict=True))
         n, B = 2, 4
 
         gradient_w, gradient_k = [[0.0] * 3 for _ in CRITICS], 0.0
