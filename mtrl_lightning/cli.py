@@ -36,6 +36,7 @@ from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.signals import requeue_signal, slurm_job
 from mtrl_lightning.errors import (
     ConfigurationError,
+    DivergenceError,
     EnvironmentFaultError,
     PolicyFaultError,
     import_optional,
@@ -44,7 +45,7 @@ from mtrl_lightning.launch import HARMLESS_WARNINGS, Launch, fit, standard_callb
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.replay import MultiTaskData
 
-FAULTS = (EnvironmentFaultError, PolicyFaultError)
+FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
 """What ends a run with its message and the exit code 1."""
 
 
@@ -233,7 +234,7 @@ def _as_list(loggers: Any) -> list[Any]:
 
 
 def main(args: ArgsType = None) -> None:
-    """Run the command line; a user's mistake ends with its message and the exit code 2, a broken environment with 1."""
+    """Run the command line; a user's mistake ends with exit code 2, a fault while it runs with 1."""
     given = sys.argv[1:] if args is None else args
     if isinstance(given, list) and given[:1] == ["clear"]:
         return clear.main(given[1:])

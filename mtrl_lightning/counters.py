@@ -26,6 +26,8 @@ class Counters:
     """Groups of environments rebuilt after a fault, in training and in evaluation."""
     dropped_transitions: int = 0
     """Steps of single environments that were dropped because of a fault."""
+    skipped_updates: int = 0
+    """Optimizer steps that were left out because their gradient was not finite."""
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts."""

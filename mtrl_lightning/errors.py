@@ -25,6 +25,10 @@ class CallError(EnvironmentFaultError):
     """An environment could not answer a call; rebuilding it would not help."""
 
 
+class DivergenceError(RuntimeError):
+    """A loss or its gradient is not finite; the message names the tasks and the remedy."""
+
+
 class PolicyFaultError(RuntimeError):
     """The actions of the policy are not finite; no environment is the cause."""
 

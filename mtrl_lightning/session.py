@@ -164,6 +164,7 @@ class Session:
         metrics: dict[str, float] = {
             "fault/worker_restarts": self.counters.worker_restarts,
             "fault/dropped_transitions": self.counters.dropped_transitions,
+            "fault/skipped_updates": self.counters.skipped_updates,
         }
         summary = self.collector.windows.summary()
         for name in ("return", "success", "length") if summary else ():

@@ -69,7 +69,7 @@ def test_metric_names_are_those_of_the_contract(command_line):
     expected |= {f"rollout/{name}" for name in rollout} | {
         f"rollout/{name}/{task}" for name in rollout for task in TASKS
     }
-    expected |= {"fault/worker_restarts", "fault/dropped_transitions"}
+    expected |= {"fault/worker_restarts", "fault/dropped_transitions", "fault/skipped_updates"}
     expected |= {"time/env_steps_per_second", "time/updates_per_second"}
     expected |= {
         f"time/{name}_fraction"

@@ -15,6 +15,7 @@ NAMES = [
     "episodes",
     "worker_restarts",
     "dropped_transitions",
+    "skipped_updates",
 ]
 
 
@@ -24,7 +25,7 @@ def test_counters_begin_at_zero():
 
 def test_counters_are_restored_and_stay_plain_integers():
     before, after = (
-        Counters(40, 4, updates=3, episodes=2, worker_restarts=5, dropped_transitions=6),
+        Counters(40, 4, 3, 2, worker_restarts=5, dropped_transitions=6, skipped_updates=7),
         Counters(updates=99),
     )
     after.load_state_dict(before.state_dict())

@@ -1,9 +1,11 @@
-"""LightningModules that learn from a ``TransitionBatch``. They know neither environments nor callbacks."""
+"""LightningModules that learn from a ``TransitionBatch``; they import no environments."""
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.temperature import Temperature
+from mtrl_lightning.algorithms.transforms import Transform
+from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.algorithms.values import Categorical, Scalar, Value
 from mtrl_lightning.algorithms.weighting import ByHand, ByTemperature, EqualWeights, TaskWeighting
 
@@ -20,5 +22,7 @@ __all__ = [
     "Scalar",
     "TaskWeighting",
     "Temperature",
+    "Transform",
+    "Update",
     "Value",
 ]

@@ -1,21 +1,27 @@
-"""What every algorithm is: a LightningModule that acts, counts and checks the checkpoints it is given."""
+"""Base of all algorithms: acts, updates, resets its networks, and has state.
+
+Shapes: ``E`` environments, ``B`` batch, ``D`` observation, ``A`` action, ``R`` trained tasks.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.parsing import collect_init_args
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from mtrl_lightning.algorithms.compiling import Compile, begin_graphs, check_compile, compiled
 from mtrl_lightning.algorithms.description import (
     cannot_rebuild,
     describe_algorithm,
@@ -23,35 +29,64 @@ from mtrl_lightning.algorithms.description import (
     rebuild_algorithm,
     warn_of_unknown,
 )
-from mtrl_lightning.algorithms.reward_scale import RewardScale
+from mtrl_lightning.algorithms.divergence import DivergenceGuard, OnNonfinite
 from mtrl_lightning.algorithms.state import (
     Generators,
     MeanMetrics,
     global_generators,
     restore_global_generators,
 )
+from mtrl_lightning.algorithms.targets import assign_parameters
+from mtrl_lightning.algorithms.transforms import Transform
+from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.checkpoints import FORMAT, check_format, load_checkpoint
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.memory import CPU, to_device
+from mtrl_lightning.networks import SquashedGaussian, set_task_names
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec, Mode, Transitions
+from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch, Transitions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
 class Algorithm(LightningModule):
     """Base of all algorithms; also a ``Policy``.
 
+    A subclass builds its networks in ``make_networks``, its optimizer steps with ``make_update``,
+    and says in ``update`` which of them are made, and in ``policy`` how it acts.
+
     Args:
         spec: the tasks.
-        seed: of the generators.
+        seed: of the weights and of all draws.
+        compile: ``default`` compiles what is passed to ``compiled`` with ``torch.compile``,
+            ``cudagraphs`` also launches it as CUDA graphs.
+        on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
+            ``stop`` ends the run, ``skip`` leaves the step out and counts it.
+        max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
+
+    Raises:
+        ConfigurationError: if an option is out of its range.
     """
 
     policy_fields: tuple[Field, ...] = ()
     """Further fields of a transition that ``act`` returns beside the actions."""
+    _task_R: Tensor
 
-    def __init__(self, spec: EnvSpec, seed: int) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seed: int,
+        *,
+        compile: Compile = "none",
+        on_nonfinite: OnNonfinite = "stop",
+        max_skipped_updates: int = 100,
+    ) -> None:
         super().__init__()
         frame = cast(FrameType, inspect.currentframe())
         calls = collect_init_args(frame, [], classes=(Algorithm,))  # the subclass's is the last
@@ -63,17 +98,99 @@ class Algorithm(LightningModule):
         self.save_hyperparameters(apply_to_collection(described, tuple, list))
         self.automatic_optimization = False
         self.spec = spec
+        self.action_dim = spec.action_space.shape[0]
+        self.num_trained = len(spec.train_tasks)
         self.counters = Counters()
         self.stopwatch = Stopwatch()
         self.mean_metrics = MeanMetrics()
         self.generators = Generators(seed)
-        self.reward_scale = RewardScale(spec)
+        self.guard = DivergenceGuard(
+            on_nonfinite,
+            max_skipped_updates,
+            [spec.task_names[task] for task in spec.train_tasks],
+            self.counters,
+        )
+        self.transforms = nn.ModuleList()
+        """Change batches before an update learns from them, in this order; see ``add_transform``."""
+        self.quantities: dict[str, Callable[[], Tensor]] = {}
+        """What transforms may require, by name."""
+        self.updates: list[Update] = []
+        """Every optimizer step that ``update`` makes; see ``make_update``."""
+        self._compile = compile
+        self._seed = seed
+        self._network_names: list[str] = []
+        self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
 
-    def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
-    ) -> npt.NDArray[np.float32]:
-        """Choose actions ``[E, A]``."""
+    def make_networks(self) -> dict[str, nn.Module]:
+        """Build what ``reset_networks`` replaces: networks and gradient methods by attribute name.
+
+        PyTorch's global generator is seeded when this is called, and restored afterwards.
+        """
         raise NotImplementedError
+
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
+        """Return the distribution over actions."""
+        raise NotImplementedError
+
+    def update(self, batch: TransitionBatch) -> None:
+        """Learn from a batch, as it was sampled: ``transform`` it first."""
+        raise NotImplementedError
+
+    def add_networks(self) -> None:
+        """Build the networks of ``make_networks`` and make them attributes."""
+        for name, module in self._build_networks(self._seed).items():
+            self.add_module(name, module)
+            self._network_names.append(name)
+
+    def add_transform(self, transform: Transform) -> None:
+        """Append to the transforms.
+
+        Raises:
+            ConfigurationError: if it requires a quantity that this algorithm does not have.
+        """
+        missing = [name for name in transform.requires if name not in self.quantities]
+        if missing:
+            raise ConfigurationError(
+                f"{type(transform).__name__} requires {', '.join(missing)}, and"
+                f" {type(self).__name__} has {', '.join(self.quantities) or 'none'}: choose another"
+            )
+        self.transforms.append(transform)
+
+    def make_update(
+        self,
+        name: str,
+        modules: Sequence[nn.Module],
+        make_optimizer: OptimizerCallable,
+        **options: Any,
+    ) -> Update:
+        """Return a new ``Update`` with this algorithm's generators, metrics and guard.
+
+        Args:
+            name: prefix of its metrics.
+            modules: what is trained.
+            make_optimizer: builds the optimizer from the parameters.
+            options: further arguments of ``Update``.
+        """
+        update = Update(
+            name,
+            modules,
+            make_optimizer,
+            generators=self.generators,
+            metrics=self.mean_metrics,
+            guard=self.guard,
+            train_tasks=self.spec.train_tasks,
+            **options,
+        )
+        self.updates.append(update)
+        return update
+
+    def compiled(self, function: F) -> F:
+        """Return the function, compiled if that was asked for."""
+        return compiled(function, self._compile)
+
+    def configure_optimizers(self) -> list[Optimizer]:
+        """Return the optimizers of all updates, in the order in which these were made."""
+        return [update.configure_optimizer() for update in self.updates]
 
     def check_device(self, device: torch.device) -> None:
         """Check before training that what was asked for can be done on the device.
@@ -81,24 +198,108 @@ class Algorithm(LightningModule):
         Raises:
             ConfigurationError: if it cannot.
         """
+        check_compile(
+            self._compile, device, all(update.method.is_one_pass for update in self.updates)
+        )
 
-    def observe(self, transitions: Transitions) -> None:
-        """Hear of the transitions of one vector step, as they happen."""
-        self.reward_scale.observe(transitions)
-
-    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
-        """Hear of each trained task's mean reward in the replay, before the first update and at each reset."""
-        self.reward_scale.rescale(mean_reward_R)
-
-    def reset_networks(self) -> None:
-        """Begin anew with other weights; what was seen stays.
+    @torch.no_grad()
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> npt.NDArray[np.float32]:
+        """Choose actions ``[E, A]`` between -1 and 1.
 
         Raises:
-            ConfigurationError: if the algorithm cannot.
+            DivergenceError: if an update before was not finite and ends the run.
         """
-        raise ConfigurationError(
-            f"{type(self).__name__} cannot begin anew: set resets.every to null"
-        )
+        shape = (len(observation_ED), self.action_dim)
+        generator = self.generators.get("act", self.device)
+        if mode == "random":
+            uniform_EA = torch.rand(shape, generator=generator, device=self.device)
+            return (2 * uniform_EA - 1).cpu().numpy()
+        if np.issubdtype(observation_ED.dtype, np.floating):
+            observation_ED = observation_ED.astype(np.float32)
+        observation = to_device(observation_ED, self.device)
+        task = to_device(task_E, self.device)
+        for transform in self.transforms:
+            observation = transform.observation(observation, task)  # type: ignore[operator]
+        policy = self.policy(observation, task)
+        if mode == "exploit":
+            action_EA = policy.mode().cpu()
+        else:
+            noise_EA = torch.randn(shape, generator=generator, device=self.device)
+            action_EA = policy.sample(noise_EA)[0].cpu()
+        self.guard.read()  # the device was waited for already
+        return action_EA.numpy()
+
+    def observe(self, transitions: Transitions) -> None:
+        """Receive the transitions of one vector step, in the order in which they happen."""
+        for transform in self.transforms:
+            transform.observe(transitions)  # type: ignore[operator]
+
+    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
+        """Receive each trained task's mean reward in the replay.
+
+        Called before the first update and whenever the networks are reset.
+        """
+        for transform in self.transforms:
+            transform.begin_learning(mean_reward_R)  # type: ignore[operator]
+
+    def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
+        """Make one update and count it."""
+        if self._compile == "cudagraphs":
+            begin_graphs([update.optimizer for update in self.updates if update.optimizer])
+        self.update(batch)
+        self.counters.updates += 1
+
+    def transform(self, batch: TransitionBatch) -> TransitionBatch:
+        """Return the batch after all transforms."""
+        for transform in self.transforms:
+            assert isinstance(transform, Transform)
+            quantities = {name: self.quantities[name]() for name in transform.requires}
+            batch = transform(batch, **quantities)
+        return batch
+
+    def is_due(self, every: int) -> bool:
+        """Return whether what happens every so many updates happens in this one."""
+        return self.counters.updates % every == 0
+
+    def noise_like(self, action_BA: Tensor) -> Tensor:
+        """Draw standard normal noise of the actions' shape for a loss."""
+        generator = self.generators.get("learn", self.device)
+        return torch.randn(action_BA.shape, generator=generator, device=self.device)
+
+    def reset_networks(self) -> None:
+        """Reinitialize what ``make_networks`` builds, with other weights, and its optimizers.
+
+        Buffers (an encoder's statistics) stay, and so does everything else.
+
+        Raises:
+            ConfigurationError: if the algorithm has nothing to reset.
+        """
+        if not self._network_names:
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot reset its networks: set resets.every to null"
+            )
+        seed = int(torch.randint(2**31, (), generator=self.generators.get("reset", CPU)))
+        was_reset = set()
+        for name, fresh in self._build_networks(seed).items():
+            module = self.get_submodule(name)
+            if isinstance(fresh, GradientMethod):
+                module.load_state_dict(fresh.state_dict())
+            else:
+                assign_parameters(fresh, module)
+            was_reset |= {id(parameter) for parameter in module.parameters()}
+        for update in self.updates:
+            if update.optimizer and all(id(p) in was_reset for p in update.parameters):
+                update.optimizer.state.clear()
+
+    def _build_networks(self, seed: int) -> dict[str, nn.Module]:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            networks = self.make_networks()
+        for network in networks.values():
+            set_task_names(network, self.spec.task_names)
+        return networks
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics, averaged since the last call."""
@@ -111,6 +312,7 @@ class Algorithm(LightningModule):
         """Add what rebuilds the algorithm, and its state; keep hyper-parameters of plain values."""
         warn_of_unknown(self._unknown_arguments)
         self._unknown_arguments = {}  # once is enough
+        self.guard.read()  # skipped steps that only the device knows of are counted
         checkpoint["mtrl_lightning"] = {
             "format": FORMAT,
             "algorithm": self.description,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -20,7 +21,9 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(function: F, how: Compile) -> F:
     """Return the function compiled; with ``cudagraphs`` its kernels are launched as one graph.
 
-    What a graph returns is overwritten by its next call.
+    What a graph returns is overwritten by its next call. Without gradients, as when a gradient
+    method computes losses a second time, the function is called as it is: another graph for that
+    would cost more than it saves.
 
     Raises:
         ConfigurationError: if the option is unknown.
@@ -29,11 +32,17 @@ def compiled(function: F, how: Compile) -> F:
         raise ConfigurationError(f"compile is {how!r}: give none, default or cudagraphs")
     if how == "none":
         return function
-    return torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)  # type: ignore[return-value]
+    fast = torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return fast(*args) if torch.is_grad_enabled() else function(*args)
+
+    return call  # type: ignore[return-value]
 
 
 def begin_graphs(optimizers: Iterable[Optimizer]) -> None:
-    """Let CUDA graphs write over what they returned in the last update, such as gradients, which are given up."""
+    """Give up gradients, so that CUDA graphs may write over what they returned before."""
     for optimizer in optimizers:
         optimizer.zero_grad()
     torch.compiler.cudagraph_mark_step_begin()
@@ -45,7 +54,7 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
     Args:
         how: the option.
         device: that trains.
-        is_one_pass: whether the losses are differentiated once.
+        is_one_pass: whether every loss is differentiated once.
 
     Raises:
         ConfigurationError: naming what to change.
@@ -57,8 +66,7 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
     if how != "none" and not is_one_pass:
         raise ConfigurationError(
             f"compile {how} cannot be differentiated task by task, as the gradient method does: set"
-            " compile to none, or"
-            " the gradient methods to Mean or FAMO"
+            " compile to none, or the gradient methods to Mean or FAMO"
         )
     if how == "default" and device.type == "cpu" and not _is_there("CXX", "g++", "clang++", "cl"):
         raise ConfigurationError(
@@ -72,11 +80,10 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
     ):
         raise ConfigurationError(
             f"compile {how} needs Triton, which comes with PyTorch for CUDA, and a C compiler:"
-            " install them, or set"
-            " compile to none"
+            " install them, or set compile to none"
         )
 
 
 def _is_there(variable: str, *compilers: str) -> bool:
-    """Return whether the compiler that an environment variable names, or another of these, is installed."""
+    """Return whether a compiler is installed, from an environment variable or one of these."""
     return any(name and shutil.which(name) for name in (os.environ.get(variable, ""), *compilers))

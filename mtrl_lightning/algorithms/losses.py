@@ -24,8 +24,9 @@ def critic_target(
     alpha_B: Tensor,
     discount: float,
 ) -> Tensor:
-    """Return the targets ``[B]`` of equation 3: ``y = r + discount (1 - terminated) [min_i Q_i' - alpha log pi']``.
+    """Return the critics' targets ``[B]``, equation 3.
 
+    ``y = r + discount (1 - terminated) [min_i Q_i' - alpha log pi']``.
     A truncated transition is not terminated: it bootstraps from its true successor.
     """
     value_B = next_q_QB.amin(0) - alpha_B * next_log_prob_B
@@ -33,17 +34,21 @@ def critic_target(
 
 
 def critic_loss(q_QB: Tensor, target_B: Tensor, num_tasks: int) -> Tensor:
-    """Return ``L_Q = sum_i mean (Q_i - y)^2`` (equation 5, without the half) for each task, ``[T]``."""
+    """Return each task's ``L_Q = sum_i mean (Q_i - y)^2`` (equation 5 without 1/2), ``[T]``."""
     return per_task((q_QB - target_B).square().sum(0), num_tasks)
 
 
 def actor_loss(log_prob_B: Tensor, q_QB: Tensor, alpha_B: Tensor, num_tasks: int) -> Tensor:
-    """Return ``L_pi = mean (alpha log pi - min_i Q_i)`` (equation 7) for each task, ``[T]``."""
+    """Return each task's ``L_pi = mean (alpha log pi - min_i Q_i)`` (equation 7), ``[T]``."""
     return per_task(alpha_B * log_prob_B - q_QB.amin(0), num_tasks)
 
 
 def temperature_loss(
-    log_alpha_B: Tensor, log_prob_B: Tensor, target_entropy: float, num_tasks: int
+    log_alpha_B: Tensor, log_prob_B: Tensor, target_entropy: Tensor | float, num_tasks: int
 ) -> Tensor:
-    """Return ``L_alpha = mean -log alpha (log pi + H)`` (equation 18, in ``log alpha``) for each task, ``[T]``."""
+    """Return each task's ``L_alpha = mean -log alpha (log pi + H)``, ``[T]``.
+
+    Equation 18, in ``log alpha``. The target entropy ``H`` is a number, or one for each row
+    ``[B]``.
+    """
     return per_task(-log_alpha_B * (log_prob_B + target_entropy), num_tasks)

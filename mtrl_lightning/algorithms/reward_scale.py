@@ -1,33 +1,33 @@
-"""Rewards brought to one scale before they are learned from.
+"""Transforms that bring the tasks' rewards to one scale.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``B`` batch, ``N`` transitions of one vector step.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import EnvSpec, Transitions
+from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
-class RewardScale(nn.Module):
+class RewardScale(Transform):
     """Scale each task's rewards when they are sampled; built by a factory ``(spec) -> RewardScale``.
 
-    This one leaves them as they are. The replay keeps what was received, so that a change of scale
-    holds for all of it.
+    This one leaves them as they are.
 
     Args:
         spec: the tasks.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        super().__init__()
+        super().__init__(spec)
         self._train_tasks = list(spec.train_tasks)
 
     def check(self, discount: float) -> None:
@@ -37,28 +37,28 @@ class RewardScale(nn.Module):
             ConfigurationError: if it does not.
         """
 
-    def observe(self, transitions: Transitions) -> None:
-        """Hear of one vector step's transitions."""
+    def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
+        """Return the batch with scaled rewards."""
+        factor_T = self.factors(**quantities)
+        if factor_T is None:
+            return batch
+        return batch._replace(reward_B=batch.reward_B * factor_T[batch.task_B])
 
-    def rescale(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
-        """Hear of the mean reward of each trained task in the replay: before the first update, and at each reset."""
-
-    def forward(
-        self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float
-    ) -> Tensor:
-        """Return the rewards ``[B]`` to learn from, for temperatures ``[T]``."""
-        return reward_B
+    def factors(self, **quantities: Tensor) -> Tensor | None:
+        """Return what each task's rewards are multiplied by, ``[T]``; None for 1."""
+        return None
 
 
 class MeanReward(RewardScale):
-    """Adaptive reward scaling: factor ``max_j m_j / m_i``, where ``m_i`` is task ``i``'s mean reward in the replay.
+    """Adaptive reward scaling: a task's rewards are multiplied by ``max_j m_j / m_i``.
 
-    ARS (Cho et al., ICML 2025, equation 6). The paper's rewards are not negative; here ``m_i`` is
-    the magnitude of the mean. Factors stay as they are between resets.
+    ``m_i`` is task ``i``'s mean reward in the replay: ARS (Cho et al., ICML 2025, equation 6). The
+    paper's rewards are not negative; here ``m_i`` is the magnitude of the mean. The factors change
+    only when the networks are reset.
 
     Args:
         spec: the tasks.
-        max_factor: largest factor, for a task that has hardly seen a reward.
+        max_factor: largest factor, at least 1, for a task that has hardly seen a reward.
 
     Raises:
         ConfigurationError: if ``max_factor`` is below 1.
@@ -73,26 +73,22 @@ class MeanReward(RewardScale):
         self._max_factor = max_factor
         self.register_buffer("factor_T", torch.ones(spec.num_tasks))
 
-    def rescale(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
-        """Compute the factors anew."""
-        mean_R = np.nan_to_num(
-            np.abs(mean_reward_R)
-        )  # a task without transitions is refused where it is sampled
+    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
+        """Recompute the factors."""
+        # a task without transitions, whose mean is NaN, is refused where it is sampled
+        mean_R = np.nan_to_num(np.abs(mean_reward_R))
         largest = mean_R.max() or 1.0
-        factor_R = np.where(
-            mean_R.max() > 0, largest / np.maximum(mean_R, largest / self._max_factor), 1.0
-        )
+        smallest_R = np.maximum(mean_R, largest / self._max_factor)
+        factor_R = np.where(mean_R.max() > 0, largest / smallest_R, 1.0)
         self.factor_T[self._train_tasks] = torch.as_tensor(factor_R).to(self.factor_T)
 
-    def forward(
-        self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float
-    ) -> Tensor:
-        """Multiply by the task's factor."""
-        return reward_B * self.factor_T[task_B]
+    def factors(self, **quantities: Tensor) -> Tensor:
+        """Return the factors."""
+        return self.factor_T
 
 
 class ReturnRange(RewardScale):
-    """Divide by the largest magnitude of a task's discounted returns, so that values lie within ``bound``.
+    """Divide by the largest magnitude of a task's discounted returns: values lie within ``bound``.
 
     BRC (Nauman et al. 2025, arXiv 2505.23150): ``r bound / (max |G| - alpha H target_entropy / 2)``
     with the effective horizon ``H = 1 / (1 - discount)``. ``G`` are the discounted returns from
@@ -102,13 +98,14 @@ class ReturnRange(RewardScale):
 
     Args:
         spec: the tasks.
-        discount: gamma of the returns; as of the critic.
-        bound: magnitude that values shall keep to; 10 in BRC.
+        discount: gamma of the returns, that of the critic.
+        bound: magnitude that values should keep to, above 0; 10 in BRC.
 
     Raises:
         ConfigurationError: if a number is out of its range.
     """
 
+    requires: ClassVar[tuple[str, ...]] = ("temperature_T", "target_entropy_T")
     largest_T: Tensor
 
     def __init__(self, spec: EnvSpec, discount: float = 0.99, bound: float = 10.0) -> None:
@@ -117,7 +114,8 @@ class ReturnRange(RewardScale):
             raise ConfigurationError(
                 f"discount is {discount} and bound {bound}: give 0 <= discount < 1 and bound > 0"
             )
-        self._discount, self._bound = discount, bound
+        self._discount = discount
+        self._bound = bound
         self._horizon = 1 / (1 - discount)
         self._rewards: dict[int, list[float]] = {}
         self.register_buffer("largest_T", torch.zeros(spec.num_tasks))
@@ -135,8 +133,8 @@ class ReturnRange(RewardScale):
 
         An environment that is left out had a fault: its episode is dropped.
         """
-        here = set(transitions.env_E.tolist())
-        self._rewards = {env: rewards for env, rewards in self._rewards.items() if env in here}
+        present = set(transitions.env_E.tolist())
+        self._rewards = {env: rewards for env, rewards in self._rewards.items() if env in present}
         for env, reward in zip(
             transitions.env_E.tolist(), transitions.reward_E.tolist(), strict=True
         ):
@@ -144,17 +142,16 @@ class ReturnRange(RewardScale):
         done_E = transitions.terminated_E | transitions.truncated_E
         for row in np.flatnonzero(done_E).tolist():
             rewards = np.array(self._rewards.pop(int(transitions.env_E[row])))
-            following = 0.0 if transitions.terminated_E[row] else rewards.mean() * self._horizon
-            returns = discounted_returns(rewards, following, self._discount)
+            is_terminated = bool(transitions.terminated_E[row])
+            return_after = 0.0 if is_terminated else rewards.mean() * self._horizon
+            returns = discounted_returns(rewards, return_after, self._discount)
             task = int(transitions.task_E[row])
             self.largest_T[task] = max(float(self.largest_T[task]), float(np.abs(returns).max()))
 
-    def forward(
-        self, reward_B: Tensor, task_B: Tensor, alpha_T: Tensor, target_entropy: float
-    ) -> Tensor:
-        """Divide by the task's range."""
-        range_T = self.largest_T - alpha_T * self._horizon * target_entropy / 2
-        return reward_B * torch.where(range_T > 0, self._bound / range_T, 1.0)[task_B]
+    def factors(self, *, temperature_T: Tensor, target_entropy_T: Tensor) -> Tensor:  # type: ignore[override]
+        """Return ``bound`` divided by the task's range."""
+        range_T = self.largest_T - temperature_T * self._horizon * target_entropy_T / 2
+        return torch.where(range_T > 0, self._bound / range_T, 1.0)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rewards of the episodes under way."""
@@ -165,9 +162,11 @@ class ReturnRange(RewardScale):
         self._rewards = {int(env): list(rewards) for env, rewards in state["rewards"].items()}
 
 
-def discounted_returns(rewards: npt.NDArray, following: float, discount: float) -> npt.NDArray:
-    """Return ``G_t = r_t + discount G_(t+1)`` of every step, with ``following`` after the last."""
+def discounted_returns(rewards: npt.NDArray, return_after: float, discount: float) -> npt.NDArray:
+    """Return ``G_t = r_t + discount G_(t+1)`` of every step, with ``return_after`` the last."""
     returns = np.empty(len(rewards))
+    next_return = return_after
     for t in reversed(range(len(rewards))):
-        following = returns[t] = rewards[t] + discount * following
+        next_return = rewards[t] + discount * next_return
+        returns[t] = next_return
     return returns

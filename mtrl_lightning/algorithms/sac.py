@@ -1,47 +1,49 @@
 """Multi-task soft actor-critic.
 
-Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``D`` observation, ``Z`` features,
-``A`` action, ``Q`` critics, ``E`` environments.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``Z``
+features, ``A`` action, ``Q`` critics, ``K`` outputs of a critic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium.spaces import Box
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam
 
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.checks import check_parts, check_ranges
-from mtrl_lightning.algorithms.compiling import Compile, begin_graphs, check_compile, compiled
-from mtrl_lightning.algorithms.descent import Descent, without_gradients
+from mtrl_lightning.algorithms.compiling import Compile
+from mtrl_lightning.algorithms.divergence import OnNonfinite
 from mtrl_lightning.algorithms.reward_scale import RewardScale
-from mtrl_lightning.algorithms.targets import PolyakAverage, assign_parameters, frozen_copy
+from mtrl_lightning.algorithms.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.algorithms.task_rows import task_by_task
 from mtrl_lightning.algorithms.temperature import Temperature
+from mtrl_lightning.algorithms.transforms import Transform
+from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
-from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.memory import CPU, to_device
-from mtrl_lightning.networks import (
-    MLP,
-    Encoder,
-    Ensemble,
-    Identity,
-    Network,
-    SquashedGaussian,
-    set_task_names,
-)
-from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch
+from mtrl_lightning.networks import MLP, Encoder, Ensemble, Identity, Network, SquashedGaussian
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+
+class CriticTarget(NamedTuple):
+    """What the critics' loss bootstraps from; without a graph."""
+
+    next_output_QBK: Tensor
+    """Outputs of the target critics for the policy's next actions."""
+    next_log_prob_B: Tensor
+    """Log densities of these actions."""
+    alpha_B: Tensor
+    """Temperatures."""
 
 
 class SAC(Algorithm):
@@ -57,17 +59,18 @@ class SAC(Algorithm):
         value: what a critic's outputs mean, and how it learns.
         task_weighting: how much each task's losses of actor and critic count.
         reward_scale: brings the tasks' rewards to one scale when they are sampled.
+        transforms: further changes of sampled batches and of observations, after the reward scale.
         temperature: weight of the entropy.
         auxiliaries: further losses that train the encoder.
-        num_critics: Q functions of which the smallest counts, ``Q``.
-        discount: gamma.
-        tau: how far the targets move at each of their updates.
-        target_entropy: entropy that the temperature aims at; None for minus the number of action
-            dimensions.
+        num_critics: Q functions of which the smallest counts, ``Q``; at least 1.
+        discount: gamma, between 0 and 1.
+        tau: how far the targets move at each of their updates, above 0 and at most 1.
+        target_entropy: entropy that the temperature aims at, for every task; None for minus the
+            task's number of action dimensions.
         log_std_min: lower clamp of the policy's log standard deviation.
         log_std_max: upper clamp of the policy's log standard deviation.
-        actor_every: critic updates between two actor (and temperature) updates.
-        target_every: critic updates between two target updates.
+        actor_every: critic updates between two actor (and temperature) updates, at least 1.
+        target_every: critic updates between two target updates, at least 1.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critics and the encoder.
@@ -77,13 +80,22 @@ class SAC(Algorithm):
         compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
             launches them as CUDA graphs; meant for a GPU, slower on a CPU. The first updates wait
             for the compiler.
+        on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
+            ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
+            it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
+        max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
         seed: of the weights and of all draws.
 
     Raises:
-        ConfigurationError: if a number is out of its range.
+        ConfigurationError: if a number is out of its range, or parts do not fit together.
     """
 
-    _task_T: Tensor
+    encoder: Encoder
+    actor: Network
+    critic: Ensemble
+    actor_gradient: GradientMethod
+    critic_gradient: GradientMethod
+    target_entropy_T: Tensor
 
     def __init__(
         self,
@@ -97,6 +109,7 @@ class SAC(Algorithm):
         value: Callable[[], Value] = Scalar,
         task_weighting: Callable[[EnvSpec], TaskWeighting] = EqualWeights,
         reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
+        transforms: list[Callable[[EnvSpec], Transform]] | None = None,
         temperature: Callable[[int], Temperature] = Temperature,
         auxiliaries: list[Callable[[EnvSpec, int], Auxiliary]] | None = None,
         num_critics: int = 2,
@@ -113,267 +126,226 @@ class SAC(Algorithm):
         critic_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
         temperature_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
         compile: Compile = "none",
+        on_nonfinite: OnNonfinite = "stop",
+        max_skipped_updates: int = 100,
         seed: int = 0,
     ) -> None:
-        super().__init__(spec, seed)
+        super().__init__(
+            spec,
+            seed,
+            compile=compile,
+            on_nonfinite=on_nonfinite,
+            max_skipped_updates=max_skipped_updates,
+        )
         check_ranges(
             num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max
         )
-        self.discount, self.action_dim = discount, spec.action_space.shape[0]
-        self.target_entropy = -float(self.action_dim) if target_entropy is None else target_entropy
-        self._log_std, self.actor_every, self.target_every = (
-            (log_std_min, log_std_max),
-            actor_every,
-            target_every,
-        )
-        self._optimizers = (critic_optimizer, actor_optimizer, temperature_optimizer)
-        self._num_trained = len(spec.train_tasks)
-        self.register_buffer("_task_T", torch.tensor(spec.train_tasks), persistent=False)
-
+        self.discount = discount
+        self.actor_every = actor_every
+        self.target_every = target_every
+        self._log_std_min = log_std_min
+        self._log_std_max = log_std_max
+        self._make_actor = actor
+        self._make_critic = critic
+        self._make_encoder = encoder
+        self._make_actor_gradient = actor_gradient
+        self._make_critic_gradient = critic_gradient
+        self._num_critics = num_critics
         self.value = value()
-        self._make = (encoder, actor, lambda *sizes: Ensemble(lambda: critic(*sizes), num_critics))
-        self._make_gradients = (actor_gradient, critic_gradient)
-        self.encoder, self.actor, self.critic, self.actor_gradient, self.critic_gradient = (
-            self._new_networks(seed)
-        )
+        self.add_networks()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed + 1)
             self.auxiliaries = nn.ModuleList(
                 make(spec, self.encoder.out_dim) for make in auxiliaries or []
             )
         self.temperature = temperature(spec.num_tasks)
-        self.task_weighting, self.reward_scale = task_weighting(spec), reward_scale(spec)
-        self.target_encoder, self.target_critic = (
-            frozen_copy(self.encoder),
-            frozen_copy(self.critic),
-        )
-        self._targets = PolyakAverage(
+        self.task_weighting = task_weighting(spec)
+        self.target_encoder = frozen_copy(self.encoder)
+        self.target_critic = frozen_copy(self.critic)
+        self.targets = PolyakAverage(
             [self.critic, self.encoder], [self.target_critic, self.target_encoder], tau
         )
-        check_parts(self.task_weighting, self.temperature, self.reward_scale, discount)
-        self._descents = {
-            "critic": Descent(
-                self.critic_gradient, self.critic.members, self.encoder, critic_max_grad_norm
-            ),
-            "actor": Descent(self.actor_gradient, [self.actor], None, actor_max_grad_norm),
+        entropy = -float(self.action_dim) if target_entropy is None else target_entropy
+        target_entropy_T = torch.full((spec.num_tasks,), float(entropy))
+        self.register_buffer("target_entropy_T", target_entropy_T, persistent=False)
+        self.quantities = {
+            "temperature_T": self.temperature.values,
+            "target_entropy_T": lambda: self.target_entropy_T,
         }
-        self._critic_parameters = [p for p in self.critic.parameters() if p.requires_grad]
-        self._compile, self._compiled_critic_losses = (
-            compile,
-            compiled(self._critic_losses, compile),
+        scale = reward_scale(spec)
+        check_parts(self.task_weighting, self.temperature, scale, discount)
+        self.add_transform(scale)
+        for make_transform in transforms or []:
+            self.add_transform(make_transform(spec))
+
+        self._critic_target = self.compiled(self.critic_target)
+        self._critic_loss = self.compiled(self.critic_loss)
+        self._actor_loss = self.compiled(self.actor_loss)
+        self.critic_update = self.make_update(
+            "critic",
+            [self.encoder, *self.critic.members],
+            critic_optimizer,
+            method=self.critic_gradient,
+            max_grad_norm=critic_max_grad_norm,
+            weights=self.task_weights,
         )
-        self._compiled_actor_losses = compiled(self._actor_losses, compile)
-
-    def _new_networks(
-        self, seed: int
-    ) -> tuple[Encoder, Network, Ensemble, GradientMethod, GradientMethod]:
-        """Build what is trained with weights of this seed."""
-        make_encoder, make_actor, make_critic = self._make
-        T, A = self.spec.num_tasks, self.action_dim
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            encoder = make_encoder(self.spec.observation_space, T)
-            Z = encoder.out_dim
-            actor, critic = make_actor(Z, 2 * A, T), make_critic(Z + A, self.value.out_dim, T)
-            actor_gradient, critic_gradient = (
-                make(self._num_trained) for make in self._make_gradients
-            )
-        for module in (encoder, actor, critic):
-            set_task_names(module, self.spec.task_names)
-        return encoder, actor, critic, actor_gradient, critic_gradient
-
-    def reset_networks(self) -> None:
-        """Begin anew with other weights of actor, critics and encoder, their optimizers and gradient methods.
-
-        Buffers (an encoder's statistics), the temperatures and the auxiliaries stay.
-        """
-        seed = int(torch.randint(2**31, (), generator=self.generators.get("reset", CPU)))
-        *networks, actor_gradient, critic_gradient = self._new_networks(seed)
-        for network, fresh in zip((self.encoder, self.actor, self.critic), networks, strict=True):
-            assign_parameters(fresh, network)
-        self.actor_gradient.load_state_dict(actor_gradient.state_dict())
-        self.critic_gradient.load_state_dict(critic_gradient.state_dict())
-        assign_parameters(self.encoder, self.target_encoder)
-        assign_parameters(self.critic, self.target_critic)
-        optimizers: list[Optimizer] = self.optimizers(use_pl_optimizer=False)  # type: ignore[assignment]
-        for optimizer in optimizers[:2]:
-            optimizer.state.clear()
-
-    def check_device(self, device: torch.device) -> None:
-        """Check that the update can be compiled for the device, if that was asked for."""
-        check_compile(
-            self._compile,
-            device,
-            self.actor_gradient.is_one_pass and self.critic_gradient.is_one_pass,
+        self.actor_update = self.make_update(
+            "actor",
+            [self.actor],
+            actor_optimizer,
+            method=self.actor_gradient,
+            max_grad_norm=actor_max_grad_norm,
+            weights=self.task_weights,
+            frozen=list(self.critic.parameters()),
         )
-
-    def configure_optimizers(self) -> list[Optimizer]:
-        """Return the optimizers of critics and encoder, of the actor, of the temperature, and of each auxiliary."""
-        critic, actor, temperature = self._optimizers
-        encoder = list(self.encoder.parameters())
-        own = [critic([*encoder, *self.critic.parameters()]), actor(self.actor.parameters())]
-        own.append(temperature(self.temperature.parameters()))
-        return own + [a.make_optimizer([*encoder, *a.parameters()]) for a in self.auxiliaries]  # type: ignore[operator]
-
-    @torch.no_grad()
-    def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
-    ) -> npt.NDArray[np.float32]:
-        """Choose actions ``[E, A]`` between -1 and 1."""
-        shape, generator = (
-            (len(observation_ED), self.action_dim),
-            self.generators.get("act", self.device),
+        self.temperature_update = self.make_update(
+            "temperature", [self.temperature], temperature_optimizer
         )
-        if mode == "random":
-            return (
-                (2 * torch.rand(shape, generator=generator, device=self.device) - 1).cpu().numpy()
-            )
-        if np.issubdtype(observation_ED.dtype, np.floating):
-            observation_ED = observation_ED.astype(np.float32)
-        observation, task = to_device(observation_ED, self.device), to_device(task_E, self.device)
-        policy = self._policy(self.encoder(observation, task), task)
-        if mode == "exploit":
-            return policy.mode().cpu().numpy()
-        action_EA, _ = policy.sample(torch.randn(shape, generator=generator, device=self.device))
-        return action_EA.cpu().numpy()
+        self.auxiliary_updates = [self._auxiliary_update(part) for part in self.auxiliaries]
 
-    def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
-        """Make one update of the critics, and those of actor, temperature, targets and auxiliaries that are due."""
-        optimizers: list[Any] = self.optimizers(use_pl_optimizer=False)  # type: ignore[assignment]
-        critic, actor, temperature, *others = optimizers
-        scaled_B = self.reward_scale(
-            batch.reward_B, batch.task_B, self.temperature.values(), self.target_entropy
-        )
-        batch = batch._replace(reward_B=scaled_B)
-        update = self.counters.updates
-        if self._compile == "cudagraphs":
-            begin_graphs(optimizers)
+    def make_networks(self) -> dict[str, nn.Module]:
+        """Build encoder, actor, critics and both gradient methods."""
+        num_tasks = self.spec.num_tasks
+        encoder = self._make_encoder(self.spec.observation_space, num_tasks)
+        critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim, num_tasks)
+        return {
+            "encoder": encoder,
+            "actor": self._make_actor(encoder.out_dim, 2 * self.action_dim, num_tasks),
+            "critic": Ensemble(lambda: self._make_critic(*critic_sizes), self._num_critics),
+            "actor_gradient": self._make_actor_gradient(self.num_trained),
+            "critic_gradient": self._make_critic_gradient(self.num_trained),
+        }
+
+    def update(self, batch: TransitionBatch) -> None:
+        """Update the critics, and actor, temperature, targets and auxiliaries if they are due."""
+        batch = self.transform(batch)
         self.encoder.observe(batch.observation_BD)
         self.target_encoder.observe(batch.observation_BD)
-        self._update_critic(batch, critic)
-        if update % self.actor_every == 0:
-            self._update_actor(batch, actor, temperature)
-        if update % self.target_every == 0:
-            self._targets.step()
-        for auxiliary, optimizer in zip(self.auxiliaries, others, strict=True):
-            if update % auxiliary.every == 0:  # type: ignore[operator]
-                self._update_auxiliary(batch, auxiliary, optimizer)
-        self.counters.updates += 1
 
-    def drain_metrics(self) -> dict[str, float]:
-        """Return ``train/...`` metrics since the last call, and every task's temperature now."""
-        metrics, alpha = super().drain_metrics(), self.temperature.values().tolist()
-        temperatures = {
-            f"train/temperature/{n}": a for n, a in zip(self.spec.task_names, alpha, strict=True)
-        }
-        return metrics | temperatures if metrics else {}
-
-    def _update_critic(self, batch: TransitionBatch, optimizer: Optimizer) -> None:
-        noise_BA = self._noise(batch)
-        loss_T, q, target = self._compiled_critic_losses(batch, noise_BA)
-        self._descend("critic", loss_T, optimizer, lambda: self._critic_loss(batch, *target)[0])
+        target = self._critic_target(batch, self.noise_like(batch.action_BA))
+        q = self.critic_update(lambda: self._critic_loss(batch, target))
         self.mean_metrics.add({"q": q})
 
-    def _update_actor(
-        self, batch: TransitionBatch, optimizer: Optimizer, temperature: Optimizer
-    ) -> None:
-        noise_BA = self._noise(batch)
-        with without_gradients(self._critic_parameters):
-            loss_T, log_prob_B = self._compiled_actor_losses(batch, noise_BA)
-        self._descend("actor", loss_T, optimizer, lambda: self._actor_losses(batch, noise_BA)[0])
+        if self.is_due(self.actor_every):
+            noise_BA = self.noise_like(batch.action_BA)
+            log_prob_B = self.actor_update(lambda: self._actor_loss(batch, noise_BA))
+            self.temperature_update(lambda: self.temperature_loss(log_prob_B, batch.task_B))
+            self.mean_metrics.add({"entropy": -log_prob_B.mean()})
 
-        log_alpha_B = self.temperature(batch.task_B)
-        loss = losses.temperature_loss(
-            log_alpha_B, log_prob_B, self.target_entropy, self._num_trained
-        ).mean()
-        temperature.zero_grad()
-        loss.backward()
-        temperature.step()
-        self.mean_metrics.add({"temperature_loss": loss, "entropy": -log_prob_B.mean()})
+        if self.is_due(self.target_every):
+            self.targets.step()
 
-    def _descend(
-        self, name: str, loss_T: Tensor, optimizer: Optimizer, again: Callable[[], Tensor]
-    ) -> None:
-        with torch.no_grad():
-            weight_T = self.task_weighting(self.temperature(self._task_T))
-        generators = (
-            self.generators.get("gradient", CPU),
-            self.generators.get("repair", self.device),
+        for i, auxiliary in enumerate(self.auxiliaries):
+            if self.is_due(auxiliary.every):  # type: ignore[arg-type]
+                self._update_auxiliary(i, batch)
+
+    @torch.no_grad()
+    def critic_target(self, batch: TransitionBatch, noise_BA: Tensor) -> CriticTarget:
+        """Return what the critics' loss bootstraps from, for the policy's next actions."""
+        alpha_B = self.temperature(batch.task_B).exp()
+        policy = self.policy(batch.next_observation_BD, batch.task_B)
+        action_BA, log_prob_B = policy.sample(noise_BA)
+        output_QBK = self._critic_outputs(
+            self.target_critic,
+            self.target_encoder,
+            batch.next_observation_BD,
+            action_BA,
+            batch.task_B,
         )
-        statistics = self._descents[name].step(
-            loss_T, weight_T, self._task_T, optimizer, again, *generators
-        )
-        self.mean_metrics.add({f"{name}_{key}": value for key, value in statistics.items()})
+        return CriticTarget(output_QBK, log_prob_B, alpha_B)
 
-    def _critic_losses(
-        self, batch: TransitionBatch, noise_BA: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return each task's critic loss ``[T]``, the mean Q value, and what the target is made of."""
-        with torch.no_grad():
-            alpha_B = self.temperature(batch.task_B).exp()
-            next_policy = self._policy(
-                self.encoder(batch.next_observation_BD, batch.task_B), batch.task_B
-            )
-            next_action_BA, next_log_prob_B = next_policy.sample(noise_BA)
-            following = (batch.next_observation_BD, next_action_BA, batch.task_B)
-            next_output_QBK = self._outputs(self.target_critic, self.target_encoder, *following)
-        target = (next_output_QBK, next_log_prob_B, alpha_B)
-        return *self._critic_loss(batch, *target), target
-
-    def _critic_loss(
-        self,
-        batch: TransitionBatch,
-        next_output_QBK: Tensor,
-        next_log_prob_B: Tensor,
-        alpha_B: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        rows = (batch.observation_BD, batch.action_BA, batch.task_B)
+    def critic_loss(self, batch: TransitionBatch, target: CriticTarget) -> tuple[Tensor, Tensor]:
+        """Return each task's critic loss ``[R]``, and the mean Q value."""
         output_QBK = task_by_task(
-            self.critic_gradient, partial(self._outputs, self.critic, self.encoder), 1, *rows
+            self.critic_gradient,
+            partial(self._critic_outputs, self.critic, self.encoder),
+            1,
+            batch.observation_BD,
+            batch.action_BA,
+            batch.task_B,
         )
-        loss_T = self.value.loss(
+        loss_R = self.value.loss(
             output_QBK,
-            next_output_QBK,
+            target.next_output_QBK,
             batch.reward_B,
             batch.terminated_B,
-            next_log_prob_B,
-            alpha_B,
+            target.next_log_prob_B,
+            target.alpha_B,
             self.discount,
-            self._num_trained,
+            self.num_trained,
         )
-        return loss_T, self.value.q(output_QBK.detach()).mean()
+        return loss_R, self.value.q(output_QBK.detach()).mean()
 
-    def _actor_losses(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each task's actor loss ``[T]``, and the actions' log densities ``[B]``."""
+    def actor_loss(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each task's actor loss ``[R]``, and the actions' log densities ``[B]``."""
         with torch.no_grad():
             z_BZ = self.encoder(batch.observation_BD, batch.task_B)
             alpha_B = self.temperature(batch.task_B).exp()
         output_B2A = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
-        action_BA, log_prob_B = SquashedGaussian.from_network(output_B2A, *self._log_std).sample(
-            noise_BA
+        action_BA, log_prob_B = self._distribution(output_B2A).sample(noise_BA)
+        critic_of_features = partial(self._critic_outputs, self.critic, lambda z_BZ, task_B: z_BZ)
+        output_QBK = task_by_task(
+            self.actor_gradient, critic_of_features, 1, z_BZ, action_BA, batch.task_B
         )
-        asked = partial(self._outputs, self.critic, lambda z_BZ, task_B: z_BZ)
-        q_QB = self.value.q(
-            task_by_task(self.actor_gradient, asked, 1, z_BZ, action_BA, batch.task_B)
+        q_QB = self.value.q(output_QBK)
+        return losses.actor_loss(log_prob_B, q_QB, alpha_B, self.num_trained), log_prob_B.detach()
+
+    def temperature_loss(self, log_prob_B: Tensor, task_B: Tensor) -> tuple[Tensor, None]:
+        """Return each task's temperature loss ``[R]``."""
+        log_alpha_B = self.temperature(task_B)
+        target_entropy_B = self.target_entropy_T[task_B]
+        loss_R = losses.temperature_loss(
+            log_alpha_B, log_prob_B, target_entropy_B, self.num_trained
         )
-        return losses.actor_loss(log_prob_B, q_QB, alpha_B, self._num_trained), log_prob_B.detach()
+        return loss_R, None
 
-    def _update_auxiliary(
-        self, batch: TransitionBatch, auxiliary: nn.Module, optimizer: Optimizer
-    ) -> None:
-        loss = auxiliary.loss(batch, self.encoder).mean()  # type: ignore[operator]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        self.mean_metrics.add({f"{type(auxiliary).__name__.lower()}_loss": loss})
+    def task_weights(self) -> Tensor:
+        """Return how much each trained task's losses count, ``[R]``."""
+        return self.task_weighting(self.temperature(self._task_R))
 
-    def _policy(self, z_BZ: Tensor, task_B: Tensor) -> SquashedGaussian:
-        return SquashedGaussian.from_network(self.actor(z_BZ, task_B), *self._log_std)
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
+        """Return the distribution over actions."""
+        return self._distribution(self.actor(self.encoder(observation_BD, task_B), task_B))
 
-    def _outputs(self, critic: Ensemble, encoder: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-        x_BD, action_BA, task_B = rows
-        return critic(torch.cat([encoder(x_BD, task_B), action_BA], dim=-1), task_B).float()
+    def reset_networks(self) -> None:
+        """Reinitialize actor, critics and encoder, their optimizers and gradient methods.
 
-    def _noise(self, batch: TransitionBatch) -> Tensor:
-        generator = self.generators.get("learn", self.device)
-        return torch.randn(batch.action_BA.shape, generator=generator, device=self.device)
+        Buffers (an encoder's statistics), the temperatures and the auxiliaries stay.
+        """
+        super().reset_networks()
+        self.targets.copy_parameters()
+
+    def drain_metrics(self) -> dict[str, float]:
+        """Return ``train/...`` metrics since the last call, and every task's temperature now."""
+        metrics = super().drain_metrics()
+        if not metrics:
+            return {}
+        alphas = self.temperature.values().tolist()
+        for name, alpha in zip(self.spec.task_names, alphas, strict=True):
+            metrics[f"train/temperature/{name}"] = alpha
+        return metrics
+
+    def _distribution(self, output_B2A: Tensor) -> SquashedGaussian:
+        return SquashedGaussian.from_network(output_B2A, self._log_std_min, self._log_std_max)
+
+    def _critic_outputs(
+        self,
+        critic: Ensemble,
+        encoder: Callable[..., Tensor],
+        observation_BD: Tensor,
+        action_BA: Tensor,
+        task_B: Tensor,
+    ) -> Tensor:
+        z_BZ = encoder(observation_BD, task_B)
+        return critic(torch.cat([z_BZ, action_BA], dim=-1), task_B).float()
+
+    def _auxiliary_update(self, auxiliary: nn.Module) -> Update:
+        assert isinstance(auxiliary, Auxiliary)
+        name = type(auxiliary).__name__.lower()
+        return self.make_update(name, [self.encoder, auxiliary], auxiliary.make_optimizer)
+
+    def _update_auxiliary(self, i: int, batch: TransitionBatch) -> None:
+        auxiliary = self.auxiliaries[i]
+        generator = self.generators.get(f"auxiliary_{i}", self.device)
+        inputs = LossInputs(self.encoder, self.target_encoder, generator)
+        self.auxiliary_updates[i](lambda: (auxiliary.loss(batch, inputs), None))  # type: ignore[operator]

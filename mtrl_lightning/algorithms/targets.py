@@ -25,15 +25,15 @@ def assign_parameters(source: nn.Module, target: nn.Module) -> None:
 
 
 class PolyakAverage:
-    """Modules whose parameters move towards others', ``t <- t + tau (s - t)``, and get the buffers that are saved.
+    """Targets whose parameters move towards their sources', ``t <- t + tau (s - t)``.
 
-    Buffers that are not saved are constants. What the modules consist of is looked up once: that
-    costs as much as a step.
+    They get copies of the sources' persistent buffers; other buffers are constants. The parameters
+    and buffers are looked up once, because that costs as much as a step.
 
     Args:
-        sources: what is followed.
-        targets: what follows, of the same structure.
-        tau: how far it moves at each step.
+        sources: modules that are trained.
+        targets: their copies, of the same structure.
+        tau: how far the targets move at each step, above 0 and at most 1.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class PolyakAverage:
         assert len(self._sources) == len(self._targets)
         self._buffers = []
         for source, target in zip(sources, targets, strict=True):
-            saved = source.state_dict().keys()
+            persistent = source.state_dict().keys()
             self._buffers += [
-                (source, target, name) for name, _ in source.named_buffers() if name in saved
+                (source, target, name) for name, _ in source.named_buffers() if name in persistent
             ]
 
     @torch.no_grad()
@@ -61,3 +61,9 @@ class PolyakAverage:
             torch._foreach_lerp_(self._targets, self._sources, self._tau)
         for source, target, name in self._buffers:
             target.get_buffer(name).copy_(source.get_buffer(name))
+
+    @torch.no_grad()
+    def copy_parameters(self) -> None:
+        """Set the targets' parameters to their sources'."""
+        for source, target in zip(self._sources, self._targets, strict=True):
+            target.copy_(source)

@@ -1,5 +1,5 @@
-"""Representation losses beside SAC's own."""
+"""Representation losses besides the algorithm's own."""
 
-from mtrl_lightning.auxiliaries.auxiliary import Auxiliary
+from mtrl_lightning.auxiliaries.auxiliary import Auxiliary, LossInputs
 
-__all__ = ["Auxiliary"]
+__all__ = ["Auxiliary", "LossInputs"]

@@ -5,7 +5,7 @@ Shapes: ``R`` trained tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ class TaskParameters(NamedTuple):
     """All others, such as one output layer per task: they get the gradient of the mean loss."""
     last_shared: list[Parameter]
     """The weights of each network's last shared layer; they are among ``shared``."""
+    reduce: Callable[[Sequence[Tensor]], None] = lambda gradients: None
+    """Averages gradients over the processes, in place, before a method combines them."""
 
 
 class GradientMethod(nn.Module):

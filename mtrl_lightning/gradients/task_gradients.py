@@ -44,7 +44,8 @@ class TaskGradients(NamedTuple):
                 ``1 / R``.
             retain_graph: whether the losses are differentiated again afterwards.
         """
-        shared, own, _ = parameters
+        shared = parameters.shared
+        own = parameters.own
         trained = [*shared, *own]
         num_tasks = len(loss_R)
         if mean_weight_R is None:
@@ -56,6 +57,7 @@ class TaskGradients(NamedTuple):
             means = [
                 torch.tensordot(mean_weight_R, gradient, 1) for gradient in found[len(shared) :]
             ]
+            parameters.reduce([*found[: len(shared)], *means])
             return cls(parameters, found[: len(shared)], means)
         stacked = [parameter.new_zeros(num_tasks, *parameter.shape) for parameter in shared]
         means = [torch.zeros_like(parameter) for parameter in own]
@@ -68,6 +70,7 @@ class TaskGradients(NamedTuple):
             for total, gradient in zip(means, one[len(shared) :], strict=True):
                 if gradient is not None:
                     total.add_(gradient, alpha=mean_weight)
+        parameters.reduce([*stacked, *means])
         return cls(parameters, stacked, means)
 
     def gram(self) -> Tensor:
@@ -124,7 +127,8 @@ def batched_gradients(
 
 def weighted_backward(loss_R: Tensor, weight_R: Tensor, parameters: TaskParameters) -> None:
     """Do what ``TaskGradients.combine`` does, for known weights: two passes instead of ``R``."""
-    shared, own, _ = parameters
+    shared = parameters.shared
+    own = parameters.own
     weighted_loss = (weight_R.to(loss_R) * loss_R).sum()
     for loss, trained, is_last_pass in (
         (weighted_loss, shared, not own),

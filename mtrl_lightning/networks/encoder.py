@@ -13,6 +13,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 
 
@@ -46,11 +47,19 @@ class Identity(Encoder):
     Args:
         observation_space: one-dimensional observation space.
         num_tasks: not used.
+
+    Raises:
+        ConfigurationError: if observations are not vectors, such as images.
     """
 
     def __init__(self, observation_space: Box, num_tasks: int) -> None:
         super().__init__(observation_space, num_tasks)
-        assert len(observation_space.shape) == 1, "images need an encoder of their own"
+        if len(observation_space.shape) != 1:
+            raise ConfigurationError(
+                f"the encoder {type(self).__name__} takes state vectors, and observations have the"
+                f" shape {observation_space.shape}: set model.init_args.encoder to an encoder of"
+                " images"
+            )
         self.out_dim = observation_space.shape[0]
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:

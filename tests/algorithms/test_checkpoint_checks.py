@@ -26,7 +26,7 @@ from tests.algorithms import (
 )
 from tests.algorithms.test_sac import FULL, Reconstruction, act, fit
 
-NO_FAULTS = {"worker_restarts": 0, "dropped_transitions": 0}
+NO_FAULTS = {"worker_restarts": 0, "dropped_transitions": 0, "skipped_updates": 0}
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None), torch.Tensor)
 
 

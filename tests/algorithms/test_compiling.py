@@ -35,7 +35,7 @@ def test_only_what_was_asked_for_is_compiled(monkeypatch):
     assert asked == []
     make_sac(compile="default")
     make_sac(compile="cudagraphs")
-    names = ("_critic_losses", "_actor_losses")
+    names = ("critic_target", "critic_loss", "actor_loss")
     assert asked == [(name, mode) for mode in (None, "reduce-overhead") for name in names]
 
 
@@ -59,13 +59,10 @@ def test_a_compiled_function_has_a_graph_for_its_losses_only():
     sac = make_sac()
     batch = make_batch(sac.spec)
     noise_BA = torch.zeros_like(batch.action_BA)
-    for losses_of in (sac._critic_losses, sac._actor_losses):
-        loss_T, *others = losses_of(batch, noise_BA)
-        assert loss_T.requires_grad
-        others = [
-            other for more in others for other in (more if isinstance(more, tuple) else [more])
-        ]
-        assert others and not any(other.requires_grad for other in others)
+    target = sac.critic_target(batch, noise_BA)
+    assert len(target) == 3 and not any(value.requires_grad for value in target)
+    for loss_T, other in (sac.critic_loss(batch, target), sac.actor_loss(batch, noise_BA)):
+        assert loss_T.requires_grad and not other.requires_grad
 
 
 def test_an_unknown_option_is_an_error_at_once():

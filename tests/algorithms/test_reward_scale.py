@@ -9,7 +9,7 @@ import torch
 from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.reward_scale import discounted_returns
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import Transitions
+from mtrl_lightning.types import TransitionBatch, Transitions
 from tests.algorithms import attach, make_batch, make_sac, make_spec, train
 
 TASK_B = torch.tensor([0, 0, 1, 2])
@@ -26,7 +26,18 @@ def step(rewards, tasks, envs, terminated=(), truncated=()):
 
 
 def scaled(scale, alpha=(0.0, 0.0, 0.0), target_entropy=-2.0):
-    return scale(REWARD_B, TASK_B, torch.tensor(alpha), target_entropy).tolist()
+    observation_BD = torch.arange(8.0).view(4, 2)
+    batch = TransitionBatch(
+        observation_BD, observation_BD, REWARD_B, observation_BD, REWARD_B > 9, TASK_B
+    )
+    quantities = {
+        "temperature_T": torch.tensor(alpha),
+        "target_entropy_T": torch.full((3,), target_entropy),
+    }
+    changed = scale(batch, **{name: quantities[name] for name in scale.requires})
+    for name, value in batch._replace(reward_B=changed.reward_B)._asdict().items():
+        assert getattr(changed, name) is value, "the rewards alone are changed"
+    return changed.reward_B.tolist()
 
 
 def test_without_a_scale_rewards_stay_as_they_are():
@@ -36,21 +47,21 @@ def test_without_a_scale_rewards_stay_as_they_are():
 def test_mean_reward_makes_the_means_equal():
     scale = MeanReward(make_spec(3))
     assert scaled(scale) == REWARD_B.tolist(), "before the replay is known"
-    scale.rescale(np.array([0.5, 4.0, -1.0]))
+    scale.begin_learning(np.array([0.5, 4.0, -1.0]))
     assert scaled(scale) == [8.0, -16.0, 3.0, 16.0]  # 4 / 0.5, 4 / 4 and 4 / |-1|
 
 
 def test_mean_reward_of_a_task_without_any_is_bounded_and_of_no_task_is_one():
     scale = MeanReward(make_spec(3), max_factor=50.0)
-    scale.rescale(np.array([0.0, 4.0, 2.0]))
+    scale.begin_learning(np.array([0.0, 4.0, 2.0]))
     assert scale.factor_T.tolist() == [50, 1, 2]
-    scale.rescale(np.zeros(3))
+    scale.begin_learning(np.zeros(3))
     assert scale.factor_T.tolist() == [1, 1, 1]
 
 
 def test_mean_reward_knows_the_trained_tasks_alone():
     scale = MeanReward(make_spec(3, train_tasks=(0, 2)))
-    scale.rescale(np.array([1.0, 5.0]))
+    scale.begin_learning(np.array([1.0, 5.0]))
     assert scale.factor_T.tolist() == [5, 1, 1]
 
 
@@ -106,7 +117,7 @@ def test_return_range_refuses_another_discount_than_the_critics():
 
 def test_a_task_without_transitions_has_the_largest_factor():
     scale = MeanReward(make_spec(3), max_factor=10.0)
-    scale.rescale(np.array([1.0, np.nan, 4.0]))
+    scale.begin_learning(np.array([1.0, np.nan, 4.0]))
     assert scale.factor_T.tolist() == [4, 10, 1]
 
 
@@ -124,9 +135,11 @@ def test_numbers_out_of_range_are_refused(make):
 
 
 class Tenfold(RewardScale):
-    def forward(self, reward_B, task_B, alpha_T, target_entropy):
-        assert alpha_T.shape == (3,) and target_entropy == -2
-        return 10 * reward_B
+    requires = ("temperature_T", "target_entropy_T")
+
+    def factors(self, temperature_T, target_entropy_T):
+        assert temperature_T.tolist() == [1, 1, 1] and target_entropy_T.tolist() == [-2, -2, -2]
+        return torch.full((3,), 10.0)
 
 
 def test_sac_learns_from_the_scaled_rewards():

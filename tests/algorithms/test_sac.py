@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from mtrl_lightning.algorithms import Temperature
 from mtrl_lightning.algorithms.state import Generators
-from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.networks import MLP, Encoder, MultiHead, Network, Standardize, TaskConditioning
@@ -138,7 +138,7 @@ class ByHand:
         m, s, c, k = [0.2, -0.6], [-0.5, 0.1], 0.3, 1.5
         stream = Generators(SEED).get("learn", torch.device("cpu"))
         next_noise, noise = (torch.randn(4, 1, generator=stream)[:, 0].tolist() for _ in range(2))
-        rows = list(zip(*(field.tolist() for field in BATCH), strict=True))
+        rows = list(zip(*(field.tolist() for field in BATCH[:-1]), strict=True))
         n, B = 2, 4
 
         gradient_w, gradient_k = [[0.0] * 3 for _ in CRITICS], 0.0
@@ -545,8 +545,9 @@ class Reconstruction(Auxiliary):
         self.decoder = nn.Linear(feature_dim, spec.observation_space.shape[0])
         self.num_tasks = len(spec.train_tasks)
 
-    def loss(self, batch: TransitionBatch, encoder: Encoder) -> torch.Tensor:
-        error_BD = self.decoder(encoder(batch.observation_BD, batch.task_B)) - batch.observation_BD
+    def loss(self, batch: TransitionBatch, inputs: LossInputs) -> torch.Tensor:
+        z_BZ = inputs.encoder(batch.observation_BD, batch.task_B)
+        error_BD = self.decoder(z_BZ) - batch.observation_BD
         return error_BD.square().mean(-1).view(self.num_tasks, -1).mean(1)
 
 
@@ -566,7 +567,7 @@ def test_an_auxiliary_follows_the_gradient_of_its_mean_loss_with_adam():
     optimizer = torch.optim.Adam([*encoder.parameters(), *alone.parameters()], lr=0.02)
     for i in range(3):
         optimizer.zero_grad()
-        alone.loss(make_batch(sac.spec, seed=i), encoder).mean().backward()
+        alone.loss(make_batch(sac.spec, seed=i), LossInputs(encoder, None, None)).mean().backward()
         optimizer.step()
     train(sac, 3)
     assert (
@@ -850,7 +851,9 @@ def test_there_are_as_many_critics_as_asked_for(size):
 def test_the_target_entropy_is_minus_the_number_of_action_dimensions_unless_given(
     action_dim, given, used
 ):
-    assert make_sac(make_spec(action_dim=action_dim), target_entropy=given).target_entropy == used
+    sac = make_sac(make_spec(action_dim=action_dim), target_entropy=given)
+    assert sac.target_entropy_T.tolist() == [used] * 3
+    assert "target_entropy_T" not in sac.state_dict()
 
 
 def test_the_targets_begin_as_copies_and_are_not_trained():

@@ -65,7 +65,7 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
     first = type(batch)(*(field[:4] for field in batch[:-1]))
     for sac, given in ((weighted, batch), (plain, first)):
         attach(sac)
-        sac._noise = lambda b: torch.ones_like(b.action_BA)
+        sac.noise_like = torch.ones_like
         sac.training_step(given, 0)
     for a, b in zip(weighted.actor.parameters(), plain.actor.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

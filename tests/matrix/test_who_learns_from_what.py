@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning.algorithms.descent import without_gradients
+from mtrl_lightning.algorithms.update import without_gradients
 from tests.conftest import ROOT
 from tests.matrix import NETWORKS, batches, build
 
@@ -42,15 +42,16 @@ def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, e
     ]
     model = build(command_line, monkeypatch, env, network, *wide).model
     _, (batch, _), _ = batches(env)
-    model._critic_losses(batch, torch.randn(batch.action_BA.shape))[0].sum().backward()
+    noise_BA = torch.randn(batch.action_BA.shape)
+    model.critic_loss(batch, model.critic_target(batch, noise_BA))[0].sum().backward()
     given = trained(model.critic, "critic.") | trained(model.encoder, "encoder.")
     got = with_gradient(model, "")
     assert got <= given, "the critic's loss trains critics and encoder alone"
     waiting = tuple(WAITING.get(network, ()))
     assert {name for name in given - got if not (waiting and name.startswith(waiting))} == set()
     model.zero_grad()
-    with without_gradients(model._critic_parameters):
-        model._actor_losses(batch, torch.randn(batch.action_BA.shape))[0].sum().backward()
+    with without_gradients(model.actor_update._frozen):
+        model.actor_loss(batch, noise_BA)[0].sum().backward()
     assert with_gradient(model, "") == trained(model.actor, "actor."), (
         "the actor's loss trains the actor alone"
     )
@@ -66,8 +67,8 @@ def test_every_parameter_has_one_optimizer_and_one_place_in_the_gradient_method(
         {id(p) for g in made.param_groups for p in g["params"]} for made in optimizers
     )
     assert not critic & actor and not (critic | actor) & temperature
-    for name, optimized in (("critic", critic), ("actor", actor)):
-        parameters = model._descents[name].parameters
+    for update, optimized in ((model.critic_update, critic), (model.actor_update, actor)):
+        parameters = update.task_parameters
         shared, own = [{id(p) for p in part} for part in (parameters.shared, parameters.own)]
         frozen = {
             id(p)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import Identity, Standardize
 
 DIM = 3
@@ -129,3 +130,9 @@ def test_restoring_an_encoder_that_has_seen_something_else_starts_from_the_resto
     after.load_state_dict(before.state_dict())
     observe(after, data[4:])
     assert_statistics_are_of(after, data[:6])
+
+
+@pytest.mark.parametrize("encoder", [Identity, Standardize])
+def test_images_are_refused_with_the_remedy(encoder):
+    with pytest.raises(ConfigurationError, match=rf"{encoder.__name__} takes .*\(64, 64, 3\)"):
+        encoder(Box(0, 255, (64, 64, 3), np.uint8), 2)

@@ -1,0 +1,107 @@
+"""A loss with a target encoder, a generator and a learned task context is one class."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from mtrl_lightning.algorithms.losses import per_task
+from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from tests.algorithms import attach, changed, copy_of, make_sac, train
+from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
+from tests.algorithms.test_sac import FULL, still
+from tests.test_exact_continuation import assert_same_end
+
+
+class NextFeatures(Auxiliary):
+    """Predict the target encoder's features of the next observation, from noisy features.
+
+    Args:
+        spec: the tasks.
+        feature_dim: number of features.
+        noise: standard deviation of the noise.
+        options: of every auxiliary.
+    """
+
+    def __init__(self, spec, feature_dim: int, noise: float = 0.1, **options) -> None:
+        super().__init__(spec, feature_dim, **options)
+        self.noise = noise
+        self.num_trained = len(spec.train_tasks)
+        self.context_TZ = nn.Embedding(spec.num_tasks, feature_dim)
+        self.predictor = nn.Linear(feature_dim, feature_dim)
+
+    def loss(self, batch, inputs):
+        z_BZ = inputs.encoder(batch.observation_BD, batch.task_B)
+        noise_BZ = torch.randn(z_BZ.shape, generator=inputs.generator, device=z_BZ.device)
+        noisy_BZ = z_BZ + self.noise * noise_BZ + self.context_TZ(batch.task_B)
+        with torch.no_grad():
+            target_BZ = inputs.target_encoder(batch.next_observation_BD, batch.task_B)
+        return per_task((self.predictor(noisy_BZ) - target_BZ).square().sum(-1), self.num_trained)
+
+
+def small_sac(learning_rate=1e-3, **options):
+    auxiliary = partial(NextFeatures, learning_rate=learning_rate)
+    return make_sac(auxiliaries=[auxiliary], tau=0.1, **{**FULL, **options})
+
+
+def test_it_trains_the_encoder_and_its_own_task_context():
+    sac = small_sac(critic_optimizer=still)
+    encoder, auxiliary = copy_of(sac.encoder), copy_of(sac.auxiliaries)
+    train(sac, 3)
+    assert changed(sac.encoder, encoder) == set(encoder)
+    assert changed(sac.auxiliaries, auxiliary) == set(auxiliary)
+    assert all(p.grad is None for p in sac.target_encoder.parameters())
+
+
+def test_its_loss_falls():
+    sac = small_sac(learning_rate=0.02, critic_optimizer=still)
+    first = train(sac, 5).drain_metrics()["train/nextfeatures_loss"]
+    last = train(sac, 100).drain_metrics()["train/nextfeatures_loss"]
+    assert last < 0.5 * first
+
+
+def test_it_depends_on_the_target_encoder_and_draws_from_a_generator_of_its_own():
+    states = []
+    for auxiliaries in ([], [NextFeatures]):
+        sac = train(make_sac(auxiliaries=auxiliaries, **FULL), 2)
+        used = sac.generators.state_dict()["used"]
+        states.append(used)
+    assert set(states[1]) - set(states[0]) == {"auxiliary_0"}
+    assert torch.equal(states[0]["learn"]["state"], states[1]["learn"]["state"])
+    one, other = small_sac(), small_sac()
+    with torch.no_grad():
+        other.target_encoder.linear.weight.add_(1.0)
+    first, second = (train(sac, 1).drain_metrics() for sac in (one, other))
+    assert first["train/nextfeatures_loss"] != second["train/nextfeatures_loss"]
+
+
+def test_a_restored_run_is_the_same_run(tmp_path):
+    whole, first, second = small_sac(seed=3), small_sac(seed=3), small_sac(seed=9)
+    train(whole, 8)
+    optimizers = attach(first)
+    train(first, 4)
+    checkpoint = through_a_file(checkpoint_of(first, optimizers), tmp_path)
+    load(second, checkpoint)
+    for optimizer, state in zip(attach(second), checkpoint["optimizer_states"], strict=True):
+        optimizer.load_state_dict(state)
+    train(second, 4, first=4)
+    assert changed(second, copy_of(whole)) == set()
+    assert second.drain_metrics() == whole.drain_metrics()
+
+
+def test_it_is_continued_through_the_command_line(command_line):
+    options = [
+        "--model.init_args.encoder=tests.algorithms.test_sac.LinearEncoder",
+        "--model.init_args.auxiliaries=[tests.algorithms.test_auxiliaries.NextFeatures]",
+        "--evaluation.every=300",
+    ]
+    command_line("fit", *options, "--name=whole")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=600")
+    command_line("fit", *options, "--name=parts", "--ckpt_path=last")
+    assert_same_end(command_line, "whole", "parts")
+    saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
+    assert "auxiliaries.0.context_TZ.weight" in saved["state_dict"]
+    assert "train/nextfeatures_loss" in command_line.rows("parts")[-1]

@@ -1,0 +1,88 @@
+"""A second algorithm on the base's parts: it trains and continues through the command line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import ReturnRange
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import SquashedGaussian
+from tests.algorithms import changed, copy_of, make_batch, make_spec, small_mlp, train
+from tests.behaviour_cloning import BehaviourCloning, negative_log_likelihood
+from tests.test_exact_continuation import assert_same_end
+
+OPTIONS = [
+    "--model=tests.behaviour_cloning.BehaviourCloning",
+    "--model.init_args.actor=mtrl_lightning.networks.MLP",
+    "--model.init_args.actor.init_args.width=16",
+    "--model.init_args.actor.init_args.output_bound=1.0",
+    "--rollout.warmup_steps=300",
+    "--rollout.num_workers=0",
+    "--evaluation.num_workers=0",
+    "--evaluation.every=300",
+    "--evaluation.num_episodes=1",
+    "--metrics.every=150",
+    "--checkpoint.every=300",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+]
+
+
+def clone(command_line, *options):
+    command_line("fit", *OPTIONS, *options, configs=("base", "env/toy"), small=False)
+
+
+def test_the_loss_is_the_density_of_the_squashed_gaussian():
+    generator = torch.Generator().manual_seed(0)
+    mean_BA, log_std_BA, noise_BA = (torch.randn(6, 2, generator=generator) for _ in range(3))
+    policy = SquashedGaussian(0.3 * mean_BA, 0.3 * log_std_BA)
+    action_BA, log_prob_B = policy.sample(0.5 * noise_BA)
+    expected_R = -log_prob_B.view(3, 2).mean(1)
+    torch.testing.assert_close(negative_log_likelihood(policy, action_BA, 3), expected_R)
+
+
+def test_it_trains_through_the_command_line_and_its_loss_falls(command_line):
+    clone(command_line, "--rollout.total_steps=1500")
+    logged = [row["train/actor_loss"] for row in command_line.rows()]
+    losses = [float(loss) for loss in logged if loss]
+    assert len(losses) > 4 and losses[-1] < 0.5 * losses[0], losses
+    assert "train/critic_loss" not in command_line.rows()[0]
+
+
+@pytest.mark.parametrize("gradient", ["PCGrad", "FAMO"])
+def test_a_continued_run_is_the_same_run(command_line, gradient):
+    options = [
+        f"--model.init_args.gradient=mtrl_lightning.gradients.{gradient}",
+        "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
+        "--resets.every=500",
+    ]
+    clone(command_line, *options, "--name=whole", "--rollout.total_steps=900")
+    clone(command_line, *options, "--name=parts", "--rollout.total_steps=600")
+    more = ("--rollout.total_steps=900", "--ckpt_path=last")
+    clone(command_line, *options, "--name=parts", *more)
+    assert_same_end(command_line, "whole", "parts")
+
+
+def test_its_networks_are_reset():
+    algorithm = train(BehaviourCloning(make_spec(), actor=small_mlp), 3)
+    before = copy_of(algorithm)
+    algorithm.reset_networks()
+    assert {"actor.trunk.0.weight", "actor.trunk.2.weight"} <= changed(algorithm, before)
+    assert not algorithm.actor_update.optimizer.state
+    train(algorithm, 1)
+
+
+def test_a_batch_gives_the_step_of_its_mean_loss():
+    algorithm, reference = (BehaviourCloning(make_spec(), actor=small_mlp) for _ in range(2))
+    train(algorithm, 1)
+    optimizer = torch.optim.Adam(reference.actor.parameters(), lr=1e-3)
+    reference.actor_loss(make_batch(reference.spec))[0].mean().backward()
+    torch.nn.utils.clip_grad_norm_(reference.actor.parameters(), 1.0)
+    optimizer.step()
+    assert changed(algorithm.actor, copy_of(reference.actor)) == set()
+
+
+def test_a_transform_that_needs_what_it_does_not_have_is_refused():
+    with pytest.raises(ConfigurationError, match="ReturnRange requires temperature_T, target_ent"):
+        BehaviourCloning(make_spec(), reward_scale=ReturnRange)

@@ -1,0 +1,270 @@
+"""A gradient that is not finite reaches no weight: the run stops, or the step is skipped."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD, Adam
+
+from mtrl_lightning.algorithms import RewardScale, update
+from mtrl_lightning.algorithms.divergence import MAX_PENDING
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.errors import ConfigurationError, DivergenceError
+from mtrl_lightning.gradients import FAMO, GradNorm, NashMTL
+from mtrl_lightning.networks import PaCo
+from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, train
+from tests.algorithms.test_sac import act
+from tests.gradients.test_every_method import METHODS
+from tests.test_exact_continuation import assert_same
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+class BrokenReward(RewardScale):
+    """Rewards of one task that are no numbers in some batches.
+
+    Args:
+        spec: the tasks.
+        updates: which batches, counted from 0.
+        value: what the rewards are multiplied by there.
+        task: whose rewards.
+    """
+
+    def __init__(self, spec, updates=(2,), value=math.nan, task=1) -> None:
+        super().__init__(spec)
+        self.updates = set(updates)
+        self.value = value
+        self.task = task
+        self.count = 0
+
+    def forward(self, batch, **quantities):
+        is_broken = self.count in self.updates
+        self.count += 1
+        if not is_broken:
+            return batch
+        reward_B = torch.where(batch.task_B == self.task, self.value, batch.reward_B)
+        return batch._replace(reward_B=reward_B)
+
+
+@pytest.fixture(params=["cpu", "device"])
+def where(request, monkeypatch):
+    """Decide on the CPU, or as on a GPU, where fused optimizers get the flag as a tensor."""
+    monkeypatch.setattr(update, "decides_on_device", lambda device: request.param == "device")
+    return request.param
+
+
+def broken_sac(on_nonfinite, gradient="mean", updates=(2,), value=math.nan, **options):
+    return make_sac(
+        actor_gradient=METHODS[gradient],
+        critic_gradient=METHODS[gradient],
+        reward_scale=partial(BrokenReward, updates=updates, value=value),
+        on_nonfinite=on_nonfinite,
+        **options,
+    )
+
+
+def critic_state(sac):
+    """Everything that a step of the critics may change."""
+    return {
+        "weights": copy_of(sac.critic),
+        "method": copy_of(sac.critic_gradient),
+        "optimizer": {
+            i: {name: torch.as_tensor(value).clone() for name, value in state.items()}
+            for i, state in enumerate(sac.critic_update.optimizer.state.values())
+        },
+    }
+
+
+@every_method
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_run_stops_and_names_the_task(where, name, value):
+    sac = train(broken_sac("stop", name, value=value), 2)
+    sac.counters.env_steps = 1234
+    before = critic_state(sac)
+    with pytest.raises(DivergenceError) as caught:
+        train(sac, 1, first=2)
+        act(sac, "explore")
+    message = str(caught.value)
+    assert f"the critic loss is not finite for task-1 ({value}) in update 3, after 1,234" in message
+    assert "on_nonfinite to skip" in message and "task-0" not in message
+    assert_same(critic_state(sac), before)
+
+
+@every_method
+def test_a_skipped_step_changes_nothing_and_the_next_ones_are_made(where, name):
+    sac = train(broken_sac("skip", name, updates=(2, 3)), 2)
+    before = critic_state(sac)
+    actor = copy_of(sac.actor)
+    train(sac, 2, first=2)
+    assert_same(critic_state(sac), before)
+    assert changed(sac.actor, actor) == set(actor), "the actor's own loss is finite"
+    act(sac, "explore")
+    assert sac.counters.skipped_updates == 2
+    sac.drain_metrics()
+    train(sac, 3, first=4)
+    assert changed(sac.critic, before["weights"]) == set(before["weights"])
+    assert all(value.isfinite().all() for value in sac.state_dict().values())
+    assert all(math.isfinite(value) for value in sac.drain_metrics().values())
+    act(sac, "explore")
+    assert (sac.counters.updates, sac.counters.skipped_updates) == (7, 2)
+
+
+@every_method
+def test_the_device_makes_the_steps_that_the_cpu_makes(name, monkeypatch):
+    on_cpu = train(broken_sac("skip", name, updates=(1, 3)), 6)
+    monkeypatch.setattr(update, "decides_on_device", lambda device: True)
+    on_device = train(broken_sac("skip", name, updates=(1, 3)), 6)
+    assert changed(on_device, copy_of(on_cpu)) == set()
+    assert on_device.counters.skipped_updates == 0, "not read yet"
+    on_device.guard.read()
+    assert on_device.counters == on_cpu.counters
+    assert on_cpu.counters.skipped_updates == 2
+
+
+def test_a_gradient_method_learns_again_after_a_skipped_step(where):
+    for method in (FAMO, GradNorm, partial(NashMTL, update_every=2)):
+        sac = make_sac(
+            critic_gradient=method, reward_scale=partial(BrokenReward), on_nonfinite="skip"
+        )
+        states = []
+        for i in range(5):
+            train(sac, 1, first=i)
+            states.append(copy_of(sac.critic_gradient))
+        same = [
+            all(torch.equal(one[name], other[name]) for name in one)
+            for one, other in itertools.pairwise(states)
+        ]
+        assert same == [False, True, False, False]
+
+
+def test_an_optimizer_without_a_flag_skips_too(where):
+    for optimizer in (partial(SGD, lr=0.1, momentum=0.9), partial(Adam, lr=1e-3)):
+        sac = train(broken_sac("skip", critic_optimizer=optimizer), 2)
+        before = critic_state(sac)
+        train(sac, 1, first=2)
+        assert_same(critic_state(sac), before)
+        assert sac.counters.skipped_updates == 1, "such an optimizer is waited for"
+
+
+def test_more_steps_than_may_be_skipped_end_the_run(where):
+    sac = train(broken_sac("skip", updates=range(1, 9), max_skipped_updates=3), 4)
+    act(sac, "explore")
+    assert sac.counters.skipped_updates == 3
+    with pytest.raises(DivergenceError, match=r"4 updates were skipped .* is 3"):
+        train(sac, 1, first=4)
+        act(sac, "explore")
+
+
+def test_results_on_the_device_are_read_before_they_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(update, "decides_on_device", lambda device: True)
+    sac = broken_sac("skip", actor_every=10_000)
+    train(sac, MAX_PENDING - 3)
+    assert len(sac.guard._pending) == MAX_PENDING - 1 and sac.counters.skipped_updates == 0
+    train(sac, 1)
+    assert sac.guard._pending == [] and sac.counters.skipped_updates == 1
+
+
+def test_a_checkpoint_counts_what_only_the_device_knows(monkeypatch):
+    monkeypatch.setattr(update, "decides_on_device", lambda device: True)
+    sac = train(broken_sac("skip"), 4)
+    checkpoint = {}
+    sac.on_save_checkpoint(checkpoint)
+    assert checkpoint["mtrl_lightning"]["counters"]["skipped_updates"] == 1
+
+
+def test_an_actors_loss_is_guarded_too(where):
+    sac = train(make_sac(), 2)
+    before = copy_of(sac.actor)
+    with torch.no_grad():
+        sac.temperature.log_alpha[2] = 100.0  # its exponential is infinite
+    with pytest.raises(DivergenceError, match=r"critic loss is not finite for task-2 \((nan|inf)"):
+        train(sac, 1, first=2)
+        act(sac, "explore")
+    if where == "device":
+        outcomes = [(name, bool(out[0])) for name, _, out in sac.guard._pending]
+        assert outcomes == [], "all were read"
+    assert changed(sac.actor, before) == set()
+
+
+def test_a_gradient_that_alone_is_not_finite_is_said_so(where):
+    sac = train(make_sac(), 1)
+    sac.critic.members[0].trunk[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    message = "the gradient of the critic loss is not finite, though every task's loss is"
+    with pytest.raises(DivergenceError, match=message):
+        train(sac, 1)
+        act(sac, "explore")
+
+
+def test_networks_are_repaired_also_where_the_step_is_skipped(where):
+    paco = partial(PaCo, width=8, depth=1, num_sets=2, max_loss=1000.0)
+    sac = train(broken_sac("skip", critic=paco), 2)
+    before = copy_of(sac.critic)
+    train(sac, 1, first=2)
+    moved = changed(sac.critic, before)
+    assert moved == {f"members.{i}.composition.weight" for i in range(2)}
+    for member in sac.critic.members:
+        columns = (member.composition.weight != before["members.0.composition.weight"]).any(0)
+        assert member.composition.weight.isfinite().all() and columns[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore': give stop or skip"),
+        ({"max_skipped_updates": -1}, "max_skipped_updates is -1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_sac(**options)
+
+
+def broken_run(command_line, *options, gradient="mean"):
+    configs = ("base", "env/toy", "algorithm/mtsac", "network/mlp", f"gradient/{gradient}")
+    scale = "--model.init_args.reward_scale"
+    broken = [
+        f"{scale}=tests.algorithms.test_divergence.BrokenReward",
+        f"{scale}.init_args.updates=[150]",
+    ]
+    command_line("fit", *broken, *options, configs=configs)
+
+
+@pytest.mark.parametrize("gradient", ["mean", "pcgrad", "famo"])
+def test_a_run_ends_with_its_message_and_the_last_good_checkpoint(command_line, capsys, gradient):
+    with pytest.raises(SystemExit) as caught:
+        broken_run(command_line, gradient=gradient)
+    assert caught.value.code == 1
+    printed = capsys.readouterr().err
+    assert "error: the critic loss is not finite for goal-1 (nan) in update 151" in printed
+    assert "Traceback" not in printed
+    folder = command_line.folder() / "checkpoints"
+    saved = load_checkpoint(folder / "last.ckpt")
+    assert saved["mtrl_lightning"]["counters"]["env_steps"] == 600
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
+    assert not list(folder.glob("*.unfinished"))
+    healthy = ("base", "env/toy", "algorithm/mtsac", "network/mlp", f"gradient/{gradient}")
+    command_line("fit", "--ckpt_path=last", configs=healthy)
+    assert float(command_line.rows()[-1]["env_steps"]) == 900
+
+
+def test_a_run_that_skips_goes_to_its_end_and_says_how_often(command_line):
+    broken_run(command_line, "--model.init_args.on_nonfinite=skip")
+    counts = {row["env_steps"]: row["fault/skipped_updates"] for row in command_line.rows()}
+    assert set(counts.values()) == {"0", "1"} and counts["900"] == "1"
+    last = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")
+    assert last["mtrl_lightning"]["counters"]["skipped_updates"] == 1
+    assert all(value.isfinite().all() for value in last["state_dict"].values())
+
+
+def test_what_a_batch_leaves_on_a_healthy_run_is_not_touched():
+    """The checks change no number: the same run with and without them on the device."""
+    plain = train(make_sac(), 3)
+    skipping = make_sac(on_nonfinite="skip")
+    attach(skipping)
+    for i in range(3):
+        skipping.training_step(make_batch(skipping.spec, seed=i), i)
+    assert changed(plain, copy_of(skipping)) == set()

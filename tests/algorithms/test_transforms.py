@@ -1,0 +1,89 @@
+"""Transforms: what they are called with, in which order, and what they change."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from mtrl_lightning.algorithms import MeanReward, Transform
+from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec, train
+from tests.algorithms.test_sac import OBSERVATION_ED, TASK_E, act
+
+
+class Shift(Transform):
+    """Add a number to observations."""
+
+    def __init__(self, spec, amount=3.0):
+        super().__init__(spec)
+        self.amount = amount
+
+    def observation(self, observation_BD, task_B):
+        return observation_BD + self.amount * (1 + task_B[:, None])
+
+
+class Double(Transform):
+    """Multiply observations by 2; remember what it received."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.steps, self.means = [], []
+
+    def observe(self, transitions):
+        self.steps.append(transitions)
+
+    def begin_learning(self, mean_reward_R):
+        self.means.append(mean_reward_R)
+
+    def observation(self, observation_BD, task_B):
+        return 2 * observation_BD
+
+
+def test_batches_pass_through_all_transforms_in_their_order():
+    sac = make_sac(transforms=[Shift, Double])
+    batch = make_batch(sac.spec)
+    found = sac.transform(batch)
+    shift_B1 = 3 * (1 + batch.task_B[:, None])
+    assert torch.equal(found.observation_BD, 2 * (batch.observation_BD + shift_B1))
+    assert torch.equal(found.next_observation_BD, 2 * (batch.next_observation_BD + shift_B1))
+    assert torch.equal(found.reward_B, batch.reward_B)
+
+
+def test_an_update_learns_from_the_transformed_batch():
+    one, other = make_sac(transforms=[Shift]), make_sac()
+    batch = make_batch(one.spec)
+    for sac, given in ((one, batch), (other, one.transform(batch))):
+        attach(sac)
+        sac.training_step(given, 0)
+    assert changed(one, copy_of(other)) == set()
+
+
+def test_the_policy_acts_on_transformed_observations():
+    one, other = train(make_sac(transforms=[Shift, Double]), 2), make_sac()
+    other.load_state_dict(one.state_dict())
+    shifted_ED = 2 * (OBSERVATION_ED + 3 * (1 + TASK_E[:, None].astype(np.float32)))
+    assert np.array_equal(act(one, "exploit")[0], other.act(shifted_ED, TASK_E, "exploit"))
+    assert not np.array_equal(act(one, "exploit"), act(other, "exploit"))
+
+
+def test_each_transform_receives_transitions_and_mean_rewards():
+    sac = make_sac(reward_scale=MeanReward, transforms=[Double, partial(Shift, amount=1.0)])
+    scale, double, _ = sac.transforms
+    sac.observe("transitions")
+    sac.begin_learning(np.array([1.0, 2.0, 4.0]))
+    assert double.steps == ["transitions"] and len(double.means) == 1
+    assert scale.factor_T.tolist() == [4, 2, 1]
+
+
+def test_the_command_line_takes_a_list_of_transforms(command_line):
+    shift = "[{class_path: tests.algorithms.test_transforms.Shift, init_args: {amount: 0.5}}]"
+    command_line("fit", "--rollout.total_steps=450", "--name=plain")
+    command_line("fit", "--rollout.total_steps=450", f"--model.init_args.transforms={shift}")
+    assert command_line.rows()[-1] != command_line.rows("plain")[-1]
+
+
+def test_the_trained_tasks_alone_have_factors():
+    sac = make_sac(make_spec(3, train_tasks=(0, 2)), reward_scale=MeanReward)
+    sac.begin_learning(np.array([1.0, 2.0]))
+    assert sac.transforms[0].factor_T.tolist() == [2, 1, 1]

@@ -1,0 +1,116 @@
+"""One optimizer step: what it changes, in which precision, and where gradients are reduced."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from mtrl_lightning.algorithms.divergence import DivergenceGuard
+from mtrl_lightning.algorithms.state import Generators, MeanMetrics
+from mtrl_lightning.algorithms.update import Update
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import FAMO
+from tests.algorithms import changed, copy_of, make_sac, train
+from tests.gradients.test_every_method import METHODS
+
+
+def make_update(modules, **options):
+    metrics = MeanMetrics()
+    update = Update(
+        "thing",
+        modules,
+        partial(SGD, lr=0.5),
+        generators=Generators(0),
+        metrics=metrics,
+        guard=DivergenceGuard("stop", 0, ["a", "b"], Counters()),
+        train_tasks=[0, 1],
+        **options,
+    )
+    update.configure_optimizer()
+    return update, metrics
+
+
+class Numbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor([1.0, -2.0]))
+
+
+def test_a_step_follows_the_mean_loss_and_returns_what_else_was_computed():
+    module = Numbers()
+    update, metrics = make_update([module])
+    assert update(lambda: (module.x.square(), "extra")) == "extra"
+    # the mean's gradient is x, the step half of it
+    assert module.x.tolist() == [0.5, -1.0]
+    assert metrics.drain() == {"thing_loss": 2.5}
+
+
+def test_weights_multiply_the_losses_and_not_the_metric():
+    module = Numbers()
+    update, metrics = make_update([module], weights=lambda: torch.tensor([0.0, 2.0]))
+    update(lambda: (module.x.square(), None))
+    assert module.x.tolist() == [1.0, 0.0]
+    assert metrics.drain() == {"thing_loss": 2.5}
+
+
+def test_parameters_that_the_loss_goes_through_are_frozen_for_it_alone():
+    module, through = Numbers(), Numbers()
+    update, _ = make_update([module], frozen=[through.x])
+    update(lambda: ((module.x * through.x).square(), None))
+    assert through.x.grad is None and through.x.requires_grad
+    assert module.x.tolist() == [0.5, 2.0]
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0])
+def test_a_norm_that_is_not_above_zero_is_refused_by_its_name(max_norm):
+    with pytest.raises(ConfigurationError, match=f"thing_max_grad_norm is {max_norm}"):
+        make_update([Numbers()], max_grad_norm=max_norm)
+
+
+def test_losses_are_computed_twice_in_the_same_precision_for_a_method_that_asks():
+    module, seen = Numbers(), []
+    update, _ = make_update([module], method=FAMO(2))
+
+    def losses():
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
+        return module.x.square() + 1, None
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        update(losses)
+    assert seen == [(True, True), (True, False)]
+
+
+def test_gradients_are_computed_without_autocast():
+    seen = []
+    module = Numbers()
+    module.x.register_hook(lambda gradient: seen.append(torch.is_autocast_enabled("cpu")))
+    update, _ = make_update([module])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        update(lambda: (module.x.square(), None))
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_gradient_is_reduced_before_the_step(name, monkeypatch):
+    shapes = []
+
+    def reduce(update, gradients):
+        shapes.append([tuple(gradient.shape) for gradient in gradients])
+        for gradient in gradients:
+            gradient.zero_()
+
+    monkeypatch.setattr(Update, "reduce_gradients", reduce)
+    sac = make_sac(actor_gradient=METHODS[name], critic_gradient=METHODS[name])
+    before = copy_of(sac)
+    train(sac, 1)
+    moved = {key for key in changed(sac, before) if "gradient" not in key}
+    assert moved == set()
+    tasks = [shape[0][0] for shape in shapes if shape[0][1:] == sac.actor.trunk[0].weight.shape]
+    per_task = [num for num in tasks if num == 3]
+    if name not in ("mean", "famo", "gradnorm", "nash_mtl_kept"):
+        assert len(per_task) >= 1, "each task's gradient is reduced before they are combined"

@@ -1,0 +1,96 @@
+"""A second algorithm, to show what one takes: its losses and the order of its updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gymnasium.spaces import Box
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from mtrl_lightning.algorithms import Algorithm, RewardScale
+from mtrl_lightning.algorithms.losses import per_task
+from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.networks import MLP, Encoder, Identity, Network, SquashedGaussian
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+LARGEST = 1 - 1e-4
+"""Actions are clamped to this magnitude: the density of -1 and 1 is infinite."""
+
+
+def negative_log_likelihood(policy: SquashedGaussian, action_BA: Tensor, num_tasks: int) -> Tensor:
+    """Return each task's mean ``-log pi(a)`` of the batch's actions, ``[R]``."""
+    action_BA = action_BA.clamp(-LARGEST, LARGEST)
+    noise_BA = (action_BA.atanh() - policy.mean_BA) / policy.log_std_BA.exp()
+    normal_BA = -0.5 * noise_BA.square() - policy.log_std_BA - 0.5 * math.log(2 * math.pi)
+    log_prob_B = (normal_BA - (1 - action_BA.square()).log()).sum(-1)
+    return per_task(-log_prob_B, num_tasks)
+
+
+class BehaviourCloning(Algorithm):
+    """Imitate the actions in the replay.
+
+    Args:
+        spec: the tasks.
+        actor: network of the policy.
+        encoder: maps observations to what the actor sees; trained with it.
+        gradient: how the tasks' losses become one gradient.
+        reward_scale: has no effect on the loss.
+        optimizer: of the actor and the encoder.
+        max_grad_norm: global norm to which the gradient is clipped.
+        seed: of the weights and of all draws.
+    """
+
+    encoder: Encoder
+    actor: Network
+    gradient: GradientMethod
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        actor: Callable[[int, int, int], Network] = MLP,
+        encoder: Callable[[Box, int], Encoder] = Identity,
+        gradient: Callable[[int], GradientMethod] = Mean,
+        reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
+        optimizer: OptimizerCallable = lambda p: Adam(p, lr=1e-3),
+        max_grad_norm: float | None = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(spec, seed)
+        self._make_actor = actor
+        self._make_encoder = encoder
+        self._make_gradient = gradient
+        self.add_networks()
+        self.add_transform(reward_scale(spec))
+        self.actor_update = self.make_update(
+            "actor",
+            [self.encoder, self.actor],
+            optimizer,
+            method=self.gradient,
+            max_grad_norm=max_grad_norm,
+        )
+
+    def make_networks(self) -> dict[str, nn.Module]:
+        encoder = self._make_encoder(self.spec.observation_space, self.spec.num_tasks)
+        sizes = (encoder.out_dim, 2 * self.action_dim, self.spec.num_tasks)
+        return {
+            "encoder": encoder,
+            "actor": self._make_actor(*sizes),
+            "gradient": self._make_gradient(self.num_trained),
+        }
+
+    def update(self, batch: TransitionBatch) -> None:
+        batch = self.transform(batch)
+        self.encoder.observe(batch.observation_BD)
+        self.actor_update(lambda: self.actor_loss(batch))
+
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
+        policy = self.policy(batch.observation_BD, batch.task_B)
+        return negative_log_likelihood(policy, batch.action_BA, self.num_trained), None
+
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
+        output_B2A = self.actor(self.encoder(observation_BD, task_B), task_B)
+        return SquashedGaussian.from_network(output_B2A, -5.0, 2.0)
