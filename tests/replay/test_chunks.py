@@ -500,6 +500,9 @@ LIES = {
         _set("added", to=[40, 6])(manifest),
     ),
     "another number of rings": _set("added", to=[6, 6, 6]),
+    "no fields": _delete("fields"),
+    "fields without names": _set("fields", 0, to=[1, 2, 3]),
+    "fields that are none": _set("fields", to=7),
     "no capacity": _set("capacity", to=None),
     "text for a number": _set("added", to=["six", "six"]),
     "no list of chunks": _delete("chunks"),
@@ -525,7 +528,14 @@ def test_a_list_that_cannot_be_true_is_refused(tmp_path, lie):
 
 
 @pytest.mark.parametrize(
-    "lie", ["the first chunk is left out", "a gap in one ring", "fewer rows than were saved"]
+    "lie",
+    [
+        "the first chunk is left out",
+        "a gap in one ring",
+        "fewer rows than were saved",
+        "no count of rows",
+        "no fields",
+    ],
 )
 def test_loading_and_verifying_check_the_list_too(tmp_path, lie):
     manifest = saved(tmp_path)
