@@ -40,7 +40,12 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
+from mtrl_lightning.errors import (
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    import_optional,
+)
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.runs import (
     ensure_writable,
@@ -296,7 +301,7 @@ def main(args: ArgsType = None) -> None:
     except MisconfigurationException as error:
         hint = "; clipping is model.init_args.actor_max_grad_norm and critic_max_grad_norm"
         _exit(2, f"{error}{hint if 'gradient_clip_val' in str(error) else ''}")
-    except (ValueError, EnvironmentFaultError) as error:
+    except (ValueError, EnvironmentFaultError, PolicyFaultError) as error:
         cause = _own_error(error)
         if cause is None:
             raise
@@ -305,7 +310,8 @@ def main(args: ArgsType = None) -> None:
 
 def _own_error(error: BaseException | None) -> BaseException | None:
     """Return the error of ours that jsonargparse may have wrapped into others."""
-    while error is not None and not isinstance(error, (ConfigurationError, EnvironmentFaultError)):
+    known = (ConfigurationError, EnvironmentFaultError, PolicyFaultError)
+    while error is not None and not isinstance(error, known):
         error = error.__cause__ or error.__context__
     return error
 
