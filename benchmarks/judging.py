@@ -9,18 +9,22 @@ import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import manifest_of
-from mtrl_lightning.replay.storage import RingStorage, Rows
+from mtrl_lightning.replay.storage import RingStorage
+from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.types import EnvSpec
 
+Rows: TypeAlias = Mapping[str, Tensor]
+"""Transitions, by the names of their fields."""
 FRAME = 18
 """Where MetaWorld's observation continues with the former frame."""
 GOAL = 36
@@ -33,7 +37,7 @@ class Outcome(NamedTuple):
     state: dict[str, Any]
     """Parts of the last checkpoint that must not depend on how often the run was interrupted."""
     rings: list[Rows]
-    """The replay, one task after another, oldest row first."""
+    """The replay, one environment after another, oldest row first."""
     metrics: list[dict[str, str]]
     """``metrics.csv`` without times."""
 
@@ -66,7 +70,8 @@ def spec_of(config: Mapping[str, Any]) -> EnvSpec:
 
 def load_replay(folder: Path, manifest: dict[str, Any], spec: EnvSpec) -> RingStorage:
     """Read the rows of a manifest."""
-    storage = RingStorage(spec, spec.num_tasks, manifest["capacity"])
+    num_envs = len(manifest["added"])
+    storage = RingStorage(transition_fields(spec), num_envs, manifest["capacity"])
     ReplaySnapshots(folder).load(manifest, storage)
     return storage
 
@@ -74,9 +79,9 @@ def load_replay(folder: Path, manifest: dict[str, Any], spec: EnvSpec) -> RingSt
 def rings_of(storage: RingStorage) -> list[Rows]:
     """Return each ring's rows, oldest first."""
     spans = enumerate(
-        zip((storage.added_R - storage.size_R).tolist(), storage.added_R.tolist(), strict=True)
+        zip((storage.added_E - storage.size_E).tolist(), storage.added_E.tolist(), strict=True)
     )
-    return [storage.take(storage.places(ring, first, end)) for ring, (first, end) in spans]
+    return [storage.take(*storage.numbers(ring, first, end)) for ring, (first, end) in spans]
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
@@ -135,7 +140,7 @@ def compare_rows(wanted: Sequence[Rows], found: Sequence[Rows]) -> RowsCompared:
 
 
 def _row_bytes(rows: Rows) -> list[bytes]:
-    fields = [field.numpy().reshape(len(field), -1).astype(np.float64) for field in rows]
+    fields = [field.numpy().reshape(len(field), -1).astype(np.float64) for field in rows.values()]
     return [row.tobytes() for row in np.concatenate(fields, axis=1)]
 
 
@@ -165,8 +170,8 @@ def examine(rows: Rows, horizon: int, from_beginning: bool = True) -> Chain:
         from_beginning: whether the first row begins an episode; else when that one began is not
             known.
     """
-    here_ND = rows.observation.numpy()
-    next_ND = rows.next_observation.numpy()
+    here_ND = rows["observation"].numpy()
+    next_ND = rows["next_observation"].numpy()
     false_N = (next_ND[:, FRAME:GOAL] != here_ND[:, :FRAME]).any(1) | (
         next_ND[:, GOAL:] != here_ND[:, GOAL:]
     ).any(1)

@@ -16,6 +16,7 @@ from benchmarks.plain_sac import PlainReplay
 from benchmarks.updaters import ACTION, OBSERVATION, Work
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay import ReplayBuffer
+from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.types import Transitions
 
 
@@ -52,7 +53,7 @@ class OurReplay:
         for _ in range(capacity // work.tasks):
             self._buffer.add(self._step)
         self.bytes_per_transition = (
-            sum(f.nbytes for f in self._buffer.storage._flat) / self._buffer.capacity
+            bytes_needed(self._buffer.storage.fields, self._buffer.capacity) / self._buffer.capacity
         )
 
     def add(self) -> None:

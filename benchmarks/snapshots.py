@@ -23,7 +23,8 @@ import torch
 from benchmarks.measuring import described, machine
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.storage import RingStorage, Rows, bytes_needed
+from mtrl_lightning.replay.storage import RingStorage, bytes_needed
+from mtrl_lightning.schema import STORED, transition_fields
 from mtrl_lightning.types import EnvSpec
 
 
@@ -34,7 +35,7 @@ def main() -> None:
         "--rows", type=int, default=1_000_000, help="transitions that the replay holds"
     )
     parser.add_argument("--every", type=int, default=100_000, help="transitions between two saves")
-    parser.add_argument("--chunk_size", type=int, default=100_000, help="transitions in a file")
+    parser.add_argument("--chunk_mebibytes", type=float, default=32.0, help="size of a file")
     parser.add_argument("--repeats", type=int, default=3, help="of everything; medians are printed")
     parser.add_argument(
         "--folder",
@@ -46,7 +47,7 @@ def main() -> None:
     runs = []
     for _ in range(given.repeats):
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            runs.append(measure(Path(folder), given.rows, given.every, given.chunk_size))
+            runs.append(measure(Path(folder), given.rows, given.every, given.chunk_mebibytes))
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     if given.json:
         print(json.dumps({"machine": machine(), "medians": medians, "runs": runs}))
@@ -59,12 +60,13 @@ def main() -> None:
         print(f"{name:<58} {value:12,.3f}")
 
 
-def measure(folder: Path, rows: int, every: int, chunk_size: int) -> dict[str, float]:
+def measure(folder: Path, rows: int, every: int, chunk_mebibytes: float) -> dict[str, float]:
     """Return seconds and MiB of one round."""
     spec = MetaWorld("MT10").spec
-    storage = RingStorage(spec, spec.num_tasks, rows // spec.num_tasks)
-    result: dict[str, float] = {"replay, MiB": bytes_needed(spec, rows) / 2**20}
-    snapshots = ReplaySnapshots(folder / "ahead", chunk_size)
+    fields = transition_fields(spec)
+    storage = RingStorage(fields, spec.num_tasks, rows // spec.num_tasks)
+    result: dict[str, float] = {"replay, MiB": bytes_needed(fields, rows) / 2**20}
+    snapshots = ReplaySnapshots(folder / "ahead", chunk_mebibytes)
     longest = 0.0
     saves = []
     sizes = []
@@ -87,18 +89,18 @@ def measure(folder: Path, rows: int, every: int, chunk_size: int) -> dict[str, f
     result["longest time that stepping stood still, s"] = longest
     fill(storage, spec, max(0, rows - 10 * every), generator)
 
-    fresh = ReplaySnapshots(folder / "fresh", chunk_size)
+    fresh = ReplaySnapshots(folder / "fresh", chunk_mebibytes)
     result["all at once into an empty folder, s"] = seconds(lambda: fresh.save(storage))
     result["all at once into an empty folder, MiB"] = used(folder / "fresh") / 2**20
     fill(storage, spec, every, generator)
     result["then with what is new, s"] = seconds(lambda: fresh.save(storage))
-    tensors = storage._flat._asdict()
+    tensors = storage._columns
     path = folder / "torch.pt"
     result["torch.save, s"] = seconds(lambda: torch_save(tensors, path))
     result["torch.save, MiB"] = path.stat().st_size / 2**20
 
     manifest = fresh.save(storage)
-    empty = RingStorage(spec, spec.num_tasks, storage.capacity)
+    empty = RingStorage(fields, spec.num_tasks, storage.capacity)
     result["load, s"] = seconds(lambda: ReplaySnapshots(folder / "fresh").load(manifest, empty))
     result["torch.load, s"] = seconds(lambda: torch_load(path, empty))
     return result
@@ -114,7 +116,8 @@ def fill(storage: RingStorage, spec: EnvSpec, rows: int, generator: np.random.Ge
         reward_N = generator.standard_normal(n)
         terminated_N = np.zeros(n, np.bool_)
         ring_N = np.repeat(np.arange(spec.num_tasks), n // spec.num_tasks)
-        storage.add(ring_N, (observation_ND, action_NA, reward_N, observation_ND, terminated_N))
+        columns = (observation_ND, action_NA, reward_N, observation_ND, terminated_N)
+        storage.add(ring_N, dict(zip(STORED, columns, strict=True)))
 
 
 def torch_save(tensors: dict[str, Any], path: Path) -> None:
@@ -127,10 +130,8 @@ def torch_save(tensors: dict[str, Any], path: Path) -> None:
 
 def torch_load(path: Path, storage: RingStorage) -> None:
     """Load into memory that is there."""
-    for target, source in zip(
-        storage._flat, Rows(**torch.load(path, weights_only=True)), strict=True
-    ):
-        target.copy_(source)
+    for name, source in torch.load(path, weights_only=True).items():
+        storage._columns[name].copy_(source)
 
 
 def seconds(work: Callable[[], Any]) -> float:

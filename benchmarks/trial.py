@@ -64,7 +64,7 @@ def small_run(seed: int, total_steps: int = TOTAL_STEPS) -> dict[str, Any]:
         "evaluation": {"every": 2_500, "num_episodes": 1, "num_workers": 0},
         "metrics": {"every": 50},
         "checkpoint": {"every": 250, "keep_last": 3},
-        "replay": {"chunk_size": 200},
+        "replay": {"chunk_mebibytes": 0.07},  # some 200 transitions
         "model": {"class_path": "mtrl_lightning.algorithms.SAC", "init_args": model},
     }
 

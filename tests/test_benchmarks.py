@@ -13,7 +13,7 @@ from benchmarks.corruption import FILES, HARMS, REGIONS, harmed, judge, mutation
 from benchmarks.faulty import KINDS, FaultyMetaWorld, claim
 from benchmarks.judging import compare_rows, differences, examine
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay.storage import Rows
+from tests.replay import columns_of
 
 HORIZON = 5
 
@@ -103,7 +103,7 @@ def episodes(lengths, seed=0):
         after += shown[1:]
     number = len(here)
     tensors = [torch.from_numpy(np.array(field, np.float32)) for field in (here, after)]
-    return Rows(
+    return columns_of(
         tensors[0],
         torch.zeros(number, 4),
         torch.arange(number) * 1.0,
@@ -113,7 +113,7 @@ def episodes(lengths, seed=0):
 
 
 def without(rows, k):
-    return Rows(*(torch.cat([field[:k], field[k + 1 :]]) for field in rows))
+    return {name: torch.cat([field[:k], field[k + 1 :]]) for name, field in rows.items()}
 
 
 def test_true_transitions_are_found_true():
@@ -126,11 +126,11 @@ def test_true_transitions_are_found_true():
 def test_a_false_transition_is_found(place):
     rows = episodes([5, 5, 5])
     if place == "frame":
-        rows.next_observation[7, 20] += 1e-3
+        rows["next_observation"][7, 20] += 1e-3
     elif place == "goal":
-        rows.next_observation[7, 37] += 1e-3
+        rows["next_observation"][7, 37] += 1e-3
     else:  # what a rebuilt environment shows first, stored as if the former one had come to it
-        rows.next_observation[7] = episodes([1], seed=1).observation[0]
+        rows["next_observation"][7] = episodes([1], seed=1)["observation"][0]
     chain = examine(rows, HORIZON)
     assert chain.false == 1
     assert chain.torn == 1
@@ -144,10 +144,10 @@ def test_a_lost_transition_and_an_episode_without_its_end_are_found():
 
 def test_rows_are_compared_whatever_their_order():
     rows = episodes([5, 5])
-    turned = Rows(*(field.flip(0) for field in rows))
+    turned = {name: field.flip(0) for name, field in rows.items()}
     assert compare_rows([rows], [turned]) == (0, 0)
     assert compare_rows([rows], [without(rows, 3)]) == (1, 0)
-    turned.reward[2] += 1
+    turned["reward"][2] += 1
     assert compare_rows([rows], [turned]) == (1, 1)
 
 

@@ -20,7 +20,7 @@ from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import EnvSpec, known_tasks
 
-EMPTY: dict[str, Any] = {"capacity": 0, "added": [], "oldest": [], "chunks": []}
+EMPTY: dict[str, Any] = {"fields": [], "capacity": 0, "added": [], "oldest": [], "chunks": []}
 """The manifest of no replay."""
 
 

@@ -144,8 +144,8 @@ class ReplaySnapshots:
             ConfigurationError: naming the file, if one is missing or damaged, or naming what
                 differs, if the replay is of another schema or size.
         """
-        self._check_same(manifest, storage)
         check_manifest(manifest)
+        self._check_same(manifest, storage)
         for chunk in manifest["chunks"]:
             first_E = np.array(chunk["first"])
             end_E = np.array(chunk["end"])
@@ -265,6 +265,8 @@ def check_manifest(manifest: dict[str, Any]) -> None:
 
 
 def _what_is_wrong(manifest: dict[str, Any]) -> str:
+    if not all(isinstance(name, str) for name, _, _ in manifest["fields"]):
+        return "names no fields"
     for chunk in manifest["chunks"]:
         if not NAME.fullmatch(chunk["file"]):
             return f"names {chunk['file']!r}, no file of a replay"

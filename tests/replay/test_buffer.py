@@ -8,16 +8,20 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer
-from tests.replay import ids_of, make_spec, make_transitions
+from tests.replay import NaiveRings, columns_in, held, ids_of, make_spec, make_transitions
 
 
-def filled(sizes, capacity=None, seed=0, train_tasks=None):
-    """A buffer of which task ``i`` holds ``sizes[i]`` rows with the numbers ``1000 i, 1000 i + 1, ...``."""
-    spec = make_spec(len(sizes), train_tasks)
-    buffer = ReplayBuffer(spec, capacity or max(sizes) * len(spec.train_tasks), seed)
-    for task, size in enumerate(sizes):
+def filled(sizes, capacity=None, seed=0, tasks=None, train_tasks=None):
+    """A buffer of which environment ``i`` holds ``sizes[i]`` rows, ``1000 i, 1000 i + 1, ...``.
+
+    Without ``tasks`` each environment has a task of its own.
+    """
+    tasks = list(range(len(sizes))) if tasks is None else tasks
+    spec = make_spec(max(tasks) + 1, train_tasks)
+    buffer = ReplayBuffer(spec, capacity or max(sizes) * len(sizes), seed, tasks=tasks)
+    for env, size in enumerate(sizes):
         for row in range(size):
-            buffer.add(make_transitions([1000 * task + row], [task]))
+            buffer.add(make_transitions([1000 * env + row], [tasks[env]], [env]))
     return buffer
 
 
@@ -26,7 +30,7 @@ def test_a_batch_is_task_major_with_the_same_number_of_rows_a_task():
     assert batch.task_B.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert batch.task_B.dtype == torch.int64
     assert (ids_of(batch) // 1000).tolist() == batch.task_B.tolist()
-    assert {len(field) for field in batch[:-1]} == {12}
+    assert {len(column) for column in columns_in(batch).values()} == {12}
 
 
 @pytest.mark.parametrize("batch_size", [3, 30, 128 * 3])
@@ -56,7 +60,8 @@ def test_a_replay_on_a_device_does_not_wait_for_it():
     for step in range(20):
         buffer.add(make_transitions(range(3 * step, 3 * step + 3), [2, 0, 1]))
     batch = buffer.sample(12)
-    assert [(field.device, len(field)) for field in batch[:-1]] == [(device, 12)] * 6
+    columns = [*columns_in(batch).values(), batch.task_B]
+    assert [(column.device, len(column)) for column in columns] == [(device, 12)] * 6
     with pytest.raises(RuntimeError, match="item"):
         float(batch.reward_B.sum())
 
@@ -168,29 +173,156 @@ def test_a_restored_generator_draws_what_would_have_been_drawn():
     assert [ids_of(after.sample(64)).tolist() for _ in range(3)] == wanted
 
 
-def test_excluded_tasks_are_neither_stored_nor_drawn():
-    buffer = filled([5, 6, 7, 8], capacity=20, train_tasks=(1, 3))
+def test_a_batch_names_the_trained_tasks_where_others_are_not_trained_on():
+    buffer = filled([6, 8], capacity=20, tasks=[1, 3], train_tasks=(1, 3))
     assert len(buffer) == 14
     batch = buffer.sample(200)
     assert batch.task_B.tolist() == [1] * 100 + [3] * 100
     ids = ids_of(batch).reshape(2, 100)
-    assert set(ids[0].tolist()) == {1000 + row for row in range(6)}
-    assert set(ids[1].tolist()) == {3000 + row for row in range(8)}
+    assert set(ids[0].tolist()) == set(range(6))
+    assert set(ids[1].tolist()) == {1000 + row for row in range(8)}
 
 
-def test_an_addition_of_trained_and_excluded_tasks_keeps_the_trained_rows_in_order():
-    buffer = ReplayBuffer(make_spec(3, (0, 2)), capacity=8)
-    buffer.add(make_transitions([10, 11, 12, 13, 14, 15], [2, 1, 0, 1, 2, 0]))
-    rings = [
-        ids_of(buffer.storage.take(buffer.storage.places(ring, 0, 2))).tolist() for ring in range(2)
-    ]
-    assert rings == [[12, 15], [10, 14]]
+def test_without_tasks_there_is_one_environment_for_each_trained_task():
+    buffer = ReplayBuffer(make_spec(5, (1, 3)), capacity=9)
+    assert (buffer.storage.num_envs, buffer.storage.capacity, buffer.capacity) == (2, 4, 8)
+    buffer.add(make_transitions([7, 8], [3, 1], [1, 0]))
+    batch = buffer.sample(4)
+    assert batch.task_B.tolist() == [1, 1, 3, 3]
+    assert ids_of(batch).tolist() == [8, 8, 7, 7]
 
 
-def test_an_addition_of_excluded_tasks_alone_is_no_addition():
-    buffer = ReplayBuffer(make_spec(3, (0, 2)), capacity=8)
-    buffer.add(make_transitions([1, 2], [1, 1]))
-    assert len(buffer) == 0
+@pytest.mark.parametrize("tasks", [[0, 1], [0, 1, 2, 3], [1, 2]])
+def test_environments_of_other_tasks_than_the_trained_ones_are_a_programming_error(tasks):
+    with pytest.raises(AssertionError, match="every trained task, and no other"):
+        ReplayBuffer(make_spec(4, (0, 1, 2)), capacity=20, tasks=tasks)
+
+
+# ---- several environments per task ----
+
+
+def test_each_environment_has_a_ring_of_its_own_that_keeps_its_order():
+    buffer = ReplayBuffer(make_spec(2), capacity=20, tasks=[0, 1, 0, 1])
+    buffer.add(make_transitions([10, 11, 12, 13], [0, 1, 0, 1], [0, 1, 2, 3]))
+    buffer.add(make_transitions([20, 22, 23], [0, 0, 1], [0, 2, 3]))  # one was rebuilt
+    buffer.add(make_transitions([33, 31], [1, 1], [3, 1]))
+    assert held(buffer.storage) == [[10, 20], [11, 31], [12, 22], [13, 23, 33]]
+    assert len(buffer) == 9
+
+
+def test_the_capacity_is_shared_out_among_the_environments_and_each_ring_goes_round():
+    tasks = [0, 0, 1, 0, 1]
+    buffer = ReplayBuffer(make_spec(2), capacity=24, tasks=tasks)  # 4 rows per environment
+    naive = NaiveRings(5, 4)
+    generator = np.random.default_rng(0)
+    for step in range(60):
+        envs = np.flatnonzero(generator.random(5) < [1.0, 0.6, 0.9, 0.1, 0.5])
+        ids = (1000 * envs + step).tolist()
+        buffer.add(make_transitions(ids, [tasks[env] for env in envs], envs.tolist()))
+        naive.add(envs.tolist(), ids)
+        assert held(buffer.storage) == [list(ring) for ring in naive.rings]
+        assert len(buffer) == sum(len(ring) for ring in naive.rings)
+        if naive.rings[0] and naive.rings[2]:
+            drawn = ids_of(buffer.sample(800)).reshape(2, 400)
+            for task, rows in enumerate(drawn):
+                rings = (
+                    ring for ring, other in zip(naive.rings, tasks, strict=True) if other == task
+                )
+                assert set(rows.tolist()) == {number for ring in rings for number in ring}
+    assert buffer.capacity == 20
+    assert max(naive.added) == 60 and min(naive.added) > 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "capacity"),
+    [([20, 20, 20, 20], None), ([3, 17, 1, 40], None), ([5, 1, 0, 2], None), ([70, 9, 33, 2], 120)],
+)
+def test_draws_are_uniform_over_a_tasks_rows_in_rings_of_any_size_and_equal_over_tasks(
+    sizes, capacity
+):
+    tasks, num_draws = [0, 1, 0, 0], 100_000
+    buffer = filled(sizes, capacity, seed=5, tasks=tasks)
+    drawn = ids_of(buffer.sample(2 * num_draws)).reshape(2, num_draws)
+    most = capacity // 4 if capacity else max(sizes)
+    for task, rows in enumerate(drawn):
+        kept = [
+            1000 * env + row
+            for env, size in enumerate(sizes)
+            if tasks[env] == task
+            for row in range(max(0, size - most), size)
+        ]
+        numbers, counts = np.unique(rows, return_counts=True)
+        assert numbers.tolist() == kept
+        assert counts.sum() == num_draws
+        assert_uniform(counts, num_draws / len(kept))
+
+
+def assert_uniform(counts, expected):
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    # mean n - 1, variance 2 (n - 1): five standard deviations on either side
+    freedom = len(counts) - 1
+    assert abs(chi_square - freedom) <= 5 * np.sqrt(2 * freedom)
+
+
+def test_tasks_with_different_numbers_of_environments_get_the_same_number_of_rows():
+    buffer = filled([4, 4, 4, 4], tasks=[0, 1, 1, 1], seed=2)
+    batch = buffer.sample(60_000)
+    assert torch.bincount(batch.task_B).tolist() == [30_000, 30_000]
+    ids = ids_of(batch)
+    assert set((ids[:30_000] // 1000).tolist()) == {0}
+    assert_uniform(np.bincount(ids[30_000:] // 1000)[1:], 10_000)
+
+
+def test_an_environment_without_rows_does_not_keep_its_task_from_being_sampled():
+    buffer = filled([0, 3, 0, 5], capacity=40, tasks=[0, 0, 1, 1])
+    ids = ids_of(buffer.sample(400)).reshape(2, 200)
+    assert set(ids[0].tolist()) == {1000, 1001, 1002}
+    assert set(ids[1].tolist()) == {3000 + row for row in range(5)}
+
+
+def test_mean_rewards_are_over_all_rings_of_a_task():
+    buffer = filled([2, 3, 7, 0], capacity=20, tasks=[0, 0, 1, 2])
+    kept = [[0, 1, 1000, 1001, 1002], [2000 + row for row in range(2, 7)]]
+    wanted = [-2.0 * np.mean(rows) for rows in kept]
+    means = buffer.mean_rewards()
+    assert means[:2].tolist() == pytest.approx(wanted, rel=1e-12)
+    assert np.isnan(means[2])
+
+
+class FormerDraw:
+    """The draw as it was with one ring per task, in plain Python."""
+
+    def __init__(self, num_tasks, capacity, seed):
+        self.rings = [[] for _ in range(num_tasks)]
+        self._capacity = capacity
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def add(self, ids, tasks):
+        for number, task in zip(ids, tasks, strict=True):
+            self.rings[task] = [*self.rings[task], number][-self._capacity :]
+
+    def sample(self, num_rows):
+        draw_RN = torch.rand(
+            len(self.rings), num_rows, generator=self._generator, dtype=torch.float64
+        )
+        return [
+            ring[int(draw * len(ring))]
+            for ring, draws in zip(self.rings, draw_RN.tolist(), strict=True)
+            for draw in draws
+        ]
+
+
+@pytest.mark.parametrize("capacity", [3 * 7, 3 * 64])
+def test_with_one_environment_per_task_draws_are_those_of_one_ring_per_task(capacity):
+    buffer = ReplayBuffer(make_spec(3), capacity, seed=11)
+    former = FormerDraw(3, capacity // 3, seed=11)
+    generator = np.random.default_rng(1)
+    for step in range(50):
+        tasks = [0, 1, 2] if step == 0 else np.flatnonzero(generator.random(3) < 0.8).tolist()
+        ids = [1000 * task + step for task in tasks]
+        buffer.add(make_transitions(ids, tasks))
+        former.add(ids, tasks)
+        assert ids_of(buffer.sample(3 * 16)).tolist() == former.sample(16)
 
 
 def test_an_addition_does_not_change_what_it_is_given():
@@ -207,6 +339,11 @@ def test_sampling_a_task_without_rows_names_the_remedy(sizes):
         filled(sizes, capacity=10).sample(4)
 
 
-def test_a_capacity_of_less_than_a_row_a_task_is_refused():
-    with pytest.raises(ConfigurationError, match="capacity is 2 for 3 tasks"):
-        ReplayBuffer(make_spec(3), capacity=2)
+@pytest.mark.parametrize(("tasks", "capacity"), [(None, 2), ([0, 1, 2, 0, 1, 2], 5)])
+def test_a_capacity_of_less_than_a_row_per_environment_is_refused(tasks, capacity):
+    num_envs = len(tasks or range(3))
+    with pytest.raises(
+        ConfigurationError, match=f"capacity is {capacity} for {num_envs} environments"
+    ):
+        ReplayBuffer(make_spec(3), capacity, tasks=tasks)
+    assert ReplayBuffer(make_spec(3), num_envs, tasks=tasks).capacity == num_envs

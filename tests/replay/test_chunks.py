@@ -18,13 +18,15 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.snapshot import check_manifest
-from mtrl_lightning.replay.storage import RingStorage
 from tests.replay import (
     NaiveRings,
     RandomAdditions,
+    assert_same_batch,
     encode,
     held,
     ids_of,
+    make_rings,
+    make_snapshots,
     make_spec,
     make_transitions,
 )
@@ -36,7 +38,7 @@ REMEDY = re.escape(
 
 
 def make_storage(num_rings=3, capacity=8):
-    return RingStorage(make_spec(num_rings), num_rings, capacity)
+    return make_rings(num_rings, capacity)
 
 
 def add(storage, ring, ids):
@@ -46,13 +48,13 @@ def add(storage, ring, ids):
 def add_to_all(storage, first, number):
     """Add ``number`` rows to each ring; those of ring ``r`` are numbered from ``10,000 r``."""
     for row in range(first, first + number):
-        rings = np.arange(storage.num_rings)
+        rings = np.arange(storage.num_envs)
         storage.add(rings, encode((10_000 * rings + row).tolist()))
 
 
-def restored(folder, manifest, num_rings=3, capacity=8, **options):
+def restored(folder, manifest, num_rings=3, capacity=8):
     storage = make_storage(num_rings, capacity)
-    ReplaySnapshots(folder, **options).load(manifest, storage)
+    ReplaySnapshots(folder).load(manifest, storage)
     return storage
 
 
@@ -72,7 +74,7 @@ def names(manifest):
 
 
 @pytest.mark.parametrize(
-    ("chunk_size", "sizes"),
+    ("chunk_rows", "sizes"),
     [
         (1, [1] * 7),
         (3, [1] * 7),
@@ -84,26 +86,24 @@ def names(manifest):
         (99, [7]),
     ],
 )
-def test_chunks_hold_the_rows_asked_for_and_the_last_one_what_is_left(tmp_path, chunk_size, sizes):
+def test_chunks_hold_the_rows_asked_for_and_the_last_one_what_is_left(tmp_path, chunk_rows, sizes):
     storage = make_storage()
     add_to_all(storage, 0, 7)
-    manifest = ReplaySnapshots(tmp_path, chunk_size).save(storage)
+    manifest = make_snapshots(tmp_path, chunk_rows).save(storage)
     assert [rows_of(chunk) for chunk in manifest["chunks"]] == [[size] * 3 for size in sizes]
     assert held(restored(tmp_path, manifest)) == held(storage)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 5, 6, 13, 1000])
+@pytest.mark.parametrize("chunk_rows", [1, 2, 5, 6, 13, 1000])
 @pytest.mark.parametrize(("num_rings", "capacity"), [(1, 5), (3, 8)])
 def test_any_size_of_chunk_restores_rows_order_and_write_position(
-    tmp_path, num_rings, capacity, chunk_size
+    tmp_path, num_rings, capacity, chunk_rows
 ):
     """Saved after every addition, so that no ring gains more rows than it holds between two saves."""
     storage, naive = make_storage(num_rings, capacity), NaiveRings(num_rings, capacity)
-    snapshots, additions = (
-        ReplaySnapshots(tmp_path, chunk_size),
-        RandomAdditions(num_rings, capacity, seed=chunk_size),
-    )
-    most = max(1, chunk_size // num_rings)
+    snapshots = make_snapshots(tmp_path, chunk_rows)
+    additions = RandomAdditions(num_rings, capacity, seed=chunk_rows)
+    most = max(1, chunk_rows // num_rings)
     for _ in range(40):
         rings, ids = additions.draw(most=6)
         storage.add(rings, encode(ids))
@@ -114,18 +114,38 @@ def test_any_size_of_chunk_restores_rows_order_and_write_position(
         snapshots.verify(manifest)
         found = restored(tmp_path, manifest, num_rings, capacity)
         assert held(found) == [list(ring) for ring in naive.rings]
-        assert found.added_R.tolist() == naive.added
+        assert found.added_E.tolist() == naive.added
     assert min(naive.added) > 2 * capacity
 
 
-@pytest.mark.parametrize(
-    "numbers", [{"chunk_size": 0}, {"chunk_size": -1}, {"save_last": 0}, {"save_last": -5}]
-)
-def test_numbers_below_one_are_refused(tmp_path, numbers):
+@pytest.mark.parametrize("size", [0, -1, -0.5, float("nan")])
+def test_a_chunk_without_a_size_is_refused(tmp_path, size):
     with pytest.raises(
-        ConfigurationError, match=r"replay\.chunk_size is .* replay\.save_last .*give at least 1"
+        ConfigurationError, match=rf"replay\.chunk_mebibytes is {size}: give a number above 0"
     ):
-        ReplaySnapshots(tmp_path, **numbers)
+        ReplaySnapshots(tmp_path, chunk_mebibytes=size)
+
+
+@pytest.mark.parametrize("number", [0, -5])
+def test_saving_no_rows_at_all_is_refused(tmp_path, number):
+    with pytest.raises(
+        ConfigurationError, match=rf"replay\.save_last is {number}: give at least 1"
+    ):
+        ReplaySnapshots(tmp_path, save_last=number)
+
+
+def test_a_chunk_has_the_size_asked_for_and_one_row_at_least(tmp_path):
+    storage = make_storage(1, 60_000)
+    add(storage, 0, range(60_000))
+    manifest = ReplaySnapshots(tmp_path / "large", chunk_mebibytes=0.5).save(storage)
+    sizes = [(tmp_path / "large" / chunk["file"]).stat().st_size for chunk in manifest["chunks"]]
+    headers = 2_000  # bytes, of five arrays
+    assert len(sizes) == 5
+    assert all(2**19 - 37 < size < 2**19 + headers for size in sizes[:-1])
+    small = make_storage(1, 4)
+    add(small, 0, range(4))
+    manifest = ReplaySnapshots(tmp_path / "small", chunk_mebibytes=1e-9).save(small)
+    assert [rows_of(chunk) for chunk in manifest["chunks"]] == [[1]] * 4
 
 
 @pytest.mark.parametrize(
@@ -143,17 +163,15 @@ def test_a_ring_that_was_written_over_since_the_last_save_is_restored_beside_rin
             add(storage, ring, [10_000 * ring + 500 + row])
     found = restored(tmp_path, snapshots.save(storage))
     assert held(found) == held(storage)
-    assert found.added_R.tolist() == [8 + number for number in added]
+    assert found.added_E.tolist() == [8 + number for number in added]
 
 
 # ---- writing ahead ----
 
 
 def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_the_rest(tmp_path):
-    storage, snapshots = (
-        make_storage(capacity=20),
-        ReplaySnapshots(tmp_path / "replay", chunk_size=12),
-    )
+    storage = make_storage(capacity=20)
+    snapshots = make_snapshots(tmp_path / "replay", chunk_rows=12)
     assert not snapshots.write_ahead(storage)
     add_to_all(storage, 0, 3)
     assert not snapshots.write_ahead(storage)
@@ -175,11 +193,11 @@ def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_
 
 
 @pytest.mark.parametrize(
-    ("every", "chunk_size"),
+    ("every", "chunk_rows"),
     [(3, 4), (3, 6), (3, 30), (11, 4), (11, 6), (11, 15), pytest.param(11, 30)],
 )
-def test_writing_ahead_changes_nothing_of_what_is_restored(tmp_path, chunk_size, every):
-    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path, chunk_size)
+def test_writing_ahead_changes_nothing_of_what_is_restored(tmp_path, chunk_rows, every):
+    storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows)
     additions, ahead = RandomAdditions(3, 8, seed=every), 0
     for step in range(1, 67):
         rings, ids = additions.draw(most=3)
@@ -190,12 +208,12 @@ def test_writing_ahead_changes_nothing_of_what_is_restored(tmp_path, chunk_size,
             snapshots.prune([manifest])
             found = restored(tmp_path, manifest)
             assert held(found) == held(storage)
-            assert found.added_R.tolist() == storage.added_R.tolist()
-    assert ahead > 0 or chunk_size > every
+            assert found.added_E.tolist() == storage.added_E.tolist()
+    assert ahead > 0 or chunk_rows > every
 
 
 def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
-    storage, snapshots = make_storage(capacity=20), ReplaySnapshots(tmp_path, chunk_size=6)
+    storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 4)
     first = snapshots.save(storage)
     add_to_all(storage, 4, 4)
@@ -214,7 +232,7 @@ def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
 
 
 def test_prune_deletes_what_a_ring_that_went_round_no_longer_needs(tmp_path):
-    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path, chunk_size=6)
+    storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=6)
     for first in range(0, 40, 4):
         add_to_all(storage, first, 4)
         manifest = snapshots.save(storage)
@@ -227,37 +245,37 @@ def test_prune_deletes_what_a_ring_that_went_round_no_longer_needs(tmp_path):
 # ---- the newest rows only ----
 
 
-@pytest.mark.parametrize("chunk_size", [2, 6, 1000])
+@pytest.mark.parametrize("chunk_rows", [2, 6, 1000])
 @pytest.mark.parametrize("added", [1, 3, 8, 11, 30])
 @pytest.mark.parametrize(
     ("save_last", "share"), [(1, 1), (3, 1), (4, 2), (9, 3), (24, 8), (500, 8)]
 )
-def test_the_newest_rows_come_back_and_no_others(tmp_path, save_last, share, added, chunk_size):
+def test_the_newest_rows_come_back_and_no_others(tmp_path, save_last, share, added, chunk_rows):
     storage = make_storage()
     add_to_all(storage, 0, added)
-    snapshots = ReplaySnapshots(tmp_path, chunk_size, save_last)
+    snapshots = make_snapshots(tmp_path, chunk_rows, save_last)
     manifest = snapshots.save(storage)
     share = min(share, added, 8)
     found = restored(tmp_path, manifest)
     assert held(found) == [
         list(range(10_000 * r + added - share, 10_000 * r + added)) for r in range(3)
     ]
-    assert found.added_R.tolist() == [added] * 3
-    assert found.size_R.tolist() == [share] * 3
+    assert found.added_E.tolist() == [added] * 3
+    assert found.size_E.tolist() == [share] * 3
     assert sum(sum(rows_of(chunk)) for chunk in manifest["chunks"]) == 3 * share, (
         "no others are written"
     )
 
 
-@pytest.mark.parametrize(("save_last", "chunk_size"), [(6, 3), (12, 100), (9, 9)])
+@pytest.mark.parametrize(("save_last", "chunk_rows"), [(6, 3), (12, 100), (9, 9)])
 def test_a_ring_that_was_restored_in_part_goes_round_as_lists_would(
-    tmp_path, save_last, chunk_size
+    tmp_path, save_last, chunk_rows
 ):
     """Random and unbalanced; saved and restored again and again, each time with the newest rows only."""
     num_rings, capacity, share = 3, 8, save_last // 3
     storage, additions = make_storage(), RandomAdditions(num_rings, capacity, seed=save_last)
     lists = [[] for _ in range(num_rings)]
-    snapshots = ReplaySnapshots(tmp_path, chunk_size, save_last)
+    snapshots = make_snapshots(tmp_path, chunk_rows, save_last)
     for step in range(1, 81):
         rings, ids = additions.draw(most=5)
         storage.add(rings, encode(ids))
@@ -268,11 +286,11 @@ def test_a_ring_that_was_restored_in_part_goes_round_as_lists_would(
             snapshots.save(storage)
         if step % 20 == 0:
             manifest = snapshots.save(storage)
-            storage, snapshots = make_storage(), ReplaySnapshots(tmp_path, chunk_size, save_last)
+            storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows, save_last)
             snapshots.load(manifest, storage)
             lists = [ring[-share:] for ring in lists]
             assert held(storage) == lists
-    assert storage.added_R.min() > 2 * capacity
+    assert storage.added_E.min() > 2 * capacity
 
 
 def test_rows_that_were_not_restored_are_never_drawn(tmp_path, monkeypatch):
@@ -318,7 +336,7 @@ def test_a_manifest_of_the_newest_rows_is_refused_by_none_of_the_checks_and_goes
 
 
 def filled(rows, seed, folder=None, capacity=20):
-    buffer = ReplayBuffer(make_spec(2), capacity, seed, folder)
+    buffer = ReplayBuffer(make_spec(2), capacity, seed, folder=folder)
     for row in range(rows):
         buffer.add(make_transitions([row, 1000 + row], [0, 1]))
     return buffer
@@ -331,16 +349,13 @@ def test_batches_after_a_restore_are_those_that_would_have_been_drawn(tmp_path, 
     for row in range(3):  # unbalanced
         buffer.add(make_transitions([500 + row], [1]))
     buffer.sample(8)
-    manifest, state = (
-        ReplaySnapshots(tmp_path / "replay", 7).save(buffer.storage),
-        buffer.state_dict(),
-    )
-    after = ReplayBuffer(make_spec(2), 20, 99, tmp_path if mapped else None)
+    manifest = make_snapshots(tmp_path / "replay", 7).save(buffer.storage)
+    state = buffer.state_dict()
+    after = ReplayBuffer(make_spec(2), 20, 99, folder=tmp_path if mapped else None)
     ReplaySnapshots(tmp_path / "replay").load(manifest, after.storage)
     after.load_state_dict(state)
     for step in range(25):
-        for found, wanted in zip(after.sample(16), buffer.sample(16), strict=True):
-            assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+        assert_same_batch(after.sample(16), buffer.sample(16))
         for each in (after, buffer):
             each.add(make_transitions([700 + step, 1700 + step], [0, 1]))
 
@@ -348,8 +363,7 @@ def test_batches_after_a_restore_are_those_that_would_have_been_drawn(tmp_path, 
 def test_batches_from_a_file_are_those_from_memory(tmp_path):
     plain, mapped = filled(25, seed=3), filled(25, seed=3, folder=tmp_path)
     for _ in range(5):
-        for found, wanted in zip(mapped.sample(16), plain.sample(16), strict=True):
-            assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+        assert_same_batch(mapped.sample(16), plain.sample(16))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -380,7 +394,7 @@ def test_every_single_byte_that_is_changed_is_seen(tmp_path):
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("damage", ["missing", "cut", "folder"])
 def test_verify_names_the_file_that_is_damaged_and_changes_nothing(tmp_path, which, damage):
-    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path, chunk_size=6)
+    storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 6)
     manifest = snapshots.save(storage)
     ReplaySnapshots(tmp_path).verify(manifest)
@@ -406,7 +420,7 @@ def saved(folder):
     """Two rings of eight rows in three chunks."""
     storage = make_storage(2)
     add_to_all(storage, 0, 6)
-    return ReplaySnapshots(folder, chunk_size=4).save(storage)
+    return make_snapshots(folder, chunk_rows=4).save(storage)
 
 
 @pytest.mark.parametrize(
@@ -486,6 +500,9 @@ LIES = {
         _set("added", to=[40, 6])(manifest),
     ),
     "another number of rings": _set("added", to=[6, 6, 6]),
+    "no fields": _delete("fields"),
+    "fields without names": _set("fields", 0, to=[1, 2, 3]),
+    "fields that are none": _set("fields", to=7),
     "no capacity": _set("capacity", to=None),
     "text for a number": _set("added", to=["six", "six"]),
     "no list of chunks": _delete("chunks"),
@@ -511,7 +528,14 @@ def test_a_list_that_cannot_be_true_is_refused(tmp_path, lie):
 
 
 @pytest.mark.parametrize(
-    "lie", ["the first chunk is left out", "a gap in one ring", "fewer rows than were saved"]
+    "lie",
+    [
+        "the first chunk is left out",
+        "a gap in one ring",
+        "fewer rows than were saved",
+        "no count of rows",
+        "no fields",
+    ],
 )
 def test_loading_and_verifying_check_the_list_too(tmp_path, lie):
     manifest = saved(tmp_path)
@@ -529,7 +553,7 @@ def test_loading_and_verifying_check_the_list_too(tmp_path, lie):
 def test_a_full_disk_leaves_the_former_manifest_whole_and_a_later_save_works(
     tmp_path, monkeypatch, after
 ):
-    storage, snapshots = make_storage(), ReplaySnapshots(tmp_path, chunk_size=6)
+    storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 5)
     first, content = snapshots.save(storage), held(storage)
     add_to_all(storage, 5, 6)

@@ -17,12 +17,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots, datamodule
+from mtrl_lightning.memory import CPU
+from mtrl_lightning.replay import MultiTaskData, ReplayDataset, ReplaySnapshots, datamodule
 from mtrl_lightning.replay.datamodule import EMPTY, manifest_of
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec
-from tests.replay import ids_of, make_spec, make_transitions
+from tests.replay import ids_of, make_fields, make_spec, make_transitions
 
 
 class Numbers(Benchmark):
@@ -43,18 +45,24 @@ def make_data(num_tasks=3, batch_size=6, capacity=30, **options):
     return MultiTaskData(Numbers(make_spec(num_tasks)), batch_size, capacity, **options)
 
 
-def trainer_in(folder, device="cpu"):
+def trainer_on(device="cpu"):
     """What the data ask a trainer for."""
-    return SimpleNamespace(
-        default_root_dir=folder, strategy=SimpleNamespace(root_device=torch.device(device))
-    )
+    return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))
 
 
-def fill(data, rows=5):
-    data.setup("fit")
+def opened(data, folder=Path("unused"), device=CPU):
+    """Do what the driver of a run does."""
+    data.trainer = trainer_on(device)
+    tasks = data.spec.train_tasks
+    data.stream = ReplayDataset(data.open_replay(tasks, folder, device), data.batch_size)
+    return data
+
+
+def fill(data, rows=5, folder=Path("unused")):
+    opened(data, folder)
     for row in range(rows):
-        for task in range(data.spec.num_tasks):
-            data.buffer.add(make_transitions([1000 * task + row], [task]))
+        for env, task in enumerate(data.spec.train_tasks):
+            data.buffer.add(make_transitions([1000 * task + row], [task], [env]))
     return data
 
 
@@ -138,21 +146,44 @@ def test_the_spec_says_which_tasks_are_trained_and_keeps_all_names(excluded, tra
     assert spec.task_names == ("task-0", "task-1", "task-2")
 
 
-@pytest.mark.parametrize("stage", [TrainerFn.VALIDATING, TrainerFn.TESTING])
-def test_memory_is_taken_for_training_alone(stage):
+@pytest.mark.parametrize("stage", [TrainerFn.FITTING, TrainerFn.VALIDATING, TrainerFn.TESTING])
+def test_no_memory_is_taken_before_the_driver_opens_the_replay(stage):
     data = make_data()
     data.setup(stage)
     assert data.buffer is None
     assert data.state_dict() == {}
     data.load_state_dict({"replay": {}, "buffer": {}})
-    data.setup(TrainerFn.FITTING)
+    assert data.manifest is None
+    opened(data)
     assert data.buffer is not None
 
 
-def test_a_second_setup_keeps_what_was_seen():
-    data = fill(make_data())
-    data.setup("fit")
-    assert len(data.buffer) == 15
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_batches_without_a_driver_name_what_is_missing(is_attached):
+    data = make_data()
+    if is_attached:
+        data.trainer = trainer_on()
+    with pytest.raises(ConfigurationError, match="the run has no RolloutCallback"):
+        data.train_dataloader()
+
+
+@pytest.mark.parametrize(("envs_per_task", "rows"), [(1, 10), (2, 5), (3, 3)])
+def test_the_replay_has_a_ring_for_each_environment(envs_per_task, rows):
+    data = make_data()
+    tasks = np.repeat(data.spec.train_tasks, envs_per_task).tolist()
+    buffer = data.open_replay(tasks, Path("unused"))
+    assert buffer is data.buffer
+    assert (buffer.storage.num_envs, buffer.storage.capacity) == (3 * envs_per_task, rows)
+
+
+def test_what_the_replay_needs_is_printed_with_the_policys_fields(caplog):
+    data = make_data(capacity=100_000)
+    fields = (Field("log_prob"), Field("hidden", (100,)))
+    with caplog.at_level("INFO"):
+        buffer = data.open_replay([0, 1, 2], Path("unused"), CPU, fields)
+    # 99,999 transitions of 37 + 4 + 400 bytes
+    assert "Replay of 99,999 transitions: 42 MiB of memory of cpu when full" in caplog.text
+    assert [field.name for field in buffer.storage.fields[-2:]] == ["log_prob", "hidden"]
 
 
 def test_training_batches_are_of_the_size_asked_for_and_do_not_end():
@@ -195,9 +226,7 @@ def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path, memo
     torch.save(data.state_dict(), tmp_path / "state")
     wanted = [ids_of(batch).tolist() for batch in islice(data.train_dataloader(), 5)]
 
-    resumed = make_data(seed=99, memory_map=memory_map)
-    resumed.trainer = trainer_in(tmp_path)
-    resumed.setup("fit")
+    resumed = opened(make_data(seed=99, memory_map=memory_map), tmp_path)
     state = torch.load(tmp_path / "state", weights_only=True)
     manifest = manifest_of({MultiTaskData.__qualname__: state})
     assert manifest["added"] == [5, 5, 5] and [c["file"] for c in manifest["chunks"]] == os.listdir(
@@ -232,23 +261,22 @@ def test_the_replay_lies_on_the_device_that_trains_if_it_takes_at_most_half_of_w
     tmp_path, monkeypatch, device, options, free, kept_on
 ):
     data = make_data(capacity=3_000, **options)
-    data.trainer = trainer_in(tmp_path, device)
-    monkeypatch.setattr(
-        datamodule, "free_memory", lambda asked: {"cuda": bytes_needed(data.spec, free)}[asked.type]
-    )
+    available = {"cuda": bytes_needed(make_fields(), free), "cpu": 10**12}
+    monkeypatch.setattr(datamodule, "free_memory", lambda asked: available[asked.type])
     made = []
-    monkeypatch.setattr(datamodule, "ReplayBuffer", lambda *given: made.append(given))
-    data.setup("fit")
-    assert made[0][-1] == torch.device(kept_on)
+    monkeypatch.setattr(datamodule, "ReplayBuffer", lambda *_, **given: made.append(given))
+    data.open_replay(data.spec.train_tasks, tmp_path, torch.device(device))
+    assert made[0]["device"] == torch.device(kept_on)
+    assert made[0]["folder"] == (tmp_path if options.get("memory_map") else None)
 
 
 @pytest.mark.parametrize(
     ("device", "kept_on", "pinned"),
     [("cpu", "cpu", False), ("cuda", "cpu", True), ("cuda", "cuda", False)],
 )
-def test_batches_are_pinned_only_on_their_way_to_a_gpu(tmp_path, device, kept_on, pinned):
+def test_batches_are_pinned_only_on_their_way_to_a_gpu(device, kept_on, pinned):
     data = fill(make_data())
-    data.trainer = trainer_in(tmp_path, device)
+    data.trainer = trainer_on(device)
     data.buffer = SimpleNamespace(
         storage=SimpleNamespace(device=torch.device(kept_on)), stopwatch=None
     )
@@ -268,9 +296,7 @@ def maps_of(folder):
 def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_for(
     tmp_path, memory_map
 ):
-    data = make_data(memory_map=memory_map)
-    data.trainer = trainer_in(str(tmp_path))
-    fill(data)
+    data = fill(make_data(memory_map=memory_map), folder=tmp_path)
     assert bool(maps_of(tmp_path)) == memory_map
     assert os.listdir(tmp_path) == [], "it vanishes with the process, also a killed one"
     assert {len(ids_of(batch)) for batch in islice(data.train_dataloader(), 5)} == {6}
@@ -281,14 +307,15 @@ def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_fo
 
 def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path, monkeypatch):
     data = make_data(capacity=3_000, memory_map=True)
-    data.trainer = trainer_in(tmp_path)
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda folder: SimpleNamespace(free=bytes_needed(data.spec, 1_000))
+        shutil,
+        "disk_usage",
+        lambda folder: SimpleNamespace(free=bytes_needed(make_fields(), 1_000)),
     )
     with pytest.raises(
         ConfigurationError, match=rf"3,000 transitions .* of disk in {tmp_path} .* at most 1,000$"
     ):
-        data.setup("fit")
+        opened(data, tmp_path)
     assert data.buffer is None
     assert os.listdir(tmp_path) == []
 

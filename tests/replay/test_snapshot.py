@@ -13,14 +13,25 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.storage import RingStorage, Rows, bytes_needed
-from tests.replay import NaiveRings, RandomAdditions, encode, held, ids_of, make_spec
+from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.schema import STORED, Field
+from tests.replay import (
+    NaiveRings,
+    RandomAdditions,
+    assert_same_columns,
+    columns_of,
+    encode,
+    held,
+    ids_of,
+    make_fields,
+    make_rings,
+)
 
 NUM_RINGS, CAPACITY = 3, 8
 
 
 def make_storage(num_rings=NUM_RINGS, capacity=CAPACITY):
-    return RingStorage(make_spec(num_rings), num_rings, capacity)
+    return make_rings(num_rings, capacity)
 
 
 def add(storage, ring, ids):
@@ -43,25 +54,23 @@ def restored(folder, manifest, num_rings=NUM_RINGS, capacity=CAPACITY):
 
 def assert_equal(found, wanted):
     assert held(found) == held(wanted)
-    assert found.added_R.tolist() == wanted.added_R.tolist()
-    assert found.size_R.tolist() == wanted.size_R.tolist()
+    assert found.added_E.tolist() == wanted.added_E.tolist()
+    assert found.size_E.tolist() == wanted.size_E.tolist()
 
 
 def assert_same_future(found, wanted, seed=0):
     """The write positions are equal if both hold the same after every further addition."""
-    additions = RandomAdditions(wanted.num_rings, wanted.capacity, seed)
+    additions = RandomAdditions(wanted.num_envs, wanted.capacity, seed)
     for _ in range(20):
         rings, ids = additions.draw()
         ids = [50_000 + number for number in ids]
         found.add(rings, encode(ids))
         wanted.add(rings, encode(ids))
         assert_equal(found, wanted)
-        everything = torch.arange(wanted.num_rings * wanted.capacity)
-        full = torch.from_numpy(np.repeat(wanted.size_R == wanted.capacity, wanted.capacity))
-        assert (
-            ids_of(found.take(everything[full])).tolist()
-            == ids_of(wanted.take(everything[full])).tolist()
-        )
+        full = torch.from_numpy(np.flatnonzero(wanted.size_E == wanted.capacity))
+        env = full.repeat_interleave(wanted.capacity)
+        place = torch.arange(wanted.capacity).repeat(len(full))
+        assert ids_of(found.take(env, place)).tolist() == ids_of(wanted.take(env, place)).tolist()
 
 
 @pytest.mark.parametrize("num_additions", [0, 1, 3, 6, 20])
@@ -87,10 +96,8 @@ def test_many_saves_of_a_ring_that_goes_round_restore_it_each_time(
     tmp_path, num_rings, capacity, between
 ):
     storage, naive = make_storage(num_rings, capacity), NaiveRings(num_rings, capacity)
-    snapshots, additions = (
-        ReplaySnapshots(tmp_path),
-        RandomAdditions(num_rings, capacity, seed=between),
-    )
+    snapshots = ReplaySnapshots(tmp_path)
+    additions = RandomAdditions(num_rings, capacity, seed=between)
     for step in range(1, 67):
         rings, ids = additions.draw(most=6)
         storage.add(rings, encode(ids))
@@ -98,7 +105,7 @@ def test_many_saves_of_a_ring_that_goes_round_restore_it_each_time(
         if step % between == 0:
             loaded = restored(tmp_path, snapshots.save(storage), num_rings, capacity)
             assert held(loaded) == [list(ring) for ring in naive.rings]
-            assert loaded.added_R.tolist() == naive.added
+            assert loaded.added_E.tolist() == naive.added
     assert min(naive.added) > 2 * capacity
     manifest = snapshots.save(storage)
     assert_same_future(restored(tmp_path, manifest, num_rings, capacity), storage)
@@ -114,19 +121,18 @@ def test_rings_of_very_different_length_are_restored(tmp_path):
     add(storage, 0, range(13, 20))
     loaded = restored(tmp_path, snapshots.save(storage))
     assert held(loaded) == [list(range(12, 20)), [], [100]]
-    assert loaded.added_R.tolist() == [20, 0, 1]
+    assert loaded.added_E.tolist() == [20, 0, 1]
     assert_same_future(loaded, storage)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.uint8])
 def test_other_types_of_observations_are_restored(tmp_path, dtype):
-    spec = make_spec(1, dtype=dtype, shape=(2, 3))
-    storage, loaded = RingStorage(spec, 1, 4), RingStorage(spec, 1, 4)
+    storage, loaded = (make_rings(1, 4, dtype=dtype, shape=(2, 3)) for _ in range(2))
     values = np.random.default_rng(0).integers(0, 256, (6, 3, 2, 3)).astype(dtype) / (
         1 if dtype is np.uint8 else 7
     )
     for observation in values.astype(dtype):
-        rows = (
+        rows = columns_of(
             observation,
             np.ones((3, 2)) / 3,
             np.ones(3) / 7,
@@ -135,11 +141,8 @@ def test_other_types_of_observations_are_restored(tmp_path, dtype):
         )
         storage.add(np.zeros(3, np.int64), rows)
     ReplaySnapshots(tmp_path).load(ReplaySnapshots(tmp_path).save(storage), loaded)
-    for found, wanted in zip(
-        loaded.take(loaded.places(0, 14, 18)), storage.take(storage.places(0, 14, 18)), strict=True
-    ):
-        assert found.dtype == wanted.dtype
-        assert torch.equal(found, wanted)
+    found, wanted = (each.take(*each.numbers(0, 14, 18)) for each in (loaded, storage))
+    assert_same_columns(found, wanted)
 
 
 def rows_in(path: Path) -> int:
@@ -148,7 +151,7 @@ def rows_in(path: Path) -> int:
 
 def fields_in(path: Path) -> dict[str, np.ndarray]:
     with path.open("rb") as file:
-        found = {field: np.load(file, allow_pickle=False) for field in Rows._fields}
+        found = {field: np.load(file, allow_pickle=False) for field in STORED}
         assert file.read() == b""
     return found
 
@@ -164,7 +167,7 @@ def test_a_save_writes_only_the_rows_that_are_new(tmp_path):
     assert (rows_in(big), rows_in(small)) == (40_000, 1_000)
     overhead = 2_000  # bytes of the headers of five arrays
     for path, rows in ((big, 40_000), (small, 1_000)):
-        assert 0 <= path.stat().st_size - bytes_needed(make_spec(1), rows) < overhead
+        assert 0 <= path.stat().st_size - bytes_needed(make_fields(), rows) < overhead
 
 
 def test_rows_overwritten_between_two_saves_are_not_written(tmp_path):
@@ -419,7 +422,7 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path):
     (chunk,) = manifests[0]["chunks"]
     path = tmp_path / chunk["file"]
     with path.open("wb") as file:
-        for _ in Rows._fields:
+        for _ in STORED:
             np.save(file, np.array([{}, {}, {}], dtype=object), allow_pickle=True)
     chunk["crc32"] = zlib.crc32(path.read_bytes())
     with pytest.raises(ConfigurationError, match=chunk["file"]):
@@ -427,15 +430,37 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("num_rings", "capacity"), [(2, 8), (4, 8), (3, 7), (3, 9)])
-def test_another_capacity_or_number_of_tasks_is_refused(tmp_path, num_rings, capacity):
+def test_another_capacity_or_number_of_environments_is_refused(tmp_path, num_rings, capacity):
     storage = make_storage()
     add(storage, 0, range(5))
     manifest = ReplaySnapshots(tmp_path).save(storage)
     with pytest.raises(
-        ConfigurationError, match=rf"3 tasks of 8 rows, this run {num_rings} of {capacity}\b"
+        ConfigurationError,
+        match=rf"3 environments of 8 transitions, this run {num_rings} of {capacity}\b",
     ) as caught:
         restored(tmp_path, manifest, num_rings, capacity)
-    assert "data.capacity" in str(caught.value)
+    assert "rollout.envs_per_task and data.capacity" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "here"),
+    [
+        ({"shape": (4,)}, "observation, .*terminated"),
+        ({"dtype": np.uint8}, "observation, .*terminated"),
+        ({"info_fields": (Field("cost"),)}, "observation, .*terminated, cost"),
+    ],
+)
+def test_another_schema_is_refused_and_both_are_named(tmp_path, options, here):
+    storage = make_storage()
+    add(storage, 0, range(5))
+    manifest = ReplaySnapshots(tmp_path).save(storage)
+    other = make_rings(NUM_RINGS, CAPACITY, **options)
+    with pytest.raises(
+        ConfigurationError, match=rf"has the fields observation, .*terminated, this run {here} \("
+    ) as caught:
+        ReplaySnapshots(tmp_path).load(manifest, other)
+    assert "--replay.restore false" in str(caught.value)
+    assert other.added_E.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("absolute", [False, True])

@@ -14,29 +14,46 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay.storage import RingStorage, bytes_needed
-from tests.replay import NaiveRings, RandomAdditions, encode, held, ids_of, make_spec
+from mtrl_lightning.replay.storage import bytes_needed
+from tests.replay import (
+    NaiveRings,
+    RandomAdditions,
+    assert_same_columns,
+    columns_of,
+    encode,
+    held,
+    ids_of,
+    make_fields,
+    make_rings,
+    newest,
+)
+
+
+def every_place(num_rings, capacity):
+    """Ring and place of all that a storage keeps; the smallest numbers are the places."""
+    return (
+        torch.arange(num_rings).repeat_interleave(capacity),
+        torch.arange(capacity).repeat(num_rings),
+    )
 
 
 @pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (1, 5), (3, 4), (4, 7), (2, 32)])
 def test_random_additions_leave_what_lists_would_hold(num_rings, capacity):
-    storage = RingStorage(make_spec(num_rings), num_rings, capacity)
-    naive, additions = (
-        NaiveRings(num_rings, capacity),
-        RandomAdditions(num_rings, capacity, seed=capacity),
-    )
+    storage = make_rings(num_rings, capacity)
+    naive = NaiveRings(num_rings, capacity)
+    additions = RandomAdditions(num_rings, capacity, seed=capacity)
     for _ in range(120):
         rings, ids = additions.draw()
         storage.add(rings, encode(ids))
         naive.add(rings, ids)
         assert held(storage) == [list(ring) for ring in naive.rings]
-        assert storage.added_R.tolist() == naive.added
-        assert storage.size_R.tolist() == [len(ring) for ring in naive.rings]
+        assert storage.added_E.tolist() == naive.added
+        assert storage.size_E.tolist() == [len(ring) for ring in naive.rings]
     assert min(naive.added) > 2 * capacity, "every ring has to go round at least twice"
 
 
 def test_a_ring_holds_its_capacity_and_not_a_row_more():
-    storage = RingStorage(make_spec(1), 1, 4)
+    storage = make_rings(1, 4)
     for number in range(4):
         storage.add(np.array([0]), encode([number]))
     assert held(storage) == [[0, 1, 2, 3]]
@@ -45,99 +62,106 @@ def test_a_ring_holds_its_capacity_and_not_a_row_more():
 
 
 def test_the_row_after_the_last_place_goes_to_the_first():
-    storage = RingStorage(make_spec(2), 2, 3)
+    storage = make_rings(2, 3)
     storage.add(np.array([0, 1, 0, 1, 0, 1]), encode(range(6)))
     storage.add(np.array([1]), encode([6]))
-    assert ids_of(storage.take(torch.arange(6))).tolist() == [0, 2, 4, 6, 3, 5]
+    assert ids_of(storage.take(*every_place(2, 3))).tolist() == [0, 2, 4, 6, 3, 5]
 
 
 def test_rows_of_one_ring_in_one_addition_keep_their_order_also_over_the_edge():
-    storage = RingStorage(make_spec(2), 2, 4)
+    storage = make_rings(2, 4)
     storage.add(np.array([0, 0, 0]), encode([0, 1, 2]))
     storage.add(np.array([0, 1, 0, 0, 1, 0]), encode([3, 10, 4, 5, 11, 6]))
     assert held(storage) == [[3, 4, 5, 6], [10, 11]]
 
 
 def test_an_addition_of_no_rows_changes_nothing():
-    storage = RingStorage(make_spec(2), 2, 4)
+    storage = make_rings(2, 4)
     storage.add(np.array([0, 1]), encode([0, 1]))
     storage.add(np.zeros(0, np.int64), encode([]))
     assert held(storage) == [[0], [1]]
 
 
 def test_more_rows_at_once_than_a_ring_holds_are_refused():
-    storage = RingStorage(make_spec(1), 1, 2)
+    storage = make_rings(1, 2)
     with pytest.raises(AssertionError, match="more rows at once"):
         storage.add(np.array([0, 0, 0]), encode([0, 1, 2]))
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 4), (1, 7), (-1, 3)])
 def test_rows_that_are_gone_or_yet_to_come_cannot_be_read(first, end):
-    storage = RingStorage(make_spec(1), 1, 5)
+    storage = make_rings(1, 5)
     storage.add(np.zeros(5, np.int64), encode(range(5)))
     storage.add(np.zeros(1, np.int64), encode([5]))
     with pytest.raises(AssertionError):
-        storage.take(storage.places(0, first, end))
+        storage.take(*storage.numbers(0, first, end))
 
 
 def test_what_is_read_does_not_change_when_its_place_is_written_again():
-    storage = RingStorage(make_spec(1), 1, 2)
+    storage = make_rings(1, 2)
     storage.add(np.zeros(2, np.int64), encode([1, 2]))
-    rows = storage.take(storage.places(0, 0, 2))
+    rows = newest(storage, 0)
     storage.add(np.zeros(2, np.int64), encode([3, 4]))
     assert ids_of(rows).tolist() == [1, 2]
 
 
 def test_the_true_successor_is_stored_and_not_the_next_row():
-    storage = RingStorage(make_spec(1), 1, 3)
+    storage = make_rings(1, 3)
     observation = np.array([[1.0, 1, 1], [5, 5, 5]])
     successor = np.array([[2.0, 2, 2], [6, 6, 6]])
     storage.add(
         np.zeros(2, np.int64),
-        (observation, np.zeros((2, 2)), np.zeros(2), successor, np.zeros(2, bool)),
+        columns_of(observation, np.zeros((2, 2)), np.zeros(2), successor, np.zeros(2, bool)),
     )
-    assert storage.take(storage.places(0, 0, 2)).next_observation.tolist() == successor.tolist()
+    assert newest(storage, 0)["next_observation"].tolist() == successor.tolist()
 
 
 @pytest.mark.parametrize(
     ("dtype", "stored"), [(np.float64, torch.float32), (np.float32, torch.float32)]
 )
 def test_floating_point_observations_are_stored_as_float32(dtype, stored):
-    storage = RingStorage(make_spec(1, dtype=dtype), 1, 2)
+    storage = make_rings(1, 2, dtype=dtype)
     value = np.full((1, 3), 1 / 3, dtype)
     storage.add(
-        np.zeros(1, np.int64), (value, np.zeros((1, 2)), np.zeros(1), value, np.zeros(1, bool))
+        np.zeros(1, np.int64),
+        columns_of(value, np.zeros((1, 2)), np.zeros(1), value, np.zeros(1, bool)),
     )
-    rows = storage.take(storage.places(0, 0, 1))
-    assert rows.observation.dtype == rows.next_observation.dtype == stored
-    assert rows.observation.numpy().tolist() == value.astype(np.float32).tolist()
+    rows = newest(storage, 0)
+    assert rows["observation"].dtype == rows["next_observation"].dtype == stored
+    assert rows["observation"].numpy().tolist() == value.astype(np.float32).tolist()
 
 
 def test_pixels_stay_bytes():
-    storage = RingStorage(make_spec(1, dtype=np.uint8, shape=(3, 4, 4)), 1, 2)
+    storage = make_rings(1, 2, dtype=np.uint8, shape=(3, 4, 4))
     pixels = np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4) + 200
     storage.add(
         np.zeros(1, np.int64),
-        (pixels, np.zeros((1, 2)), np.zeros(1), 255 - pixels, np.ones(1, bool)),
+        columns_of(pixels, np.zeros((1, 2)), np.zeros(1), 255 - pixels, np.ones(1, bool)),
     )
-    rows = storage.take(storage.places(0, 0, 1))
-    assert rows.observation.dtype == rows.next_observation.dtype == torch.uint8
-    assert np.array_equal(rows.observation.numpy(), pixels)
-    assert np.array_equal(rows.next_observation.numpy(), 255 - pixels)
+    rows = newest(storage, 0)
+    assert rows["observation"].dtype == rows["next_observation"].dtype == torch.uint8
+    assert np.array_equal(rows["observation"].numpy(), pixels)
+    assert np.array_equal(rows["next_observation"].numpy(), 255 - pixels)
 
 
 def test_every_field_has_its_type():
-    storage = RingStorage(make_spec(1), 1, 2)
+    storage = make_rings(1, 2)
     storage.add(np.zeros(1, np.int64), encode([3]))
-    kinds = [field.dtype for field in storage.take(storage.places(0, 0, 1))]
-    assert kinds == [torch.float32, torch.float32, torch.float32, torch.float32, torch.bool]
+    kinds = {name: column.dtype for name, column in newest(storage, 0).items()}
+    assert kinds == {
+        "observation": torch.float32,
+        "action": torch.float32,
+        "reward": torch.float32,
+        "next_observation": torch.float32,
+        "terminated": torch.bool,
+    }
 
 
 def test_bytes_needed_by_hand():
     # 2 observations of 3 floats, 2 actions, 1 reward, 1 byte of termination
-    assert bytes_needed(make_spec(1), 10) == 10 * (2 * 3 * 4 + 2 * 4 + 4 + 1)
-    assert bytes_needed(make_spec(1, dtype=np.float64), 1) == 2 * 3 * 4 + 2 * 4 + 4 + 1
-    assert bytes_needed(make_spec(1, dtype=np.uint8, shape=(9, 84, 84)), 2) == 2 * (
+    assert bytes_needed(make_fields(), 10) == 10 * (2 * 3 * 4 + 2 * 4 + 4 + 1)
+    assert bytes_needed(make_fields(dtype=np.float64), 1) == 2 * 3 * 4 + 2 * 4 + 4 + 1
+    assert bytes_needed(make_fields(dtype=np.uint8, shape=(9, 84, 84)), 2) == 2 * (
         2 * 9 * 84 * 84 + 2 * 4 + 4 + 1
     )
 
@@ -154,15 +178,13 @@ def test_bytes_needed_is_what_is_taken(monkeypatch, dtype, shape):
         taken.append(made.numel() * made.element_size())
         return made
 
-    spec = make_spec(3, dtype=dtype, shape=shape)
     monkeypatch.setattr(torch, "empty", spy)
-    RingStorage(spec, 3, 17)
-    assert sum(taken) == bytes_needed(spec, 3 * 17)
+    make_rings(3, 17, dtype=dtype, shape=shape)
+    assert sum(taken) == bytes_needed(make_fields(dtype=dtype, shape=shape), 3 * 17)
 
 
 def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
-    spec = make_spec(2)
-    free = bytes_needed(spec, 1_000)
+    free = bytes_needed(make_fields(), 1_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("memory was taken"))
@@ -170,8 +192,8 @@ def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
         with pytest.raises(
             ConfigurationError, match=r"2,000 transitions.*data\.capacity to at most 1,000\b"
         ):
-            RingStorage(spec, 2, 1_000)
-    assert RingStorage(spec, 2, 500).capacity == 500
+            make_rings(2, 1_000)
+    assert make_rings(2, 500).capacity == 500
 
 
 # ---- mapped from a file
@@ -182,38 +204,32 @@ def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
 def test_rings_in_a_file_hold_what_rings_in_memory_hold_and_leave_no_file(
     tmp_path, num_rings, capacity
 ):
-    spec = make_spec(num_rings)
-    mapped, plain = (
-        RingStorage(spec, num_rings, capacity, tmp_path),
-        RingStorage(spec, num_rings, capacity),
-    )
+    mapped = make_rings(num_rings, capacity, tmp_path)
+    plain = make_rings(num_rings, capacity)
     additions = RandomAdditions(num_rings, capacity, seed=capacity)
     for _ in range(60):
         rings, ids = additions.draw()
         for storage in (mapped, plain):
             storage.add(rings, encode(ids))
         assert held(mapped) == held(plain)
-    assert mapped.added_R.tolist() == plain.added_R.tolist()
-    assert min(plain.added_R) > 2 * capacity
-    everything = torch.arange(num_rings * capacity)
-    for found, wanted in zip(mapped.take(everything), plain.take(everything), strict=True):
-        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+    assert mapped.added_E.tolist() == plain.added_E.tolist()
+    assert min(plain.added_E) > 2 * capacity
+    everything = every_place(num_rings, capacity)
+    assert_same_columns(mapped.take(*everything), plain.take(*everything))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.uint8])
 def test_other_types_are_kept_in_a_file_too(tmp_path, dtype):
-    spec = make_spec(1, dtype=dtype, shape=(2, 3))
-    storages = [RingStorage(spec, 1, 4, folder) for folder in (tmp_path, None)]
+    storages = [make_rings(1, 4, folder, dtype=dtype, shape=(2, 3)) for folder in (tmp_path, None)]
     values = np.random.default_rng(0).integers(0, 256, (3, 2, 3)).astype(dtype)
     for storage in storages:
         storage.add(
             np.zeros(3, np.int64),
-            (values, np.ones((3, 2)), np.ones(3), values[::-1].copy(), np.eye(3)[0] > 0),
+            columns_of(values, np.ones((3, 2)), np.ones(3), values[::-1].copy(), np.eye(3)[0] > 0),
         )
-    mapped, plain = (storage.take(storage.places(0, 0, 3)) for storage in storages)
-    for found, wanted in zip(mapped, plain, strict=True):
-        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+    mapped, plain = (newest(storage, 0) for storage in storages)
+    assert_same_columns(mapped, plain)
 
 
 @pytest.mark.skipif(
@@ -228,9 +244,9 @@ def test_a_file_takes_all_its_space_at_once(tmp_path, monkeypatch, dtype, shape)
         taken.append((offset, size, os.fstat(file).st_size, os.fstat(file).st_blocks * 512))
 
     monkeypatch.setattr(os, "posix_fallocate", spy)
-    spec = make_spec(3, dtype=dtype, shape=shape)
-    RingStorage(spec, 3, 500, tmp_path)
-    assert sum(size for _, size, _, _ in taken) == bytes_needed(spec, 1_500)
+    make_rings(3, 500, tmp_path, dtype=dtype, shape=shape)
+    needed = bytes_needed(make_fields(dtype=dtype, shape=shape), 1_500)
+    assert sum(size for _, size, _, _ in taken) == needed
     for offset, size, length, blocks in taken:
         assert (offset, length) == (0, size)
         assert blocks >= size, "not a file with holes"
@@ -239,8 +255,7 @@ def test_a_file_takes_all_its_space_at_once(tmp_path, monkeypatch, dtype, shape)
 def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(
     tmp_path, monkeypatch
 ):
-    spec = make_spec(2)
-    free = bytes_needed(spec, 1_000)
+    free = bytes_needed(make_fields(), 1_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
     monkeypatch.setattr(
         shutil, "disk_usage", lambda folder: SimpleNamespace(free=free if folder == tmp_path else 0)
@@ -253,8 +268,8 @@ def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(
             ConfigurationError,
             match=rf"2,000 transitions needs .* GiB of disk in {tmp_path} .*at most 1,000\b",
         ):
-            RingStorage(spec, 2, 1_000, tmp_path)
-    assert RingStorage(spec, 2, 500, tmp_path).capacity == 500, "memory is not asked for"
+            make_rings(2, 1_000, tmp_path)
+    assert make_rings(2, 500, tmp_path).capacity == 500, "memory is not asked for"
 
 
 def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
@@ -263,7 +278,7 @@ def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, 
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OSError, match="No space left"):
-        RingStorage(make_spec(1), 1, 10, tmp_path)
+        make_rings(1, 10, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -272,22 +287,22 @@ def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, 
 
 
 def test_rows_before_the_oldest_are_not_held_until_the_ring_has_gone_round():
-    storage = RingStorage(make_spec(2), 2, 4)
-    storage.added_R[:], storage.oldest_R[:] = [7, 5], [7, 4]
-    for flat in storage._flat:
-        flat.zero_()
-    assert storage.size_R.tolist() == [0, 1]
+    storage = make_rings(2, 4)
+    storage.added_E[:], storage.oldest_E[:] = [7, 5], [7, 4]
+    for column in storage._columns.values():
+        column.zero_()
+    assert storage.size_E.tolist() == [0, 1]
     for number in range(6):
         storage.add(np.array([0, 1]), encode([number, 10 + number]))
-        assert storage.size_R.tolist() == [min(number + 1, 4), min(number + 2, 4)]
+        assert storage.size_E.tolist() == [min(number + 1, 4), min(number + 2, 4)]
     assert held(storage) == [[2, 3, 4, 5], [12, 13, 14, 15]]
     with pytest.raises(AssertionError):
-        storage.places(0, 8, 13)
+        storage.numbers(0, 8, 13)
 
 
 def test_rows_that_were_never_restored_cannot_be_read():
-    storage = RingStorage(make_spec(1), 1, 8)
-    storage.added_R[:], storage.oldest_R[:] = 7, 5
-    storage.places(0, 5, 7)
+    storage = make_rings(1, 8)
+    storage.added_E[:], storage.oldest_E[:] = 7, 5
+    storage.numbers(0, 5, 7)
     with pytest.raises(AssertionError):
-        storage.places(0, 4, 7)
+        storage.numbers(0, 4, 7)

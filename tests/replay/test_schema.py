@@ -1,0 +1,230 @@
+"""A further field of a transition, by its way from where it is made to the batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.envs import VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, ReplaySnapshots
+from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.rollout import Collector
+from mtrl_lightning.schema import STORED, Field, transition_fields
+from mtrl_lightning.types import StepResult, Transitions
+from tests.fakes import Constant, ReplayedEnvs, Scripted, ScriptedEnv, step_result
+from tests.replay import (
+    ROW_BYTES,
+    assert_same_batch,
+    assert_same_columns,
+    make_spec,
+    make_transitions,
+    newest,
+)
+
+COST = Field("cost")
+CONTACTS = Field("contacts", (2, 2), "int64")
+INFO_FIELDS = (COST, CONTACTS)
+LOG_PROB = Field("log_prob", (), "float64")
+POLICY_FIELDS = (LOG_PROB,)
+EXTRA = ["cost", "contacts", "log_prob"]
+
+
+def extra_of(value_N: Any) -> dict[str, np.ndarray]:
+    """Return what belongs to a transition whose observation begins with this number."""
+    value_N = np.asarray(value_N, np.float64)
+    return {
+        "cost": (value_N + 0.5).astype(np.float32),
+        "contacts": (value_N[:, None, None] * 4 + np.arange(4).reshape(2, 2)).astype(np.int64),
+        "log_prob": -value_N / 4,
+    }
+
+
+def assert_extra_belongs(extra, observation):
+    assert list(extra) == EXTRA
+    for name, wanted in extra_of(observation[:, 0].numpy()).items():
+        assert np.array_equal(extra[name].numpy(), wanted), name
+
+
+def with_extra(ids, tasks) -> Transitions:
+    return make_transitions(ids, tasks)._replace(extra=extra_of(ids))
+
+
+def filled(rows, seed=0, **options) -> ReplayBuffer:
+    spec = make_spec(2, info_fields=INFO_FIELDS)
+    buffer = ReplayBuffer(spec, 20, seed, policy_fields=POLICY_FIELDS, **options)
+    for row in range(rows):
+        buffer.add(with_extra([row, 1000 + row], [0, 1]))
+    return buffer
+
+
+def test_the_fields_of_a_transition_are_the_core_and_then_the_others_in_single_precision():
+    fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
+    assert [field.name for field in fields] == [*STORED, *EXTRA]
+    assert fields[-3:] == (COST, CONTACTS, Field("log_prob", (), "float32"))
+    assert [field.name for field in transition_fields(make_spec(2))] == list(STORED)
+
+
+def test_memory_is_estimated_with_every_field():
+    fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
+    assert bytes_needed(fields, 10) == 10 * (ROW_BYTES + 4 + 4 * 8 + 4)
+
+
+def test_a_replay_that_fits_only_without_a_further_field_is_refused(monkeypatch):
+    free = bytes_needed(transition_fields(make_spec(2)), 20)
+    monkeypatch.setattr("mtrl_lightning.replay.storage.free_memory", lambda device: free)
+    ReplayBuffer(make_spec(2), 20)
+    with pytest.raises(ConfigurationError, match=r"data\.capacity to at most 9\b"):
+        filled(0)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("rows", [4, 25])
+def test_further_fields_are_in_the_batch_beside_the_transition_they_belong_to(
+    tmp_path, rows, mapped
+):
+    batch = filled(rows, folder=tmp_path if mapped else None).sample(2_000)
+    assert_extra_belongs(batch.extra, batch.observation_BD)
+    assert {name: column.dtype for name, column in batch.extra.items()} == {
+        "cost": torch.float32,
+        "contacts": torch.int64,
+        "log_prob": torch.float32,
+    }
+    assert batch.extra["contacts"].shape == (2_000, 2, 2)
+
+
+def test_a_batch_without_further_fields_has_no_extra():
+    buffer = ReplayBuffer(make_spec(2), 20)
+    buffer.add(make_transitions([0, 1], [0, 1]))
+    assert buffer.sample(4).extra == {}
+
+
+@pytest.mark.parametrize("chunk_mebibytes", [1e-4, 1e-3, 32])
+def test_further_fields_are_saved_and_restored(tmp_path, chunk_mebibytes):
+    before, after = filled(7, seed=1), filled(0, seed=2)
+    snapshots = ReplaySnapshots(tmp_path, chunk_mebibytes)
+    snapshots.save(before.storage)
+    for row in range(7, 15):
+        before.add(with_extra([row, 1000 + row], [0, 1]))
+    manifest = snapshots.save(before.storage)
+    assert [field[0] for field in manifest["fields"]] == [*STORED, *EXTRA]
+    ReplaySnapshots(tmp_path).load(manifest, after.storage)
+    after.load_state_dict(before.state_dict())
+    for ring in range(2):
+        rows = newest(after.storage, ring)
+        assert len(rows["cost"]) == 10
+        assert_same_columns(rows, newest(before.storage, ring))
+    for _ in range(3):
+        assert_same_batch(after.sample(16), before.sample(16))
+
+
+def test_a_replay_without_a_field_is_not_read_as_one_with_it(tmp_path):
+    plain = ReplayBuffer(make_spec(2), 20)
+    plain.add(make_transitions([0, 1], [0, 1]))
+    manifest = ReplaySnapshots(tmp_path).save(plain.storage)
+    with pytest.raises(ConfigurationError, match="terminated, cost, contacts, log_prob"):
+        ReplaySnapshots(tmp_path).load(manifest, filled(0).storage)
+
+
+# ---- from environments and policy to the batch ----
+
+
+class Costly(Scripted):
+    """``Scripted`` with environments that report ``INFO_FIELDS``."""
+
+    @property
+    def spec(self):
+        return super().spec._replace(info_fields=INFO_FIELDS)
+
+    def make_env(self, task, split, seed):
+        return CostlyEnv(self.spec, task)
+
+
+def number_of(observation_ND):
+    """Tell an observation of ``Scripted`` from all others: by task, episode and step."""
+    return observation_ND[:, 0] * 4096 + observation_ND[:, 1] * 16 + observation_ND[:, 2]
+
+
+class CostlyEnv(ScriptedEnv):
+    """Reports what belongs to the observation that it was stepped from."""
+
+    def step(self, action):
+        before = np.array([[self.task, self.episode, self.steps]], np.float64)
+        *result, info = super().step(action)
+        extra = extra_of(number_of(before))
+        return *result, info | {name: extra[name][0] for name in ("cost", "contacts")}
+
+
+class Confident(Constant):
+    """Returns its log-probability beside the action."""
+
+    def act(self, observation_ED, task_E, mode):
+        action_EA = super().act(observation_ED, task_E, mode)
+        return action_EA, {"log_prob": extra_of(number_of(observation_ED))["log_prob"]}
+
+
+def assert_numbers_belong(extra, observation):
+    number_N = number_of(observation.numpy())
+    assert_extra_belongs(extra, torch.from_numpy(number_N)[:, None])
+
+
+def test_fields_of_environments_and_policy_go_through_the_collector_and_faults_leave_them_out():
+    spec = Scripted(2).spec._replace(info_fields=INFO_FIELDS)
+
+    def result(values, valid):
+        plain = step_result(values, [False] * 2, [False] * 2, [False] * 2, valid)
+        extra = extra_of(plain.next_observation_ED[:, 0])
+        return plain._replace(extra={name: extra[name] for name in ("cost", "contacts")})
+
+    results: list[StepResult] = [result([1, 5], [True, True]), result([2, 6], [True, False])]
+    envs = ReplayedEnvs([0, 1], results)
+    collector = Collector(envs, Confident())
+    buffer = ReplayBuffer(spec, 20, policy_fields=POLICY_FIELDS)
+    for kept in ([0, 1], [0]):
+        transitions, _ = collector.step("explore")
+        assert list(transitions.extra) == EXTRA
+        wanted = extra_of(transitions.next_observation_ED[:, 0])
+        for name in ("cost", "contacts"):
+            assert np.array_equal(transitions.extra[name], wanted[name])
+        number_N = number_of(transitions.observation_ED)
+        assert np.array_equal(transitions.extra["log_prob"], extra_of(number_N)["log_prob"])
+        assert transitions.env_E.tolist() == kept
+        buffer.add(transitions)
+    batch = buffer.sample(200)
+    wanted = extra_of(batch.next_observation_BD[:, 0].numpy())
+    for name in ("cost", "contacts"):
+        assert np.array_equal(batch.extra[name].numpy(), wanted[name])
+    assert set(batch.extra["cost"].tolist()) == {1.5, 2.5, 5.5}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_batch(
+    tmp_path, num_workers
+):
+    data = MultiTaskData(Costly(3), batch_size=150, capacity=200)
+    tasks = [0, 1, 2, 1]
+    envs = VectorEnv(data.benchmark, tasks, num_workers=num_workers)
+    collector = Collector(envs, Confident())
+    buffer = data.open_replay(tasks, Path("unused"), policy_fields=POLICY_FIELDS)
+    snapshots = ReplaySnapshots(tmp_path, chunk_mebibytes=1e-3)
+    for _ in range(70):  # a ring has 50 places
+        transitions, _ = collector.step("explore")
+        buffer.add(transitions)
+        snapshots.write_ahead(buffer.storage)
+    envs.close()
+    batch = buffer.sample(data.batch_size)
+    assert_numbers_belong(batch.extra, batch.observation_BD)
+    assert len(set(batch.extra["cost"].tolist())) > 50
+
+    resumed = MultiTaskData(Costly(3), batch_size=150, capacity=200, seed=9)
+    restored = resumed.open_replay(tasks, Path("unused"), policy_fields=POLICY_FIELDS)
+    data.manifest = snapshots.save(buffer.storage)
+    resumed.load_state_dict(data.state_dict())
+    assert resumed.manifest is not None
+    assert len(resumed.manifest["chunks"]) > 3
+    ReplaySnapshots(tmp_path).load(resumed.manifest, restored.storage)
+    assert_same_batch(restored.sample(150), buffer.sample(150))
