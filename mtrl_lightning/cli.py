@@ -40,6 +40,7 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
+from mtrl_lightning.config_files import ConfigFileParser
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, import_optional
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.runs import (
@@ -81,6 +82,7 @@ class MultiTaskCLI(LightningCLI):
                 save_config_callback=_SaveConfig,
                 save_config_kwargs={"overwrite": True},
                 trainer_defaults={"max_epochs": -1, "max_steps": -1, "num_sanity_val_steps": 0},
+                parser_class=ConfigFileParser,
                 parser_kwargs={"exit_on_error": False, "epilog": clear.HELP}
                 | {name: {"exit_on_error": False} for name in self.subcommands()},
                 args=args,

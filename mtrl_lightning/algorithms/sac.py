@@ -40,7 +40,9 @@ from mtrl_lightning.networks import (
     Identity,
     Network,
     SquashedGaussian,
+    TaskConditioning,
     set_task_names,
+    with_conditioning,
 )
 from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch
 
@@ -53,6 +55,8 @@ class SAC(Algorithm):
         actor: network of the policy, ``(in_dim, out_dim, num_tasks) -> Network``.
         critic: network of each Q function, likewise.
         encoder: maps observations to what actor and critics see; trained by the critic's loss.
+        conditioning: how the task is given to actor and critics; None for each network's own, the
+            one-hot. A ``conditioning`` among a network's options takes precedence.
         actor_gradient: how the tasks' actor losses become one gradient.
         critic_gradient: how the tasks' critic losses become one gradient.
         value: what a critic's outputs mean, and how it learns.
@@ -93,6 +97,7 @@ class SAC(Algorithm):
         actor: Callable[[int, int, int], Network] = MLP,
         critic: Callable[[int, int, int], Network] = MLP,
         encoder: Callable[[Box, int], Encoder] = Identity,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
         actor_gradient: Callable[[int], GradientMethod] = Mean,
         critic_gradient: Callable[[int], GradientMethod] = Mean,
         value: Callable[[], Value] = Scalar,
@@ -136,6 +141,8 @@ class SAC(Algorithm):
         self.register_buffer("_task_T", torch.tensor(spec.train_tasks), persistent=False)
 
         self.value = value()
+        actor = with_conditioning(actor, conditioning, spec.num_tasks)
+        critic = with_conditioning(critic, conditioning, spec.num_tasks)
         self._make = (encoder, actor, lambda *sizes: Ensemble(lambda: critic(*sizes), num_critics))
         self._make_gradients = (actor_gradient, critic_gradient)
         self.encoder, self.actor, self.critic, self.actor_gradient, self.critic_gradient = (

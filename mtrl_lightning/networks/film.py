@@ -29,7 +29,8 @@ class FiLM(Network):
         depth: number of hidden layers; 3 in MetaWorld's protocols.
         scalar: whether a layer has one ``gamma`` and one ``beta`` for all features, as in mtrl.
         output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``gamma`` and ``beta`` are computed from.
+        conditioning: what ``gamma`` and ``beta`` are computed from; None for the algorithm's
+            ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if there would be no layer or no feature.
@@ -45,11 +46,11 @@ class FiLM(Network):
         depth: int = 3,
         scalar: bool = False,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(depth=depth, width=width)
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         self._split = (depth, 2, 1 if scalar else width)
         # a bias would be a second name for the layers' own weights and biases
         self.modulation = nn.Linear(

@@ -26,7 +26,8 @@ class MLP(Network):
         residual: whether the hidden layers are one layer and residual blocks, which always have
             LayerNorm.
         output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: how the network is told the task.
+        conditioning: how the task is given to the network; None for the algorithm's
+            ``conditioning``, or else the one-hot.
     """
 
     def __init__(
@@ -40,10 +41,10 @@ class MLP(Network):
         layer_norm: bool = False,
         residual: bool = False,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module = (
             ResidualLayers(in_dim, width, depth)

@@ -37,7 +37,8 @@ class MOORE(Network):
         num_experts: number of experts, ``k`` in the paper; 4 for MT10, 6 for MT50; at most
             ``width``.
         output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``w`` is linear in.
+        conditioning: what ``w`` is linear in; None for the algorithm's
+            ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if there would be no layer, expert or feature, more experts than
@@ -54,7 +55,7 @@ class MOORE(Network):
         depth: int = 3,
         num_experts: int = 4,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_experts=num_experts)
@@ -64,7 +65,7 @@ class MOORE(Network):
                 " never orthogonal, "
                 "set num_experts to at most width"
             )
-        self.conditioning = must_tell(conditioning(num_tasks), "MOORE")
+        self.conditioning = must_tell((conditioning or OneHot)(num_tasks), "MOORE")
         self.mixture = nn.Linear(self.conditioning.out_dim, num_experts, bias=False)
         nn.init.xavier_uniform_(self.mixture.weight)
         self.experts = Experts(num_experts, in_dim, width, width=width, depth=depth - 1)

@@ -34,7 +34,8 @@ class MultiHead(Network):
         head_width: features of a hidden layer in each head, as in mtrl (Sodhani et al. 2021); 0 for
             linear heads.
         output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: how the shared layers are told the task.
+        conditioning: how the task is given to the shared layers; None for the algorithm's
+            ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if ``head_width`` is negative.
@@ -52,14 +53,14 @@ class MultiHead(Network):
         residual: bool = False,
         head_width: int = 0,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         if head_width < 0:
             raise ConfigurationError(
                 f"head_width is {head_width}: give a number of features, or 0 for linear heads"
             )
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module = (
             ResidualLayers(in_dim, width, depth)

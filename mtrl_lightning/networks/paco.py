@@ -41,7 +41,8 @@ class PaCo(Network):
         max_loss: a task's largest loss that is learned from, ``epsilon``; 3e3 in the authors'
             program. None: any.
         output_bound: the output layers start uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``w`` is linear in.
+        conditioning: what ``w`` is linear in; None for the algorithm's
+            ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if there would be no layer, set or feature, or if exploding tasks should
@@ -61,11 +62,11 @@ class PaCo(Network):
         num_sets: int = 5,
         max_loss: float | None = 3e3,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_sets=num_sets)
-        self.conditioning = must_tell(conditioning(num_tasks), "PaCo")
+        self.conditioning = must_tell((conditioning or OneHot)(num_tasks), "PaCo")
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):
             raise ConfigurationError(

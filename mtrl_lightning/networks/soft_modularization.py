@@ -41,7 +41,8 @@ class SoftModularization(Network):
         embedding_dim: features of ``f`` and ``h``, ``D``; 400 in the paper. ``f`` has two layers of
             them.
         output_bound: the output layer starts uniform within this bound (0 for 1 / sqrt(width)).
-        conditioning: what ``h`` is linear in.
+        conditioning: what ``h`` is linear in; None for the algorithm's
+            ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if there would be no layer, module or feature.
@@ -58,13 +59,13 @@ class SoftModularization(Network):
         num_modules: int = 2,
         embedding_dim: int = 400,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(
             width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim
         )
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         self.encoder = nn.Sequential(
             he_linear(in_dim, embedding_dim), nn.ReLU(), he_linear(embedding_dim, embedding_dim)
         )
