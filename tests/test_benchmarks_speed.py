@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from mtrl_lightning.benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
 from mtrl_lightning.benchmarks.entrants import Entrant, started
@@ -28,7 +27,7 @@ from mtrl_lightning.benchmarks.updaters import (
 from mtrl_lightning.benchmarks.upstream import make_vec, names_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, resolve
 
 WORK = Work(
     tasks=3,
@@ -414,8 +413,7 @@ def test_the_plain_loop_learns_what_sac_does():
 
 
 def test_the_measured_model_is_that_of_the_experiment():
-    given = yaml.safe_load((ROOT / "configs" / "experiment" / "mt10_mtmhsac.yaml").read_text())
-    wanted = given["model"]["init_args"]
+    wanted = resolve("experiment/mt10_mtmhsac")["model"]["init_args"]
     sac = make_sac(replace(WORK, width=400, depth=3, tasks=10, batch_size=1280))
     for name, value in wanted.items():
         if not isinstance(value, dict):
