@@ -3,7 +3,7 @@ import yaml
 
 from mtrl_lightning.config_files import extended_files
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import CONFIGS, config_args, parser, resolve
+from tests.conftest import CONFIGS, SMALL, config_args, parser, resolve
 from tests.test_cli import fails
 
 
@@ -76,7 +76,7 @@ def test_the_command_line_reports_a_missing_extended_file(command_line, capsys, 
 def test_the_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_path):
     names = [name for name in config_args(*CONFIGS) if name != "-c"]
     path = write(tmp_path, "own.yaml", f"extends: {names}\nname: extended\n")
-    command_line("fit", "-c", path, configs=())
+    command_line("fit", "-c", path, *SMALL, configs=(), small=False)
     saved = command_line.folder("extended") / "config.yaml"
     content = yaml.safe_load(saved.read_text())
     assert "extends" not in content and content["data"]["batch_size"] == 96

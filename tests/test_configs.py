@@ -315,8 +315,14 @@ def merged(name):
     result = {}
     for other in [extended] if isinstance(extended, str) else extended:
         base = (path.parent / other).resolve().relative_to(ROOT / "configs").with_suffix("")
-        result = {**result, **merged(base.as_posix())}
-    return {**result, **content}
+        result = deep_merge(result, merged(base.as_posix()))
+    return deep_merge(result, content)
+
+
+def deep_merge(a, b):
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return b
+    return {**a, **{key: deep_merge(a.get(key), value) for key, value in b.items()}}
 
 
 @pytest.mark.parametrize("name", [name for group in GROUPS for name in files_of(group)])

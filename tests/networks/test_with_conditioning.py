@@ -45,7 +45,7 @@ def test_a_network_without_task_conditioning_refuses_one_with_numbers():
     make = partial(Separate, width=8)
     assert with_conditioning(make, None, 3) is make
     assert with_conditioning(make, NoConditioning, 3) is make
-    with pytest.raises(ConfigurationError, match="Separate takes no task conditioning, and .*Emb"):
+    with pytest.raises(ConfigurationError, match=r"Separate takes no task conditioning, and .*Emb"):
         with_conditioning(make, Embedding, 3)
 
 
