@@ -420,6 +420,7 @@ def test_the_measured_model_is_that_of_the_experiment():
             assert sac.hparams[name] == value, name
     for k, kind in enumerate(("critic", "actor", "temperature")):
         found, options = sac.configure_optimizers()[k], wanted[f"{kind}_optimizer"]["init_args"]
+        options["betas"] = tuple(options["betas"])
         assert {name: found.defaults[name] for name in options} == options
         assert type(found).__name__ == wanted[f"{kind}_optimizer"]["class_path"].rsplit(".", 1)[1]
     assert sac.temperature.log_alpha.shape == (10,) and sac.temperature.log_alpha.abs().max() == 0
