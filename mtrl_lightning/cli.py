@@ -34,6 +34,7 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.signals import requeue_signal, slurm_job
+from mtrl_lightning.config_files import ConfigFileParser
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
@@ -78,6 +79,7 @@ class MultiTaskCLI(LightningCLI):
                 save_config_callback=_SaveConfig,
                 save_config_kwargs={"overwrite": True},
                 trainer_defaults={"max_epochs": -1, "max_steps": -1, "num_sanity_val_steps": 0},
+                parser_class=ConfigFileParser,
                 parser_kwargs={"exit_on_error": False, "epilog": clear.HELP}
                 | {name: {"exit_on_error": False} for name in self.subcommands()},
                 args=args,

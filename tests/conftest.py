@@ -1,13 +1,15 @@
 import csv
+import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from mtrl_lightning.cli import main
+from mtrl_lightning.cli import MultiTaskCLI, main
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)
@@ -33,6 +35,32 @@ CONFIGS = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
 
 def config_args(*names):
     return [arg for name in names for arg in ("-c", str(ROOT / "configs" / f"{name}.yaml"))]
+
+
+class _Parsed(Exception):  # noqa: N818
+    """Raised once the command line is parsed, before anything is built."""
+
+
+@cache
+def parser():
+    """Return the parser of the command line, which takes longer to build than a file to parse."""
+
+    class Parsing(MultiTaskCLI):
+        def before_instantiate_classes(self):
+            raise _Parsed(self.parser)
+
+    with pytest.raises(_Parsed) as caught:
+        Parsing(["fit", *config_args("quickstart")])
+    return caught.value.args[0]
+
+
+def resolve(*names, options=()):
+    """Return the complete configuration that files of ``configs/`` and options give together."""
+    config = parser().parse_args(["fit", *config_args(*names), *options])
+    dumped = parser().dump(config, format="json", skip_none=False, skip_validation=True)
+    resolved = json.loads(dumped)["fit"]
+    resolved.pop("config", None)
+    return resolved
 
 
 class CommandLine:

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
 from benchmarks.entrants import Entrant, started
@@ -29,7 +28,7 @@ from benchmarks.upstream import make_vec, names_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, resolve
 
 WORK = Work(
     tasks=3,
@@ -461,14 +460,14 @@ def test_the_plain_loop_learns_what_sac_does():
 
 
 def test_the_measured_model_is_that_of_the_experiment():
-    given = yaml.safe_load((ROOT / "configs" / "experiment" / "mt10_mtmhsac.yaml").read_text())
-    wanted = given["model"]["init_args"]
+    wanted = resolve("experiment/mt10_mtmhsac")["model"]["init_args"]
     sac = make_sac(replace(WORK, width=400, depth=3, tasks=10, batch_size=1280))
     for name, value in wanted.items():
         if not isinstance(value, dict):
             assert sac.hparams[name] == value, name
     for k, kind in enumerate(("critic", "actor", "temperature")):
         found, options = sac.configure_optimizers()[k], wanted[f"{kind}_optimizer"]["init_args"]
+        options["betas"] = tuple(options["betas"])
         assert {name: found.defaults[name] for name in options} == options
         assert type(found).__name__ == wanted[f"{kind}_optimizer"]["class_path"].rsplit(".", 1)[1]
     assert sac.temperature.log_alpha.shape == (10,) and sac.temperature.log_alpha.abs().max() == 0

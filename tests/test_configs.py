@@ -1,14 +1,20 @@
+import inspect
+from functools import cache
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from jsonargparse import ActionConfigFile, Namespace
 
-from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms import SAC, Algorithm
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli import MultiTaskCLI
-from tests.conftest import CONFIGS, ROOT
+from mtrl_lightning.config_files import ConfigFileParser, ExtendingConfigFile
+from mtrl_lightning.replay import MultiTaskData
+from tests.conftest import CONFIGS, ROOT, resolve
 
 FILES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()
@@ -16,6 +22,7 @@ FILES = sorted(
 )
 SUITES = [name for name in FILES if name.startswith("env/metaworld")]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
+PUBLISHED = [name for name in EXPERIMENTS if not name.endswith("_brc")]
 LOGGERS = [name for name in FILES if name.startswith("logger/")]
 TINY = [
     "--trainer.enable_progress_bar=false",
@@ -26,10 +33,6 @@ TINY = [
     "--model.init_args.critic.init_args.width=8",
     "--trainer.accelerator=cpu",
 ]
-
-
-def load(name):
-    return yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
 
 
 PLUS = ("ars", "moore", "mtmhsac", "mtsac", "paco", "soft_modularization", "wide")
@@ -55,16 +58,32 @@ def test_every_file_is_known():
         for tasks in TASKS
         for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))
     ]
+    experiments.append("experiment/mt10_brc")
     assert sorted(experiments) == sorted(EXPERIMENTS)
     assert [name for name in FILES if name not in EXPERIMENTS] == [
         "algorithm/mtsac",
+        "algorithm/mtsac_mtrl",
         "base",
+        "encoder/care",
+        "encoder/identity",
+        "encoder/language",
+        "encoder/mixture_attention",
+        "encoder/mixture_cluster",
+        "encoder/mixture_ensemble",
+        "encoder/mixture_gate",
+        "encoder/mixture_identity",
+        "encoder/shared_task_embedding",
+        "encoder/standardize",
+        "encoder/task_embedding",
+        "encoder/task_encoder",
         "env/gymnasium",
         "env/metaworld_custom",
         "env/metaworld_mt1",
         "env/metaworld_mt10",
+        "env/metaworld_mt10_mtrl",
         "env/metaworld_mt25",
         "env/metaworld_mt50",
+        "env/metaworld_mt50_mtrl",
         "env/toy",
         "env/toy_conflict",
         "gradient/aligned_mtl",
@@ -78,16 +97,8 @@ def test_every_file_is_known():
         "logger/csv",
         "logger/tensorboard",
         "logger/wandb",
-        "network/brc",
-        "network/care",
         "network/film",
         "network/film_scalar",
-        "network/language",
-        "network/mixture_attention",
-        "network/mixture_cluster",
-        "network/mixture_ensemble",
-        "network/mixture_gate",
-        "network/mixture_identity",
         "network/mlp",
         "network/mlp_residual",
         "network/moore",
@@ -96,8 +107,13 @@ def test_every_file_is_known():
         "network/paco",
         "network/separate",
         "network/soft_modularization",
-        "network/task_embedding",
-        "network/task_encoder",
+        "network/soft_modularization_mt50",
+        "protocol/metaworld_plus",
+        "protocol/metaworld_plus_mt10",
+        "protocol/metaworld_plus_mt50",
+        "protocol/mtrl",
+        "protocol/mtrl_mt10",
+        "protocol/mtrl_mt50",
         "quickstart",
         "toy_conflict",
     ]
@@ -107,10 +123,9 @@ def test_every_file_is_known():
 def test_every_file_says_what_it_is_and_is_short(name):
     text = (ROOT / "configs" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
-    assert (
-        name.startswith(("experiment/", "quickstart", "toy_conflict"))
-        or len(text.splitlines()) <= 25
-    )
+    longest = 50 if name in ("quickstart", "toy_conflict", "experiment/mt10_brc") else 30
+    assert len(text.splitlines()) <= longest
+    assert [line for line in text.splitlines() if len(line) > 100] == []
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -120,10 +135,11 @@ def test_every_metaworld_file_makes_a_run_of_its_tasks(command_line, monkeypatch
     command_line(
         "fit", configs=("base", suite, "algorithm/mtsac", "network/multi_head"), small=False
     )
+    suite, is_mtrl, _ = suite.partition("_mtrl")
     tasks = {"env/metaworld_mt1": 1, "env/metaworld_custom": 4}.get(suite) or int(
         suite.rpartition("_mt")[2]
     )
-    assert seen[0].num_tasks == tasks and seen[0].horizon == 500
+    assert seen[0].num_tasks == tasks and seen[0].horizon == (150 if is_mtrl else 500)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -166,6 +182,26 @@ SIZES = {  # of the papers: MT10 and MT50
     "separate": {"Separate": ({}, {}, {"width": 400, "depth": 3})},
     "care": {"MLP": ({}, {}, {"width": 400, "depth": 3})},
 }
+OTHERS = {  # options of these networks that no experiment changes, and their defaults
+    "MLP": {"residual": False},
+    "MultiHead": {"residual": False, "head_width": 0},
+    "PaCo": {"max_loss": 3e3},
+}
+CONDITIONING = {  # the one-hot where none is named
+    "care": {"class_path": "mtrl_lightning.networks.NoConditioning"},
+    "film": {
+        "class_path": "mtrl_lightning.networks.TaskEncoder",
+        "init_args": {
+            "width": 50,
+            "depth": 2,
+            "out_dim": 50,
+            "embedding": {
+                "class_path": "mtrl_lightning.networks.Language",
+                "init_args": {"path": None},
+            },
+        },
+    },
+}
 METHODS = {
     "pcgrad": "PCGrad",
     "cagrad": "CAGrad",
@@ -175,9 +211,9 @@ METHODS = {
 }
 
 NUMBERS = {
-    "cagrad": lambda tasks: {"c": {10: 0.9, 50: 0.5}[tasks]},
+    "cagrad": lambda tasks: {"c": {10: 0.9, 50: 0.5}[tasks], "num_sampled": None},
     "famo": lambda tasks: {"lr": 0.025, "decay": {10: 0.001, 50: 0.01}[tasks]},
-    "nash_mtl": lambda tasks: {"max_norm": 1.0},
+    "nash_mtl": lambda tasks: {"max_norm": 1.0, "update_every": 1},
 }
 
 
@@ -187,9 +223,10 @@ def parts_of(name):
     return int(tasks), method.startswith("mtrl_"), method.removeprefix("mtrl_")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_experiments_are_the_published_protocol(name):
-    config, (tasks, is_mtrl, method) = load(name), parts_of(name)
+    config = resolve(name)
+    tasks, is_mtrl, method = parts_of(name)
     assert config["name"] == name.removeprefix("experiment/")
     assert f"-c configs/{name}.yaml" in (ROOT / "configs" / f"{name}.yaml").read_text()
     assert config["data"]["benchmark"]["init_args"] == {
@@ -197,16 +234,19 @@ def test_experiments_are_the_published_protocol(name):
         "reward_version": "v1" if is_mtrl else "v2",
         "horizon": 150 if is_mtrl else 500,
         "num_goals": 50,
+        "goal_seed": 0,
+        "fast": True,
     }
     data, rollout, sac = config["data"], config["rollout"], config["model"]["init_args"]
     if is_mtrl:
         assert data["batch_size"] == {10: 1280, 50: 1300}[tasks] and data["capacity"] == 1_000_000
         assert rollout["warmup_steps"] == 1_500 * tasks and rollout["warmup_updates"] == 1_500
-        assert config["evaluation"] == {"every": 10_000 * tasks, "num_episodes": 10}
+        evaluation = {"every": 10_000 * tasks, "num_episodes": 10}
     else:
         assert data["batch_size"] == 128 * tasks and data["capacity"] == 100_000 * tasks
-        assert rollout["warmup_steps"] == 4_000 * tasks and "warmup_updates" not in rollout
-        assert config["evaluation"] == {"every": 20_000 * tasks, "num_episodes": 50}
+        assert rollout["warmup_steps"] == 4_000 * tasks and rollout["warmup_updates"] == 0
+        evaluation = {"every": 20_000 * tasks, "num_episodes": 50}
+    assert {key: config["evaluation"][key] for key in evaluation} == evaluation
     assert rollout["total_steps"] == 2_000_000 * tasks
     assert rollout["updates_per_step"] == 1 and rollout["envs_per_task"] == 1
     assert (sac["discount"], sac["tau"], sac["num_critics"]) == (0.99, 0.005, 2)
@@ -218,29 +258,127 @@ def test_experiments_are_the_published_protocol(name):
     }
     for optimizer in ("actor", "critic", "temperature"):
         init = sac[f"{optimizer}_optimizer"]["init_args"]
-        assert (init["lr"], init.get("eps")) == (3e-4, None if is_mtrl else 1e-5)
+        assert (init["lr"], init["eps"]) == (3e-4, 1e-5)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_experiments_have_the_published_network_and_method(name):
-    sac, (tasks, _, method) = load(name)["model"]["init_args"], parts_of(name)
+    config = resolve(name)
+    sac = config["model"]["init_args"]
+    tasks, _, method = parts_of(name)
     ((cls, (on_mt10, on_mt50, always)),) = SIZES["mtsac" if method in METHODS else method].items()
     for network, bound in (("actor", 1e-3), ("critic", 3e-3)):
         assert sac[network]["class_path"] == f"mtrl_lightning.networks.{cls}"
         given = dict(sac[network]["init_args"])
         assert given.pop("layer_norm", False) == (method == "ars" and network == "critic")
-        assert ("conditioning" in given) == (method in ("care", "film"))
-        given.pop("conditioning", None)
-        assert given == {**always, **(on_mt10 if tasks == 10 else on_mt50), "output_bound": bound}
+        assert given.pop("conditioning", None) is None
+        sizes = on_mt10 if tasks == 10 else on_mt50
+        assert given == {**OTHERS.get(cls, {}), **always, **sizes, "output_bound": bound}
         wanted, gradient = METHODS.get(method, "Mean"), sac[f"{network}_gradient"]
         assert gradient["class_path"] == f"mtrl_lightning.gradients.{wanted}"
         assert gradient.get("init_args") == NUMBERS.get(method, lambda tasks: None)(tasks)
-    assert ("task_weighting" in sac) == (method == "soft_modularization")
-    assert ("encoder" in sac) == (method == "care") and ("reward_scale" in sac) == (method == "ars")
+    chosen = {
+        "task_weighting": "ByTemperature" if method == "soft_modularization" else "EqualWeights",
+        "encoder": "CARE" if method == "care" else "Identity",
+        "reward_scale": "MeanReward" if method == "ars" else "RewardScale",
+    }
+    found = {part: sac[part]["class_path"].rsplit(".", 1)[1] for part in chosen}
+    assert found == chosen
+    assert sac["conditioning"] == CONDITIONING.get(method)
     if method == "care":
-        assert sac["encoder"]["init_args"] == {"num_experts": {10: 6, 50: 10}[tasks]}
+        encoder = sac["encoder"]["init_args"]
+        assert encoder.pop("conditioning")["class_path"] == "mtrl_lightning.networks.Language"
+        sizes = {"width": 50, "depth": 2, "out_dim": 50, "context_dim": 50}
+        assert encoder == {"num_experts": {10: 6, 50: 10}[tasks], **sizes}
     resets = {10: {"every": 4_000_000, "times": 4}, 50: {"every": 14_000_000, "times": 6}}
-    assert load(name).get("resets") == (resets[tasks] if method == "ars" else None)
+    never = {"every": None, "times": None}
+    assert config["resets"] == (resets[tasks] if method == "ars" else never)
+
+
+OWNED = {  # what a file of each group may name, below model.init_args
+    "encoder": {"encoder", "conditioning"},
+    "network": {"actor", "critic"},
+    "gradient": {"actor_gradient", "critic_gradient"},
+}
+OF_THE_RUN = {"self", "spec", "seed", "compile"}
+GROUPS = (*OWNED, "algorithm", "env")
+
+
+def files_of(group):
+    return [name for name in FILES if name.startswith(f"{group}/")]
+
+
+def merged(name):
+    """Return what a file and the files that it extends name."""
+    path = ROOT / "configs" / f"{name}.yaml"
+    content = yaml.safe_load(path.read_text())
+    extended = content.pop("extends", [])
+    result = {}
+    for other in [extended] if isinstance(extended, str) else extended:
+        base = (path.parent / other).resolve().relative_to(ROOT / "configs").with_suffix("")
+        result = deep_merge(result, merged(base.as_posix()))
+    return deep_merge(result, content)
+
+
+def deep_merge(a, b):
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return b
+    return {**a, **{key: deep_merge(a.get(key), value) for key, value in b.items()}}
+
+
+@pytest.mark.parametrize("name", [name for group in GROUPS for name in files_of(group)])
+def test_every_file_names_all_keys_of_its_group_and_no_other(name):
+    group, content = name.split("/")[0], merged(name)
+    if group == "env":
+        assert set(content) == {"data"}
+        assert set(content["data"]) <= {"benchmark", "batch_size", "capacity"}
+        return
+    assert set(content) == {"model"}
+    options = set(inspect.signature(SAC.__init__).parameters) - OF_THE_RUN
+    of_others = set().union(*OWNED.values())
+    assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others)
+    assert ("class_path" in content["model"]) == (group == "algorithm")
+
+
+@cache
+def small_parser():
+    """Return a parser of model and data alone, which is several times as fast."""
+    parser = ConfigFileParser(exit_on_error=False)
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    parser.add_lightning_class_args(Algorithm, "model", subclass_mode=True, required=False)
+    parser.add_lightning_class_args(MultiTaskData, "data", required=False)
+    parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
+    return parser
+
+
+def apply(config, *names):
+    """Return the configuration after further files, as ``-c`` leaves it: without defaults."""
+    config = config.clone()
+    option = ExtendingConfigFile(option_strings=["--config"], dest="config")
+    for name in names:
+        option(small_parser(), config, str(ROOT / "configs" / f"{name}.yaml"))
+    config.pop("config")
+    return config
+
+
+def without_empty(value):
+    """Return a configuration as a dictionary; no ``init_args`` and empty ones mean the same."""
+    if isinstance(value, Namespace):
+        value = {key: without_empty(item) for key, item in vars(value).items()}
+        return {key: item for key, item in value.items() if (key, item) != ("init_args", {})}
+    return value
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_later_file_of_a_group_replaces_the_earlier_one_completely(group):
+    start = small_parser().get_defaults()
+    if group in OWNED:
+        start = apply(start, "algorithm/mtsac")
+    alone = {name: apply(start, name) for name in files_of(group)}
+    assert len(alone) > 1
+    for first, second in permutations(alone, 2):
+        found = without_empty(apply(alone[first], second))
+        assert found == without_empty(alone[second]), (first, second)
 
 
 @pytest.mark.parametrize("logger", LOGGERS)

@@ -143,12 +143,17 @@ def test_what_the_table_for_users_of_mtrl_names_are_options():
     }
     assert len(named) > 25
     found = set()
-    for network in ("multi_head_mtrl", "care", "mixture_cluster"):
+    for stack in (
+        ["network/multi_head_mtrl"],
+        ["network/mlp", "encoder/care"],
+        ["network/mlp", "encoder/mixture_cluster"],
+        ["network/mlp", "encoder/task_encoder"],
+    ):
         configs = (
             "base",
             "env/metaworld_mt10",
             "algorithm/mtsac",
-            f"network/{network}",
+            *stack,
             "gradient/gradnorm",
         )
         line = [sys.executable, "cli.py", "fit", *config_args(*configs), "--print_config"]

@@ -31,7 +31,16 @@ from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.networks import MLP, Encoder, Ensemble, Identity, Network, SquashedGaussian
+from mtrl_lightning.networks import (
+    MLP,
+    Encoder,
+    Ensemble,
+    Identity,
+    Network,
+    SquashedGaussian,
+    TaskConditioning,
+    with_conditioning,
+)
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 
@@ -54,6 +63,8 @@ class SAC(Algorithm):
         actor: network of the policy, ``(in_dim, out_dim, num_tasks) -> Network``.
         critic: network of each Q function, likewise.
         encoder: maps observations to what actor and critics see; trained by the critic's loss.
+        conditioning: how the task is given to actor and critics; None for each network's own, the
+            one-hot. A ``conditioning`` among a network's options takes precedence.
         actor_gradient: how the tasks' actor losses become one gradient.
         critic_gradient: how the tasks' critic losses become one gradient.
         value: what a critic's outputs mean, and how it learns.
@@ -104,6 +115,7 @@ class SAC(Algorithm):
         actor: Callable[[int, int, int], Network] = MLP,
         critic: Callable[[int, int, int], Network] = MLP,
         encoder: Callable[[Box, int], Encoder] = Identity,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
         actor_gradient: Callable[[int], GradientMethod] = Mean,
         critic_gradient: Callable[[int], GradientMethod] = Mean,
         value: Callable[[], Value] = Scalar,
@@ -145,8 +157,8 @@ class SAC(Algorithm):
         self.target_every = target_every
         self._log_std_min = log_std_min
         self._log_std_max = log_std_max
-        self._make_actor = actor
-        self._make_critic = critic
+        self._make_actor = with_conditioning(actor, conditioning, spec.num_tasks)
+        self._make_critic = with_conditioning(critic, conditioning, spec.num_tasks)
         self._make_encoder = encoder
         self._make_actor_gradient = actor_gradient
         self._make_critic_gradient = critic_gradient

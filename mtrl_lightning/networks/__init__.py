@@ -17,6 +17,7 @@ from mtrl_lightning.networks.conditioning import (
     TaskConditioning,
     TaskEncoder,
     set_task_names,
+    with_conditioning,
 )
 from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity, Standardize
 from mtrl_lightning.networks.ensemble import Ensemble
@@ -65,4 +66,5 @@ __all__ = [
     "TaskConditioning",
     "TaskEncoder",
     "set_task_names",
+    "with_conditioning",
 ]

@@ -6,6 +6,8 @@ Shapes: ``B`` batch, ``C`` features of the task input, ``T`` tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import signature
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
+from mtrl_lightning.networks.network import Network
 
 
 class TaskConditioning(nn.Module):
@@ -158,6 +161,44 @@ def require_task_input(conditioning: TaskConditioning, network: str) -> TaskCond
             f" {type(conditioning).__name__} gives none: set the network's conditioning to OneHot"
         )
     return conditioning
+
+
+def with_conditioning(
+    make_network: Callable[..., Network],
+    conditioning: Callable[[int], TaskConditioning] | None,
+    num_tasks: int,
+) -> Callable[..., Network]:
+    """Return a network's factory that passes a task conditioning, unless it has one of its own.
+
+    Args:
+        make_network: ``(in_dim, out_dim, num_tasks) -> Network``.
+        conditioning: how the task is given; None leaves it to the network.
+        num_tasks: number of tasks, ``T``.
+
+    Raises:
+        ConfigurationError: if the network takes no conditioning and this one has numbers.
+    """
+    options = make_network.keywords if isinstance(make_network, partial) else {}
+    if conditioning is None or options.get("conditioning") is not None:
+        return make_network
+    made = _class_or_function(make_network)
+    if "conditioning" in signature(made).parameters:
+        return partial(make_network, conditioning=conditioning)
+    given = conditioning(num_tasks)
+    if given.out_dim == 0:
+        return make_network
+    raise ConfigurationError(
+        f"{made.__name__} takes no task conditioning, and conditioning is {type(given).__name__}:"
+        " leave out model.init_args.conditioning (set it to null), or choose another network"
+    )
+
+
+def _class_or_function(factory: Callable[..., object]) -> Callable[..., object]:
+    """Return what a factory calls in the end; jsonargparse passes the class to a function."""
+    while isinstance(factory, partial):
+        classes = [argument for argument in factory.args if isinstance(argument, type)]
+        factory = classes[0] if classes else factory.func
+    return factory
 
 
 @runtime_checkable

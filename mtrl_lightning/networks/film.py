@@ -37,7 +37,8 @@ class FiLM(Network):
         depth: number of hidden layers; 3 in MetaWorld's protocols.
         scalar: whether each layer has one ``gamma`` and one ``beta`` for all its features.
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``gamma`` and ``beta`` are computed.
+        conditioning: task conditioning, from which ``gamma`` and ``beta`` are computed; None for the
+            algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if ``width`` or ``depth`` is below 1.
@@ -53,11 +54,11 @@ class FiLM(Network):
         depth: int = 3,
         scalar: bool = False,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(depth=depth, width=width)
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         num_factors = 1 if scalar else width
         self._split = (depth, 2, num_factors)
         # no bias: it would be redundant with the layers' own weights and biases

@@ -29,7 +29,8 @@ class MLP(Network):
         residual: whether the hidden layers are one layer and ``depth`` residual blocks, which
             always have LayerNorm.
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
-        conditioning: task conditioning, appended to the input.
+        conditioning: task conditioning, appended to the input; None for the
+            algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if ``width`` or ``depth`` is below 1.
@@ -46,10 +47,10 @@ class MLP(Network):
         layer_norm: bool = False,
         residual: bool = False,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module
         if residual:

@@ -40,7 +40,8 @@ class MOORE(Network):
         num_experts: number of experts, ``k`` in the paper; 4 for MT10, 6 for MT50; at most
             ``width``.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``w`` is computed.
+        conditioning: task conditioning, from which ``w`` is computed; None for the
+            algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if a size is below 1, ``num_experts`` is above ``width``, or the
@@ -57,7 +58,7 @@ class MOORE(Network):
         depth: int = 3,
         num_experts: int = 4,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_experts=num_experts)
@@ -66,7 +67,7 @@ class MOORE(Network):
                 f"num_experts is {num_experts} and width {width}: set num_experts to at most width,"
                 " because more vectors than features cannot be orthogonal"
             )
-        self.conditioning = require_task_input(conditioning(num_tasks), "MOORE")
+        self.conditioning = require_task_input((conditioning or OneHot)(num_tasks), "MOORE")
         self.mixture = nn.Linear(self.conditioning.out_dim, num_experts, bias=False)
         nn.init.xavier_uniform_(self.mixture.weight)
         self.experts = Experts(num_experts, in_dim, width, width=width, depth=depth - 1)

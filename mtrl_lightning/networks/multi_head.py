@@ -38,7 +38,8 @@ class MultiHead(Network):
         head_width: size of the hidden layer of each head, as in mtrl (Sodhani et al. 2021); 0 for
             linear heads.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
-        conditioning: task conditioning, appended to the input.
+        conditioning: task conditioning, appended to the input; None for the
+            algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if ``head_width`` is negative, or ``width`` or ``depth`` is below 1.
@@ -56,14 +57,14 @@ class MultiHead(Network):
         residual: bool = False,
         head_width: int = 0,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         if head_width < 0:
             raise ConfigurationError(
                 f"head_width is {head_width}: give a size above 0, or 0 for linear heads"
             )
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module
         if residual:

@@ -49,7 +49,8 @@ class PaCo(Network):
         max_loss: largest loss of a task that is used for an update, above 0 (``epsilon`` in the
             paper; 3e3 in the authors' program). None for no limit.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``w`` is computed.
+        conditioning: task conditioning, from which ``w`` is computed; None for the
+            algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if a size is below 1, ``max_loss`` is not above 0 or set although ``w``
@@ -69,11 +70,11 @@ class PaCo(Network):
         num_sets: int = 5,
         max_loss: float | None = 3e3,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(width=width, depth=depth, num_sets=num_sets)
-        self.conditioning = require_task_input(conditioning(num_tasks), "PaCo")
+        self.conditioning = require_task_input((conditioning or OneHot)(num_tasks), "PaCo")
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):
             raise ConfigurationError(

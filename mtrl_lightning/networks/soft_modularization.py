@@ -52,7 +52,8 @@ class SoftModularization(Network):
         embedding_dim: size of ``f`` and ``h`` (``D`` in the paper; 400). ``f`` has two layers of
             this size.
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``h`` is computed.
+        conditioning: task conditioning, from which ``h`` is computed; None for the
+            algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if a size is below 1.
@@ -69,13 +70,13 @@ class SoftModularization(Network):
         num_modules: int = 2,
         embedding_dim: int = 400,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         require_at_least_one(
             width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim
         )
-        self.conditioning = conditioning(num_tasks)
+        self.conditioning = (conditioning or OneHot)(num_tasks)
         self.encoder = nn.Sequential(
             he_linear(in_dim, embedding_dim), nn.ReLU(), he_linear(embedding_dim, embedding_dim)
         )

@@ -14,7 +14,7 @@ from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.types import EnvSpec, TransitionBatch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, config_args
 
 PRECISIONS = ("32-true", "bf16-mixed")
 ROWS = 4
@@ -33,30 +33,45 @@ def encoder(**options: Any) -> list[str]:
     return [f"--model.init_args.encoder.init_args.{k}={v}" for k, v in options.items()]
 
 
+SMALL = both(width=8)
 MIXTURE = [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5)]
-NETWORKS: dict[str, list[str]] = {
-    "brc": both(width=8),
-    "care": [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5, context_dim=5)],
-    "film": both(width=8),
-    "film_scalar": both(width=8),
-    "language": both(width=8),
-    "mixture_attention": MIXTURE,
-    "mixture_cluster": MIXTURE,
-    "mixture_ensemble": MIXTURE,
-    "mixture_gate": MIXTURE,
-    "mixture_identity": [*MIXTURE, *encoder(num_experts=4)],
-    "mlp": both(width=8),
-    "mlp_residual": both(width=8),
-    "moore": both(width=8),
-    "multi_head": both(width=8),
-    "multi_head_mtrl": both(width=8, head_width=6),
-    "paco": both(width=8),
-    "separate": both(width=8),
-    "soft_modularization": both(width=8, embedding_dim=12),
-    "task_embedding": both(width=8),
-    "task_encoder": both(width=8),
+STACKS: dict[str, tuple[str, ...]] = {
+    "brc": ("experiment/mt10_brc",),
+    "care": ("network/mlp", "encoder/care"),
+    "film": ("network/film",),
+    "film_scalar": ("network/film_scalar",),
+    "language": ("network/mlp", "encoder/language"),
+    "mixture_attention": ("network/mlp", "encoder/mixture_attention"),
+    "mixture_cluster": ("network/mlp", "encoder/mixture_cluster"),
+    "mixture_ensemble": ("network/mlp", "encoder/mixture_ensemble"),
+    "mixture_gate": ("network/mlp", "encoder/mixture_gate"),
+    "mixture_identity": ("network/mlp", "encoder/mixture_identity"),
+    "mlp": ("network/mlp", "encoder/identity"),
+    "mlp_residual": ("network/mlp_residual",),
+    "moore": ("network/moore",),
+    "multi_head": ("network/multi_head",),
+    "multi_head_mtrl": ("network/multi_head_mtrl",),
+    "paco": ("network/paco",),
+    "separate": ("network/separate",),
+    "shared_task_embedding": ("network/mlp", "encoder/shared_task_embedding"),
+    "soft_modularization": ("network/soft_modularization",),
+    "standardize": ("network/mlp", "encoder/standardize"),
+    "task_embedding": ("network/mlp", "encoder/task_embedding"),
+    "task_encoder": ("network/mlp", "encoder/task_encoder"),
 }
-"""Every file of ``configs/network``, and options that make it small."""
+"""Every file of ``configs/network`` and ``configs/encoder``: which are given one after another."""
+NETWORKS: dict[str, list[str]] = {
+    **dict.fromkeys(STACKS, SMALL),
+    **{name: MIXTURE for name in STACKS if name.startswith("mixture_")},
+    "care": [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5, context_dim=5)],
+    "mixture_identity": [*MIXTURE, *encoder(num_experts=4)],
+    "multi_head_mtrl": both(width=8, head_width=6),
+    "soft_modularization": [
+        *both(width=8, embedding_dim=12),
+        "--model.init_args.task_weighting=mtrl_lightning.algorithms.ByTemperature",
+    ],
+}
+"""Options that make each of them small."""
 GRADIENTS = (
     "aligned_mtl",
     "cagrad",
@@ -77,11 +92,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 """Four tasks each, so that one expert a task fits both."""
 ENV_OPTIONS = {
     "toy": [
-        "-c",
-        str(ROOT / "configs/env/toy_conflict.yaml"),
+        *config_args("env/toy_conflict"),
         "--data.benchmark.init_args.num_tasks=4",
     ],
-    "metaworld": ["-c", str(ROOT / "configs/env/metaworld_custom.yaml")],
+    "metaworld": config_args("env/metaworld_custom"),
 }
 
 
@@ -102,9 +116,8 @@ def build(
     )
     command_line(
         "fit",
+        *config_args(*STACKS[network]),
         *ENV_OPTIONS[env],
-        "-c",
-        str(ROOT / f"configs/network/{network}.yaml"),
         *NETWORKS[network],
         *extra,
         f"--data.batch_size={4 * ROWS}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.matrix import NETWORKS
+from tests.matrix import NETWORKS, STACKS
 from tests.test_exact_continuation import assert_same_end
 
 PAIRS = [
@@ -43,9 +43,9 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
     def run(total, *extra):
         configs = (
             "base",
-            "env/toy",
             "algorithm/mtsac",
-            f"network/{network}",
+            *STACKS[network],
+            "env/toy",
             f"gradient/{gradient}",
         )
         command_line(

@@ -1,0 +1,83 @@
+from functools import partial
+
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import (
+    MLP,
+    MOORE,
+    Embedding,
+    FiLM,
+    MultiHead,
+    NoConditioning,
+    OneHot,
+    PaCo,
+    Separate,
+    SoftModularization,
+    with_conditioning,
+)
+from tests.conftest import resolve
+
+TAKE_ONE = [
+    partial(MLP, width=8),
+    partial(MultiHead, width=8),
+    partial(FiLM, width=8),
+    partial(MOORE, width=8),
+    partial(PaCo, width=8, max_loss=None),
+    partial(SoftModularization, width=8, embedding_dim=8),
+]
+
+
+@pytest.mark.parametrize("make", TAKE_ONE, ids=lambda make: make.func.__name__)
+def test_the_algorithms_conditioning_is_passed_unless_a_network_has_its_own(make):
+    shared = partial(Embedding, dim=5)
+    assert isinstance(with_conditioning(make, None, 3)(4, 2, 3).conditioning, OneHot)
+    passed = with_conditioning(make, shared, 3)(4, 2, 3).conditioning
+    assert isinstance(passed, Embedding) and passed.out_dim == 5
+    own = partial(make, conditioning=OneHot)
+    assert isinstance(with_conditioning(own, shared, 3)(4, 2, 3).conditioning, OneHot)
+
+
+def test_a_network_without_task_conditioning_refuses_one_with_numbers():
+    make = partial(Separate, width=8)
+    assert with_conditioning(make, None, 3) is make
+    assert with_conditioning(make, NoConditioning, 3) is make
+    with pytest.raises(ConfigurationError, match=r"Separate takes no task conditioning, and .*Emb"):
+        with_conditioning(make, Embedding, 3)
+
+
+def test_sac_passes_it_to_actor_and_critics_with_the_same_weights_as_an_own_one():
+    small, shared = partial(MLP, width=8), partial(Embedding, dim=5)
+    own = partial(small, conditioning=shared)
+    spec = ToyReach(num_tasks=3).spec
+    passed = SAC(spec, actor=small, critic=small, conditioning=shared)
+    given = SAC(spec, actor=own, critic=own)
+    for a, b in zip(passed.parameters(), given.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert passed.actor.conditioning.out_dim == passed.critic.members[1].conditioning.out_dim == 5
+    mixed = SAC(spec, actor=small, critic=partial(small, conditioning=OneHot), conditioning=shared)
+    assert mixed.actor.conditioning.out_dim == 5
+    assert mixed.critic.members[0].conditioning.out_dim == 3
+
+
+@pytest.mark.parametrize("network", ["paco", "film", "mlp"])
+def test_encoder_and_network_files_go_in_any_order(network):
+    files = (f"network/{network}", "encoder/task_embedding")
+    before, after = (
+        resolve("base", "env/toy", "algorithm/mtsac", *order) for order in (files, files[::-1])
+    )
+    assert before == after
+    sac = after["model"]["init_args"]
+    assert sac["conditioning"]["init_args"] == {"dim": 32, "unit_norm": True}
+    assert sac["actor"]["init_args"]["conditioning"] is None
+
+
+def test_separate_with_the_conditioning_of_an_encoder_file(command_line, capsys):
+    configs = ("base", "env/toy", "algorithm/mtsac", "network/separate", "encoder/task_embedding")
+    with pytest.raises(SystemExit) as ended:
+        command_line("fit", configs=configs)
+    assert ended.value.code == 2
+    assert "Separate takes no task conditioning" in capsys.readouterr().err

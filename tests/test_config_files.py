@@ -1,0 +1,104 @@
+import pytest
+import yaml
+
+from mtrl_lightning.config_files import extended_files
+from mtrl_lightning.errors import ConfigurationError
+from tests.conftest import CONFIGS, SMALL, config_args, parser, resolve
+from tests.test_cli import fails
+
+
+def write(folder, name, text):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def parse(*args):
+    return parser().parse_args(["fit", *args])["fit"]
+
+
+def test_an_extended_file_is_one_given_before(tmp_path):
+    write(
+        tmp_path, "parts/c.yaml", "metrics: {every: 3}\nevaluation: {every: 3, num_episodes: 3}\n"
+    )
+    write(tmp_path, "parts/b.yaml", "extends: c.yaml\nevaluation: {every: 2}\n")
+    write(tmp_path, "own.yaml", "extends: [parts/b.yaml]\ncheckpoint: {every: 1}\n")
+    found = parse(*config_args(*CONFIGS), "-c", str(tmp_path / "own.yaml"))
+    assert found.metrics.every == 3 and found.checkpoint.every == 1
+    assert (found.evaluation.every, found.evaluation.num_episodes) == (2, 3)
+    assert "extends" not in found
+
+
+def test_a_changed_class_drops_options_as_with_several_files(tmp_path):
+    from_files = resolve("experiment/mt10_paco", "network/mlp")
+    path = write(
+        tmp_path,
+        "both.yaml",
+        f"extends: {[name for name in config_args('experiment/mt10_paco') if name != '-c']}\n"
+        "model:\n  init_args:\n"
+        "    actor: {class_path: mtrl_lightning.networks.MLP}\n"
+        "    critic: {class_path: mtrl_lightning.networks.MLP}\n",
+    )
+    extended = resolve(options=["-c", path])
+    assert extended == from_files
+    assert "num_sets" not in extended["model"]["init_args"]["actor"]["init_args"]
+
+
+def test_files_come_in_the_order_in_which_they_are_named(tmp_path):
+    for name, text in (("a", "[b.yaml, c.yaml]"), ("b", "d.yaml"), ("c", "d.yaml"), ("d", "[]")):
+        write(tmp_path, f"{name}.yaml", f"extends: {text}\n")
+    assert [path.stem for path in extended_files(tmp_path / "a.yaml")] == ["d", "b", "d", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: nowhere.yaml", "own.yaml extends nowhere.yaml, and there is no file"),
+        ("extends: {a: b}", "own.yaml is {'a': 'b'}: give a file, or a list of files"),
+        ("extends: [1]", r"own.yaml is \[1\]: give a file, or a list of files"),
+        ("extends: other.yaml", "in a cycle: .*own.yaml -> .*other.yaml -> .*own.yaml"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path, text, message):
+    write(tmp_path, "other.yaml", "extends: own.yaml\n")
+    path = write(tmp_path, "own.yaml", text)
+    with pytest.raises(ConfigurationError, match=message):
+        parse("-c", path)
+
+
+def test_the_command_line_reports_a_missing_extended_file(command_line, capsys, tmp_path):
+    path = write(tmp_path, "own.yaml", "extends: nowhere.yaml")
+    code, error = fails(command_line, capsys, "fit", f"--config={path}")
+    assert code == 2 and "own.yaml extends nowhere.yaml" in error and "Traceback" not in error
+
+
+def test_the_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_path):
+    names = [name for name in config_args(*CONFIGS) if name != "-c"]
+    path = write(tmp_path, "own.yaml", f"extends: {names}\nname: extended\n")
+    command_line("fit", "-c", path, *SMALL, configs=(), small=False)
+    saved = command_line.folder("extended") / "config.yaml"
+    content = yaml.safe_load(saved.read_text())
+    assert "extends" not in content and content["data"]["batch_size"] == 96
+    command_line("fit", "-c", str(saved), configs=(), small=False)
+    assert command_line.rows("extended", 1) == command_line.rows("extended", 0)
+
+
+PACO = ("base", "env/toy", "algorithm/mtsac", "network/paco")
+OPTION = "--model.init_args.actor.init_args.max_loss"
+
+
+@pytest.mark.parametrize(
+    ("options", "actor"),
+    [
+        ([OPTION, "null"], None),
+        ([f"{OPTION}=null"], None),
+        ([f"{OPTION}=null", f"{OPTION}=7"], 7.0),
+        ([f"{OPTION}=7", OPTION, "null"], None),
+    ],
+)
+def test_null_for_an_option_of_a_class_within_a_class(options, actor):
+    sac = resolve(*PACO, options=options)["model"]["init_args"]
+    assert sac["actor"]["init_args"]["max_loss"] == actor
+    assert sac["actor"]["init_args"]["num_sets"] == 5
+    assert sac["critic"]["init_args"]["max_loss"] == 3e3
