@@ -1,4 +1,4 @@
-"""The only clock: named counts, never an optimizer's steps; and a stopwatch that says where the time goes."""
+"""Named counts, which every schedule reads, and a stopwatch that says where the time goes."""
 
 from __future__ import annotations
 
