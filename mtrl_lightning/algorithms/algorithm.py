@@ -111,7 +111,7 @@ class Algorithm(LightningModule):
             self.counters,
         )
         self.transforms = nn.ModuleList()
-        """Change batches before an update learns from them, in this order; see ``add_transform``."""
+        """Change batches before an update learns from them, in this order: ``add_transform``."""
         self.quantities: dict[str, Callable[[], Tensor]] = {}
         """What transforms may require, by name."""
         self.updates: list[Update] = []

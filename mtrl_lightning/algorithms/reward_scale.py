@@ -18,7 +18,7 @@ from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
 class RewardScale(Transform):
-    """Scale each task's rewards when they are sampled; built by a factory ``(spec) -> RewardScale``.
+    """Scale rewards when they are sampled; built by a factory ``(spec) -> RewardScale``.
 
     This one leaves them as they are.
 
@@ -148,7 +148,9 @@ class ReturnRange(RewardScale):
             task = int(transitions.task_E[row])
             self.largest_T[task] = max(float(self.largest_T[task]), float(np.abs(returns).max()))
 
-    def factors(self, *, temperature_T: Tensor, target_entropy_T: Tensor) -> Tensor:  # type: ignore[override]
+    def factors(  # type: ignore[override]
+        self, *, temperature_T: Tensor, target_entropy_T: Tensor
+    ) -> Tensor:
         """Return ``bound`` divided by the task's range."""
         range_T = self.largest_T - temperature_T * self._horizon * target_entropy_T / 2
         return torch.where(range_T > 0, self._bound / range_T, 1.0)

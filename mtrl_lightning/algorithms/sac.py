@@ -358,6 +358,7 @@ class SAC(Algorithm):
 
     def _update_auxiliary(self, i: int, batch: TransitionBatch) -> None:
         auxiliary = self.auxiliaries[i]
+        assert isinstance(auxiliary, Auxiliary)
         generator = self.generators.get(f"auxiliary_{i}", self.device)
         inputs = LossInputs(self.encoder, self.target_encoder, generator)
-        self.auxiliary_updates[i](lambda: (auxiliary.loss(batch, inputs), None))  # type: ignore[operator]
+        self.auxiliary_updates[i](lambda: (auxiliary.loss(batch, inputs), None))

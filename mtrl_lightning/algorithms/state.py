@@ -46,13 +46,13 @@ class Generators:
         return {"seed": self._seed, "used": {**self._saved, **used}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states; a generator saved on another kind of device begins with the seed instead."""
+        """Restore the states; one saved on another kind of device starts from the seed."""
         self._seed, self._saved = state["seed"], state["used"]
         self._generators = {}
 
 
 def global_generators() -> dict[str, Any]:
-    """Return the states of the generators of this process; nothing here draws from them, a user's dropout does."""
+    """Return the states of this process' generators, which only a user's code draws from."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -63,7 +63,7 @@ def global_generators() -> dict[str, Any]:
 
 
 def restore_global_generators(state: dict[str, Any]) -> None:
-    """Restore what ``global_generators`` returned; those of devices only where there are as many."""
+    """Restore ``global_generators``; those of devices only where there are as many."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
@@ -72,7 +72,7 @@ def restore_global_generators(state: dict[str, Any]) -> None:
 
 
 class MeanMetrics:
-    """Running means of scalar tensors, read without stopping the device until they are asked for."""
+    """Running means of scalar tensors; the device is not waited for until they are read."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -86,7 +86,7 @@ class MeanMetrics:
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def drain(self) -> dict[str, float]:
-        """Return the means and begin anew."""
+        """Return the means and clear them."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         return means

@@ -17,8 +17,9 @@ from mtrl_lightning.gradients import GradientMethod
 def task_by_task(
     method: GradientMethod, function: Callable[..., Tensor], dim: int, *rows: Tensor
 ) -> Tensor:
-    """Return ``function(*rows)``, on a CPU computed for each task's rows apart if the method takes them one by one.
+    """Return ``function(*rows)``, on a CPU for each task's rows apart if the method needs it.
 
+    It does if it differentiates the tasks' losses one by one.
     ``T`` backward passes, one for each task's loss, then cost about as much as one: a pass does not
     enter the other tasks' graphs. That pays on a CPU, where a small product costs little; a GPU
     takes all passes in one.

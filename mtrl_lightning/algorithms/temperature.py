@@ -11,12 +11,12 @@ from mtrl_lightning.errors import ConfigurationError
 
 
 class Temperature(nn.Module):
-    """The learned weight ``alpha`` of the policy's entropy; built by a factory ``(num_tasks) -> Temperature``.
+    """The learned weight ``alpha`` of the entropy; a factory ``(num_tasks) -> Temperature`` builds it.
 
     Args:
         num_tasks: number of tasks, ``T``.
         initial: value at the start, above 0.
-        per_task: one temperature a task ("disentangled alphas" in mtrl) or one for all.
+        per_task: one temperature per task ("disentangled alphas" in mtrl) or one for all.
     """
 
     def __init__(self, num_tasks: int, *, initial: float = 1.0, per_task: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""One optimizer step from the tasks' losses: shared by actors, critics, temperatures and auxiliaries.
+"""One optimizer step from the tasks' losses, for actors, critics, temperatures, auxiliaries.
 
 Shapes: ``R`` trained tasks.
 """
@@ -29,7 +29,7 @@ Extra = TypeVar("Extra")
 
 
 class Update:
-    """Train modules on the tasks' losses: ``update(lambda: (loss_R, extra))`` is one optimizer step.
+    """Train modules on the tasks' losses; ``update(lambda: (loss_R, extra))`` makes one step.
 
     A step whose gradient is not finite changes neither weights nor the optimizer's and the gradient
     method's state; the guard is informed of it.

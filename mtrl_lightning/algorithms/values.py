@@ -1,4 +1,4 @@
-"""How a critic's outputs tell a value, and how they learn one.
+"""What a critic's outputs mean, and how they are learned.
 
 Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``Q`` critics, ``K`` outputs of a
 critic.
@@ -51,7 +51,7 @@ class Value(nn.Module):
 
 
 class Scalar(Value):
-    """One output a critic, its value, learned by squared error; of several critics the smallest value counts."""
+    """One output per critic, learned by squared error; the smallest critic's value counts."""
 
     out_dim = 1
 
@@ -122,7 +122,10 @@ class Categorical(Value):
         discount: float,
         num_tasks: int,
     ) -> Tensor:
-        """Return ``sum_i mean -sum_k p_k log q_ik``, ``p`` the projection of ``r + discount (z - alpha log pi)``."""
+        """Return ``sum_i mean -sum_k p_k log q_ik``.
+
+        ``p`` is the projection of ``r + discount (z - alpha log pi)``.
+        """
         next_BK = next_output_QBK.softmax(-1).mean(0)
         bootstrap_BK = discount * (self.bin_K - (alpha_B * next_log_prob_B)[:, None])
         target_BK = reward_B[:, None] + torch.where(terminated_B[:, None], 0.0, bootstrap_BK)

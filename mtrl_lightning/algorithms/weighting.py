@@ -14,7 +14,7 @@ from mtrl_lightning.types import EnvSpec, known_tasks
 
 
 class TaskWeighting(nn.Module):
-    """Weights of the tasks' actor and critic losses; built by a factory ``(spec) -> TaskWeighting``.
+    """Weights of the tasks' losses; built by a factory ``(spec) -> TaskWeighting``.
 
     The weights sum to ``T``, so that the mean of weighted losses is a weighted mean. FAMO and
     Nash-MTL do not depend on the scale of losses: with them, weights above 0 are without effect.
@@ -35,7 +35,7 @@ class TaskWeighting(nn.Module):
         """
 
     def forward(self, log_alpha_T: Tensor) -> Tensor:
-        """Map the trained tasks' log temperatures ``[T]`` to their weights ``[T]``, without a gradient."""
+        """Return the trained tasks' weights ``[T]`` for log temperatures ``[T]``, detached."""
         raise NotImplementedError
 
 
@@ -52,10 +52,10 @@ class EqualWeights(TaskWeighting):
 
 
 class ByTemperature(TaskWeighting):
-    """A task counts the more the lower its temperature is: ``T softmax(-log alpha)`` (Yang et al. 2020).
+    """Weight tasks of low temperature more: ``T softmax(-log alpha)`` (Yang et al. 2020).
 
-    A task whose policy has become sharp is learned, and the others shall not disturb it. Needs a
-    temperature a task.
+    A task whose policy has become sharp is learned, and the others should not disturb it. Needs one
+    temperature per task.
 
     Args:
         spec: the tasks.
@@ -65,7 +65,7 @@ class ByTemperature(TaskWeighting):
         """Refuse one temperature for all: it would weight nothing."""
         if not temperature.per_task:
             raise ConfigurationError(
-                "task_weighting ByTemperature needs a temperature a task: set"
+                "task_weighting ByTemperature needs one temperature per task: set"
                 " temperature.init_args.per_task to true"
             )
 

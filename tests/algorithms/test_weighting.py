@@ -88,5 +88,5 @@ def test_given_weights_are_those_of_the_configuration_and_not_of_a_checkpoint():
 
 
 def test_by_temperature_refuses_one_temperature_for_all():
-    with pytest.raises(ConfigurationError, match="needs a temperature a task"):
+    with pytest.raises(ConfigurationError, match="needs one temperature per task"):
         make_sac(task_weighting=ByTemperature, temperature=partial(Temperature, per_task=False))
