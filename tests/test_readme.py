@@ -77,6 +77,18 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
         assert part in script
 
 
+def test_the_python_code_runs_as_a_script_without_a_main_guard(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    result = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "runs/run/version_0" in result.stdout and "heavy" in result.stdout
+    assert (tmp_path / "runs/pendulums/version_0/metrics.csv").is_file()
+
+
 @pytest.fixture(scope="module")
 def quickstart_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
