@@ -143,7 +143,7 @@ def train(
         updates_per_step: updates per step of all environments.
         envs_per_task: copies of each task's environment.
         num_workers: worker processes that step environments; None for the cores but one.
-        evaluation_every: environment steps between two evaluations.
+        evaluation_every: environment steps between two evaluations; there is one at the end, too.
         num_episodes: test episodes per task in an evaluation.
         metrics_every: environment steps between two rows of metrics.
         checkpoint_every: environment steps between two checkpoints.
@@ -175,10 +175,12 @@ def train(
             f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
             f" {num_envs} environments"
         )
+    # an evaluation steps environments no more than the training between two evaluations
+    steps_of_evaluation = num_episodes * benchmark.spec.horizon * benchmark.spec.num_tasks
     chosen = {
         "batch_size": _multiple(batch_size or ROWS_PER_TASK * num_tasks, num_tasks),
         "warmup_steps": warmup_steps or _warmup_steps(total_steps, num_envs),
-        "evaluation_every": evaluation_every or max(num_envs, total_steps // 10),
+        "evaluation_every": evaluation_every or max(steps_of_evaluation, total_steps // 10),
         "metrics_every": metrics_every or max(num_envs, total_steps // 200),
         "checkpoint_every": checkpoint_every or max(num_envs, total_steps // 5),
     }

@@ -149,7 +149,6 @@ class MultiTaskCLI(LightningCLI):
         config.trainer.default_root_dir = str(self._launch.folder)
         if is_fitting:
             self._held.enter_context(self._launch.hold())
-            set_process_options(config.rollout.learner_threads)
         else:
             config.trainer.logger = False
         for logger in _as_list(config.trainer.logger):
@@ -206,6 +205,7 @@ class MultiTaskCLI(LightningCLI):
 
     def fit(self, model: Algorithm, **kwargs: Any) -> None:
         """Train."""
+        set_process_options(self._get(self.config_init, "rollout").learner_threads)
         fit(self.trainer, model, self.datamodule, self._launch.checkpoint)
 
     def validate(self, **kwargs: Any) -> None:

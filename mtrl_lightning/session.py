@@ -140,10 +140,13 @@ class Session:
         assert self.data.buffer is not None, "the session is not open"
         return self.data.buffer
 
-    def note_restart(self, reason: str, limit: int) -> None:
+    def note_restart(self, envs: VectorEnv, reason: str) -> None:
         """Count environments that were rebuilt after a fault, and say why."""
         self.counters.worker_restarts += 1
-        rank_zero_warn(f"environments are rebuilt, at most {limit} times per run: {reason}")
+        rank_zero_warn(
+            f"environments are rebuilt, restart {envs.num_restarts} of at most"
+            f" {envs.max_restarts}: {reason}"
+        )
 
     def begin_learning(self) -> None:
         """Give the algorithm each trained task's mean reward in the replay."""

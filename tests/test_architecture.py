@@ -305,14 +305,14 @@ def constant(call: ast.Call, keyword: str) -> object:
     [
         ({"torch"}, "load", "weights_only", True),
         ({"np", "numpy"}, "load", "allow_pickle", False),
-        ({"trainer"}, "fit", "weights_only", True),
+        ({"self.trainer", "trainer"}, "fit", "weights_only", True),
         ({"self.trainer"}, "validate", "weights_only", True),
     ],
 )
 def test_files_are_read_without_executing_what_is_in_them(library, function, keyword, safe):
     calls = {
         f"{file}:{call.lineno}": constant(call, keyword)
-        for file, tree in {**TREES, **BENCHMARKS}.items()
+        for file, tree in {**TREES, **(BENCHMARKS if function == "load" else {})}.items()
         for call in calls_of(tree, library, function)
     }
     assert len(calls) >= 1

@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
             ["--data.benchmark.init_args.num_tasks=4"],
             "of other tasks: goal-0, goal-1, goal-2 there",
         ),
-        (["--data.capacity=20000"], "rows, this run 3 of 6,666"),
+        (["--data.capacity=20000"], "transitions, this run 3 of 6,666"),
         (
             ["--data.benchmark.init_args.horizon=5"],
             "of another protocol: horizon 20 there and 5 here",

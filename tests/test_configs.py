@@ -300,7 +300,7 @@ OWNED = {  # what a file of each group may name, below model.init_args
     "network": {"actor", "critic"},
     "gradient": {"actor_gradient", "critic_gradient"},
 }
-OF_THE_RUN = {"self", "spec", "seed", "compile"}
+OF_THE_RUN = {"self", "spec", "seed", "compile", "on_nonfinite", "max_skipped_updates"}
 GROUPS = (*OWNED, "algorithm", "env")
 
 

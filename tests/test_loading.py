@@ -151,7 +151,7 @@ def test_defaults_are_in_the_checkpoint(tmp_path):
             "layer_norm": False,
             "residual": False,
             "output_bound": 3e-3,
-            "conditioning": {"class_path": "mtrl_lightning.networks.OneHot"},
+            "conditioning": None,
         },
     }
 

@@ -186,7 +186,7 @@ def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
     assert code == 2 and f"{oldest} is missing" in error and "--replay.restore false" in error
     assert "no checkpoint in" in error and "is whole" in error
     with pytest.warns(
-        UserWarning, match="goes on with an empty replay, because replay.restore is false"
+        UserWarning, match="continues with an empty replay, because replay.restore is false"
     ):
         command_line(
             "fit",

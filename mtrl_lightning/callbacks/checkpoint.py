@@ -80,6 +80,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self._saved: list[str] = []
         self._best: tuple[float, str] | None = None
         self._saved_at: _Moment | None = None
+        self._failed_at: _Moment | None = None
         self._trainer: Trainer | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -156,7 +157,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
     def save_if_due(self, env_steps: int, at_end: bool) -> None:
         """Save when it is due, and at the end; not twice the same."""
         is_due = self._every(env_steps) and self.keep_last != 0
-        if (is_due or at_end) and self._saved_at != self._moment():
+        if (is_due or at_end) and self._moment() not in (self._saved_at, self._failed_at):
             self.save()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -211,6 +212,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         try:
             self._write(best)
         except OSError as error:
+            self._failed_at = self._moment()
             env_steps = self.session.counters.env_steps
             text = f"the checkpoint after {env_steps:,} env steps could not be written ({error})"
             if self._on_error == "stop":

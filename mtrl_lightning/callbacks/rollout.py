@@ -111,7 +111,7 @@ class RolloutCallback(Driver):
             num_workers=self._num_workers,
             timeout=self._timeout,
             max_restarts=self._max_restarts,
-            on_restart=lambda reason: session.note_restart(reason, self._max_restarts),
+            on_restart=lambda reason: session.note_restart(envs, reason),
         )
         session.open(envs, self._window, device)
         session.data.stream = ReplayDataset(session.replay, session.data.batch_size)

@@ -158,6 +158,7 @@ def test_counters_generators_metrics_and_temperatures_are_restored(tmp_path):
         "vector_steps": 40,
         "updates": 4,
         "episodes": 6,
+        "network_resets": 0,
         **NO_FAULTS,
     }
     assert torch.equal(second.temperature.values(), first.temperature.values())

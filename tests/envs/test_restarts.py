@@ -20,6 +20,7 @@ from mtrl_lightning.errors import (
     CallError,
     ConfigurationError,
     EnvironmentFaultError,
+    PolicyFaultError,
     RestartsExhaustedError,
 )
 from tests.altered_reach import Large, OnceFaulty, Unsavable
@@ -408,7 +409,7 @@ def test_an_action_that_is_not_a_number_is_the_policys_fault_and_no_restart():
     envs, told = make()
     begin(envs)
     with pytest.raises(
-        EnvironmentFaultError, match="the policy's actions for goal-1 are not finite"
+        PolicyFaultError, match="the policy's actions for goal-1 are not finite"
     ) as caught:
         envs.send(np.array([[0, 0], [np.nan, 0], [0, 0], [0, 0]], np.float32))
     assert not isinstance(caught.value, RestartsExhaustedError)

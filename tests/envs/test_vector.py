@@ -20,7 +20,7 @@ from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisode
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector import default_num_workers
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
 from tests.fakes import (
     Faulty,
     InOrder,
@@ -566,7 +566,7 @@ def test_an_action_that_is_not_a_number_is_no_step(axis, tmp_path, monkeypatch):
     envs.reset(seed=0)
     action_EA = np.zeros((2, 4), np.float32)
     action_EA[1, axis] = np.nan
-    with pytest.raises(EnvironmentFaultError, match="push-v3"):
+    with pytest.raises(PolicyFaultError, match="push-v3"):
         for _ in range(5):
             envs.step(action_EA)
 
