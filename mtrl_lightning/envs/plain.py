@@ -42,7 +42,7 @@ class Encoder:
     """Turn attributes into plain values; what several attributes share is written once.
 
     Args:
-        simulators: MuJoCo's models and data, into whose memory arrays may look.
+        simulators: MuJoCo's models and data; arrays may be views of their memory.
     """
 
     def __init__(self, simulators: list[Any]) -> None:
@@ -150,7 +150,7 @@ class Decoder:
 
     Args:
         simulators: as the encoder's.
-        classes: of objects that may be made, by name.
+        classes: those of which objects may be created, by name.
     """
 
     def __init__(self, simulators: list[Any], classes: dict[str, type]) -> None:
@@ -207,12 +207,12 @@ class Decoder:
     def _make_view(
         self, present: Any, place: int, where: str, simulator: int, name: str, *layout: Any
     ) -> npt.NDArray:
-        return _look_into(getattr(self._simulators[simulator], name), *layout)
+        return _view(getattr(self._simulators[simulator], name), *layout)
 
     def _make_window(
         self, present: Any, place: int, where: str, base: Any, *layout: Any
     ) -> npt.NDArray:
-        return _look_into(self.decode(base, None, where), *layout)
+        return _view(self.decode(base, None, where), *layout)
 
     def _make_array(
         self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str
@@ -304,7 +304,7 @@ def _identity(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}.{name}{line and f':{line}'}"
 
 
-def _look_into(
+def _view(
     memory: npt.NDArray, offset: int, dtype: str, shape: list[int], strides: list[int]
 ) -> npt.NDArray:
     return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))

@@ -853,7 +853,7 @@ def test_the_whole_of_an_environment_may_be_its_own_answer():
 
 
 class ArmThatAnswers(Arm):
-    """Its simulation is out of the walk's sight, as within a suite's own object."""
+    """Saves its own simulation and generator; its lock could not be saved."""
 
     def __init__(self, seed=0):
         super().__init__(seed)
