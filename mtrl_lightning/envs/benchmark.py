@@ -21,9 +21,10 @@ class Benchmark(ABC):
     An environment of a task is a ``gymnasium.Env`` whose observation carries no task encoding. Its
     state is saved by ``EnvState``: all attributes of the environment and its wrappers, MuJoCo's
     state among them. A class with attributes that cannot or need not be saved has
-    ``get_state() -> dict`` and ``set_state(dict)`` of plain values. Where an environment's state
-    cannot be saved, it starts a new episode after a resume. An environment draws from a generator
-    of its own, never from a global one.
+    ``get_state() -> dict`` and ``set_state(dict)`` of plain values or arrays, which then answer for
+    all of it; ``envs.simulator.MujocoState`` takes and restores a MuJoCo simulation for them. Where
+    an environment's state cannot be saved, it starts a new episode after a resume. An environment
+    draws from a generator of its own, never from a global one.
 
     ``reset(seed=s)`` determines everything that follows. In the split ``train`` it seeds the
     generator that draws initial states and goals. In every other split ``s`` is the number of the

@@ -18,7 +18,7 @@ from numpy.random.bit_generator import SeedSequence
 from mtrl_lightning.envs.simulator import address_of, arrays_of, from_text, to_text
 from mtrl_lightning.errors import ConfigurationError
 
-PLAIN = (type(None), bool, int, float, str)
+PLAIN = (type(None), bool, int, float, str, bytes)
 CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 STATIC_NAMES = {"fullpath", "_ezpickle_args", "_ezpickle_kwargs", "mujoco_renderer", "_cached_spec"}
 """Attributes that stay as ``make_env`` built them; a class may name more in ``static_names``."""
@@ -42,7 +42,7 @@ class Encoder:
     """Turn attributes into plain values; what several attributes share is written once.
 
     Args:
-        simulators: MuJoCo's models and data, into whose memory arrays may look.
+        simulators: MuJoCo's models and data; arrays may be views of their memory.
     """
 
     def __init__(self, simulators: list[Any]) -> None:
@@ -88,8 +88,6 @@ class Encoder:
             return ["enum", type(value).__qualname__, value.name]
         if isinstance(value, np.generic):
             return ["number", value.dtype.str, to_text(np.array(value))]
-        if type(value) is bytes:
-            return ["bytes", value.decode("latin-1")]
         if id(value) in self._seen:
             return ["same", self._seen[id(value)]]
         self._seen[id(value)] = len(self._seen)
@@ -137,27 +135,13 @@ class Encoder:
 
     def _encode_array(self, array: npt.NDArray, where: str) -> list[Any]:
         start = address_of(array)
+        layout = [array.dtype.str, list(array.shape), list(array.strides)]
         for i, name, first, num_bytes in self._memory:
             if array.base is not None and array.size and first <= start < first + num_bytes:
-                return [
-                    "view",
-                    i,
-                    name,
-                    start - first,
-                    array.dtype.str,
-                    list(array.shape),
-                    list(array.strides),
-                ]
+                return ["view", i, name, start - first, *layout]
         if type(array.base) is np.ndarray and array.size and array.base.flags.c_contiguous:
             base = self.encode(array.base, where)
-            return [
-                "window",
-                base,
-                start - address_of(array.base),
-                array.dtype.str,
-                list(array.shape),
-                list(array.strides),
-            ]
+            return ["window", base, start - address_of(array.base), *layout]
         return ["array", array.dtype.str, list(array.shape), to_text(array)]
 
 
@@ -166,7 +150,7 @@ class Decoder:
 
     Args:
         simulators: as the encoder's.
-        classes: of objects that may be made, by name.
+        classes: those of which objects may be created, by name.
     """
 
     def __init__(self, simulators: list[Any], classes: dict[str, type]) -> None:
@@ -203,22 +187,16 @@ class Decoder:
         kind, *rest = state
         if kind == "static":
             if rest[0] and rest[0] != _identity(present):
-                raise ConfigurationError(
-                    f"the environment's attribute {where} was {rest[0]}, here not: {REMEDY}"
-                )
+                raise _differs(where, rest[0], present)
             return present
         if kind == "method":
             return getattr(owner, rest[0])
         if kind == "enum":
             if type(present).__qualname__ != rest[0]:
-                raise ConfigurationError(
-                    f"the environment's attribute {where} was a {rest[0]}, here not: {REMEDY}"
-                )
+                raise _differs(where, f"a {rest[0]}", present)
             return type(present)[rest[1]]
         if kind == "number":
             return from_text(rest[1], rest[0])[0]
-        if kind == "bytes":
-            return rest[0].encode("latin-1")
         if kind == "same":
             return self._made[rest[0]]
         place = len(self._made)
@@ -227,52 +205,28 @@ class Decoder:
         return made
 
     def _make_view(
-        self,
-        present: Any,
-        place: int,
-        where: str,
-        simulator: int,
-        name: str,
-        offset: int,
-        dtype: str,
-        shape: Any,
-        strides: Any,
-    ) -> Any:
-        memory = getattr(self._simulators[simulator], name)
-        return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
+        self, present: Any, place: int, where: str, simulator: int, name: str, *layout: Any
+    ) -> npt.NDArray:
+        return _view(getattr(self._simulators[simulator], name), *layout)
+
+    def _make_window(
+        self, present: Any, place: int, where: str, base: Any, *layout: Any
+    ) -> npt.NDArray:
+        return _view(self.decode(base, None, where), *layout)
 
     def _make_array(
         self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str
     ) -> npt.NDArray:
         return from_text(text, dtype).reshape(shape).copy()
 
-    def _make_window(
-        self,
-        present: Any,
-        place: int,
-        where: str,
-        base: Any,
-        offset: int,
-        dtype: str,
-        shape: Any,
-        strides: Any,
-    ) -> Any:
-        memory = self.decode(base, None, where)
-        return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
-
     def _make_list(
         self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
     ) -> list[Any]:
         self._made[place] = made = []
-        former = (
-            present
-            if isinstance(present, (list, tuple, deque)) and len(present) == len(items)
-            else None
-        )
-        for i, item in enumerate(items):
-            made.append(
-                self.decode(item, former[i] if former is not None else None, f"{where}[{i}]")
-            )
+        known = isinstance(present, (list, tuple, deque)) and len(present) == len(items)
+        former = present if known else [None] * len(items)
+        for i, (item, before) in enumerate(zip(items, former, strict=True)):
+            made.append(self.decode(item, before, f"{where}[{i}]"))
         return made
 
     def _make_tuple(self, *state: Any) -> tuple:
@@ -298,16 +252,11 @@ class Decoder:
     ) -> np.random.Generator:
         content = self.decode(state, None, where)
         arguments = self.decode(seeds, None, where)
-        seed_sequence = (
-            SeedSequence(**dict(zip(SEEDS, arguments, strict=True))) if arguments else None
-        )
-        bits = BIT_GENERATORS[content["bit_generator"]](seed_sequence)
+        seeding = SeedSequence(**dict(zip(SEEDS, arguments, strict=True))) if arguments else None
+        bits = BIT_GENERATORS[content["bit_generator"]](seeding)
         bits.state = content
-        return (
-            type(present)(bits)
-            if isinstance(present, np.random.Generator)
-            else np.random.Generator(bits)
-        )
+        kind = type(present) if isinstance(present, np.random.Generator) else np.random.Generator
+        return kind(bits)
 
     def _make_random_state(
         self, present: Any, place: int, where: str, state: Any
@@ -335,10 +284,7 @@ class Decoder:
             type(present).__qualname__ != kind or id(present) in self._taken
         ):  # made later, or one of several
             if kind not in self._classes:
-                raise ConfigurationError(
-                    f"the environment's attribute {where} was a {kind}, here it is a"
-                    f" {type(present).__name__}: {REMEDY}"
-                )
+                raise _differs(where, f"a {kind}", present)
             made = object.__new__(self._classes[kind])
         self._taken.add(id(made))
         self._made[place] = made
@@ -356,6 +302,19 @@ def _identity(value: Any) -> str:
     line = getattr(getattr(value, "__code__", None), "co_firstlineno", "")
     name = getattr(value, "__qualname__", getattr(value, "__name__", str(value)))
     return f"{getattr(value, '__module__', '')}.{name}{line and f':{line}'}"
+
+
+def _view(
+    memory: npt.NDArray, offset: int, dtype: str, shape: list[int], strides: list[int]
+) -> npt.NDArray:
+    return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
+
+
+def _differs(where: str, was: str, present: Any) -> ConfigurationError:
+    here = _identity(present) if isinstance(present, CODE) else f"a {type(present).__name__}"
+    return ConfigurationError(
+        f"the environment's attribute {where} was {was}, here it is {here}: {REMEDY}"
+    )
 
 
 def _is_plain_object(value: Any) -> bool:

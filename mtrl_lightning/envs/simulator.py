@@ -1,9 +1,4 @@
-"""The state of a MuJoCo simulation and the edits of its model, as plain values.
-
-``mjSTATE_INTEGRATION`` is all that the physics depends on. An environment also reads what a step
-has computed, such as positions of bodies, before the next step recomputes it. So what
-``mj_forward`` would not give is saved, too.
-"""
+"""The state of a MuJoCo simulation and the edits of its model, as plain values."""
 
 from __future__ import annotations
 
@@ -13,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.errors import ConfigurationError
+
 ASSETS = ("mesh_", "tex_", "skin_", "bvh_", "oct_", "name", "text_", "vis", "stat", "opt")
 """Prefixes of a model's attributes that are large and never edited, or no arrays."""
 SOLVER = ("efc_", "iefc_", "contact", "solver_", "timer", "warning")
 """Prefixes of a simulation's attributes that each step recomputes, in a size of its own."""
-
-
 UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
 """MuJoCo's warnings of an unstable simulation, which it then resets; they are numbered in a row."""
 
@@ -97,35 +92,84 @@ class ModelEdits:
                 setattr(self._model.opt, name, value if value.ndim else value.item())
 
 
-def get_simulation(data: Any) -> dict[str, Any]:
-    """Return the state that a simulation continues from, and what would not be recomputed."""
-    import mujoco
+class MujocoState:
+    """Take and restore the state of a MuJoCo simulation, exact in every bit.
 
-    state = np.empty(mujoco.mj_stateSize(data.model, mujoco.mjtState.mjSTATE_INTEGRATION))
-    mujoco.mj_getState(data.model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-    recomputed = mujoco.MjData(data.model)
-    _integrate(recomputed, state)
-    fresh = dict(arrays_of(recomputed))
-    computed = {
-        name: [array.dtype.str, to_text(array)]
-        for name, array in arrays_of(data)
-        if array.dtype.kind == "f"
-        and not name.startswith(SOLVER)
-        and _differs(array, fresh[name]).any()
-    }
-    return {"integration": to_text(state), "computed": computed}
+    An environment with a simulation can use it for its own state::
 
+        def __init__(self):
+            self.model = mujoco.MjModel.from_xml_path("arm.xml")
+            self.data = mujoco.MjData(self.model)
+            self.simulation = MujocoState(self.model, self.data)
+            self.goal = 0.0
 
-def set_simulation(data: Any, state: dict[str, Any]) -> None:
-    """Restore what ``get_simulation`` returned; the model has to be as it was then."""
-    import mujoco
+        def get_state(self):
+            return {"simulation": self.simulation.get(), "goal": self.goal}
 
-    mujoco.mj_resetData(data.model, data)
-    _integrate(data, from_text(state["integration"], "f8"))
-    for name, array in arrays_of(data):
-        if name in state["computed"]:
-            dtype, elements = state["computed"][name]
-            array[...] = from_text(elements, dtype).reshape(array.shape)
+        def set_state(self, state):
+            self.simulation.set(state["simulation"])
+            self.goal = state["goal"]
+
+    ``mjSTATE_INTEGRATION`` is all that the physics depends on. An environment also reads what a
+    step has computed, such as positions of bodies, before the next step recomputes it. So the
+    arrays that ``mj_forward`` would not reproduce are saved, too.
+
+    Args:
+        model: the ``MjModel`` as compiled; later edits of it, such as another mass or gravity, are
+            found by comparison.
+        data: the ``MjData`` of this model.
+    """
+
+    def __init__(self, model: Any, data: Any) -> None:
+        self._data = data
+        self._edits = ModelEdits(model)
+
+    def get(self) -> dict[str, Any]:
+        """Return the state as plain values, which do not change with the simulation."""
+        import mujoco
+
+        model, data = self._data.model, self._data
+        integration = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
+        mujoco.mj_getState(model, data, integration, mujoco.mjtState.mjSTATE_INTEGRATION)
+        recomputed = mujoco.MjData(model)
+        _integrate(recomputed, integration)
+        fresh = dict(arrays_of(recomputed))
+        computed = {
+            name: [array.dtype.str, to_text(array)]
+            for name, array in arrays_of(data)
+            if array.dtype.kind == "f"
+            and not name.startswith(SOLVER)
+            and _differs(array, fresh[name]).any()
+        }
+        return {
+            "edits": self._edits.get(),
+            "integration": to_text(integration),
+            "computed": computed,
+        }
+
+    def set(self, state: dict[str, Any]) -> None:
+        """Restore what ``get`` returned for a simulation of the same compiled model.
+
+        Raises:
+            ConfigurationError: if the model is another; nothing is changed then.
+        """
+        import mujoco
+
+        model, data = self._data.model, self._data
+        integration = from_text(state["integration"], "f8")
+        size = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION)
+        if len(integration) != size:
+            raise ConfigurationError(
+                f"the state is of another MuJoCo model: its simulation has {len(integration)}"
+                f" numbers, here {size}; restore it where the same model was loaded"
+            )
+        self._edits.set(state["edits"])
+        mujoco.mj_resetData(model, data)
+        _integrate(data, integration)
+        for name, array in arrays_of(data):
+            if name in state["computed"]:
+                dtype, elements = state["computed"][name]
+                array[...] = from_text(elements, dtype).reshape(array.shape)
 
 
 class StabilityCheck:

@@ -1,21 +1,22 @@
 """An environment's state and that of its wrappers as plain values: all its future depends on.
 
-A layer (the environment or a wrapper) that has ``get_state() -> dict`` and ``set_state(dict)`` uses
-them. Of any other layer every attribute is saved: numbers, arrays, containers, generators, spaces,
-other objects, MuJoCo's simulation and views of its memory. What cannot be saved is an error, so
-nothing is lost silently.
+A layer (the environment or a wrapper) that has ``get_state() -> dict`` and ``set_state(dict)``
+answers for all of itself. Of any other layer every attribute is saved: numbers, arrays, containers,
+generators, spaces, other objects, MuJoCo's simulation and views of its memory. What cannot be saved
+is an error, so nothing is lost silently.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
 
 from mtrl_lightning.envs.plain import REMEDY, Decoder, Encoder, has_slots
-from mtrl_lightning.envs.simulator import ModelEdits, get_simulation, is_mujoco, set_simulation
+from mtrl_lightning.envs.simulator import MujocoState, is_mujoco
 from mtrl_lightning.errors import ConfigurationError
 
 
@@ -23,25 +24,24 @@ class EnvState:
     """Take and restore the state of one environment.
 
     Args:
-        env: the environment as ``make_env`` gave it, not yet reset; edits of its MuJoCo model are
-            found by comparison with it.
+        env: the environment as ``make_env`` returned it, not yet reset; edits of its MuJoCo model
+            are found by comparison with it.
     """
 
     def __init__(self, env: gym.Env) -> None:
         self._env = env
-        attributes = vars(env.unwrapped).values()
-        self._models = [value for value in attributes if is_mujoco(value, "MjModel")]
-        self._datas = [value for value in attributes if is_mujoco(value, "MjData")]
-        self._edits = [ModelEdits(model) for model in self._models]
-        found = Encoder([*self._models, *self._datas])
+        self.simulations = [v for v in vars(env.unwrapped).values() if is_mujoco(v, "MjData")]
+        """The environment's ``MjData``."""
+        self._simulators = [*(data.model for data in self.simulations), *self.simulations]
+        self._mujoco = (
+            []
+            if _answers(env.unwrapped)
+            else [MujocoState(data.model, data) for data in self.simulations]
+        )
+        found = Encoder(self._simulators)
         with contextlib.suppress(ConfigurationError):  # `get` says so when the state is wanted
             self._encode_layers(found)
         self._classes = found.classes
-
-    @property
-    def simulations(self) -> list[Any]:
-        """The environment's ``MjData``."""
-        return self._datas
 
     def get(self) -> list[Any]:
         """Return the state of every layer, outermost first, as plain values.
@@ -49,34 +49,30 @@ class EnvState:
         Raises:
             ConfigurationError: naming an attribute that cannot be saved.
         """
-        encoder = Encoder([*self._models, *self._datas])
+        encoder = Encoder(self._simulators)
         layers = self._encode_layers(encoder)
         for name, (_, where) in encoder.found.items():
             if name not in self._classes:
                 raise ConfigurationError(
                     f"the environment's attribute {where} is a {name}, which a new environment has"
-                    " none of: make one"
-                    f" in its constructor, or {REMEDY}"
+                    f" none of: create one in its constructor, or {REMEDY}"
                 )
-        return [
-            [edits.get() for edits in self._edits],
-            [get_simulation(data) for data in self._datas],
-            *layers,
-        ]
+        return [[simulation.get() for simulation in self._mujoco], *layers]
 
     def _encode_layers(self, encoder: Encoder) -> list[Any]:
         layers = []
         for layer in _layers(self._env):
-            name, own = type(layer).__name__, getattr(type(layer), "get_state", None)
-            if own is None and has_slots(type(layer)):
+            name = type(layer).__name__
+            if _answers(layer):
+                answer = layer.get_state()  # type: ignore[attr-defined]
+                state = {
+                    key: encoder.encode(value, f"{name}.get_state()[{key!r}]")
+                    for key, value in answer.items()
+                }
+            elif has_slots(type(layer)):
                 raise ConfigurationError(
                     f"the environment {name} has __slots__, which cannot be saved: {REMEDY}"
                 )
-            if own:
-                state = {
-                    key: encoder.encode(value, f"{name}.get_state()[{key!r}]")
-                    for key, value in own(layer).items()
-                }
             else:
                 state = encoder.attributes(layer, name)
             layers.append([name, state])
@@ -88,24 +84,21 @@ class EnvState:
         Raises:
             ConfigurationError: if it is of an environment of other layers or attributes.
         """
-        edits, simulations, *layers = states
-        found, here = (
-            [name for name, _ in layers],
-            [type(layer).__name__ for layer in _layers(self._env)],
-        )
-        if found != here or len(edits) != len(self._models) or len(simulations) != len(self._datas):
+        simulations, *layers = states
+        found = [name for name, _ in layers]
+        here = [type(layer).__name__ for layer in _layers(self._env)]
+        if found != here or len(simulations) != len(self._mujoco):
             raise ConfigurationError(
-                f"the state is of another environment: {' > '.join(found)} there, {here} here"
+                f"the state is of another environment: {' > '.join(found)} there,"
+                f" {' > '.join(here)} here"
             )
-        for own, edit in zip(self._edits, edits, strict=True):
-            own.set(edit)
-        for data, simulation in zip(self._datas, simulations, strict=True):
-            set_simulation(data, simulation)
-        decoder = Decoder([*self._models, *self._datas], self._classes)
+        for mujoco, simulation in zip(self._mujoco, simulations, strict=True):
+            mujoco.set(simulation)
+        decoder = Decoder(self._simulators, self._classes)
         for layer, (name, state) in zip(_layers(self._env), layers, strict=True):
-            if hasattr(type(layer), "get_state"):
-                own_state = {key: decoder.decode(value, None, name) for key, value in state.items()}
-                layer.set_state(own_state)  # type: ignore[attr-defined]
+            if _answers(layer):
+                answer = {key: decoder.decode(value, None, name) for key, value in state.items()}
+                layer.set_state(answer)  # type: ignore[attr-defined]
             else:
                 decoder.attributes(layer, state, name)
 
@@ -115,3 +108,14 @@ def _layers(env: gym.Env) -> Iterator[gym.Env]:
     while isinstance(env, gym.Wrapper):
         env = env.env
         yield env
+
+
+def _answers(layer: gym.Env) -> bool:
+    """Return whether a layer has ``get_state()`` and ``set_state(dict)``.
+
+    ``set_state(qpos, qvel)`` of Gymnasium's ``MujocoEnv`` is another method of the same name.
+    """
+    setter = getattr(type(layer), "set_state", None)
+    if setter is None or not hasattr(type(layer), "get_state"):
+        return False
+    return len(inspect.signature(setter).parameters) == len(("self", "state"))

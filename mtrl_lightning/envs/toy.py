@@ -157,3 +157,17 @@ class _ToyEnv(gym.Env):
             truncated,
             {"success": distance < RADIUS},
         )
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "position": self._position.tolist(),
+            "steps": self._steps,
+            "next_episode": self._next_episode,
+            "generator": self._generator.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._position = np.array(state["position"])
+        self._steps = state["steps"]
+        self._next_episode = state["next_episode"]
+        self._generator.bit_generator.state = state["generator"]

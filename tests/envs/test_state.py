@@ -2,6 +2,7 @@
 
 import enum
 import io
+import math
 import random
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -13,6 +14,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from gymnasium.wrappers import (
     FrameStackObservation,
@@ -24,6 +26,7 @@ from gymnasium.wrappers import (
 
 from mtrl_lightning.envs import MetaWorld, ToyReach
 from mtrl_lightning.envs.metaworld import _goals
+from mtrl_lightning.envs.simulator import MujocoState
 from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 from tests.fakes import Scripted
@@ -718,6 +721,15 @@ def test_a_function_that_was_exchanged_comes_back_or_is_refused():
     assert other.move() == -1
 
 
+def test_a_function_in_a_list_stays_as_it_was_made_and_another_is_refused():
+    env, other = Arm(moves=[1, math.sin]), Arm(moves=[2, math.sin])
+    assert copied(env, other).moves == [1, math.sin]
+    with pytest.raises(
+        ConfigurationError, match=r"Arm\.moves\[1\] was .*sin, here it is .*cos: give"
+    ):
+        EnvState(Arm(moves=[2, math.cos])).set(EnvState(env).get())
+
+
 def test_an_object_that_the_other_environment_has_not_made_yet_comes_back_or_is_refused_by_name():
     env, other = Arm(controller=Memory(3, np.arange(2))), Arm(controller=None)
     try:
@@ -755,6 +767,11 @@ def test_a_list_that_holds_itself_comes_back_or_is_refused():
 def test_a_simulation_within_an_object_is_refused():
     with pytest.raises(ConfigurationError, match=r"Arm\.inner\.(model|data) is a Mj"):
         EnvState(Arm(inner=Arm())).get()
+
+
+def test_a_model_that_is_simulated_nowhere_is_refused():
+    with pytest.raises(ConfigurationError, match=r"Arm\.nominal is a MjModel"):
+        EnvState(Arm(nominal=mujoco.MjModel.from_xml_string(XML))).get()
 
 
 # ---- a state of another environment ----
@@ -829,10 +846,95 @@ def test_the_whole_of_an_environment_may_be_its_own_answer():
     env.reset(seed=2)
     env.step(np.zeros(2))
     state = through_a_file(EnvState(env).get())
-    assert state[2:] == [["ScriptedEnv", {"episode": 2, "steps": 1}]]
+    assert state[1:] == [["ScriptedEnv", {"episode": 2, "steps": 1}]]
     EnvState(other).set(state)
     assert other.step(np.ones(2))[0].tolist() == env.step(np.ones(2))[0].tolist() == [1, 2, 2, 1]
     assert other.num_resets == 0
+
+
+class ArmThatAnswers(Arm):
+    """Saves its own simulation and generator; its lock could not be saved."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.simulation, self.lock = MujocoState(self.model, self.data), threading.Lock()
+
+    def reset(self, **kwargs):
+        self.model.body_mass[1] = self.generator.uniform(1, 2)
+        self.model.opt.gravity[2] = -self.generator.uniform(5, 12)
+        return super().reset(**kwargs)
+
+    def get_state(self):
+        return {"simulation": self.simulation.get(), "draws": self.generator.bit_generator.state}
+
+    def set_state(self, state):
+        self.simulation.set(state["simulation"])
+        self.generator.bit_generator.state = state["draws"]
+
+
+def test_an_environments_own_answer_may_use_the_mujoco_helper():
+    env, other = TimeLimit(ArmThatAnswers(1), 4), TimeLimit(ArmThatAnswers(2), 4)
+    ours, theirs = EnvState(env), EnvState(other)
+    for each, seed in ((env, 1), (other, 2)):
+        each.reset()
+        play(each, 3, seed)
+    assert not np.array_equal(env.unwrapped.model.body_mass, other.unwrapped.model.body_mass)
+    state = through_a_file(ours.get())
+    assert state[0] == [], "the simulation is saved once: in the environment's own answer"
+    theirs.set(state)
+    assert theirs.get() == state
+    assert_same_arrays(arrays_of(other.unwrapped.model), arrays_of(env.unwrapped.model))
+    assert other.unwrapped.observe().tolist() == env.unwrapped.observe().tolist()
+    assert future(other) == future(env)
+
+
+def test_the_mujoco_helper_restores_edits_options_and_what_was_computed():
+    env, other = used_arm(1), used_arm(2)
+    simulations = []
+    for each in (env, other):
+        fresh = Arm()
+        each.model, each.data = fresh.model, fresh.data
+        simulations.append(MujocoState(each.model, each.data))
+    untouched = simulations[0].get()
+    env.model.body_mass[1], env.model.opt.gravity[2] = 3.5, -2.0
+    env.reset()
+    play(env, 3, seed=1)
+    state = simulations[0].get()
+    saved = through_a_file({"state": state})["state"]
+    computed = env.data.xpos.copy()
+    play(env, 1, seed=2)
+    assert saved == state, "a state does not change with its simulation"
+    simulations[1].set(saved)
+    assert simulations[1].get() == saved
+    assert (other.model.body_mass[1], other.model.opt.gravity[2]) == (3.5, -2.0)
+    assert other.data.xpos.tolist() == computed.tolist()
+    simulations[1].set(untouched)
+    assert simulations[1].get() == untouched
+    assert other.model.body_mass[1] != 3.5 and other.model.opt.gravity[2] == -9.81
+
+
+def test_the_mujoco_helper_refuses_the_state_of_another_model():
+    env, other = used_arm(1), gym.make("InvertedPendulum-v5").unwrapped
+    other.reset(seed=0)
+    simulation = MujocoState(other.model, other.data)
+    before = simulation.get()
+    with pytest.raises(ConfigurationError, match=r"another MuJoCo model: .* numbers, here"):
+        simulation.set(MujocoState(env.model, env.data).get())
+    assert simulation.get() == before
+
+
+def test_set_state_of_gymnasiums_mujoco_environments_is_not_taken_for_an_answer():
+    class Asked(HalfCheetahEnv):
+        def get_state(self):
+            return self.data.qpos
+
+    env, other = Asked(), Asked()
+    ours, theirs = EnvState(env), EnvState(other)
+    env.reset(seed=1)
+    other.reset(seed=2)
+    play(env, 3, seed=1)
+    theirs.set(through_a_file(ours.get()))
+    assert future(other) == future(env)
 
 
 # ---- what a review found ----
