@@ -275,7 +275,7 @@ def interquartile_mean(scores: npt.NDArray) -> float:
 
 
 def interval(scores_ST: npt.NDArray, generator: np.random.Generator) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the interquartile mean, resampling each task's seeds."""
+    """Return the 95 % bootstrap interval of the interquartile mean; resample seeds per task."""
     num_seeds, num_tasks = scores_ST.shape
     drawn = generator.integers(num_seeds, size=(RESAMPLES, num_seeds, num_tasks))
     means = [interquartile_mean(np.take_along_axis(scores_ST, one, axis=0)) for one in drawn]

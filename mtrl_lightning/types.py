@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Mode = Literal["explore", "exploit", "random"]
-"""How a policy acts: draw from its distribution, take the distribution's mode, or draw uniformly."""
+"""How a policy acts: draw from its distribution, take the mode of it, or draw uniformly."""
 
 
 class EnvSpec(NamedTuple):

@@ -1,4 +1,7 @@
-"""Benchmarks, environments and policies that several tests share. Worker processes import this: no torch."""
+"""Benchmarks, environments and policies that several tests share.
+
+Worker processes import this: no torch.
+"""
 
 import os
 import time
@@ -23,8 +26,12 @@ def scripted_return(task, episode):
 
 
 def scripted_success(task, episode, step):
-    """An even episode succeeds in its first step, one divisible by 3 in its last; step 0 stands for any step."""
-    first, last = episode % 2 == 0, episode % 3 == 0
+    """An even episode succeeds in its first step, one divisible by 3 in its last.
+
+    Step 0 stands for any step.
+    """
+    first = episode % 2 == 0
+    last = episode % 3 == 0
     if step == 0:
         return first or last
     return (first and step == 1) or (last and step == scripted_length(task, episode))
@@ -143,7 +150,7 @@ def arrays_of(result):
 
 
 class ReplayedEnvs:
-    """Stands in for a ``VectorEnv`` and hands out step results that were written down beforehand."""
+    """Stands in for a ``VectorEnv`` and returns step results that are given beforehand."""
 
     def __init__(self, task_E, results):
         self.spec_ = Scripted(max(task_E) + 1).spec
@@ -226,9 +233,10 @@ class Seeker:
 
 
 class InOrder(gym.Wrapper):
-    """Begins the next episode with the next goal; rewards are Python floats, as some of them are of single precision.
+    """Begins the next episode with the next goal; its rewards are Python floats.
 
-    A float32 reward would make Gymnasium's statistics add up in single precision.
+    Some of MetaWorld's rewards are of single precision, in which Gymnasium's statistics would
+    then add them up.
     """
 
     def __init__(self, env, goals):

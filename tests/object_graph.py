@@ -1,4 +1,7 @@
-"""Everything that lives in a run, as ``{path: plain value}``: found by walking, so that nothing has to be listed."""
+"""Everything that lives in a run, as ``{path: plain value}``.
+
+It is found by walking, so that nothing has to be listed.
+"""
 
 import random
 from collections import deque
@@ -9,7 +12,10 @@ import torch
 
 
 def graph_of(trainer, algorithm):
-    """Walk from the algorithm, the data, the callbacks and the optimizers; two equal states give equal graphs."""
+    """Walk from the algorithm, the data, the callbacks and the optimizers.
+
+    Two equal states give equal graphs.
+    """
     found = {}
     roots = {
         "algorithm": algorithm,

@@ -42,7 +42,11 @@ def assert_same(one, other, path="checkpoint"):
 
 
 def assert_same_end(command_line, name, other):
-    """Parameters, targets, optimizers, counters, schedules, windows, generators, environments, replay: all of it."""
+    """Check that everything is equal.
+
+    Parameters, targets, optimizers, counters, schedules, windows, generators, environments and
+    the replay.
+    """
     ends = [
         load_checkpoint(command_line.folder(run) / "checkpoints" / "last.ckpt")
         for run in (name, other)

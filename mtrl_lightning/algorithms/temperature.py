@@ -11,7 +11,7 @@ from mtrl_lightning.errors import ConfigurationError
 
 
 class Temperature(nn.Module):
-    """The learned weight ``alpha`` of the entropy; a factory ``(num_tasks) -> Temperature`` builds it.
+    """Learn the weight ``alpha`` of the entropy; built by a factory ``(num_tasks) -> Temperature``.
 
     Args:
         num_tasks: number of tasks, ``T``.

@@ -97,7 +97,11 @@ class EpisodeWindows:
             self._windows[episode.task].append(episode)
 
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
-        """Return ``{task: {"return" | "length" | "success": {"mean", "min", "max"}}}`` of tasks that have episodes."""
+        """Return mean, min and max of return, length and success of each task with episodes.
+
+        Returns:
+            ``{task: {"return" | "length" | "success": {"mean", "min", "max"}}}``.
+        """
         result: dict[int, dict[str, dict[str, float]]] = {}
         for task, window in enumerate(self._windows):
             if window:

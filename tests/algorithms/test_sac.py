@@ -132,7 +132,10 @@ def draw_action(mean, log_std, noise):
 
 
 class ByHand:
-    """One update in plain numbers: first critics and encoder, then the actor on their new weights, then the rest."""
+    """One update in plain numbers.
+
+    First critics and encoder, then the actor on their new weights, then the rest.
+    """
 
     def __init__(self) -> None:
         m, s, c, k = [0.2, -0.6], [-0.5, 0.1], 0.3, 1.5

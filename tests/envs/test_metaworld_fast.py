@@ -1,4 +1,7 @@
-"""Our MetaWorld beside MetaWorld's own: whatever can be seen is equal to the last bit, and MetaWorld stays as it is."""
+"""Our MetaWorld beside MetaWorld's own.
+
+Whatever can be seen is equal to the last bit, and MetaWorld stays as it is.
+"""
 
 import importlib.metadata
 import sys
@@ -26,7 +29,7 @@ UNSOLVED = {("hand-insert-v3", "v1"), ("peg-insert-side-v3", "v1"), ("stick-push
 
 
 def same(found, wanted):
-    """Whether two values are equal in type and to the last bit, signs of zeros and NaN among them."""
+    """Whether two values are equal in type and to the last bit, with signs of zeros, and NaN."""
     if isinstance(wanted, (tuple, list)):
         return (
             type(found) is type(wanted)

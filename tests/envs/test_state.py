@@ -1,4 +1,7 @@
-"""An environment's state: what comes back goes on bit for bit, through any wrappers, or is refused by name."""
+"""An environment's state: restored, it continues bit for bit, or it is refused by name.
+
+This holds through any wrappers.
+"""
 
 import enum
 import io
@@ -244,7 +247,7 @@ def test_gymnasiums_mujoco_environments_go_on_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", ["Ant-v5", "Humanoid-v5"])
 def test_an_environment_that_reads_what_the_last_step_computed_goes_on_bit_for_bit(name):
-    """Their reward is the change of a position that MuJoCo computes in a step, half a step behind its state."""
+    """Their reward is the change of a position that lies half a step behind MuJoCo's state."""
     assert_gymnasiums_goes_on(name)
 
 
@@ -317,8 +320,13 @@ def test_an_edit_of_the_models_options_is_saved():
 
 XML = """
 <mujoco><worldbody>
-  <body name="arm"><joint name="j" type="hinge" axis="0 1 0" damping="0.1"/><geom name="g" size="0.1" pos="0.5 0 0"/>
-    <body name="hand" pos="1 0 0"><joint name="k" type="hinge" axis="0 1 0"/><geom size="0.05" pos="0.3 0 0"/></body>
+  <body name="arm">
+    <joint name="j" type="hinge" axis="0 1 0" damping="0.1"/>
+    <geom name="g" size="0.1" pos="0.5 0 0"/>
+    <body name="hand" pos="1 0 0">
+      <joint name="k" type="hinge" axis="0 1 0"/>
+      <geom size="0.05" pos="0.3 0 0"/>
+    </body>
   </body>
 </worldbody></mujoco>
 """
@@ -729,7 +737,7 @@ def test_an_object_that_the_other_environment_has_not_made_yet_comes_back_or_is_
 
 
 def test_an_object_that_is_one_of_several_comes_back_as_that_one():
-    """The one that acts was the first when the environment was made, and is the second when it is saved."""
+    """The acting one is the first when the environment is made, the second when it is saved."""
 
     def make(acting, counts):
         players = [Memory(count, np.zeros(1)) for count in counts]

@@ -1,4 +1,7 @@
-"""What networks and gradient methods remember is in the checkpoint: a continued run is the run that would have been."""
+"""The state of networks and gradient methods is in the checkpoint.
+
+A continued run equals the uninterrupted run.
+"""
 
 from __future__ import annotations
 

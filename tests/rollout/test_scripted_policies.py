@@ -1,4 +1,4 @@
-"""MetaWorld's own scripted policies, measured by our evaluator and by MetaWorld's own evaluation."""
+"""MetaWorld's scripted policies, measured by our evaluator and by MetaWorld's evaluation."""
 
 import gymnasium as gym
 import metaworld
