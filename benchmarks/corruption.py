@@ -191,11 +191,9 @@ class Specimen:
         if path == last:
             return "harmless"
         texts = " ".join(str(warning.message) for warning in said)
-        return (
-            "refused"
-            if name in texts and "GOING BACK" in texts
-            else f"went back to {path.name} silently"
-        )
+        if name in texts and "GOING BACK" in texts:
+            return "refused"
+        return f"went back to {path.name} silently"
 
     def _load_rings(self) -> list[Any]:
         ReplaySnapshots(self._folder / "replay").verify(self._manifest)

@@ -204,13 +204,12 @@ def ours(
         for n in NETWORKS
         for k in ("width", "depth")
     }
+    tasks = job.tasks[0] if len(job.tasks) == 1 else json.dumps(job.tasks)
     options = {
         "root": folder,
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "trainer.enable_progress_bar": "false",
-        "data.benchmark.init_args.tasks": job.tasks[0]
-        if len(job.tasks) == 1
-        else json.dumps(job.tasks),
+        "data.benchmark.init_args.tasks": tasks,
         "data.batch_size": job.batch_size,
         "data.capacity": job.capacity,
         "rollout.warmup_steps": job.warmup * num_tasks,

@@ -211,11 +211,10 @@ def disk_row(bench: Bench, row: Row) -> None:
 
 
 def _full(row: Row, trial: Trial, session: Session, room: Room, rule: str) -> None:
-    said = (
-        "the former ones are kept and the run continues"
-        if rule == "continue"
-        else "free the disk, then continue from"
-    )
+    if rule == "continue":
+        said = "the former ones are kept and the run continues"
+    else:
+        said = "free the disk, then continue from"
 
     def failed() -> bool:
         room.take(session)

@@ -130,7 +130,8 @@ class RowsCompared(NamedTuple):
 
 def compare_rows(wanted: Sequence[Rows], found: Sequence[Rows]) -> RowsCompared:
     """Compare replays row by row, whatever their order."""
-    lost = false = 0
+    lost = 0
+    false = 0
     for a, b in zip(wanted, found, strict=True):
         rows_a = Counter(_row_bytes(a))
         rows_b = Counter(_row_bytes(b))

@@ -297,16 +297,19 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
         area_ST = scores_STN.mean(2)
         reached_SN = scores_STN.mean(1) >= threshold
         steps = [int(env_steps_N[row.argmax()]) for row in reached_SN if row.any()]
+        final_interval = interval(final_ST, generator)
+        average_interval = interval(area_ST, generator)
+        difference = None
+        if scores_STN is not first.scores_STN:
+            difference = _difference(area_ST, first, generator)
         rows.append(
             {
                 "variant": name,
                 "final": interquartile_mean(final_ST),
-                "final_interval": interval(final_ST, generator),
+                "final_interval": final_interval,
                 "average": interquartile_mean(area_ST),
-                "average_interval": interval(area_ST, generator),
-                "less_first": None
-                if scores_STN is first.scores_STN
-                else _difference(area_ST, first, generator),
+                "average_interval": average_interval,
+                "less_first": difference,
                 "reached": len(steps),
                 "seeds": len(scores_STN),
                 "env_steps_to_threshold": float(np.median(steps)) if steps else None,
@@ -344,11 +347,8 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
             "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"]) if row["less_first"] else "-"
         )
         steps = row["env_steps_to_threshold"]
-        reached = (
-            f"{steps:,.0f} ({row['reached']} of {row['seeds']})"
-            if steps
-            else f"- (0 of {row['seeds']})"
-        )
+        median_steps = f"{steps:,.0f}" if steps else "-"
+        reached = f"{median_steps} ({row['reached']} of {row['seeds']})"
         lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{given.config}, {given.metric}: interquartile mean [95 % bootstrap interval]\n\n{text}"

@@ -112,9 +112,8 @@ def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path)
     def add(name: str, kind: Any, workers: int = 0, fast: bool = True) -> None:
         walks[name] = Walk(kind, tasks_of(number), workers, fast, steps, options.settle)
 
-    numbers = list(
-        dict.fromkeys(min(workers, number) for workers in options.workers)
-    )  # no more than environments
+    # no more workers than environments
+    numbers = list(dict.fromkeys(min(workers, number) for workers in options.workers))
     for workers in numbers if "ours" in options.variants else []:
         add(name_of(workers), "ours", workers)
     if "slow" in options.variants:

@@ -86,9 +86,8 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         clear(options.run, replay_only=options.replay_only, yes=options.yes)
     except (ConfigurationError, OSError) as error:
-        remedy = (
-            "" if isinstance(error, ConfigurationError) else ": correct this and run clear again"
-        )
+        has_remedy = isinstance(error, ConfigurationError)
+        remedy = "" if has_remedy else ": correct this and run clear again"
         print(f"\nerror: {error}{remedy}", file=sys.stderr)
         sys.exit(2)
 

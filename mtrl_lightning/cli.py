@@ -69,9 +69,8 @@ class MultiTaskCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         job = slurm_job()
-        self._origin = (
-            {"job": job, "command": str(sys.argv[1:] if args is None else args)} if job else None
-        )
+        command = str(sys.argv[1:] if args is None else args)
+        self._origin = {"job": job, "command": command} if job else None
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,
@@ -217,9 +216,8 @@ class MultiTaskCLI(LightningCLI):
         """Evaluate; our callback prints the table in place of Lightning's."""
         number = requeue_signal(self.trainer)
         if number is not None:
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # Lightning's handler would leave a checkpoint in the run's folder
+            # Lightning's handler would leave a checkpoint in the run's folder
+            signal.signal(number, signal.SIG_IGN)
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
 
 

@@ -133,9 +133,8 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            path.unlink(
-                missing_ok=True
-            )  # before the release: later it may be another process' lock
+            # before the release: later it may be another process' lock
+            path.unlink(missing_ok=True)
             os.close(descriptor)
 
 

@@ -391,11 +391,12 @@ class Algorithm(LightningModule):
         ]
         if wrong:
             name = wrong[0]
+            there = given.get(name, "none")
+            here = own.get(name, "none")
             raise ConfigurationError(
-                f"the checkpoint is of another network: {name} has shape {given.get(name, 'none')}"
-                " there and"
-                f" {own.get(name, 'none')} here ({len(wrong)} such weights); use the config.yaml in"
-                " its run's folder"
+                f"the checkpoint is of another network: {name} has shape {there} there"
+                f" and {here} here ({len(wrong)} such weights);"
+                " use the config.yaml in its run's folder"
             )
 
 
@@ -424,9 +425,5 @@ def _is_plain(value: Any) -> bool:
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
-    return value is None or type(value) in (
-        str,
-        int,
-        float,
-        bool,
-    )  # NumPy's numbers are subclasses, and no plain values
+    # the exact types: NumPy's numbers are subclasses, and no plain values
+    return value is None or type(value) in (str, int, float, bool)

@@ -42,7 +42,8 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dim: int, *parts: Tensor) -> Tensor:
-        ctx.dim, ctx.sizes = dim, [part.shape[dim] for part in parts]
+        ctx.dim = dim
+        ctx.sizes = [part.shape[dim] for part in parts]
         return torch.cat(parts, dim)
 
     @staticmethod

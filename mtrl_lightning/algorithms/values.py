@@ -107,9 +107,9 @@ class Categorical(Value):
 
     def q(self, output_QBK: Tensor) -> Tensor:
         """Return the expected value under the critics' mean distribution, ``[1, B]``."""
-        return (
-            (output_QBK.softmax(-1) * self.bin_K).sum(-1).mean(0, keepdim=True)
-        )  # a product would be rounded to bf16
+        # multiplied and added, because a matrix product would be rounded to bf16
+        q_QB = (output_QBK.softmax(-1) * self.bin_K).sum(-1)
+        return q_QB.mean(0, keepdim=True)
 
     def loss(
         self,

@@ -269,9 +269,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         except OSError:  # a file system without hard links
             shutil.copyfile(self.folder / name, unfinished)
         unfinished.replace(self.folder / alias)
-        unfinished.unlink(
-            missing_ok=True
-        )  # POSIX renames nothing if both names are of the same file already
+        # POSIX renames nothing if both names are of the same file already
+        unfinished.unlink(missing_ok=True)
 
     def _delete_old(self) -> None:
         newest = self._saved if self.keep_last == -1 else self._saved[-max(self.keep_last, 1) :]

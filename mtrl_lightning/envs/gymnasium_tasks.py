@@ -65,7 +65,8 @@ class GymnasiumTasks(Benchmark):
             env, self._makers[name] = _made(name, task)
             limits.append(_horizon(name, env, horizon))
             prepared = _with_boxes(name, env)
-            observations, actions = prepared.observation_space, prepared.action_space
+            observations = prepared.observation_space
+            actions = prepared.action_space
             assert isinstance(observations, Box) and isinstance(actions, Box)
             spaces[name] = (observations, actions)
             env.close()
@@ -159,7 +160,8 @@ def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:
             module, _, attribute = task.rpartition(".")
             task = getattr(importlib.import_module(module), attribute)
         if callable(task):
-            env, make = task(), task
+            env = task()
+            make = task
         elif isinstance(task, str):
             env = gym.make(task)
             make = _Registered(env, {})

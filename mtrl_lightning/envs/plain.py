@@ -34,6 +34,8 @@ BIT_GENERATORS = {
         np.random.SFC64,
     )
 }
+IS_HEAP_TYPE = 1 << 9
+"""The flag of classes that a class statement makes."""
 SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
 REMEDY = "give the class that has it get_state() and set_state(dict)"
 
@@ -170,7 +172,8 @@ class Decoder:
     """
 
     def __init__(self, simulators: list[Any], classes: dict[str, type]) -> None:
-        self._simulators, self._classes = simulators, classes
+        self._simulators = simulators
+        self._classes = classes
         self._made: list[Any] = []
         self._taken: set[int] = set()
 
@@ -264,15 +267,10 @@ class Decoder:
         self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
     ) -> list[Any]:
         self._made[place] = made = []
-        former = (
-            present
-            if isinstance(present, (list, tuple, deque)) and len(present) == len(items)
-            else None
-        )
+        is_alike = isinstance(present, (list, tuple, deque)) and len(present) == len(items)
+        former = present if is_alike else [None] * len(items)
         for i, item in enumerate(items):
-            made.append(
-                self.decode(item, former[i] if former is not None else None, f"{where}[{i}]")
-            )
+            made.append(self.decode(item, former[i], f"{where}[{i}]"))
         return made
 
     def _make_tuple(self, *state: Any) -> tuple:
@@ -298,16 +296,14 @@ class Decoder:
     ) -> np.random.Generator:
         content = self.decode(state, None, where)
         arguments = self.decode(seeds, None, where)
-        seed_sequence = (
-            SeedSequence(**dict(zip(SEEDS, arguments, strict=True))) if arguments else None
-        )
+        seed_sequence = None
+        if arguments:
+            seed_sequence = SeedSequence(**dict(zip(SEEDS, arguments, strict=True)))
         bits = BIT_GENERATORS[content["bit_generator"]](seed_sequence)
         bits.state = content
-        return (
-            type(present)(bits)
-            if isinstance(present, np.random.Generator)
-            else np.random.Generator(bits)
-        )
+        if isinstance(present, np.random.Generator):
+            return type(present)(bits)
+        return np.random.Generator(bits)
 
     def _make_random_state(
         self, present: Any, place: int, where: str, state: Any
@@ -331,9 +327,8 @@ class Decoder:
         self, present: Any, place: int, where: str, kind: str, states: dict[str, Any]
     ) -> Any:
         made = present
-        if (
-            type(present).__qualname__ != kind or id(present) in self._taken
-        ):  # made later, or one of several
+        # of another class if it was made later; taken if it is one of several
+        if type(present).__qualname__ != kind or id(present) in self._taken:
             if kind not in self._classes:
                 raise ConfigurationError(
                     f"the environment's attribute {where} was a {kind}, here it is a"
@@ -361,14 +356,13 @@ def _identity(value: Any) -> str:
 def _is_plain_object(value: Any) -> bool:
     """Return whether all of an object is in its ``__dict__``."""
     kinds = type(value).__mro__
+    are_python_classes = all(kind.__flags__ & IS_HEAP_TYPE or kind is object for kind in kinds)
     return (
         hasattr(value, "__dict__")
         and type(value).__reduce_ex__ is object.__reduce_ex__
         and type(value).__reduce__ is object.__reduce__
         and not has_slots(type(value))
-        and all(
-            kind.__flags__ & (1 << 9) or kind is object for kind in kinds
-        )  # made by a class statement
+        and are_python_classes
     )
 
 

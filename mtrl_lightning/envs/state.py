@@ -54,9 +54,9 @@ class EnvState:
         for name, (_, where) in encoder.found.items():
             if name not in self._classes:
                 raise ConfigurationError(
-                    f"the environment's attribute {where} is a {name}, which a new environment has"
-                    " none of: make one"
-                    f" in its constructor, or {REMEDY}"
+                    f"the environment's attribute {where} is a {name},"
+                    " which a new environment has none of:"
+                    f" make one in its constructor, or {REMEDY}"
                 )
         return [
             [edits.get() for edits in self._edits],
@@ -67,7 +67,8 @@ class EnvState:
     def _encode_layers(self, encoder: Encoder) -> list[Any]:
         layers = []
         for layer in _layers(self._env):
-            name, own = type(layer).__name__, getattr(type(layer), "get_state", None)
+            name = type(layer).__name__
+            own = getattr(type(layer), "get_state", None)
             if own is None and has_slots(type(layer)):
                 raise ConfigurationError(
                     f"the environment {name} has __slots__, which cannot be saved: {REMEDY}"
@@ -89,10 +90,8 @@ class EnvState:
             ConfigurationError: if it is of an environment of other layers or attributes.
         """
         edits, simulations, *layers = states
-        found, here = (
-            [name for name, _ in layers],
-            [type(layer).__name__ for layer in _layers(self._env)],
-        )
+        found = [name for name, _ in layers]
+        here = [type(layer).__name__ for layer in _layers(self._env)]
         if found != here or len(edits) != len(self._models) or len(simulations) != len(self._datas):
             raise ConfigurationError(
                 f"the state is of another environment: {' > '.join(found)} there, {here} here"

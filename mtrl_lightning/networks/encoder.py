@@ -147,9 +147,9 @@ class Standardize(Identity):
             self.variance_D.zero_()
         # Chan et al. 1979: the variance of a union of batches of one size is the mean of their
         # variances plus the variance of their means
-        self.variance_D += (
-            weight * (variance_D - self.variance_D) + weight * (1 - weight) * shift_D.square()
-        )
+        within_D = weight * (variance_D - self.variance_D)
+        between_D = weight * (1 - weight) * shift_D.square()
+        self.variance_D += within_D + between_D
         self.mean_D += weight * shift_D
         self.count += 1
         self._seen += 1
