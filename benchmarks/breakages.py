@@ -51,8 +51,8 @@ def _signalled(
         row.injected += 1
         session.wait_until(lambda: not _is_there(hit))  # noqa: B023
         bench.say(
-            f"{row.name} {k + 1} of {number}: {sent.name} to {hit.pid}, {trial.env_steps()} env"
-            " steps seen"
+            f"{row.name} {k + 1} of {number}:"
+            f" {sent.name} to {hit.pid}, {trial.env_steps()} env steps seen"
         )
     session.expect_end(0)
     bench.judge_remains(row, session)
@@ -195,8 +195,7 @@ def _judge_rows(bench: Bench, row: Row, trial: Trial, ends: int = 0) -> int:
         told, f"metrics.csv tells {logged}, the checkpoint {wanted} restarts and dropped steps"
     )
     row.checks.append(
-        f"{counters['worker_restarts']} restarts, {dropped} steps dropped, {broken} episodes"
-        " broken,"
-        f" {stored} rows stored"
+        f"{counters['worker_restarts']} restarts,"
+        f" {dropped} steps dropped, {broken} episodes broken, {stored} rows stored"
     )
     return counters["worker_restarts"]

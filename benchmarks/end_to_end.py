@@ -293,13 +293,11 @@ def text_of(content: dict[str, Any]) -> str:
         rows.append({**row, **cells})
     settings = content["settings"]
     title = (
-        f"{' '.join(settings['tasks'])} on {settings['device']}, batch {settings['batch_size']},"
-        f" {settings['depth']} x"
-        f" {settings['width']}, one update a vector step, windows of {settings['steps']} vector"
-        " steps;"
-        f" threads of PyTorch {content['threads']['torch']}, workers of ours"
-        f" {content['default_workers']},"
-        " unless the variant says otherwise"
+        f"{' '.join(settings['tasks'])} on {settings['device']},"
+        f" batch {settings['batch_size']}, {settings['depth']} x {settings['width']},"
+        f" one update a vector step, windows of {settings['steps']} vector steps;"
+        f" threads of PyTorch {content['threads']['torch']},"
+        f" workers of ours {content['default_workers']}, unless the variant says otherwise"
     )
     columns = ("env steps/s", "MiB", "where the time goes")
     table = report(title, rows, "ms a vector step", columns)

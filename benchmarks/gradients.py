@@ -155,10 +155,9 @@ def text_of(content: dict[str, Any]) -> str:
     parts = []
     for found in content["tables"]:
         title = (
-            f"{found['tasks']} tasks, batch {found['batch_size']}, {settings['depth']} x"
-            f" {settings['width']},"
-            f" {settings['precision']} on {settings['device']}, {content['threads']} threads of"
-            " PyTorch"
+            f"{found['tasks']} tasks, batch {found['batch_size']},"
+            f" {settings['depth']} x {settings['width']}, {settings['precision']}"
+            f" on {settings['device']}, {content['threads']} threads of PyTorch"
         )
         rows = [{**row, "times the mean": shown(row["times_the_mean"])} for row in found["results"]]
         parts.append(report(title, rows, found["unit"], ("times the mean",)))

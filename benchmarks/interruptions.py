@@ -50,8 +50,8 @@ def kill_row(bench: Bench, row: Row) -> None:
         at_save += hit
         slowest = max(slowest, bench.judge_remains(row, session))
         bench.say(
-            f"kill {k + 1} of {number}: {moment}, {trial.env_steps()} env steps"
-            f" seen{', within a save' if hit else ''}"
+            f"kill {k + 1} of {number}:"
+            f" {moment}, {trial.env_steps()} env steps seen{', within a save' if hit else ''}"
         )
     bench.judge_remains(row, trial.finish())
     row.survived = row.injected
@@ -60,8 +60,8 @@ def kill_row(bench: Bench, row: Row) -> None:
         f"{moments.count(moment)} meant for {moment}" for moment in ("start", "step", "save")
     )
     row.checks.append(
-        f"{counted}; {at_save} left an unfinished file; workers and memory gone after {slowest:.1f}"
-        " s"
+        f"{counted}; {at_save} left an unfinished file;"
+        f" workers and memory gone after {slowest:.1f} s"
     )
 
 

@@ -117,8 +117,8 @@ def choose_precisions(options: argparse.Namespace) -> None:
     if times is not None:
         options.precisions.remove("bf16-mixed")
         options.left_out = (
-            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long in"
-            " bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
+            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long"
+            " in bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
         )
         say(options.left_out)
 

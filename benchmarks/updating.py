@@ -242,10 +242,8 @@ def text_of(content: dict[str, Any]) -> str:
         sizes = found["sizes"]
         title = (
             f"{found['title']}: {sizes['tasks']} tasks, batch {sizes['batch_size']},"
-            f" {sizes['depth']} x"
-            f" {sizes['width']}, on {content['settings']['device']}, {content['threads']} threads"
-            " of PyTorch,"
-            f" windows of {sizes['steps']} updates"
+            f" {sizes['depth']} x {sizes['width']}, on {content['settings']['device']},"
+            f" {content['threads']} threads of PyTorch, windows of {sizes['steps']} updates"
         )
         rows = [
             {

@@ -172,8 +172,8 @@ def train(
     num_envs = num_tasks * envs_per_task
     if total_steps < 2 * num_envs:
         raise ConfigurationError(
-            f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
-            f" {num_envs} environments"
+            f"total_steps is {total_steps}:"
+            f" give at least {2 * num_envs}, two steps of each of the {num_envs} environments"
         )
     chosen = {
         "batch_size": _multiple(batch_size or ROWS_PER_TASK * num_tasks, num_tasks),

@@ -72,9 +72,10 @@ def check_precision(precision: str, device: torch.device) -> None:
     times = time_products()
     if times.is_bfloat16_slower:
         warnings.warn(
-            "trainer.precision is bf16-mixed, but this processor multiplies matrices"
-            f" {times.slowdown:.1f} times as slowly in bfloat16 as in float32: train with"
-            " --trainer.precision 32-true",
+            "trainer.precision is bf16-mixed,"
+            " but this processor multiplies matrices"
+            f" {times.slowdown:.1f} times as slowly in bfloat16 as in float32:"
+            " train with --trainer.precision 32-true",
             stacklevel=2,
         )
 

@@ -151,8 +151,9 @@ class Algorithm(LightningModule):
         missing = [name for name in transform.requires if name not in self.quantities]
         if missing:
             raise ConfigurationError(
-                f"{type(transform).__name__} requires {', '.join(missing)}, and"
-                f" {type(self).__name__} has {', '.join(self.quantities) or 'none'}: choose another"
+                f"{type(transform).__name__} requires {', '.join(missing)},"
+                f" and {type(self).__name__} has {', '.join(self.quantities) or 'none'}:"
+                " choose another"
             )
         self.transforms.append(transform)
 

@@ -85,9 +85,10 @@ def warn_of_unknown(unknown: Mapping[str, str]) -> None:
     """Warn of arguments that a checkpoint cannot rebuild, as ``cannot_rebuild`` returns them."""
     for argument, text in unknown.items():
         rank_zero_warn(
-            f"a checkpoint cannot rebuild {argument}, {text}, because no module has it under that"
-            f" name: give {_argument(argument)}=... to load_policy and load_from_checkpoint, or"
-            " define it in a module"
+            f"a checkpoint cannot rebuild {argument}, {text},"
+            " because no module has it under that name:"
+            f" give {_argument(argument)}=... to load_policy and load_from_checkpoint,"
+            " or define it in a module"
         )
 
 
@@ -119,8 +120,8 @@ def rebuild_algorithm(
     kind: Any = base if is_base else _resolve(path, "the algorithm", trusted)
     if not (inspect.isclass(kind) and issubclass(kind, base)):
         raise ConfigurationError(
-            f"the checkpoint holds the algorithm {path}, which is no {base.__name__}: call"
-            " load_from_checkpoint of its own class, or load_policy"
+            f"the checkpoint holds the algorithm {path}, which is no {base.__name__}:"
+            " call load_from_checkpoint of its own class, or load_policy"
         )
     _check_names(kind, given, "the overrides")
     kept = {name: value for name, value in described.items() if name not in given}
@@ -294,8 +295,8 @@ def _check_rebuildable(described: Mapping[str, Any]) -> None:
         names = dict.fromkeys(_argument(name) for name in unknown)
         lost = ", ".join(f"{name} ({text})" for name, text in unknown.items())
         raise ConfigurationError(
-            f"the checkpoint cannot rebuild {lost}: give"
-            f" {', '.join(f'{name}=...' for name in names)} when you load it"
+            f"the checkpoint cannot rebuild {lost}:"
+            f" give {', '.join(f'{name}=...' for name in names)} when you load it"
         )
 
 
@@ -396,8 +397,9 @@ def _check_trusted(name: str, path: str, argument: str, trusted: Sequence[str]) 
         instead = "" if argument == "the algorithm" else f", or {_argument(argument)}=..."
         of_name = "" if name == path else f" (which is {name})"
         raise ConfigurationError(
-            f"the checkpoint needs {path}{of_name} for {argument}, which is not loaded without your"
-            f" consent: if you trust the code of {package}, give trust=[{package!r}]{instead}"
+            f"the checkpoint needs {path}{of_name} for {argument},"
+            " which is not loaded without your consent:"
+            f" if you trust the code of {package}, give trust=[{package!r}]{instead}"
         )
 
 
@@ -420,8 +422,8 @@ def _import(path: str, argument: str) -> Any:
         if found is not None:
             return found
     raise ConfigurationError(
-        f"the checkpoint needs {path} for {argument}, and there is none: install it, put it on"
-        " Python's path, or use the version of the code that wrote the checkpoint"
+        f"the checkpoint needs {path} for {argument}, and there is none: install it,"
+        " put it on Python's path, or use the version of the code that wrote the checkpoint"
     )
 
 

@@ -65,8 +65,8 @@ class ByTemperature(TaskWeighting):
         """Refuse one temperature for all: it would weight nothing."""
         if not temperature.per_task:
             raise ConfigurationError(
-                "task_weighting ByTemperature needs one temperature per task: set"
-                " temperature.init_args.per_task to true"
+                "task_weighting ByTemperature needs one temperature per task:"
+                " set temperature.init_args.per_task to true"
             )
 
     def forward(self, log_alpha_T: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ class EvaluationCallback(SessionCallback):
     ) -> None:
         if timeout <= 0 or max_restarts < 0:
             raise ConfigurationError(
-                f"evaluation.timeout is {timeout}: give a number above 0; evaluation.max_restarts"
-                f" is {max_restarts}: give 0 or more"
+                f"evaluation.timeout is {timeout}: give a number above 0;"
+                f" evaluation.max_restarts is {max_restarts}: give 0 or more"
             )
         self._every = Every(every, "evaluation.every")
         self._num_episodes = num_episodes

@@ -80,8 +80,8 @@ class MetaWorld(Benchmark):
         unchecked = unchecked_versions() if fast else []
         if unchecked:
             warnings.warn(
-                "stepping with MetaWorld's own, slower code: ours was not compared with"
-                f" {' and '.join(unchecked)}",
+                "stepping with MetaWorld's own, slower code:"
+                f" ours was not compared with {' and '.join(unchecked)}",
                 stacklevel=2,
             )
         self.fast = fast and not unchecked
@@ -161,8 +161,8 @@ def _named_set(suite: Any, name: str) -> list[str]:
         return list(getattr(suite.env_dict, f"{name}_V3"))
     if name.startswith("MT"):
         raise ConfigurationError(
-            f"unknown set of tasks {name!r}: MetaWorld has MT10, MT25 and MT50; MT1 is a task's"
-            " name"
+            f"unknown set of tasks {name!r}:"
+            " MetaWorld has MT10, MT25 and MT50; MT1 is a task's name"
         )
     return [name if name.endswith("-v3") else f"{name}-v3"]
 

@@ -331,8 +331,8 @@ class Decoder:
         if type(present).__qualname__ != kind or id(present) in self._taken:
             if kind not in self._classes:
                 raise ConfigurationError(
-                    f"the environment's attribute {where} was a {kind}, here it is a"
-                    f" {type(present).__name__}: {REMEDY}"
+                    f"the environment's attribute {where} was a {kind},"
+                    f" here it is a {type(present).__name__}: {REMEDY}"
                 )
             made = object.__new__(self._classes[kind])
         self._taken.add(id(made))

@@ -53,8 +53,8 @@ class FAMO(GradientMethod):
         super().__init__(num_tasks)
         if not lr > 0 or not decay >= 0:
             raise ConfigurationError(
-                f"FAMO's lr is {lr} and its decay {decay}: give an lr above 0, such as 0.025, and a"
-                " decay of at least 0, such as 0.01"
+                f"FAMO's lr is {lr} and its decay {decay}:"
+                " give an lr above 0, such as 0.025, and a decay of at least 0, such as 0.01"
             )
         self.decay = decay
         self.shifted = ShiftedLosses(num_tasks)

@@ -58,8 +58,8 @@ class GradNorm(GradientMethod):
         super().__init__(num_tasks)
         if not asymmetry >= 0 or not lr > 0:
             raise ConfigurationError(
-                f"GradNorm's asymmetry is {asymmetry} and its lr {lr}: give an asymmetry of at"
-                " least 0, such as 1.5, and an lr above 0, such as 0.025"
+                f"GradNorm's asymmetry is {asymmetry} and its lr {lr}:"
+                " give an asymmetry of at least 0, such as 1.5, and an lr above 0, such as 0.025"
             )
         self.asymmetry = asymmetry
         self.shifted = ShiftedLosses(num_tasks)

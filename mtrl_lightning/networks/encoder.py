@@ -56,9 +56,9 @@ class Identity(Encoder):
         super().__init__(observation_space, num_tasks)
         if len(observation_space.shape) != 1:
             raise ConfigurationError(
-                f"the encoder {type(self).__name__} takes state vectors, and observations have the"
-                f" shape {observation_space.shape}: set model.init_args.encoder to an encoder of"
-                " images"
+                f"the encoder {type(self).__name__} takes state vectors,"
+                f" and observations have the shape {observation_space.shape}:"
+                " set model.init_args.encoder to an encoder of images"
             )
         self.out_dim = observation_space.shape[0]
 
