@@ -190,9 +190,9 @@ def _judge_rows(bench: Bench, row: Row, trial: Trial, ends: int = 0) -> int:
         int(last[f"fault/{name}"] or -1) for name in ("worker_restarts", "dropped_transitions")
     )
     # a worker that dies while the last checkpoint is written is counted there alone
-    told = logged[0] in (wanted[0], wanted[0] - 1) and logged[1] == wanted[1]
+    agrees = logged[0] in (wanted[0], wanted[0] - 1) and logged[1] == wanted[1]
     row.expect(
-        told, f"metrics.csv tells {logged}, the checkpoint {wanted} restarts and dropped steps"
+        agrees, f"metrics.csv has {logged}, the checkpoint {wanted} restarts and dropped steps"
     )
     row.checks.append(
         f"{counters['worker_restarts']} restarts,"

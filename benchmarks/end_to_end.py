@@ -88,7 +88,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--peer_threads",
         type=int,
-        help="PyTorch's threads for the peers (default its own choice, one a core)",
+        help="PyTorch's threads for the peers (default its own choice, one per core)",
     )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--config", type=Path, default=CONFIG, help="what ours trains (default %(default)s)")
@@ -172,7 +172,7 @@ def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
 
 
 def variants(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the command line's options that tell the variants of ours apart."""
+    """Return the command line's options in which the variants of ours differ."""
     threads = options.threads or [None]
     workers = options.workers or [None]
     chosen = [
@@ -271,7 +271,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "peers": options.peer_threads or torch.get_num_threads(),
         },
         "default_workers": default_num_workers(len(options.names)),
-        "unit": "ms a vector step",
+        "unit": "ms per vector step",
         "results": rows,
     }
 
@@ -295,12 +295,12 @@ def text_of(content: dict[str, Any]) -> str:
     title = (
         f"{' '.join(settings['tasks'])} on {settings['device']},"
         f" batch {settings['batch_size']}, {settings['depth']} x {settings['width']},"
-        f" one update a vector step, windows of {settings['steps']} vector steps;"
+        f" one update per vector step, windows of {settings['steps']} vector steps;"
         f" threads of PyTorch {content['threads']['torch']},"
         f" workers of ours {content['default_workers']}, unless the variant says otherwise"
     )
     columns = ("env steps/s", "MiB", "where the time goes")
-    table = report(title, rows, "ms a vector step", columns)
+    table = report(title, rows, "ms per vector step", columns)
     return f"{settings['left_out']}\n\n{table}" if settings["left_out"] else table
 
 

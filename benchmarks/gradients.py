@@ -80,7 +80,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--precision", choices=PRECISIONS, default="32-true", help="(default %(default)s)")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--threads", type=positive, help="PyTorch's (default its own choice, one a core)")
+    add("--threads", type=positive, help="PyTorch's (default its own choice, one per core)")
     add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
     add("--depth", type=positive, default=3, help="number of hidden layers (default %(default)s)")
     add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
@@ -135,7 +135,7 @@ def table(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "tasks": num_tasks,
         "batch_size": work.batch_size,
-        "unit": "ms an update",
+        "unit": "ms per update",
         "results": rows,
     }
 

@@ -46,7 +46,7 @@ def kill_row(bench: Bench, row: Row) -> None:
         session.kill()
         row.survived = row.survived if moment == "start" else row.injected
         row.injected += 1
-        hit = bool(trial.unfinished(session.begun))
+        hit = bool(trial.unfinished(session.start_time))
         at_save += hit
         slowest = max(slowest, bench.judge_remains(row, session))
         bench.say(
@@ -84,7 +84,7 @@ def _await(
     else:
         delay = draws.choice([0.0, 0.0, draws.uniform(0.0, 0.005)])
         folder = trial.folder
-        session.wait_until(lambda: bool(trial.unfinished(session.begun, folder)), interval=0.0)
+        session.wait_until(lambda: bool(trial.unfinished(session.start_time, folder)), interval=0.0)
         if delay:
             time.sleep(delay)
     return session.running

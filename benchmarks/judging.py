@@ -85,7 +85,7 @@ def rings_of(storage: RingStorage) -> list[Rows]:
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Return the rows of ``metrics.csv`` without the columns that tell times."""
+    """Return the rows of ``metrics.csv`` without the columns of times."""
     with path.open(newline="") as file:
         return [
             {k: v for k, v in row.items() if not k.startswith("time/")}

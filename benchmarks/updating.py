@@ -76,7 +76,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         help="values of SAC's option, each a variant (default %(default)s)",
     )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
+    add("--threads", type=int, help="PyTorch's (default its own choice, one per core)")
     add("--num_tasks", type=positive, default=10, help="of the first table (default %(default)s)")
     add(
         "--width",
@@ -210,7 +210,7 @@ def compare(
     return {
         "title": title,
         "sizes": sizes,
-        "unit": "ms an update",
+        "unit": "ms per update",
         "results": rows,
         "framework_ms": framework,
     }
@@ -255,7 +255,7 @@ def text_of(content: dict[str, Any]) -> str:
         ]
         parts.append(report(title, rows, found["unit"], ("updates/s", "MiB")))
         parts += [
-            f"Lightning's trainer costs {shown(v)} ms an update, {k}"
+            f"Lightning's trainer costs {shown(v)} ms per update, {k}"
             for k, v in found["framework_ms"].items()
         ]
     return "\n\n".join(parts)

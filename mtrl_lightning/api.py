@@ -31,9 +31,9 @@ from mtrl_lightning.types import Policy
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""
 ROWS_PER_TASK = 128
-"""Transitions of a task in a batch of MetaWorld+'s protocol."""
+"""Transitions per task in a batch of MetaWorld+'s protocol."""
 TRANSITIONS_PER_TASK = 100_000
-"""Transitions of a task in the replay of MetaWorld+'s protocol."""
+"""Transitions per task in the replay of MetaWorld+'s protocol."""
 
 SECTIONS = (
     "data",

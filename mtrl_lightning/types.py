@@ -1,7 +1,7 @@
 """What passes between the rooms.
 
-Shapes: ``T`` tasks, ``E`` environments, ``B`` batch (``B = T * n``, task-major), ``D`` observation,
-``A`` action.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``E`` environments, ``B = R * n`` batch (task-major),
+``D`` observation, ``A`` action.
 """
 
 from __future__ import annotations

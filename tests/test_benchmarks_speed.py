@@ -102,7 +102,7 @@ def test_end_to_end_runs_all_contestants(capsys, monkeypatch):
             {"median": sum(rate) / 2, "min": rate[0], "max": rate[1]}
         )
     assert 0 < ours["time_fractions"]["update"] < sum(ours["time_fractions"].values()) <= 1
-    assert "ms a vector step" in end_to_end.text_of(found)
+    assert "ms per vector step" in end_to_end.text_of(found)
 
 
 def test_updating_runs_all_variants(capsys):
@@ -206,7 +206,7 @@ def test_stepping_runs_all_variants(capsys):
             and row["memory_mib"] > row["memory_mib_per_env"] > 0
         )
     text = stepping.text_of(found)
-    assert "MiB an environment" in text
+    assert "MiB per environment" in text
     gain = table["results"][1]["gain_over_async"]
     assert f"{gain['stepping']['median']:.2f} x {gain['code']['median']:.2f}" in text
 

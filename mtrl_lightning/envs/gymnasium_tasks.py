@@ -29,7 +29,7 @@ class GymnasiumTasks(Benchmark):
     """Environments with equal observation and action spaces, one for each task.
 
     Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
-    flattened. The split ``train`` seeds an environment once, in ``eval`` test episode ``k`` is
+    flattened. The split ``train`` seeds each environment once, in ``eval`` test episode ``k`` is
     the one after ``reset(seed=k)``.
 
     Args:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mtrl_lightning.envs.metaworld_numbers import norm, stand_ins, tolerance
 
 Upstream: Any = object
-"""MetaWorld's class of a task, which comes after ours where a class is made of both."""
+"""MetaWorld's class of a task: the base class of ours after ``fast_class`` combines both."""
 
 CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""

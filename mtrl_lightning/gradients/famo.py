@@ -2,7 +2,7 @@
 
 Liu et al. 2023, "FAMO: Fast Adaptive Multitask Optimization".
 
-Shapes: ``T`` trained tasks.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FAMO(GradientMethod):
     backward pass, and computes the losses twice.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
         lr: Adam's learning rate for ``xi``, above 0 (``beta`` in the paper; 0.025).
         decay: weight decay of ``xi``, at least 0 (``gamma`` in the paper; 0.001 or 0.01, and 0.01
             in its MT10 command).

@@ -1,7 +1,7 @@
 """The replay buffer: equal sampling from every trained task.
 
-Shapes: ``R`` trained tasks, ``M`` rings of a task, ``n`` rows of a task in a batch, ``E`` rings,
-``B = R * n`` batch (task-major).
+Shapes: ``R`` trained tasks, ``M`` rings of a task, ``n`` rows of a task in a batch, ``E``
+environments (rings), ``B = R * n`` batch (task-major).
 """
 
 from __future__ import annotations

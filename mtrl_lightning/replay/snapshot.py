@@ -4,7 +4,7 @@ A save writes only the transitions that are in no chunk yet and returns a manife
 together hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
 columns of the schema one after another, each in NumPy's format.
 
-Shapes: ``E`` rings, ``N`` transitions of a chunk.
+Shapes: ``E`` environments (rings), ``N`` transitions of a chunk.
 """
 
 from __future__ import annotations

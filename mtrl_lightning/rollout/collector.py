@@ -187,8 +187,8 @@ class Collector:
         """Collect a number of steps or of episodes.
 
         Args:
-            num_steps: environment steps, rounded up to whole vector steps; episodes go on from call
-                to call.
+            num_steps: environment steps, rounded up to whole vector steps; episodes continue from
+                call to call.
             num_episodes: episodes, shared out evenly among the environments, so that short ones are
                 not preferred; each begins fresh, and steps beyond an environment's share are
                 dropped.
@@ -296,7 +296,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them: the next step is the one that would have been.
+        """Restore them: the next step is that of the uninterrupted run.
 
         Raises:
             ConfigurationError: if the state is of other environments.

@@ -15,7 +15,7 @@ STATISTICS = ("return", "length", "success")
 
 
 class RunningEpisodes:
-    """Add up returns, lengths and successes, one episode an environment.
+    """Add up returns, lengths and successes, one episode per environment.
 
     Args:
         task_E: the task of each environment.
@@ -85,7 +85,7 @@ class EpisodeWindows:
 
     Args:
         num_tasks: number of tasks, ``T``.
-        size: episodes a task that are remembered.
+        size: number of last episodes kept per task.
     """
 
     def __init__(self, num_tasks: int, size: int) -> None:

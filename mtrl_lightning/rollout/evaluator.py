@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
         """Return success in any step and in the last one, and return: on average and per task.
 
         They are called ``eval/success``, ``eval/success_last``, ``eval/return`` in the split
-        ``eval``, ``eval_<split>/...`` in others, with ``/<task>`` behind for a task.
+        ``eval``, ``eval_<split>/...`` in others, and those of a task end with ``/<task>``.
         """
         prefix = _prefix(self.split)
         values_T = (self.success_T, self.success_last_T, self.return_T)
