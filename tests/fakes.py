@@ -68,7 +68,10 @@ class Scripted(Benchmark):
 class ScriptedEnv(gym.Env):
     def __init__(self, spec, task):
         self.observation_space, self.action_space = spec.observation_space, spec.action_space
-        self.task, self.episode, self.steps, self.num_resets = task, -1, 0, 0
+        self.task = task
+        self.episode = -1
+        self.steps = 0
+        self.num_resets = 0
 
     def reset(self, *, seed=None, options=None):
         self.episode = self.episode + 1 if seed is None else seed
@@ -108,17 +111,19 @@ class Faulty(Scripted):
 class _Breaking(gym.Wrapper):
     def __init__(self, env, name):
         super().__init__(env)
-        self._name, self._fault, self._at, self._value, self._count = name, None, 0, np.nan, 0
+        self._name = name
+        self._fault = None
+        self._at = 0
+        self._value = np.nan
+        self._count = 0
 
     def reset(self, *, seed=None, options=None):
         if options is not None:
             mine = options.get("task") == self._name
             self._fault = options.get("fault") if mine else None
-            self._at, self._value, self._count = (
-                options.get("step", 0),
-                options.get("value", np.nan),
-                -1,
-            )
+            self._at = options.get("step", 0)
+            self._value = options.get("value", np.nan)
+            self._count = -1
         self._count += 1
         observation, info = self.env.reset(seed=seed)
         if self._count == self._at and self._fault == "raise_reset":
@@ -212,7 +217,9 @@ class Recorder:
 
     def __init__(self, policy=None):
         self.policy = Constant() if policy is None else policy
-        self.observations, self.tasks, self.modes = [], [], []
+        self.observations = []
+        self.tasks = []
+        self.modes = []
 
     def act(self, observation_ED, task_E, mode):
         self.observations.append(observation_ED.copy())

@@ -427,7 +427,9 @@ def test_no_contestant_is_left(tmp_path):
 
 def pairs_of(plain, sac):
     """Pair the plain loop's parameters with SAC's, whose critics take the action first."""
-    D, T, A = OBSERVATION, sac.spec.num_tasks, ACTION
+    D = OBSERVATION
+    T = sac.spec.num_tasks
+    A = ACTION
     columns = [*range(D), *range(D + A, D + A + T), *range(D, D + A)]
     networks = [
         (plain.actor, sac.actor),

@@ -70,7 +70,9 @@ def test_a_saved_state_does_not_move_with_the_generators():
 
 
 def test_a_restored_generator_that_was_not_used_since_is_saved_again():
-    first, second, third = Generators(3), Generators(3), Generators(3)
+    first = Generators(3)
+    second = Generators(3)
+    third = Generators(3)
     draw(first, "act", 11)
     second.load_state_dict(first.state_dict())
     draw(second, "learn")

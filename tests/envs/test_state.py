@@ -335,10 +335,8 @@ XML = """
 class Arm(gym.Env):
     """A small simulation whose attributes a test may add to."""
 
-    observation_space, action_space = (
-        Box(-np.inf, np.inf, (6,), np.float64),
-        Box(-1.0, 1.0, (2,), np.float32),
-    )
+    observation_space = Box(-np.inf, np.inf, (6,), np.float64)
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
 
     def __init__(self, seed=0, **attributes):
         self.model = mujoco.MjModel.from_xml_string(XML)
@@ -804,7 +802,9 @@ def test_an_object_of_another_class_is_refused():
 class OwnAnswer(gym.Wrapper):
     def __init__(self, env):
         super().__init__(env)
-        self.lock, self.count, self.scratch = threading.Lock(), 0, [0]
+        self.lock = threading.Lock()
+        self.count = 0
+        self.scratch = [0]
 
     def step(self, action):
         self.count += 1

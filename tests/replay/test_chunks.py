@@ -276,7 +276,9 @@ def test_a_ring_that_was_restored_in_part_goes_round_as_lists_would(
     tmp_path, save_last, chunk_rows
 ):
     """Random and unbalanced; saved and restored many times, with the newest rows only."""
-    num_rings, capacity, share = 3, 8, save_last // 3
+    num_rings = 3
+    capacity = 8
+    share = save_last // 3
     storage, additions = make_storage(), RandomAdditions(num_rings, capacity, seed=save_last)
     lists = [[] for _ in range(num_rings)]
     snapshots = make_snapshots(tmp_path, chunk_rows, save_last)

@@ -348,7 +348,9 @@ def test_listeners_hear_of_every_episode_in_order():
     collector = scripted(tasks, listeners=[diary])
     sample = collector.sample(num_steps=30, seed=[0, 0, 0])
     for e, task in enumerate(tasks):
-        expected, episode, step = [], 0, 0
+        expected = []
+        episode = 0
+        step = 0
         for _ in range(10):
             if step == 0:
                 expected += [("created", e, task), ("started", e, task, [task, episode, 0, 0])]
@@ -424,10 +426,8 @@ def assert_goes_on(benchmark, tasks, workers, before):
         VectorEnv(benchmark, tasks, seed=s, num_workers=n)
         for s, n in zip((3, 4), workers, strict=True)
     )
-    collector, resumed = (
-        Collector(first, Uniform(size), window=3),
-        Collector(second, Uniform(size, seed=1), window=3),
-    )
+    collector = Collector(first, Uniform(size), window=3)
+    resumed = Collector(second, Uniform(size, seed=1), window=3)
     collector.reset()
     if before:
         collector.sample(num_steps=4 * before)
@@ -591,10 +591,8 @@ def test_a_collector_that_is_saved_after_a_fault_goes_on_bit_for_bit(workers):
     assert collector.envs.num_restarts == 1
     resumed.load_state_dict(through_a_file(collector.state_dict()))
     for _ in range(40):
-        (expected, expected_ended), (found, found_ended) = (
-            collector.step("explore"),
-            resumed.step("explore"),
-        )
+        (expected, expected_ended) = collector.step("explore")
+        (found, found_ended) = resumed.step("explore")
         assert same(found, expected)
         assert found_ended == expected_ended
     assert resumed.windows.summary() == collector.windows.summary()
