@@ -379,10 +379,11 @@ def test_the_statistics_of_a_gradient_method_are_logged_under_its_name():
     sac, _ = recorded(make_sac)
     train(sac, 2)
     metrics = sac.drain_metrics()
+    # means of 1, 3 and of 2, 4
     assert (metrics["train/critic_conflicts"], metrics["train/actor_conflicts"]) == (
         2,
         3,
-    )  # means of 1, 3 and of 2, 4
+    )
 
 
 def test_temperatures_of_tasks_that_are_not_trained_stay():

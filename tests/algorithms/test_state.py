@@ -44,9 +44,8 @@ def test_seeds_near_each_other_give_streams_that_have_nothing_in_common():
         [draw(Generators(seed), name, 1000) for seed in range(4) for name in ("act", "learn")]
     )
     correlation = torch.corrcoef(streams)
-    assert (
-        correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
-    )  # five standard deviations
+    # five standard deviations
+    assert correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
 
 
 def test_restored_generators_go_on_bit_for_bit(tmp_path):

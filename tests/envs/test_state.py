@@ -389,9 +389,8 @@ def test_a_small_simulation_goes_on_bit_for_bit():
 def test_what_the_simulation_computes_from_its_state_is_there_before_the_next_step():
     env, other = used_arm(1), Arm(2)
     copied(env, other)
-    np.testing.assert_allclose(
-        other.observe(), env.observe(), atol=0.02
-    )  # half a step apart at most
+    # half a step apart at most
+    np.testing.assert_allclose(other.observe(), env.observe(), atol=0.02)
     assert np.abs(env.data.xpos).max() > 0.5
 
 

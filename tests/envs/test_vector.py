@@ -335,10 +335,8 @@ class ScriptedAgent:
 
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 def test_metaworlds_own_evaluation_gives_on_it_what_it_gives_upstream():
-    names, horizon = (
-        ["reach-v3", "drawer-close-v3", "pick-place-v3"],
-        60,
-    )  # too short for some of the goals
+    names = ["reach-v3", "drawer-close-v3", "pick-place-v3"]
+    horizon = 60  # too short for some of the goals
 
     def upstream(name):
         env = metaworld.ALL_V3_ENVIRONMENTS[name](reward_function_version="v2")

@@ -39,9 +39,8 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
         "--data.benchmark.init_args.horizon=7",
     ]
     if network == "paco":
-        options.append(
-            "--model.init_args.critic.init_args.max_loss=0.5"
-        )  # some tasks are masked and begin anew
+        # some tasks are masked and reinitialized
+        options.append("--model.init_args.critic.init_args.max_loss=0.5")
 
     def run(total, *extra):
         configs = (

@@ -110,9 +110,8 @@ def test_an_embedding_begins_normal_and_has_32_numbers():
     assert embedding.out_dim == 32
     assert embedding.weight_TC.mean().item() == pytest.approx(0, abs=0.03)
     assert embedding.weight_TC.std().item() == pytest.approx(1, abs=0.03)
-    assert (
-        embedding(torch.arange(500)).norm(dim=-1).std() > 0.1
-    )  # no unit length unless it is asked for
+    # no unit length unless it is asked for
+    assert embedding(torch.arange(500)).norm(dim=-1).std() > 0.1
 
 
 def test_an_embedding_of_unit_length_by_hand():

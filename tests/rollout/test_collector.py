@@ -221,14 +221,12 @@ def test_collecting_episodes_begins_fresh_ones():
 
 def test_force_reset_begins_new_episodes_and_drops_those_that_run():
     collector = scripted()
-    collector.sample(
-        num_steps=6
-    )  # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
+    # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
+    collector.sample(num_steps=6)
     plain = collector.sample(num_steps=3)
     assert plain.transitions.observation_ED[:, 1:3].tolist() == [[0, 2], [1, 1], [0, 2]]
-    collector.sample(
-        num_steps=3
-    )  # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
+    # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
+    collector.sample(num_steps=3)
     forced = collector.sample(num_steps=12, force_reset=True)
     assert forced.transitions.observation_ED[:3, 1:3].tolist() == [[3, 0], [2, 0], [2, 0]]
     assert forced.episodes == [scripted_episode(0, 3), scripted_episode(1, 2)]
