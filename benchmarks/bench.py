@@ -98,9 +98,9 @@ class Bench:
     ) -> Trial:
         """Return a run that is not started yet."""
         logs = self.folder / name
-        self._trials.append(
-            Trial(root or logs / "runs", self.config() if config is None else config, logs)
-        )
+        if config is None:
+            config = self.config()
+        self._trials.append(Trial(root or logs / "runs", config, logs))
         return self._trials[-1]
 
     @cached_property
@@ -176,9 +176,8 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         exact = {None: "-", True: "yes", False: "no"}[row.exact]
         numbers = (str(row.injected), str(row.survived), number(row.lost), number(row.false))
-        cells.append(
-            (row.name, *numbers, exact, "ok" if row.ok else "FAILED", f"{row.seconds:.0f}")
-        )
+        verdict = "ok" if row.ok else "FAILED"
+        cells.append((row.name, *numbers, exact, verdict, f"{row.seconds:.0f}"))
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEADER))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

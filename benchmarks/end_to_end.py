@@ -157,17 +157,11 @@ def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
     for kind, vectors in (("sb3", ("dummy", "subproc")), ("plain", ("sync", "async"))):
         if kind in options.contestants:
             for vector in vectors:
-                more = {"kind": kind, "vector": vector} | (
-                    {"bf16": False} if kind == "plain" else {}
-                )
-                found.append(
-                    Entrant(
-                        f"{kind} {vector}",
-                        kind,
-                        of_module("contestants", asdict(job) | more),
-                        folder,
-                    )
-                )
+                more: dict[str, Any] = {"kind": kind, "vector": vector}
+                if kind == "plain":
+                    more["bf16"] = False
+                command = of_module("contestants", asdict(job) | more)
+                found.append(Entrant(f"{kind} {vector}", kind, command, folder))
     return found
 
 

@@ -343,9 +343,9 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
             f"{row[k]:.2f} [{row[f'{k}_interval'][0]:.2f}, {row[f'{k}_interval'][1]:.2f}]"
             for k in ("final", "average")
         ]
-        difference = (
-            "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"]) if row["less_first"] else "-"
-        )
+        difference = "-"
+        if row["less_first"]:
+            difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"])
         steps = row["env_steps_to_threshold"]
         median_steps = f"{steps:,.0f}" if steps else "-"
         reached = f"{median_steps} ({row['reached']} of {row['seeds']})"

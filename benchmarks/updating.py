@@ -165,12 +165,11 @@ def entrants(
         for precision in options.precisions if kind != "sb3" else ["32-true"]:
             for compiled in options.compile if kind in ("direct", "trainer") else ["none"]:
                 chosen = replace(work, precision=precision, compile=compiled)
-                name = f"{kind} {precision}" + (
-                    f", compile {compiled}" if compiled != "none" else ""
-                )
-                found.append(
-                    Entrant(name, kind, of_module("updaters", options_of(chosen, kind)), folder)
-                )
+                name = f"{kind} {precision}"
+                if compiled != "none":
+                    name += f", compile {compiled}"
+                command = of_module("updaters", options_of(chosen, kind))
+                found.append(Entrant(name, kind, command, folder))
     return found
 
 
