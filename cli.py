@@ -1,4 +1,6 @@
-"""Train and evaluate: ``python cli.py fit -c configs/quickstart.yaml``; ``python cli.py fit --help`` tells the options.
+"""Train and evaluate: ``python cli.py fit -c configs/quickstart.yaml``.
+
+``python cli.py fit --help`` explains the options.
 
 The imports are inside, because every environment worker imports this file again.
 """

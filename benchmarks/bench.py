@@ -32,7 +32,7 @@ class Row:
     injected: int = 0
     """Faults that were injected."""
     survived: int = 0
-    """Faults after which the run went on, or was continued, as it must."""
+    """Faults after which the run continued, or was continued, as it must."""
     lost: int | None = None
     """Transitions that happened and are not in the replay; None where it is not asked."""
     false: int | None = None
@@ -79,7 +79,7 @@ class Bench:
         self.seed = seed
         self.counts = counts
         self.total_steps = total_steps
-        self._begun = time.monotonic()
+        self._start_time = time.monotonic()
         self._trials: list[Trial] = []
 
     def draws(self, name: str) -> random.Random:
@@ -98,9 +98,9 @@ class Bench:
     ) -> Trial:
         """Return a run that is not started yet."""
         logs = self.folder / name
-        self._trials.append(
-            Trial(root or logs / "runs", self.config() if config is None else config, logs)
-        )
+        if config is None:
+            config = self.config()
+        self._trials.append(Trial(root or logs / "runs", config, logs))
         return self._trials[-1]
 
     @cached_property
@@ -108,9 +108,9 @@ class Bench:
         """The run without any fault."""
         trial = self.trial("undisturbed")
         self.say("undisturbed: the run that the others are compared with")
-        begun = time.monotonic()
+        start = time.monotonic()
         trial.finish()
-        self.say(f"undisturbed: {self.total_steps:,} env steps in {time.monotonic() - begun:.0f} s")
+        self.say(f"undisturbed: {self.total_steps:,} env steps in {time.monotonic() - start:.0f} s")
         return trial
 
     @cached_property
@@ -157,8 +157,8 @@ class Bench:
         return seconds
 
     def say(self, text: str) -> None:
-        """Tell how far it is."""
-        print(f"[{time.monotonic() - self._begun:5.0f} s] {text}", file=sys.stderr, flush=True)
+        """Print the progress."""
+        print(f"[{time.monotonic() - self._start_time:5.0f} s] {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End every process that is left."""
@@ -176,9 +176,8 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         exact = {None: "-", True: "yes", False: "no"}[row.exact]
         numbers = (str(row.injected), str(row.survived), number(row.lost), number(row.false))
-        cells.append(
-            (row.name, *numbers, exact, "ok" if row.ok else "FAILED", f"{row.seconds:.0f}")
-        )
+        verdict = "ok" if row.ok else "FAILED"
+        cells.append((row.name, *numbers, exact, verdict, f"{row.seconds:.0f}"))
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEADER))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -51,8 +51,8 @@ def _signalled(
         row.injected += 1
         session.wait_until(lambda: not _is_there(hit))  # noqa: B023
         bench.say(
-            f"{row.name} {k + 1} of {number}: {sent.name} to {hit.pid}, {trial.env_steps()} env"
-            " steps seen"
+            f"{row.name} {k + 1} of {number}:"
+            f" {sent.name} to {hit.pid}, {trial.env_steps()} env steps seen"
         )
     session.expect_end(0)
     bench.judge_remains(row, session)
@@ -190,13 +190,12 @@ def _judge_rows(bench: Bench, row: Row, trial: Trial, ends: int = 0) -> int:
         int(last[f"fault/{name}"] or -1) for name in ("worker_restarts", "dropped_transitions")
     )
     # a worker that dies while the last checkpoint is written is counted there alone
-    told = logged[0] in (wanted[0], wanted[0] - 1) and logged[1] == wanted[1]
+    agrees = logged[0] in (wanted[0], wanted[0] - 1) and logged[1] == wanted[1]
     row.expect(
-        told, f"metrics.csv tells {logged}, the checkpoint {wanted} restarts and dropped steps"
+        agrees, f"metrics.csv has {logged}, the checkpoint {wanted} restarts and dropped steps"
     )
     row.checks.append(
-        f"{counters['worker_restarts']} restarts, {dropped} steps dropped, {broken} episodes"
-        " broken,"
-        f" {stored} rows stored"
+        f"{counters['worker_restarts']} restarts,"
+        f" {dropped} steps dropped, {broken} episodes broken, {stored} rows stored"
     )
     return counters["worker_restarts"]

@@ -181,9 +181,9 @@ class Specimen:
             try:
                 path, loaded = load_newest_whole(last, with_replay=True)
             except ConfigurationError as error:
-                return (
-                    "refused" if name in str(error) else f"refused without the file's name: {error}"
-                )
+                if name in str(error):
+                    return "refused"
+                return f"refused without the file's name: {error}"
             except Exception as error:
                 return f"{type(error).__name__}: {str(error)[:100]}"
         if different := differences(self._whole[path.name], loaded):
@@ -191,11 +191,9 @@ class Specimen:
         if path == last:
             return "harmless"
         texts = " ".join(str(warning.message) for warning in said)
-        return (
-            "refused"
-            if name in texts and "GOING BACK" in texts
-            else f"went back to {path.name} silently"
-        )
+        if name in texts and "GOING BACK" in texts:
+            return "refused"
+        return f"went back to {path.name} silently"
 
     def _load_rings(self) -> list[Any]:
         ReplaySnapshots(self._folder / "replay").verify(self._manifest)
@@ -284,10 +282,10 @@ def _continue_damaged(
     path = last if mutation.file == "checkpoint" else folder / "replay" / newest
     if mutation.harm == "missing":
         path.unlink()
+    elif mutation.harm == "empty":
+        path.write_bytes(b"")
     else:
-        path.write_bytes(
-            b"" if mutation.harm == "empty" else harmed(path.read_bytes(), mutation, draws)
-        )
+        path.write_bytes(harmed(path.read_bytes(), mutation, draws))
     row.injected += 1
     session = trial.start("--ckpt_path=last")
     session.expect_end(0)

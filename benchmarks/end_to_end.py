@@ -88,7 +88,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--peer_threads",
         type=int,
-        help="PyTorch's threads for the peers (default its own choice, one a core)",
+        help="PyTorch's threads for the peers (default its own choice, one per core)",
     )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--config", type=Path, default=CONFIG, help="what ours trains (default %(default)s)")
@@ -157,22 +157,16 @@ def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
     for kind, vectors in (("sb3", ("dummy", "subproc")), ("plain", ("sync", "async"))):
         if kind in options.contestants:
             for vector in vectors:
-                more = {"kind": kind, "vector": vector} | (
-                    {"bf16": False} if kind == "plain" else {}
-                )
-                found.append(
-                    Entrant(
-                        f"{kind} {vector}",
-                        kind,
-                        of_module("contestants", asdict(job) | more),
-                        folder,
-                    )
-                )
+                more: dict[str, Any] = {"kind": kind, "vector": vector}
+                if kind == "plain":
+                    more["bf16"] = False
+                command = of_module("contestants", asdict(job) | more)
+                found.append(Entrant(f"{kind} {vector}", kind, command, folder))
     return found
 
 
 def variants(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the command line's options that tell the variants of ours apart."""
+    """Return the command line's options in which the variants of ours differ."""
     threads = options.threads or [None]
     workers = options.workers or [None]
     chosen = [
@@ -204,13 +198,12 @@ def ours(
         for n in NETWORKS
         for k in ("width", "depth")
     }
+    tasks = job.tasks[0] if len(job.tasks) == 1 else json.dumps(job.tasks)
     options = {
         "root": folder,
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "trainer.enable_progress_bar": "false",
-        "data.benchmark.init_args.tasks": job.tasks[0]
-        if len(job.tasks) == 1
-        else json.dumps(job.tasks),
+        "data.benchmark.init_args.tasks": tasks,
         "data.batch_size": job.batch_size,
         "data.capacity": job.capacity,
         "rollout.warmup_steps": job.warmup * num_tasks,
@@ -272,7 +265,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "peers": options.peer_threads or torch.get_num_threads(),
         },
         "default_workers": default_num_workers(len(options.names)),
-        "unit": "ms a vector step",
+        "unit": "ms per vector step",
         "results": rows,
     }
 
@@ -294,16 +287,14 @@ def text_of(content: dict[str, Any]) -> str:
         rows.append({**row, **cells})
     settings = content["settings"]
     title = (
-        f"{' '.join(settings['tasks'])} on {settings['device']}, batch {settings['batch_size']},"
-        f" {settings['depth']} x"
-        f" {settings['width']}, one update a vector step, windows of {settings['steps']} vector"
-        " steps;"
-        f" threads of PyTorch {content['threads']['torch']}, workers of ours"
-        f" {content['default_workers']},"
-        " unless the variant says otherwise"
+        f"{' '.join(settings['tasks'])} on {settings['device']},"
+        f" batch {settings['batch_size']}, {settings['depth']} x {settings['width']},"
+        f" one update per vector step, windows of {settings['steps']} vector steps;"
+        f" threads of PyTorch {content['threads']['torch']},"
+        f" workers of ours {content['default_workers']}, unless the variant says otherwise"
     )
     columns = ("env steps/s", "MiB", "where the time goes")
-    table = report(title, rows, "ms a vector step", columns)
+    table = report(title, rows, "ms per vector step", columns)
     return f"{settings['left_out']}\n\n{table}" if settings["left_out"] else table
 
 

@@ -52,7 +52,7 @@ class Entrant:
     def start(self) -> None:
         """Start it and wait until its warm-up is over."""
         self._results, written = os.pipe()
-        begun = time.monotonic()
+        start = time.monotonic()
         self.command = self._make(written)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -66,7 +66,7 @@ class Entrant:
             )
         os.close(written)
         self.about = self._answer()
-        self.ready_seconds = time.monotonic() - begun
+        self.ready_seconds = time.monotonic() - start
 
     def window(self) -> float:
         """Let it train for a window; return the window's seconds."""

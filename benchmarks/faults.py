@@ -86,13 +86,13 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run_row(bench: Bench, name: str, run: Callable[[Bench, Row], None]) -> Row:
     """Run a row; an error is its failure."""
-    begun = time.monotonic()
+    start = time.monotonic()
     row = Row(name)
     try:
         run(bench, row)
     except Exception as error:  # one row's failure shall not hide the others
         row.failures.append(f"{type(error).__name__}: {error}")
-    row.seconds = time.monotonic() - begun
+    row.seconds = time.monotonic() - start
     bench.say(f"{name}: {'ok' if row.ok else 'FAILED'} after {row.seconds:.0f} s")
     return row
 

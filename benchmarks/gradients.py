@@ -80,7 +80,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--precision", choices=PRECISIONS, default="32-true", help="(default %(default)s)")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--threads", type=positive, help="PyTorch's (default its own choice, one a core)")
+    add("--threads", type=positive, help="PyTorch's (default its own choice, one per core)")
     add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
     add("--depth", type=positive, default=3, help="number of hidden layers (default %(default)s)")
     add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
@@ -135,7 +135,7 @@ def table(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "tasks": num_tasks,
         "batch_size": work.batch_size,
-        "unit": "ms an update",
+        "unit": "ms per update",
         "results": rows,
     }
 
@@ -155,10 +155,9 @@ def text_of(content: dict[str, Any]) -> str:
     parts = []
     for found in content["tables"]:
         title = (
-            f"{found['tasks']} tasks, batch {found['batch_size']}, {settings['depth']} x"
-            f" {settings['width']},"
-            f" {settings['precision']} on {settings['device']}, {content['threads']} threads of"
-            " PyTorch"
+            f"{found['tasks']} tasks, batch {found['batch_size']},"
+            f" {settings['depth']} x {settings['width']}, {settings['precision']}"
+            f" on {settings['device']}, {content['threads']} threads of PyTorch"
         )
         rows = [{**row, "times the mean": shown(row["times_the_mean"])} for row in found["results"]]
         parts.append(report(title, rows, found["unit"], ("times the mean",)))

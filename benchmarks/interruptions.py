@@ -46,12 +46,12 @@ def kill_row(bench: Bench, row: Row) -> None:
         session.kill()
         row.survived = row.survived if moment == "start" else row.injected
         row.injected += 1
-        hit = bool(trial.unfinished(session.begun))
+        hit = bool(trial.unfinished(session.start_time))
         at_save += hit
         slowest = max(slowest, bench.judge_remains(row, session))
         bench.say(
-            f"kill {k + 1} of {number}: {moment}, {trial.env_steps()} env steps"
-            f" seen{', within a save' if hit else ''}"
+            f"kill {k + 1} of {number}:"
+            f" {moment}, {trial.env_steps()} env steps seen{', within a save' if hit else ''}"
         )
     bench.judge_remains(row, trial.finish())
     row.survived = row.injected
@@ -60,8 +60,8 @@ def kill_row(bench: Bench, row: Row) -> None:
         f"{moments.count(moment)} meant for {moment}" for moment in ("start", "step", "save")
     )
     row.checks.append(
-        f"{counted}; {at_save} left an unfinished file; workers and memory gone after {slowest:.1f}"
-        " s"
+        f"{counted}; {at_save} left an unfinished file;"
+        f" workers and memory gone after {slowest:.1f} s"
     )
 
 
@@ -84,7 +84,7 @@ def _await(
     else:
         delay = draws.choice([0.0, 0.0, draws.uniform(0.0, 0.005)])
         folder = trial.folder
-        session.wait_until(lambda: bool(trial.unfinished(session.begun, folder)), interval=0.0)
+        session.wait_until(lambda: bool(trial.unfinished(session.start_time, folder)), interval=0.0)
         if delay:
             time.sleep(delay)
     return session.running
@@ -211,11 +211,10 @@ def disk_row(bench: Bench, row: Row) -> None:
 
 
 def _full(row: Row, trial: Trial, session: Session, room: Room, rule: str) -> None:
-    said = (
-        "the former ones are kept and the run continues"
-        if rule == "continue"
-        else "free the disk, then continue from"
-    )
+    if rule == "continue":
+        said = "the former ones are kept and the run continues"
+    else:
+        said = "free the disk, then continue from"
 
     def failed() -> bool:
         room.take(session)

@@ -275,7 +275,7 @@ def interquartile_mean(scores: npt.NDArray) -> float:
 
 
 def interval(scores_ST: npt.NDArray, generator: np.random.Generator) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the interquartile mean, resampling each task's seeds."""
+    """Return the 95 % bootstrap interval of the interquartile mean; resample seeds per task."""
     num_seeds, num_tasks = scores_ST.shape
     drawn = generator.integers(num_seeds, size=(RESAMPLES, num_seeds, num_tasks))
     means = [interquartile_mean(np.take_along_axis(scores_ST, one, axis=0)) for one in drawn]
@@ -297,16 +297,19 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
         area_ST = scores_STN.mean(2)
         reached_SN = scores_STN.mean(1) >= threshold
         steps = [int(env_steps_N[row.argmax()]) for row in reached_SN if row.any()]
+        final_interval = interval(final_ST, generator)
+        average_interval = interval(area_ST, generator)
+        difference = None
+        if scores_STN is not first.scores_STN:
+            difference = _difference(area_ST, first, generator)
         rows.append(
             {
                 "variant": name,
                 "final": interquartile_mean(final_ST),
-                "final_interval": interval(final_ST, generator),
+                "final_interval": final_interval,
                 "average": interquartile_mean(area_ST),
-                "average_interval": interval(area_ST, generator),
-                "less_first": None
-                if scores_STN is first.scores_STN
-                else _difference(area_ST, first, generator),
+                "average_interval": average_interval,
+                "less_first": difference,
                 "reached": len(steps),
                 "seeds": len(scores_STN),
                 "env_steps_to_threshold": float(np.median(steps)) if steps else None,
@@ -340,15 +343,12 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
             f"{row[k]:.2f} [{row[f'{k}_interval'][0]:.2f}, {row[f'{k}_interval'][1]:.2f}]"
             for k in ("final", "average")
         ]
-        difference = (
-            "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"]) if row["less_first"] else "-"
-        )
+        difference = "-"
+        if row["less_first"]:
+            difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"])
         steps = row["env_steps_to_threshold"]
-        reached = (
-            f"{steps:,.0f} ({row['reached']} of {row['seeds']})"
-            if steps
-            else f"- (0 of {row['seeds']})"
-        )
+        median_steps = f"{steps:,.0f}" if steps else "-"
+        reached = f"{median_steps} ({row['reached']} of {row['seeds']})"
         lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{given.config}, {given.metric}: interquartile mean [95 % bootstrap interval]\n\n{text}"

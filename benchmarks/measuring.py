@@ -26,7 +26,7 @@ from mtrl_lightning.precision import ProductTimes, time_products
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("lightning", "gymnasium", "numpy", "metaworld", "mujoco", "stable_baselines3")
-BEGUN = time.monotonic()
+START_TIME = time.monotonic()
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
@@ -117,8 +117,8 @@ def choose_precisions(options: argparse.Namespace) -> None:
     if times is not None:
         options.precisions.remove("bf16-mixed")
         options.left_out = (
-            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long in"
-            " bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
+            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long"
+            " in bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
         )
         say(options.left_out)
 
@@ -198,7 +198,7 @@ def alternate(
     """
     found: dict[str, list[float]] = {name: [] for name in variants}
     for k in range(repeats):
-        if k > 0 and time.monotonic() - BEGUN > minutes * 60:
+        if k > 0 and time.monotonic() - START_TIME > minutes * 60:
             say(f"{k} of {repeats} rounds: the time is over")
             break
         for name, measure in variants.items():
@@ -289,7 +289,7 @@ def report(
 
 def say(text: str) -> None:
     """Print progress with the seconds since the program's start."""
-    print(f"[{time.monotonic() - BEGUN:5.0f} s] {text}", file=sys.stderr, flush=True)
+    print(f"[{time.monotonic() - START_TIME:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 def end_on_sigterm() -> None:

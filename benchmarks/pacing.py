@@ -36,7 +36,7 @@ class Pacer:
         self._drain = drain
         self._about = dict(about or {})
         self._out = os.fdopen(descriptor, "w", buffering=1)
-        self._begun: float | None = None
+        self._start_time: float | None = None
 
     def tick(self) -> bool:
         """Count a step that is about to begin; wait at a window's end; False after the last."""
@@ -47,14 +47,14 @@ class Pacer:
                 return False
             self._drain()
             self._left = self._steps
-            self._begun = time.perf_counter()
+            self._start_time = time.perf_counter()
         self._left -= 1
         return True
 
     def _measured(self) -> dict[str, Any]:
-        if self._begun is None:
+        if self._start_time is None:
             return self._about
-        seconds = time.perf_counter() - self._begun
+        seconds = time.perf_counter() - self._start_time
         return {
             "seconds": seconds,
             "fractions": {name: spent / seconds for name, spent in self._drain().items()},

@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
 
 
 class MultiHeadMLP(nn.Module):
-    """Shared hidden layers and one output layer a task.
+    """Shared hidden layers and one output layer per task.
 
     Args:
         in_dim: features that come in.
@@ -177,7 +177,7 @@ class PlainReplay:
     """A ring of transitions for each environment, in NumPy.
 
     Args:
-        num_envs: environments, one a task, ``E``.
+        num_envs: environments, one per task, ``E``.
         observation_dim: with the one-hot, ``D``.
         action_dim: ``A``.
         capacity: transitions over all environments.

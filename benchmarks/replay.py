@@ -92,7 +92,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add_precisions(parser)
-    add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
+    add("--threads", type=int, help="PyTorch's (default its own choice, one per core)")
     options = parser.parse_args(args)
     with refusing(parser):
         if "sb3" in options.variants:
@@ -106,11 +106,11 @@ def timed(call: Callable[[], Any], calls: int) -> Callable[[], float]:
 
     def measure() -> float:
         synchronize()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(calls):
             call()
         synchronize()
-        return (time.perf_counter() - begun) / calls
+        return (time.perf_counter() - start) / calls
 
     return measure
 
@@ -206,7 +206,7 @@ def text_of(content: dict[str, Any]) -> str:
         rows = [
             {
                 **row,
-                "bytes a transition": f"{found['bytes_per_transition'][row['variant']]:,.0f}",
+                "bytes per transition": f"{found['bytes_per_transition'][row['variant']]:,.0f}",
                 **{
                     f"of an update {p}": f"{share[row['variant']]['median']:.1%}"
                     for p, share in _shares(found)
@@ -214,7 +214,7 @@ def text_of(content: dict[str, Any]) -> str:
             }
             for row in found["results"]["draw"]
         ]
-        columns = ("bytes a transition", *(f"of an update {p}" for p, _ in _shares(found)))
+        columns = ("bytes per transition", *(f"of an update {p}" for p, _ in _shares(found)))
         parts.append(
             report(f"drawing a batch of {found['batch_size']}; {where}", rows, "us", columns)
         )

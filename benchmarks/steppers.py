@@ -69,10 +69,10 @@ def main() -> None:
     import_optional("metaworld", "metaworld")  # its import belongs to no variant
     gym.logger.min_level = gym.logger.ERROR
     before = proportional_set_size()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     envs, step = build(walk)
     envs.reset(seed=1)
-    about = {"build_seconds": time.perf_counter() - begun}
+    about = {"build_seconds": time.perf_counter() - start}
     draws = np.random.default_rng(0)
     shape = (envs.num_envs, *envs.single_action_space.shape)  # type: ignore[misc]
     actions = itertools.cycle(
@@ -81,9 +81,9 @@ def main() -> None:
     step(next(actions))
     about["memory_mib"] = proportional_set_size()
     about["memory_mib_per_env"] = (about["memory_mib"] - before) / envs.num_envs
-    begun = time.perf_counter()
+    start = time.perf_counter()
     envs.reset(seed=2)
-    about["reset_seconds"] = time.perf_counter() - begun
+    about["reset_seconds"] = time.perf_counter() - start
     pacer = Pacer(walk.steps, walk.settle, walk.descriptor, about=about)
     while pacer.tick():
         step(next(actions))

@@ -4,7 +4,8 @@
 through our ``VectorEnv`` with several numbers of workers (0 steps in the learner's process), with
 our cheaper code for MetaWorld and with MetaWorld's own, and through Gymnasium's ``SyncVectorEnv``
 and ``AsyncVectorEnv`` as MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``). All
-have reward v2, horizon 500, 50 goals a task, and begin the next episode in the step that ends one.
+have reward v2, horizon 500 and 50 goals per task, and begin the next episode in the step that ends
+one.
 
 The gain over ``AsyncVectorEnv`` has two factors, shown as ``stepping x code``: how much faster our
 ``VectorEnv`` steps MetaWorld's own code, and how much faster it is with the cheaper code.
@@ -112,9 +113,8 @@ def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path)
     def add(name: str, kind: Any, workers: int = 0, fast: bool = True) -> None:
         walks[name] = Walk(kind, tasks_of(number), workers, fast, steps, options.settle)
 
-    numbers = list(
-        dict.fromkeys(min(workers, number) for workers in options.workers)
-    )  # no more than environments
+    # no more workers than environments
+    numbers = list(dict.fromkeys(min(workers, number) for workers in options.workers))
     for workers in numbers if "ours" in options.variants else []:
         add(name_of(workers), "ours", workers)
     if "slow" in options.variants:
@@ -143,7 +143,7 @@ def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str,
         row["env_steps_per_second"] = spread([number * 1e3 / value for value in row["rounds"]])
         row |= entrant.about
         row["gain_over_async"] = gain_over_async(row["variant"], a_step)
-    return {"tasks": number, "steps": steps, "unit": "ms a vector step", "results": rows}
+    return {"tasks": number, "steps": steps, "unit": "ms per vector step", "results": rows}
 
 
 def gain_over_async(
@@ -198,7 +198,7 @@ def text_of(content: dict[str, Any]) -> str:
                 "s to build": f"{row['build_seconds']:.1f}",
                 "ms a reset": f"{row['reset_seconds'] * 1e3 / found['tasks']:.1f}",
                 "MiB": f"{row['memory_mib']:,.0f}",
-                "MiB an environment": f"{row['memory_mib_per_env']:.1f}",
+                "MiB per environment": f"{row['memory_mib_per_env']:.1f}",
             }
             for row in found["results"]
         ]
@@ -209,7 +209,7 @@ def text_of(content: dict[str, Any]) -> str:
             "s to build",
             "ms a reset",
             "MiB",
-            "MiB an environment",
+            "MiB per environment",
         )
         parts.append(report(title, rows, found["unit"], columns))
     return "\n\n".join(parts)

@@ -94,8 +94,8 @@ class Trial:
             self.root.glob("run/version_*"),
             key=lambda path: int(path.name.removeprefix("version_")),
         )
-        begun = [path for path in versions if (path / "checkpoints" / "last.ckpt").is_file()]
-        return [self.root, *versions, *begun][-1]
+        saved = [path for path in versions if (path / "checkpoints" / "last.ckpt").is_file()]
+        return [self.root, *versions, *saved][-1]
 
     def start(self, *options: str) -> Session:
         """Start the command line; it continues if there is a checkpoint."""
@@ -135,7 +135,7 @@ class Trial:
     def stepping(self, session: Session) -> bool:
         """Return whether a session has written to ``metrics.csv``, or rewound it."""
         try:
-            return (self.folder / "metrics.csv").stat().st_mtime > session.begun
+            return (self.folder / "metrics.csv").stat().st_mtime > session.start_time
         except OSError:
             return False
 
@@ -177,7 +177,7 @@ class Session:
         # inherited by all processes that it starts, so that those that are left can be found
         self._mark = uuid.uuid4().hex
         self._log = log
-        self.begun = time.time()
+        self.start_time = time.time()
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 command,
@@ -242,12 +242,13 @@ class Session:
 
     def remains(self, seconds: float = 20.0) -> tuple[list[str], float]:
         """Wait until nothing is left of an ended process; return what is left, and the seconds."""
-        begun = time.monotonic()
-        while (
-            left := [*self._processes(), *_shared_memory(self.begun)]
-        ) and time.monotonic() < begun + seconds:
+        start = time.monotonic()
+        while True:
+            left = [*self._processes(), *_shared_memory(self.start_time)]
+            waited = time.monotonic() - start
+            if not left or waited >= seconds:
+                return left, waited
             time.sleep(0.05)
-        return left, time.monotonic() - begun
 
     def _processes(self) -> Iterator[str]:
         for process in psutil.process_iter():

@@ -221,7 +221,8 @@ def run_trainer(work: Work) -> None:
         enable_model_summary=False,
         callbacks=[PaceCallback(work.steps, work.settle, work.descriptor)],
     )
-    trainer.fit(make_sac(work), DataLoader(_Batches(make_batches(work)), batch_size=None))
+    loader = DataLoader(_Batches(make_batches(work)), batch_size=None)
+    trainer.fit(make_sac(work), loader, weights_only=True)
 
 
 def _run(work: Work, update: Callable[[], Any]) -> None:

@@ -76,7 +76,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         help="values of SAC's option, each a variant (default %(default)s)",
     )
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--threads", type=int, help="PyTorch's (default its own choice, one a core)")
+    add("--threads", type=int, help="PyTorch's (default its own choice, one per core)")
     add("--num_tasks", type=positive, default=10, help="of the first table (default %(default)s)")
     add(
         "--width",
@@ -165,12 +165,11 @@ def entrants(
         for precision in options.precisions if kind != "sb3" else ["32-true"]:
             for compiled in options.compile if kind in ("direct", "trainer") else ["none"]:
                 chosen = replace(work, precision=precision, compile=compiled)
-                name = f"{kind} {precision}" + (
-                    f", compile {compiled}" if compiled != "none" else ""
-                )
-                found.append(
-                    Entrant(name, kind, of_module("updaters", options_of(chosen, kind)), folder)
-                )
+                name = f"{kind} {precision}"
+                if compiled != "none":
+                    name += f", compile {compiled}"
+                command = of_module("updaters", options_of(chosen, kind))
+                found.append(Entrant(name, kind, command, folder))
     return found
 
 
@@ -210,7 +209,7 @@ def compare(
     return {
         "title": title,
         "sizes": sizes,
-        "unit": "ms an update",
+        "unit": "ms per update",
         "results": rows,
         "framework_ms": framework,
     }
@@ -242,10 +241,8 @@ def text_of(content: dict[str, Any]) -> str:
         sizes = found["sizes"]
         title = (
             f"{found['title']}: {sizes['tasks']} tasks, batch {sizes['batch_size']},"
-            f" {sizes['depth']} x"
-            f" {sizes['width']}, on {content['settings']['device']}, {content['threads']} threads"
-            " of PyTorch,"
-            f" windows of {sizes['steps']} updates"
+            f" {sizes['depth']} x {sizes['width']}, on {content['settings']['device']},"
+            f" {content['threads']} threads of PyTorch, windows of {sizes['steps']} updates"
         )
         rows = [
             {
@@ -257,7 +254,7 @@ def text_of(content: dict[str, Any]) -> str:
         ]
         parts.append(report(title, rows, found["unit"], ("updates/s", "MiB")))
         parts += [
-            f"Lightning's trainer costs {shown(v)} ms an update, {k}"
+            f"Lightning's trainer costs {shown(v)} ms per update, {k}"
             for k, v in found["framework_ms"].items()
         ]
     return "\n\n".join(parts)

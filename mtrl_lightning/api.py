@@ -31,9 +31,9 @@ from mtrl_lightning.types import Policy
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""
 ROWS_PER_TASK = 128
-"""Transitions of a task in a batch of MetaWorld+'s protocol."""
+"""Transitions per task in a batch of MetaWorld+'s protocol."""
 TRANSITIONS_PER_TASK = 100_000
-"""Transitions of a task in the replay of MetaWorld+'s protocol."""
+"""Transitions per task in the replay of MetaWorld+'s protocol."""
 
 SECTIONS = (
     "data",
@@ -172,8 +172,8 @@ def train(
     num_envs = num_tasks * envs_per_task
     if total_steps < 2 * num_envs:
         raise ConfigurationError(
-            f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
-            f" {num_envs} environments"
+            f"total_steps is {total_steps}:"
+            f" give at least {2 * num_envs}, two steps of each of the {num_envs} environments"
         )
     # an evaluation steps environments no more than the training between two evaluations
     steps_of_evaluation = num_episodes * benchmark.spec.horizon * benchmark.spec.num_tasks

@@ -1,4 +1,4 @@
-"""Reading a checkpoint file: nothing in it is executed, its checksums and its format are checked."""
+"""Read a checkpoint file: check its checksums and its format, and execute nothing in it."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import LOCK, check_idle, run_lock
 
 HELP = (
-    "clear --run PATH lists the files that would be deleted in a run's folder, and deletes them"
-    " with --yes; see clear --help"
+    "clear --run PATH lists the files that would be deleted in a run's folder,"
+    " and deletes them with --yes; see clear --help"
 )
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
 FILES = (
@@ -86,9 +86,8 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         clear(options.run, replay_only=options.replay_only, yes=options.yes)
     except (ConfigurationError, OSError) as error:
-        remedy = (
-            "" if isinstance(error, ConfigurationError) else ": correct this and run clear again"
-        )
+        has_remedy = isinstance(error, ConfigurationError)
+        remedy = "" if has_remedy else ": correct this and run clear again"
         print(f"\nerror: {error}{remedy}", file=sys.stderr)
         sys.exit(2)
 
@@ -171,8 +170,8 @@ def _run_folder(path: Path) -> Path:
     runs = sorted(run for pattern in ("version_*", "*/version_*") for run in folder.glob(pattern))
     if runs:
         raise ConfigurationError(
-            f"{path} contains runs but is not the folder of one run: give one of them, such as"
-            f" {runs[-1]}"
+            f"{path} contains runs but is not the folder of one run:"
+            f" give one of them, such as {runs[-1]}"
         )
     raise ConfigurationError(
         f"{path} is not the folder of a run, which has {', '.join(SIGNS_OF_A_RUN)}: give one,"

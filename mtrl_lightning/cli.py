@@ -1,4 +1,4 @@
-"""The command line: builds benchmark, algorithm, networks and callbacks from YAML, and runs them."""
+"""The command line: build benchmark, algorithm, networks and callbacks from YAML, and run them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class _SaveConfig(SaveConfigCallback):
 
 
 class MultiTaskCLI(LightningCLI):
-    """``fit`` trains and continues, ``validate`` evaluates a checkpoint; ``clear`` is a program of its own.
+    """Train and continue with ``fit``, evaluate a checkpoint with ``validate``.
+
+    ``clear`` is a program of its own.
 
     Args:
         args: in place of the process' command line.
@@ -67,9 +69,8 @@ class MultiTaskCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         job = slurm_job()
-        self._origin = (
-            {"job": job, "command": str(sys.argv[1:] if args is None else args)} if job else None
-        )
+        command = str(sys.argv[1:] if args is None else args)
+        self._origin = {"job": job, "command": command} if job else None
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,
@@ -126,7 +127,10 @@ class MultiTaskCLI(LightningCLI):
             parser.link_arguments("seed_everything", target)
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the configuration as it was given: Lightning would replace the model by the checkpoint's."""
+        """Keep the given configuration.
+
+        Lightning's own method would replace the model's options by the checkpoint's.
+        """
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint and the run's folder before anything is built."""
@@ -212,9 +216,8 @@ class MultiTaskCLI(LightningCLI):
         """Evaluate; our callback prints the table in place of Lightning's."""
         number = requeue_signal(self.trainer)
         if number is not None:
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # Lightning's handler would leave a checkpoint in the run's folder
+            # Lightning's handler would leave a checkpoint in the run's folder
+            signal.signal(number, signal.SIG_IGN)
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
 
 
@@ -236,7 +239,10 @@ def _as_list(loggers: Any) -> list[Any]:
 
 
 def main(args: ArgsType = None) -> None:
-    """Run the command line; a user's mistake ends with exit code 2, a fault while it runs with 1."""
+    """Run the command line.
+
+    A user's mistake ends it with exit code 2, a fault while it runs with exit code 1.
+    """
     given = sys.argv[1:] if args is None else args
     if isinstance(given, list) and given[:1] == ["clear"]:
         return clear.main(given[1:])

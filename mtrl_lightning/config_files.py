@@ -112,8 +112,9 @@ class ConfigFileParser(LightningArgumentParser):
 def _with_nested_nulls(args: Sequence[str]) -> list[str]:
     """Replace ``--a.init_args.b.init_args.c null`` by a configuration with the same effect.
 
-    jsonargparse 4.53 passes the value on as the text ``None`` when a class is nested in another one,
-    and no type but a string accepts that. ``--config`` with a string takes effect in its place.
+    jsonargparse 4.53 passes the value on as the text ``None`` when a class is nested in another
+    one, and no type but a string accepts that. ``--config`` with a string takes effect in its
+    place.
     """
     replaced: list[str] = []
     remaining = list(args)

@@ -82,8 +82,9 @@ class LoadedPolicy:
             observation_ED = observation_ED[None]
         if observation_ED.shape[1:] != space.shape:
             raise ConfigurationError(
-                f"the observation has the shape {np.shape(observation)}: give one observation of"
-                f" the shape {space.shape}, or a batch of them, {('E', *space.shape)}"
+                f"the observation has the shape {np.shape(observation)}:"
+                f" give one observation of the shape {space.shape},"
+                f" or a batch of them, {('E', *space.shape)}"
             )
         task_E = self._task_numbers(task, len(observation_ED))
         action_EA = self._algorithm.act(observation_ED, task_E, mode)
@@ -94,8 +95,8 @@ class LoadedPolicy:
         numbers = [self._task_number(one) for one in given]
         if len(numbers) not in (1, num_observations):
             raise ConfigurationError(
-                f"{len(numbers)} tasks are given for {num_observations} observations: give one"
-                " for all, or one per observation"
+                f"{len(numbers)} tasks are given for {num_observations} observations:"
+                " give one for all, or one per observation"
             )
         return np.broadcast_to(np.array(numbers, np.int64), num_observations).copy()
 
@@ -108,8 +109,8 @@ class LoadedPolicy:
             if 0 <= number < len(self.task_names):
                 return number
         raise ConfigurationError(
-            f"unknown task {task!r}: give a name, or a number from 0 to"
-            f" {len(self.task_names) - 1}, of {', '.join(self.task_names)}"
+            f"unknown task {task!r}: give a name,"
+            f" or a number from 0 to {len(self.task_names) - 1}, of {', '.join(self.task_names)}"
         )
 
 

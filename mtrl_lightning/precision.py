@@ -2,7 +2,7 @@
 
 A processor without instructions for bfloat16 (AVX-512 BF16 or AMX on x86, BF16 on ARM) computes in
 it all the same, up to thirty times slower than in float32. Which processors have them, and whether
-this build of PyTorch uses them, is told apart only by trying: flags have other names on every
+this build of PyTorch uses them, can only be found out by trying: flags have other names on every
 system. So both matrix products are timed.
 """
 
@@ -72,9 +72,10 @@ def check_precision(precision: str, device: torch.device) -> None:
     times = time_products()
     if times.is_bfloat16_slower:
         warnings.warn(
-            "trainer.precision is bf16-mixed, but this processor multiplies matrices"
-            f" {times.slowdown:.1f} times as slowly in bfloat16 as in float32: train with"
-            " --trainer.precision 32-true",
+            "trainer.precision is bf16-mixed,"
+            " but this processor multiplies matrices"
+            f" {times.slowdown:.1f} times as slowly in bfloat16 as in float32:"
+            " train with --trainer.precision 32-true",
             stacklevel=2,
         )
 
@@ -108,9 +109,9 @@ def _products(rows: int, width: int, dtype: torch.dtype) -> Callable[[], None]:
 
 
 def _seconds(call: Callable[[], None]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def main() -> int:

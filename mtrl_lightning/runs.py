@@ -68,8 +68,8 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
     if which not in ("last", "best"):
         if not Path(which).is_file():
             raise ConfigurationError(
-                f"there is no checkpoint {which}: give a file in a run's checkpoints folder, last,"
-                " or best"
+                f"there is no checkpoint {which}:"
+                " give a file in a run's checkpoints folder, last, or best"
             )
         return Path(which)
     for folder in reversed(versions(root, name)):
@@ -77,8 +77,8 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
         if path.is_file() or (which == "last" and any(path.parent.glob("step_*.ckpt"))):
             return path
     raise ConfigurationError(
-        f"no run in {Path(root) / name} has a {which}.ckpt: give --name and --root of the run, or"
-        " the path of a checkpoint"
+        f"no run in {Path(root) / name} has a {which}.ckpt:"
+        " give --name and --root of the run, or the path of a checkpoint"
     )
 
 
@@ -91,8 +91,9 @@ def run_folder_of(checkpoint: Path) -> Path:
     folder = checkpoint.resolve().parent
     if folder.name != "checkpoints":
         raise ConfigurationError(
-            f"{checkpoint} is not in the checkpoints folder of a run, so that its run cannot be"
-            " continued: give a path such as runs/NAME/version_0/checkpoints/last.ckpt"
+            f"{checkpoint} is not in the checkpoints folder of a run,"
+            " so that its run cannot be continued:"
+            " give a path such as runs/NAME/version_0/checkpoints/last.ckpt"
         )
     return folder.parent
 
@@ -133,9 +134,8 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            path.unlink(
-                missing_ok=True
-            )  # before the release: later it may be another process' lock
+            # before the release: later it may be another process' lock
+            path.unlink(missing_ok=True)
             os.close(descriptor)
 
 
@@ -164,8 +164,9 @@ def _lock(path: Path, flags: int) -> int | None:
             holder = os.read(descriptor, 1000).decode(errors="replace") or "just started"
             os.close(descriptor)
             raise ConfigurationError(
-                f"another process ({holder}) is training in {path.parent}: wait until it has"
-                f" ended. If its host failed and the process no longer exists, delete {path}"
+                f"another process ({holder}) is training in {path.parent}:"
+                " wait until it has ended."
+                f" If its host failed and the process no longer exists, delete {path}"
             ) from None
         except FileNotFoundError:  # the holder has ended and deleted the file: try again
             pass

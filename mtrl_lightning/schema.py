@@ -1,7 +1,8 @@
-"""The fields of a transition: workers' shared memory, storage, chunk files and batches are made from them.
+"""The fields of a transition.
 
-A new field is one line here, or one entry of ``EnvSpec.info_fields`` (what an environment reports)
-or of ``Algorithm.policy_fields`` (what a policy's ``act`` returns beside its actions).
+Workers' shared memory, storage, chunk files and batches are made from them. A new field is one line
+here, or one entry of ``EnvSpec.info_fields`` (what an environment reports) or of
+``Algorithm.policy_fields`` (what a policy's ``act`` returns beside its actions).
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ class Session:
         rank_zero_info(", ".join(f"{key} {value}" for key, value in self.spec.protocol.items()))
         num_tasks = len(self.spec.train_tasks)
         rank_zero_info(
-            f"Stepping {envs.num_envs} environments of {num_tasks} tasks in {envs.num_workers} workers"
+            f"Stepping {envs.num_envs} environments of {num_tasks} tasks"
+            f" in {envs.num_workers} workers"
         )
         self._collector = Collector(envs, self.algorithm, counters=self.counters, window=window)
         fields = self.algorithm.policy_fields

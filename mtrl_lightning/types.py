@@ -1,7 +1,7 @@
 """What passes between the rooms.
 
-Shapes: ``T`` tasks, ``E`` environments, ``B`` batch (``B = T * n``, task-major), ``D`` observation,
-``A`` action.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``E`` environments, ``B = R * n`` batch (task-major),
+``D`` observation, ``A`` action.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Mode = Literal["explore", "exploit", "random"]
-"""How a policy acts: draw from its distribution, take the distribution's mode, or draw uniformly."""
+"""How a policy acts: draw from its distribution, take the mode of it, or draw uniformly."""
 
 
 class EnvSpec(NamedTuple):

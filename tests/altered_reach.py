@@ -71,7 +71,9 @@ class OnceFaulty(ToyReach):
 class _OnceBreaking(gym.Wrapper):
     def __init__(self, env, fault, step, broken_resets, log):
         super().__init__(env)
-        self._fault, self._step, self._taken = fault, step, 0
+        self._fault = fault
+        self._step = step
+        self._taken = 0
         made = 1
         if log is not None:
             with open(log) as file:

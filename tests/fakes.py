@@ -1,4 +1,7 @@
-"""Benchmarks, environments and policies that several tests share. Worker processes import this: no torch."""
+"""Benchmarks, environments and policies that several tests share.
+
+Worker processes import this: no torch.
+"""
 
 import os
 import time
@@ -23,8 +26,12 @@ def scripted_return(task, episode):
 
 
 def scripted_success(task, episode, step):
-    """An even episode succeeds in its first step, one divisible by 3 in its last; step 0 stands for any step."""
-    first, last = episode % 2 == 0, episode % 3 == 0
+    """An even episode succeeds in its first step, one divisible by 3 in its last.
+
+    Step 0 stands for any step.
+    """
+    first = episode % 2 == 0
+    last = episode % 3 == 0
     if step == 0:
         return first or last
     return (first and step == 1) or (last and step == scripted_length(task, episode))
@@ -61,7 +68,10 @@ class Scripted(Benchmark):
 class ScriptedEnv(gym.Env):
     def __init__(self, spec, task):
         self.observation_space, self.action_space = spec.observation_space, spec.action_space
-        self.task, self.episode, self.steps, self.num_resets = task, -1, 0, 0
+        self.task = task
+        self.episode = -1
+        self.steps = 0
+        self.num_resets = 0
 
     def reset(self, *, seed=None, options=None):
         self.episode = self.episode + 1 if seed is None else seed
@@ -101,17 +111,19 @@ class Faulty(Scripted):
 class _Breaking(gym.Wrapper):
     def __init__(self, env, name):
         super().__init__(env)
-        self._name, self._fault, self._at, self._value, self._count = name, None, 0, np.nan, 0
+        self._name = name
+        self._fault = None
+        self._at = 0
+        self._value = np.nan
+        self._count = 0
 
     def reset(self, *, seed=None, options=None):
         if options is not None:
             mine = options.get("task") == self._name
             self._fault = options.get("fault") if mine else None
-            self._at, self._value, self._count = (
-                options.get("step", 0),
-                options.get("value", np.nan),
-                -1,
-            )
+            self._at = options.get("step", 0)
+            self._value = options.get("value", np.nan)
+            self._count = -1
         self._count += 1
         observation, info = self.env.reset(seed=seed)
         if self._count == self._at and self._fault == "raise_reset":
@@ -143,7 +155,7 @@ def arrays_of(result):
 
 
 class ReplayedEnvs:
-    """Stands in for a ``VectorEnv`` and hands out step results that were written down beforehand."""
+    """Stands in for a ``VectorEnv`` and returns step results that are given beforehand."""
 
     def __init__(self, task_E, results):
         self.spec_ = Scripted(max(task_E) + 1).spec
@@ -205,7 +217,9 @@ class Recorder:
 
     def __init__(self, policy=None):
         self.policy = Constant() if policy is None else policy
-        self.observations, self.tasks, self.modes = [], [], []
+        self.observations = []
+        self.tasks = []
+        self.modes = []
 
     def act(self, observation_ED, task_E, mode):
         self.observations.append(observation_ED.copy())
@@ -226,9 +240,10 @@ class Seeker:
 
 
 class InOrder(gym.Wrapper):
-    """Begins the next episode with the next goal; rewards are Python floats, as some of them are of single precision.
+    """Begins the next episode with the next goal; its rewards are Python floats.
 
-    A float32 reward would make Gymnasium's statistics add up in single precision.
+    Some of MetaWorld's rewards are of single precision, in which Gymnasium's statistics would
+    then add them up.
     """
 
     def __init__(self, env, goals):

@@ -1,4 +1,7 @@
-"""Everything that lives in a run, as ``{path: plain value}``: found by walking, so that nothing has to be listed."""
+"""Everything that lives in a run, as ``{path: plain value}``.
+
+It is found by walking, so that nothing has to be listed.
+"""
 
 import random
 from collections import deque
@@ -9,7 +12,10 @@ import torch
 
 
 def graph_of(trainer, algorithm):
-    """Walk from the algorithm, the data, the callbacks and the optimizers; two equal states give equal graphs."""
+    """Walk from the algorithm, the data, the callbacks and the optimizers.
+
+    Two equal states give equal graphs.
+    """
     found = {}
     roots = {
         "algorithm": algorithm,
@@ -18,8 +24,9 @@ def graph_of(trainer, algorithm):
     }
     roots |= {f"callbacks.{type(callback).__name__}": callback for callback in trainer.callbacks}
     seen = set()
+    kept = []
     for name, root in roots.items():
-        _walk(root, name, found, seen, [])
+        _walk(root, name, found, seen, kept)
     _walk(algorithm.generators.state_dict(), "generators", found, set(), [])
     found["torch"] = torch.get_rng_state().tolist()
     found["numpy"], found["python"] = str(np.random.get_state()[1].tolist()), random.getstate()

@@ -1,4 +1,4 @@
-"""Runs from Python: one call, or composed by hand in any order; the same as from the command line."""
+"""Runs from Python equal the command line's: one call, or composed by hand in any order."""
 
 from __future__ import annotations
 

@@ -213,7 +213,8 @@ def test_environments_start_without_torch():
         for file in TREES
         if room_of(file) == "envs"
     )
-    code = f"import sys, {modules}\nprint([name for name in ('torch', 'lightning') if name in sys.modules])"
+    loaded = "[name for name in ('torch', 'lightning') if name in sys.modules]"
+    code = f"import sys, {modules}\nprint({loaded})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True
     )
@@ -279,7 +280,7 @@ def test_constructor_arguments_are_documented_in_their_class():
 
 
 def calls_of(tree: ast.AST, library: set[str], function: str) -> list[ast.Call]:
-    """Calls ``library.function(...)``, and ``function(...)`` where it was imported from the library."""
+    """Calls of ``library.function(...)``, and of ``function(...)`` imported from the library."""
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)

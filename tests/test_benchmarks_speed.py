@@ -102,7 +102,7 @@ def test_end_to_end_runs_all_contestants(capsys, monkeypatch):
             {"median": sum(rate) / 2, "min": rate[0], "max": rate[1]}
         )
     assert 0 < ours["time_fractions"]["update"] < sum(ours["time_fractions"].values()) <= 1
-    assert "ms a vector step" in end_to_end.text_of(found)
+    assert "ms per vector step" in end_to_end.text_of(found)
 
 
 def test_updating_runs_all_variants(capsys):
@@ -206,7 +206,7 @@ def test_stepping_runs_all_variants(capsys):
             and row["memory_mib"] > row["memory_mib_per_env"] > 0
         )
     text = stepping.text_of(found)
-    assert "MiB an environment" in text
+    assert "MiB per environment" in text
     gain = table["results"][1]["gain_over_async"]
     assert f"{gain['stepping']['median']:.2f} x {gain['code']['median']:.2f}" in text
 
@@ -427,7 +427,9 @@ def test_no_contestant_is_left(tmp_path):
 
 def pairs_of(plain, sac):
     """Pair the plain loop's parameters with SAC's, whose critics take the action first."""
-    D, T, A = OBSERVATION, sac.spec.num_tasks, ACTION
+    D = OBSERVATION
+    T = sac.spec.num_tasks
+    A = ACTION
     columns = [*range(D), *range(D + A, D + A + T), *range(D, D + A)]
     networks = [
         (plain.actor, sac.actor),

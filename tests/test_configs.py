@@ -237,7 +237,9 @@ def test_experiments_are_the_published_protocol(name):
         "goal_seed": 0,
         "fast": True,
     }
-    data, rollout, sac = config["data"], config["rollout"], config["model"]["init_args"]
+    data = config["data"]
+    rollout = config["rollout"]
+    sac = config["model"]["init_args"]
     if is_mtrl:
         assert data["batch_size"] == {10: 1280, 50: 1300}[tasks] and data["capacity"] == 1_000_000
         assert rollout["warmup_steps"] == 1_500 * tasks and rollout["warmup_updates"] == 1_500

@@ -24,10 +24,8 @@ def test_counters_begin_at_zero():
 
 
 def test_counters_are_restored_and_stay_plain_integers():
-    before, after = (
-        Counters(40, 4, 3, 2, worker_restarts=5, dropped_transitions=6, skipped_updates=7),
-        Counters(updates=99),
-    )
+    before = Counters(40, 4, 3, 2, worker_restarts=5, dropped_transitions=6, skipped_updates=7)
+    after = Counters(updates=99)
     after.load_state_dict(before.state_dict())
     assert after == before
     assert {type(value) for value in after.state_dict().values()} == {int}

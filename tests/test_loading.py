@@ -354,7 +354,7 @@ def test_a_policy_is_in_evaluation_mode_and_any_algorithm_can_be_wrapped(sac):
     assert not sac.training
 
 
-# --- what cannot be saved ----------------------------------------------------------------------
+# ---- what cannot be saved ----
 
 
 def unsaved_factories():
@@ -425,7 +425,7 @@ def test_an_override_of_another_size_is_refused(tmp_path, sac):
         load_policy(save(sac, tmp_path), actor=partial(MLP, width=17))
 
 
-# --- trust -------------------------------------------------------------------------------------
+# ---- trust ----
 
 
 @pytest.mark.parametrize(

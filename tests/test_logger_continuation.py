@@ -59,7 +59,9 @@ def wandb_points(folder):
     """Return the points of all sessions as ``(env_steps, name, value)``, and the runs' ids."""
     from wandb.proto import wandb_internal_pb2
 
-    points, ids, wandb_steps = [], set(), [-1]
+    points = []
+    ids = set()
+    wandb_steps = [-1]
     for path in wandb_files(folder):
         for data in wandb_records(path):
             record = wandb_internal_pb2.Record()

@@ -38,10 +38,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_kept_memory_is_used_again_without_page_faults():
     faults = {}
     for how in ("keep", "give back"):
+        # or it depends on what lies above what is freed
         environment = {
             **os.environ,
             "MALLOC_MMAP_THRESHOLD_": "131072",
-        }  # or it depends on what lies above what is freed
+        }
         line = [sys.executable, "-c", FAULTS, how]
         faults[how] = int(
             subprocess.run(line, capture_output=True, text=True, check=True, env=environment).stdout

@@ -22,9 +22,8 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
     assert read_metrics(command_line.folder())["eval/success"][0][-2:] == [1200, 1500]
     old, new = before["mtrl_lightning"]["counters"], after["mtrl_lightning"]["counters"]
     assert (old["env_steps"], new["env_steps"]) == (900, 1500)
-    assert (
-        new["updates"] - old["updates"] == 200
-    )  # no second warm-up: an update for every vector step
+    # no second warm-up: an update for every vector step
+    assert new["updates"] - old["updates"] == 200
     assert new["episodes"] == 75
     windows = after["callbacks"]["rollout"]["collector"]["windows"]["windows"]
     assert [len(window) for window in windows] == [25, 25, 25]

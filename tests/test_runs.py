@@ -47,7 +47,9 @@ def test_a_file_left_by_a_killed_process_locks_nothing(tmp_path):
 
 
 def test_a_file_deleted_under_its_holder_is_not_taken_for_the_lock(tmp_path, monkeypatch):
-    path, real, calls = tmp_path / "run.lock", runs.fcntl.flock, []
+    path = tmp_path / "run.lock"
+    real = runs.fcntl.flock
+    calls = []
 
     def flock(descriptor, operation):
         real(descriptor, operation)

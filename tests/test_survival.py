@@ -1,4 +1,4 @@
-"""Faults through the command line: broken environments, a disk that is full, files that are not whole."""
+"""Faults through the command line: broken environments, a full disk, damaged files."""
 
 import errno
 import os

@@ -151,8 +151,9 @@ class Algorithm(LightningModule):
         missing = [name for name in transform.requires if name not in self.quantities]
         if missing:
             raise ConfigurationError(
-                f"{type(transform).__name__} requires {', '.join(missing)}, and"
-                f" {type(self).__name__} has {', '.join(self.quantities) or 'none'}: choose another"
+                f"{type(transform).__name__} requires {', '.join(missing)},"
+                f" and {type(self).__name__} has {', '.join(self.quantities) or 'none'}:"
+                " choose another"
             )
         self.transforms.append(transform)
 
@@ -391,11 +392,12 @@ class Algorithm(LightningModule):
         ]
         if wrong:
             name = wrong[0]
+            there = given.get(name, "none")
+            here = own.get(name, "none")
             raise ConfigurationError(
-                f"the checkpoint is of another network: {name} has shape {given.get(name, 'none')}"
-                " there and"
-                f" {own.get(name, 'none')} here ({len(wrong)} such weights); use the config.yaml in"
-                " its run's folder"
+                f"the checkpoint is of another network: {name} has shape {there} there"
+                f" and {here} here ({len(wrong)} such weights);"
+                " use the config.yaml in its run's folder"
             )
 
 
@@ -424,9 +426,5 @@ def _is_plain(value: Any) -> bool:
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
-    return value is None or type(value) in (
-        str,
-        int,
-        float,
-        bool,
-    )  # NumPy's numbers are subclasses, and no plain values
+    # the exact types: NumPy's numbers are subclasses, and no plain values
+    return value is None or type(value) in (str, int, float, bool)

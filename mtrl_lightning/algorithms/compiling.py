@@ -65,8 +65,8 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
         )
     if how != "none" and not is_one_pass:
         raise ConfigurationError(
-            f"compile {how} cannot be differentiated task by task, as the gradient method does: set"
-            " compile to none, or the gradient methods to Mean or FAMO"
+            f"compile {how} cannot be differentiated task by task, as the gradient method does:"
+            " set compile to none, or the gradient methods to Mean or FAMO"
         )
     if how == "default" and device.type == "cpu" and not _is_there("CXX", "g++", "clang++", "cl"):
         raise ConfigurationError(

@@ -35,7 +35,9 @@ ALWAYS_TRUSTED = (
 )
 """Modules whose classes a checkpoint may name; other modules only where the caller trusts them."""
 
-_CLASS_PATH, _INIT_ARGS, _CANNOT_REBUILD = "class_path", "init_args", "cannot_rebuild"
+_CLASS_PATH = "class_path"
+_INIT_ARGS = "init_args"
+_CANNOT_REBUILD = "cannot_rebuild"
 _Types = tuple[type, ...] | None
 """Of which one a class has to be a subclass; None for any."""
 _SCRIPTS = ("__main__", "__mp_main__")
@@ -83,9 +85,10 @@ def warn_of_unknown(unknown: Mapping[str, str]) -> None:
     """Warn of arguments that a checkpoint cannot rebuild, as ``cannot_rebuild`` returns them."""
     for argument, text in unknown.items():
         rank_zero_warn(
-            f"a checkpoint cannot rebuild {argument}, {text}, because no module has it under that"
-            f" name: give {_argument(argument)}=... to load_policy and load_from_checkpoint, or"
-            " define it in a module"
+            f"a checkpoint cannot rebuild {argument}, {text},"
+            " because no module has it under that name:"
+            f" give {_argument(argument)}=... to load_policy and load_from_checkpoint,"
+            " or define it in a module"
         )
 
 
@@ -109,15 +112,16 @@ def rebuild_algorithm(
         ConfigurationError: if a class is not trusted or not found, the checkpoint describes another
             algorithm, an override is unknown, or an argument cannot be rebuilt.
     """
-    description, given = state["algorithm"], dict(overrides or {})
+    description = state["algorithm"]
+    given = dict(overrides or {})
     trusted = (trust,) if isinstance(trust, str) else tuple(trust)
     path, described = _parts(description, "the algorithm")
     is_base = path in (_import_path(base), _qualified_name(base))
     kind: Any = base if is_base else _resolve(path, "the algorithm", trusted)
     if not (inspect.isclass(kind) and issubclass(kind, base)):
         raise ConfigurationError(
-            f"the checkpoint holds the algorithm {path}, which is no {base.__name__}: call"
-            " load_from_checkpoint of its own class, or load_policy"
+            f"the checkpoint holds the algorithm {path}, which is no {base.__name__}:"
+            " call load_from_checkpoint of its own class, or load_policy"
         )
     _check_names(kind, given, "the overrides")
     kept = {name: value for name, value in described.items() if name not in given}
@@ -171,10 +175,10 @@ def _one_or_all(bound: np.ndarray) -> Any:
 
 def _rebuild_spec_value(value: Any) -> Any:
     if isinstance(value, Mapping) and set(value) == {"low", "high", "shape", "dtype"}:
-        shape, dtype = tuple(value["shape"]), np.dtype(value["dtype"])
-        low, high = (
-            np.broadcast_to(np.asarray(value[bound], dtype), shape) for bound in ("low", "high")
-        )
+        shape = tuple(value["shape"])
+        dtype = np.dtype(value["dtype"])
+        low = np.broadcast_to(np.asarray(value["low"], dtype), shape)
+        high = np.broadcast_to(np.asarray(value["high"], dtype), shape)
         return Box(low, high, shape, dtype.type)
     if isinstance(value, list):
         return tuple(_rebuild_spec_value(item) for item in value)
@@ -249,7 +253,8 @@ def _import_path(called: Any) -> str | None:
     if not (inspect.isclass(called) or inspect.isfunction(called) or is_method):
         return None
     owner = called.__self__ if is_method else called
-    module, name = owner.__module__, owner.__qualname__
+    module = owner.__module__
+    name = owner.__qualname__
     if is_method:
         name = f"{name}.{called.__name__}"
     if module in _SCRIPTS or not _is_name(f"{module}.{name}"):
@@ -290,8 +295,8 @@ def _check_rebuildable(described: Mapping[str, Any]) -> None:
         names = dict.fromkeys(_argument(name) for name in unknown)
         lost = ", ".join(f"{name} ({text})" for name, text in unknown.items())
         raise ConfigurationError(
-            f"the checkpoint cannot rebuild {lost}: give"
-            f" {', '.join(f'{name}=...' for name in names)} when you load it"
+            f"the checkpoint cannot rebuild {lost}:"
+            f" give {', '.join(f'{name}=...' for name in names)} when you load it"
         )
 
 
@@ -306,9 +311,11 @@ def _parts(described: Any, argument: str) -> tuple[str, Mapping[str, Any]]:
     Raises:
         ConfigurationError: if the description is none.
     """
-    path, arguments = None, None
+    path = None
+    arguments = None
     if isinstance(described, Mapping) and set(described) <= {_CLASS_PATH, _INIT_ARGS}:
-        path, arguments = described.get(_CLASS_PATH), described.get(_INIT_ARGS, {})
+        path = described.get(_CLASS_PATH)
+        arguments = described.get(_INIT_ARGS, {})
     if not isinstance(path, str) or not isinstance(arguments, Mapping):
         raise ConfigurationError(
             f"the checkpoint's description of {argument} cannot be read: it is damaged; use another"
@@ -390,8 +397,9 @@ def _check_trusted(name: str, path: str, argument: str, trusted: Sequence[str]) 
         instead = "" if argument == "the algorithm" else f", or {_argument(argument)}=..."
         of_name = "" if name == path else f" (which is {name})"
         raise ConfigurationError(
-            f"the checkpoint needs {path}{of_name} for {argument}, which is not loaded without your"
-            f" consent: if you trust the code of {package}, give trust=[{package!r}]{instead}"
+            f"the checkpoint needs {path}{of_name} for {argument},"
+            " which is not loaded without your consent:"
+            f" if you trust the code of {package}, give trust=[{package!r}]{instead}"
         )
 
 
@@ -414,8 +422,8 @@ def _import(path: str, argument: str) -> Any:
         if found is not None:
             return found
     raise ConfigurationError(
-        f"the checkpoint needs {path} for {argument}, and there is none: install it, put it on"
-        " Python's path, or use the version of the code that wrote the checkpoint"
+        f"the checkpoint needs {path} for {argument}, and there is none: install it,"
+        " put it on Python's path, or use the version of the code that wrote the checkpoint"
     )
 
 
@@ -457,7 +465,8 @@ def _built_types(annotation: Any) -> _Types:
     Returns:
         None if the annotation leaves it open; nothing if it takes no factory.
     """
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    inner = typing.get_args(annotation)
     is_factory = origin in (collections.abc.Callable, type)
     if is_factory and not (inner and inspect.isclass(inner[-1])):
         return None

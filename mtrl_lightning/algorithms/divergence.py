@@ -96,16 +96,17 @@ class DivergenceGuard:
         if self._on_nonfinite == "stop":
             raise DivergenceError(
                 f"{cause} in update {update + 1:,}, after {self._counters.env_steps:,} env steps;"
-                " the step was not made, and the last checkpoint is from before it. Continue from"
-                " it with a lower learning rate or max_grad_norm, or set"
-                " model.init_args.on_nonfinite to skip to leave out such steps"
+                " the step was not made, and the last checkpoint is from before it."
+                " Continue from it with a lower learning rate or max_grad_norm,"
+                " or set model.init_args.on_nonfinite to skip to leave out such steps"
             )
         self._counters.skipped_updates += 1
         if self._counters.skipped_updates > self._max_skipped:
             raise DivergenceError(
-                f"{cause} in update {update + 1:,}: {self._counters.skipped_updates} updates were"
-                f" skipped and model.init_args.max_skipped_updates is {self._max_skipped}. Lower"
-                " the learning rate, or raise max_skipped_updates"
+                f"{cause} in update {update + 1:,}:"
+                f" {self._counters.skipped_updates} updates were skipped"
+                f" and model.init_args.max_skipped_updates is {self._max_skipped}."
+                " Lower the learning rate, or raise max_skipped_updates"
             )
 
     def _cause(self, name: str, losses: Sequence[float]) -> str:

@@ -1,8 +1,9 @@
 """The losses of multi-task soft actor-critic, as pure functions.
 
-Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with a
-task in every function as in Yu et al. 2019 (MetaWorld). Shapes: ``T`` tasks, ``B = T * n`` batch
-(task-major), ``Q`` critics.
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with one
+loss per task as in Yu et al. 2019 (MetaWorld).
+
+Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``Q`` critics.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 def per_task(loss_B: Tensor, num_tasks: int) -> Tensor:
-    """Return each task's mean ``[T]`` of a task-major batch ``[B]``."""
+    """Return each task's mean ``[R]`` of a task-major batch ``[B]``."""
     return loss_B.view(num_tasks, -1).mean(1)
 
 
@@ -34,19 +35,19 @@ def critic_target(
 
 
 def critic_loss(q_QB: Tensor, target_B: Tensor, num_tasks: int) -> Tensor:
-    """Return each task's ``L_Q = sum_i mean (Q_i - y)^2`` (equation 5 without 1/2), ``[T]``."""
+    """Return each task's ``L_Q = sum_i mean (Q_i - y)^2`` (equation 5 without 1/2), ``[R]``."""
     return per_task((q_QB - target_B).square().sum(0), num_tasks)
 
 
 def actor_loss(log_prob_B: Tensor, q_QB: Tensor, alpha_B: Tensor, num_tasks: int) -> Tensor:
-    """Return each task's ``L_pi = mean (alpha log pi - min_i Q_i)`` (equation 7), ``[T]``."""
+    """Return each task's ``L_pi = mean (alpha log pi - min_i Q_i)`` (equation 7), ``[R]``."""
     return per_task(alpha_B * log_prob_B - q_QB.amin(0), num_tasks)
 
 
 def temperature_loss(
     log_alpha_B: Tensor, log_prob_B: Tensor, target_entropy: Tensor | float, num_tasks: int
 ) -> Tensor:
-    """Return each task's ``L_alpha = mean -log alpha (log pi + H)``, ``[T]``.
+    """Return each task's ``L_alpha = mean -log alpha (log pi + H)``, ``[R]``.
 
     Equation 18, in ``log alpha``. The target entropy ``H`` is a number, or one for each row
     ``[B]``.

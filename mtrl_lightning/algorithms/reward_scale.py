@@ -124,8 +124,8 @@ class ReturnRange(RewardScale):
         """Refuse another discount than the critic's."""
         if discount != self._discount:
             raise ConfigurationError(
-                f"reward_scale has the discount {self._discount} and the critic {discount}: set"
-                " model.init_args.reward_scale.init_args.discount to the critic's"
+                f"reward_scale has the discount {self._discount} and the critic {discount}:"
+                " set model.init_args.reward_scale.init_args.discount to the critic's"
             )
 
     def observe(self, transitions: Transitions) -> None:

@@ -1,7 +1,7 @@
 """Multi-task soft actor-critic.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``Z``
-features, ``A`` action, ``Q`` critics, ``K`` outputs of a critic.
+features, ``A`` action, ``Q`` critics, ``O`` outputs of a critic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from mtrl_lightning.types import EnvSpec, TransitionBatch
 class CriticTarget(NamedTuple):
     """What the critics' loss bootstraps from; without a graph."""
 
-    next_output_QBK: Tensor
+    next_output_QBO: Tensor
     """Outputs of the target critics for the policy's next actions."""
     next_log_prob_B: Tensor
     """Log densities of these actions."""
@@ -257,18 +257,18 @@ class SAC(Algorithm):
         alpha_B = self.temperature(batch.task_B).exp()
         policy = self.policy(batch.next_observation_BD, batch.task_B)
         action_BA, log_prob_B = policy.sample(noise_BA)
-        output_QBK = self._critic_outputs(
+        output_QBO = self._critic_outputs(
             self.target_critic,
             self.target_encoder,
             batch.next_observation_BD,
             action_BA,
             batch.task_B,
         )
-        return CriticTarget(output_QBK, log_prob_B, alpha_B)
+        return CriticTarget(output_QBO, log_prob_B, alpha_B)
 
     def critic_loss(self, batch: TransitionBatch, target: CriticTarget) -> tuple[Tensor, Tensor]:
         """Return each task's critic loss ``[R]``, and the mean Q value."""
-        output_QBK = task_by_task(
+        output_QBO = task_by_task(
             self.critic_gradient,
             partial(self._critic_outputs, self.critic, self.encoder),
             1,
@@ -277,8 +277,8 @@ class SAC(Algorithm):
             batch.task_B,
         )
         loss_R = self.value.loss(
-            output_QBK,
-            target.next_output_QBK,
+            output_QBO,
+            target.next_output_QBO,
             batch.reward_B,
             batch.terminated_B,
             target.next_log_prob_B,
@@ -286,7 +286,7 @@ class SAC(Algorithm):
             self.discount,
             self.num_trained,
         )
-        return loss_R, self.value.q(output_QBK.detach()).mean()
+        return loss_R, self.value.q(output_QBO.detach()).mean()
 
     def actor_loss(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return each task's actor loss ``[R]``, and the actions' log densities ``[B]``."""
@@ -296,10 +296,10 @@ class SAC(Algorithm):
         output_B2A = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
         action_BA, log_prob_B = self._distribution(output_B2A).sample(noise_BA)
         critic_of_features = partial(self._critic_outputs, self.critic, lambda z_BZ, task_B: z_BZ)
-        output_QBK = task_by_task(
+        output_QBO = task_by_task(
             self.actor_gradient, critic_of_features, 1, z_BZ, action_BA, batch.task_B
         )
-        q_QB = self.value.q(output_QBK)
+        q_QB = self.value.q(output_QBO)
         return losses.actor_loss(log_prob_B, q_QB, alpha_B, self.num_trained), log_prob_B.detach()
 
     def temperature_loss(self, log_prob_B: Tensor, task_B: Tensor) -> tuple[Tensor, None]:

@@ -47,7 +47,8 @@ class Generators:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states; one saved on another kind of device starts from the seed."""
-        self._seed, self._saved = state["seed"], state["used"]
+        self._seed = state["seed"]
+        self._saved = state["used"]
         self._generators = {}
 
 
@@ -88,7 +89,8 @@ class MeanMetrics:
     def drain(self) -> dict[str, float]:
         """Return the means and clear them."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
-        self._sums, self._counts = {}, {}
+        self._sums = {}
+        self._counts = {}
         return means
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,4 +99,5 @@ class MeanMetrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore sums and counts."""
-        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+        self._sums = dict(state["sums"])
+        self._counts = dict(state["counts"])

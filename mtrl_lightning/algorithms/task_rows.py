@@ -1,6 +1,6 @@
 """A graph for each task's rows, so that the gradient of one task's loss costs its own rows only.
 
-Shapes: ``B = T * n`` batch (task-major).
+Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def task_by_task(
     """Return ``function(*rows)``, on a CPU for each task's rows apart if the method needs it.
 
     It does if it differentiates the tasks' losses one by one.
-    ``T`` backward passes, one for each task's loss, then cost about as much as one: a pass does not
+    ``R`` backward passes, one for each task's loss, then cost about as much as one: a pass does not
     enter the other tasks' graphs. That pays on a CPU, where a small product costs little; a GPU
     takes all passes in one.
 
@@ -42,7 +42,8 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dim: int, *parts: Tensor) -> Tensor:
-        ctx.dim, ctx.sizes = dim, [part.shape[dim] for part in parts]
+        ctx.dim = dim
+        ctx.sizes = [part.shape[dim] for part in parts]
         return torch.cat(parts, dim)
 
     @staticmethod

@@ -11,7 +11,7 @@ from mtrl_lightning.errors import ConfigurationError
 
 
 class Temperature(nn.Module):
-    """The learned weight ``alpha`` of the entropy; a factory ``(num_tasks) -> Temperature`` builds it.
+    """Learn the weight ``alpha`` of the entropy; built by a factory ``(num_tasks) -> Temperature``.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -23,10 +23,10 @@ class Temperature(nn.Module):
         super().__init__()
         if not initial > 0:
             raise ConfigurationError(f"the initial temperature is {initial}: give a number above 0")
-        self._num_tasks, self.per_task = num_tasks, per_task
-        self.log_alpha = nn.Parameter(
-            torch.full((num_tasks if per_task else 1,), math.log(initial))
-        )
+        self._num_tasks = num_tasks
+        self.per_task = per_task
+        num_temperatures = num_tasks if per_task else 1
+        self.log_alpha = nn.Parameter(torch.full((num_temperatures,), math.log(initial)))
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Return ``log alpha`` of each task of ``[B]``."""

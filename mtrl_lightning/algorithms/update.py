@@ -70,8 +70,8 @@ class Update:
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ConfigurationError(
-                f"{name}_max_grad_norm is {max_grad_norm}: give a number above 0, or null for no"
-                " clipping"
+                f"{name}_max_grad_norm is {max_grad_norm}:"
+                " give a number above 0, or null for no clipping"
             )
         self.name = name
         self.method = Mean(len(train_tasks)) if method is None else method

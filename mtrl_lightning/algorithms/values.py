@@ -1,6 +1,6 @@
 """What a critic's outputs mean, and how they are learned.
 
-Shapes: ``T`` trained tasks, ``B = T * n`` batch (task-major), ``Q`` critics, ``K`` outputs of a
+Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``Q`` critics, ``O`` outputs of a
 critic.
 """
 
@@ -18,16 +18,16 @@ class Value(nn.Module):
     """What a critic's outputs mean; built by a factory ``() -> Value``."""
 
     out_dim: int
-    """Outputs of a critic, ``K``."""
+    """Outputs of a critic, ``O``."""
 
-    def q(self, output_QBK: Tensor) -> Tensor:
+    def q(self, output_QBO: Tensor) -> Tensor:
         """Return the values ``[Q', B]``, of which the smallest counts."""
         raise NotImplementedError
 
     def loss(
         self,
-        output_QBK: Tensor,
-        next_output_QBK: Tensor,
+        output_QBO: Tensor,
+        next_output_QBO: Tensor,
         reward_B: Tensor,
         terminated_B: Tensor,
         next_log_prob_B: Tensor,
@@ -35,17 +35,17 @@ class Value(nn.Module):
         discount: float,
         num_tasks: int,
     ) -> Tensor:
-        """Return each task's critic loss ``[T]``.
+        """Return each task's critic loss ``[R]``.
 
         Args:
-            output_QBK: of the critics, for the batch's actions.
-            next_output_QBK: of the target critics, for the policy's next actions; without a graph.
+            output_QBO: of the critics, for the batch's actions.
+            next_output_QBO: of the target critics, for the policy's next actions; without a graph.
             reward_B: rewards.
             terminated_B: where nothing is bootstrapped.
             next_log_prob_B: log densities of the next actions.
             alpha_B: temperatures.
             discount: gamma.
-            num_tasks: number of trained tasks, ``T``.
+            num_tasks: number of trained tasks, ``R``.
         """
         raise NotImplementedError
 
@@ -55,14 +55,14 @@ class Scalar(Value):
 
     out_dim = 1
 
-    def q(self, output_QBK: Tensor) -> Tensor:
+    def q(self, output_QBO: Tensor) -> Tensor:
         """Return the outputs ``[Q, B]``."""
-        return output_QBK.squeeze(-1)
+        return output_QBO.squeeze(-1)
 
     def loss(
         self,
-        output_QBK: Tensor,
-        next_output_QBK: Tensor,
+        output_QBO: Tensor,
+        next_output_QBO: Tensor,
         reward_B: Tensor,
         terminated_B: Tensor,
         next_log_prob_B: Tensor,
@@ -71,11 +71,11 @@ class Scalar(Value):
         num_tasks: int,
     ) -> Tensor:
         """Return ``sum_i mean (Q_i - y)^2``."""
-        next_q_QB = self.q(next_output_QBK)
+        next_q_QB = self.q(next_output_QBO)
         target_B = losses.critic_target(
             reward_B, terminated_B, next_q_QB, next_log_prob_B, alpha_B, discount
         )
-        return losses.critic_loss(self.q(output_QBK), target_B, num_tasks)
+        return losses.critic_loss(self.q(output_QBO), target_B, num_tasks)
 
 
 class Categorical(Value):
@@ -86,14 +86,14 @@ class Categorical(Value):
     that values fit between the bounds.
 
     Args:
-        num_bins: number of values, ``K``; 101 in BRC.
+        num_bins: number of values, ``O``; 101 in BRC.
         bound: the values lie between ``-bound`` and ``bound``; 10 in BRC.
 
     Raises:
         ConfigurationError: if there are fewer than 2 bins or the bound is not above 0.
     """
 
-    bin_K: Tensor
+    bin_O: Tensor
 
     def __init__(self, num_bins: int = 101, bound: float = 10.0) -> None:
         super().__init__()
@@ -103,18 +103,18 @@ class Categorical(Value):
             )
         self.out_dim = num_bins
         self._bound = bound
-        self.register_buffer("bin_K", torch.linspace(-bound, bound, num_bins), persistent=False)
+        self.register_buffer("bin_O", torch.linspace(-bound, bound, num_bins), persistent=False)
 
-    def q(self, output_QBK: Tensor) -> Tensor:
+    def q(self, output_QBO: Tensor) -> Tensor:
         """Return the expected value under the critics' mean distribution, ``[1, B]``."""
-        return (
-            (output_QBK.softmax(-1) * self.bin_K).sum(-1).mean(0, keepdim=True)
-        )  # a product would be rounded to bf16
+        # multiplied and added, because a matrix product would be rounded to bf16
+        q_QB = (output_QBO.softmax(-1) * self.bin_O).sum(-1)
+        return q_QB.mean(0, keepdim=True)
 
     def loss(
         self,
-        output_QBK: Tensor,
-        next_output_QBK: Tensor,
+        output_QBO: Tensor,
+        next_output_QBO: Tensor,
         reward_B: Tensor,
         terminated_B: Tensor,
         next_log_prob_B: Tensor,
@@ -126,20 +126,20 @@ class Categorical(Value):
 
         ``p`` is the projection of ``r + discount (z - alpha log pi)``.
         """
-        next_BK = next_output_QBK.softmax(-1).mean(0)
-        bootstrap_BK = discount * (self.bin_K - (alpha_B * next_log_prob_B)[:, None])
-        target_BK = reward_B[:, None] + torch.where(terminated_B[:, None], 0.0, bootstrap_BK)
-        wanted_BK = self.project(next_BK, target_BK)
-        loss_QB = -(wanted_BK * F.log_softmax(output_QBK, -1)).sum(-1)
+        next_BO = next_output_QBO.softmax(-1).mean(0)
+        bootstrap_BO = discount * (self.bin_O - (alpha_B * next_log_prob_B)[:, None])
+        target_BO = reward_B[:, None] + torch.where(terminated_B[:, None], 0.0, bootstrap_BO)
+        wanted_BO = self.project(next_BO, target_BO)
+        loss_QB = -(wanted_BO * F.log_softmax(output_QBO, -1)).sum(-1)
         return losses.per_task(loss_QB.sum(0), num_tasks)
 
-    def project(self, probability_BK: Tensor, value_BK: Tensor) -> Tensor:
-        """Spread the probability of every value over its two neighbouring bins, ``[B, K]``.
+    def project(self, probability_BO: Tensor, value_BO: Tensor) -> Tensor:
+        """Spread the probability of every value over its two neighbouring bins, ``[B, O]``.
 
         A bin gets ``max(0, 1 - distance)`` of it, with distances in widths of a bin; values beyond
         the bounds count as the bounds.
         """
         width = 2 * self._bound / (self.out_dim - 1)
-        value_BK = value_BK.clamp(-self._bound, self._bound)
-        share_BKK = (1 - (value_BK[:, :, None] - self.bin_K).abs() / width).clamp(min=0)
-        return (probability_BK[:, :, None] * share_BKK).sum(1)
+        value_BO = value_BO.clamp(-self._bound, self._bound)
+        share_BOO = (1 - (value_BO[:, :, None] - self.bin_O).abs() / width).clamp(min=0)
+        return (probability_BO[:, :, None] * share_BOO).sum(1)

@@ -1,6 +1,6 @@
 """How much each task's loss counts.
 
-Shapes: ``T`` trained tasks.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mtrl_lightning.types import EnvSpec, known_tasks
 class TaskWeighting(nn.Module):
     """Weights of the tasks' losses; built by a factory ``(spec) -> TaskWeighting``.
 
-    The weights sum to ``T``, so that the mean of weighted losses is a weighted mean. FAMO and
+    The weights sum to ``R``, so that the mean of weighted losses is a weighted mean. FAMO and
     Nash-MTL do not depend on the scale of losses: with them, weights above 0 are without effect.
 
     Args:
@@ -34,8 +34,8 @@ class TaskWeighting(nn.Module):
             ConfigurationError: if it is not.
         """
 
-    def forward(self, log_alpha_T: Tensor) -> Tensor:
-        """Return the trained tasks' weights ``[T]`` for log temperatures ``[T]``, detached."""
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
+        """Return the trained tasks' weights ``[R]`` for log temperatures ``[R]``, detached."""
         raise NotImplementedError
 
 
@@ -46,13 +46,13 @@ class EqualWeights(TaskWeighting):
         spec: the tasks.
     """
 
-    def forward(self, log_alpha_T: Tensor) -> Tensor:
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
         """Return ones."""
-        return torch.ones_like(log_alpha_T)
+        return torch.ones_like(log_alpha_R)
 
 
 class ByTemperature(TaskWeighting):
-    """Weight tasks of low temperature more: ``T softmax(-log alpha)`` (Yang et al. 2020).
+    """Weight tasks of low temperature more: ``R softmax(-log alpha)`` (Yang et al. 2020).
 
     A task whose policy has become sharp is learned, and the others should not disturb it. Needs one
     temperature per task.
@@ -65,13 +65,13 @@ class ByTemperature(TaskWeighting):
         """Refuse one temperature for all: it would weight nothing."""
         if not temperature.per_task:
             raise ConfigurationError(
-                "task_weighting ByTemperature needs one temperature per task: set"
-                " temperature.init_args.per_task to true"
+                "task_weighting ByTemperature needs one temperature per task:"
+                " set temperature.init_args.per_task to true"
             )
 
-    def forward(self, log_alpha_T: Tensor) -> Tensor:
-        """Return ``T softmax(-log alpha)``."""
-        return len(log_alpha_T) * torch.softmax(-log_alpha_T.detach(), 0)
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
+        """Return ``R softmax(-log alpha)``."""
+        return len(log_alpha_R) * torch.softmax(-log_alpha_R.detach(), 0)
 
 
 class ByHand(TaskWeighting):
@@ -86,7 +86,7 @@ class ByHand(TaskWeighting):
             0.
     """
 
-    weight_T: Tensor
+    weight_R: Tensor
 
     def __init__(self, spec: EnvSpec, weights: dict[str, float]) -> None:
         super().__init__(spec)
@@ -96,13 +96,13 @@ class ByHand(TaskWeighting):
             raise ConfigurationError(
                 f"{', '.join(excluded)}: excluded from training, and so without a weight; leave out"
             )
-        weight_T = torch.tensor([float(weights.get(name, 1.0)) for name in trained])
-        if not (weight_T.isfinite().all() and (weight_T >= 0).all() and weight_T.sum() > 0):
+        weight_R = torch.tensor([float(weights.get(name, 1.0)) for name in trained])
+        if not (weight_R.isfinite().all() and (weight_R >= 0).all() and weight_R.sum() > 0):
             raise ConfigurationError(
                 f"task weights {weights}: give numbers of 0 and above, and at least one above 0"
             )
-        self.register_buffer("weight_T", weight_T * len(trained) / weight_T.sum(), persistent=False)
+        self.register_buffer("weight_R", weight_R * len(trained) / weight_R.sum(), persistent=False)
 
-    def forward(self, log_alpha_T: Tensor) -> Tensor:
-        """Return the weights given, scaled to the sum ``T``."""
-        return self.weight_T
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
+        """Return the weights given, scaled to the sum ``R``."""
+        return self.weight_R

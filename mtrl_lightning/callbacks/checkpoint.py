@@ -110,10 +110,10 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             wanted = "success" if self.session.spec.has_success else "return"
             self.best_metric = next(name for name in known if name.endswith(f"/{wanted}"))
         if self.keep_best and self.best_metric not in known:
+            choices = ", ".join(known[:3]) or "none, as the benchmark has no evaluated split"
             raise ConfigurationError(
                 f"checkpoint.best_metric is {self.best_metric!r}: give a metric of an evaluation,"
-                f" such as {', '.join(known[:3]) or 'none, as the benchmark has no evaluated split'}"
-                " (or set checkpoint.keep_best to false)"
+                f" such as {choices} (or set checkpoint.keep_best to false)"
             )
 
     def _moment(self) -> _Moment:
@@ -271,9 +271,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         except OSError:  # a file system without hard links
             shutil.copyfile(self.folder / name, unfinished)
         unfinished.replace(self.folder / alias)
-        unfinished.unlink(
-            missing_ok=True
-        )  # POSIX renames nothing if both names are of the same file already
+        # POSIX renames nothing if both names are of the same file already
+        unfinished.unlink(missing_ok=True)
 
     def _delete_old(self) -> None:
         newest = self._saved if self.keep_last == -1 else self._saved[-max(self.keep_last, 1) :]

@@ -1,4 +1,4 @@
-"""Checkpoint files: written durably, read without executing anything, and the newest whole one found."""
+"""Write checkpoint files durably, and find the newest one that is complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ __all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 
 
 class DurableIO(TorchCheckpointIO):
-    """Write where the file shall be, and wait for the disk; Lightning's goes by way of the system's folder."""
+    """Write a checkpoint to its own folder, and wait for the disk.
+
+    Lightning's ``TorchCheckpointIO`` writes to the system's temporary folder first.
+    """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -40,7 +43,9 @@ class DurableIO(TorchCheckpointIO):
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:
-    """Read a checkpoint, or if it or its replay is not whole the newest in its folder that is, and say so.
+    """Read a checkpoint, or the newest complete one of its folder, with a warning.
+
+    The other one is read if the checkpoint or its replay is damaged or missing.
 
     Args:
         path: the checkpoint that is wanted, ``last.ckpt`` of a run.

@@ -35,8 +35,8 @@ def check_trainer(trainer: Trainer) -> None:
     """
     if trainer.world_size > 1:
         raise ConfigurationError(
-            "training on several devices is not supported yet: set trainer.devices and num_nodes"
-            " to 1"
+            "training on several devices is not supported yet:"
+            " set trainer.devices and num_nodes to 1"
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ConfigurationError(

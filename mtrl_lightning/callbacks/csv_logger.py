@@ -96,9 +96,9 @@ class _Writer(ExperimentWriter):
         except OSError as error:
             if not self._warned_of_failed_write:
                 rank_zero_warn(
-                    f"{self._path} cannot be written ({error}): training continues, and its rows"
-                    " are kept in memory until there is room again; they are lost if the run ends"
-                    " before"
+                    f"{self._path} cannot be written ({error}): training continues,"
+                    " and its rows are kept in memory until there is room again;"
+                    " they are lost if the run ends before"
                 )
             self._warned_of_failed_write = True
         else:
@@ -196,12 +196,12 @@ class _Writer(ExperimentWriter):
             )
         else:
             text = (
-                f"was changed: its {found['rows']} rows up to env step {found['env_steps']} are not"
-                f" the {at_checkpoint} of the checkpoint. It continues with these"
+                f"was changed: its {found['rows']} rows up to env step {found['env_steps']}"
+                f" are not the {at_checkpoint} of the checkpoint. It continues with these"
             )
         rank_zero_warn(
-            f"{self._path} {text}. Training is not affected; if you have a copy of the file, stop"
-            " the run, put the copy in place, and continue from the checkpoint again"
+            f"{self._path} {text}. Training is not affected; if you have a copy of the file,"
+            " stop the run, put the copy in place, and continue from the checkpoint again"
         )
 
 

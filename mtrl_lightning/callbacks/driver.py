@@ -101,8 +101,8 @@ class Driver(SessionCallback):
         """Say which environments cannot be saved in the middle of an episode."""
         for task, reason in self.session.collector.envs.unsavable().items():
             rank_zero_warn(
-                f"the state of {task}'s environment cannot be saved ({reason}): a continued run"
-                " starts new episodes there, and is not the uninterrupted run"
+                f"the state of {task}'s environment cannot be saved ({reason}):"
+                " a continued run starts new episodes there, and is not the uninterrupted run"
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

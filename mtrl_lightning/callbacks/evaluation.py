@@ -46,8 +46,8 @@ class EvaluationCallback(SessionCallback):
     ) -> None:
         if timeout <= 0 or max_restarts < 0:
             raise ConfigurationError(
-                f"evaluation.timeout is {timeout}: give a number above 0; evaluation.max_restarts"
-                f" is {max_restarts}: give 0 or more"
+                f"evaluation.timeout is {timeout}: give a number above 0;"
+                f" evaluation.max_restarts is {max_restarts}: give 0 or more"
             )
         self._every = Every(every, "evaluation.every")
         self._num_episodes = num_episodes
@@ -155,7 +155,10 @@ class EvaluationCallback(SessionCallback):
 
 
 def table(evaluation: Evaluation, task_names: tuple[str, ...], env_steps: int) -> str:
-    """Return success in any step, success in the last step and return of every task, and their averages, as text."""
+    """Return a text table of every task's success and return, and of their averages.
+
+    Its columns are the success in any step, the success in the last step, and the return.
+    """
     rows = [
         (name, evaluation.success_T[i], evaluation.success_last_T[i], evaluation.return_T[i])
         for i, name in enumerate(task_names)

@@ -70,9 +70,9 @@ class ReplayCallback(SessionCallback):
             if data.manifest is None:
                 why = "the checkpoint was saved without it (replay.save)"
             rank_zero_warn(
-                f"the run continues with an empty replay, because {why}: all transitions seen so"
-                " far are lost, new ones are collected before the next update, and the run is not"
-                " the uninterrupted one"
+                f"the run continues with an empty replay, because {why}: all transitions seen"
+                " so far are lost, new ones are collected before the next update,"
+                " and the run is not the uninterrupted one"
             )
             return
         source = replay_folder(Path(trainer.ckpt_path).resolve().parent.parent)
@@ -84,8 +84,8 @@ class ReplayCallback(SessionCallback):
         if (storage.oldest_E > np.maximum(storage.added_E - storage.capacity, 0)).any():
             rank_zero_warn(
                 f"only the last {len(self.session.replay):,} transitions were saved"
-                " (replay.save_last): the run continues without older ones, and is not the"
-                " uninterrupted one"
+                " (replay.save_last): the run continues without older ones,"
+                " and is not the uninterrupted one"
             )
 
     def write(self) -> None:

@@ -139,8 +139,8 @@ class RolloutCallback(Driver):
             session.reset_networks(counters.env_steps, self.is_finished())
         if self.is_finished():
             rank_zero_info(
-                f"{counters.env_steps:,} env steps are made already: raise rollout.total_steps to"
-                " continue"
+                f"{counters.env_steps:,} env steps are made already:"
+                " raise rollout.total_steps to continue"
             )
             trainer.should_stop = True
 

@@ -120,11 +120,13 @@ class EnvStepWandbLogger(WandbLogger):
             self.log_metrics({**row, "env_steps": steps}, step=steps)
         if logged > env_steps:
             rank_zero_warn(
-                f"the W&B run {run.id} has points up to env step {logged}, later than the"
-                f" checkpoint's {env_steps}. W&B takes nothing back: its points of env steps"
-                f" {env_steps + 1} to {logged} stay, and this run logs from the next one on. With"
-                " the same options it repeats them exactly; with others, metrics.csv has this"
-                " run's own, and the logger's option id starts another W&B run with all of them"
+                f"the W&B run {run.id} has points up to env step {logged},"
+                f" later than the checkpoint's {env_steps}. W&B takes nothing back:"
+                f" its points of env steps {env_steps + 1} to {logged} stay,"
+                " and this run logs from the next one on."
+                " With the same options it repeats them exactly;"
+                " with others, metrics.csv has this run's own,"
+                " and the logger's option id starts another W&B run with all of them"
             )
         else:
             # an evaluation that an interruption prevented is made at the checkpoint's own step
@@ -142,8 +144,8 @@ class EnvStepWandbLogger(WandbLogger):
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             rank_zero_warn(
-                f"{path} cannot be read ({error}): points that an offline W&B run already has are"
-                " logged a second time"
+                f"{path} cannot be read ({error}):"
+                " points that an offline W&B run already has are logged a second time"
             )
         return dict(EMPTY_NOTE)
 
@@ -157,6 +159,6 @@ class EnvStepWandbLogger(WandbLogger):
             os.replace(unfinished, path)
         except OSError as error:
             rank_zero_warn(
-                f"{path} cannot be written ({error}): if the run continues offline, W&B may get"
-                " some points a second time"
+                f"{path} cannot be written ({error}):"
+                " if the run continues offline, W&B may get some points a second time"
             )

@@ -91,8 +91,8 @@ class EnvGroup:
             if unstable:
                 raise self._fault(
                     i,
-                    f"MuJoCo reset the simulation because it became unstable ({unstable}); use a"
-                    " smaller time step or smaller actions",
+                    f"MuJoCo reset the simulation because it became unstable ({unstable});"
+                    " use a smaller time step or smaller actions",
                 )
             if not math.isfinite(reward):
                 raise self._fault(i, f"the reward is {reward}; fix the environment or its actions")
@@ -164,8 +164,9 @@ class EnvGroup:
         for field in self._info_fields:
             if field.name not in info:
                 raise ConfigurationError(
-                    f"{self._where(i)}: info has no {field.name!r}, one of the benchmark's"
-                    " info_fields: report it in every step, or remove it from EnvSpec.info_fields"
+                    f"{self._where(i)}: info has no {field.name!r},"
+                    " one of the benchmark's info_fields:"
+                    " report it in every step, or remove it from EnvSpec.info_fields"
                 )
             value = np.asarray(info[field.name])
             if value.shape != field.shape:

@@ -162,8 +162,8 @@ class WorkerGroup:
             if self._arrays["active"][row]:
                 return f"in task {name!r}, step {steps[row]} of its episode"
         return (
-            f"between two steps, after step {steps[self._first]} of the episode of"
-            f" {self._names[0]!r}"
+            "between two steps,"
+            f" after step {steps[self._first]} of the episode of {self._names[0]!r}"
         )
 
     def disconnect(self) -> None:

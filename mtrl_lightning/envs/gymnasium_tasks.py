@@ -29,7 +29,7 @@ class GymnasiumTasks(Benchmark):
     """Environments with equal observation and action spaces, one for each task.
 
     Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
-    flattened. The split ``train`` seeds an environment once, in ``eval`` test episode ``k`` is
+    flattened. The split ``train`` seeds each environment once, in ``eval`` test episode ``k`` is
     the one after ``reset(seed=k)``.
 
     Args:
@@ -65,7 +65,8 @@ class GymnasiumTasks(Benchmark):
             env, self._makers[name] = _made(name, task)
             limits.append(_horizon(name, env, horizon))
             prepared = _with_boxes(name, env)
-            observations, actions = prepared.observation_space, prepared.action_space
+            observations = prepared.observation_space
+            actions = prepared.action_space
             assert isinstance(observations, Box) and isinstance(actions, Box)
             spaces[name] = (observations, actions)
             env.close()
@@ -134,8 +135,9 @@ class _SeededEpisodes(gym.Wrapper):
                 info = {**info, "success": info["is_success"]}
             elif terminated or truncated:
                 raise ConfigurationError(
-                    f"task {self._name!r}: at the episode's end, info has neither 'success' nor"
-                    " 'is_success': report one of them, or set has_success to false"
+                    f"task {self._name!r}: at the episode's end,"
+                    " info has neither 'success' nor 'is_success':"
+                    " report one of them, or set has_success to false"
                 )
         return observation, float(reward), terminated, truncated, info
 
@@ -159,7 +161,8 @@ def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:
             module, _, attribute = task.rpartition(".")
             task = getattr(importlib.import_module(module), attribute)
         if callable(task):
-            env, make = task(), task
+            env = task()
+            make = task
         elif isinstance(task, str):
             env = gym.make(task)
             make = _Registered(env, {})
@@ -181,8 +184,8 @@ def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:
         ) from error
     if not isinstance(env, gym.Env):
         raise ConfigurationError(
-            f"task {name!r}: {_description(task)} makes a {type(env).__name__}, which is no"
-            " gymnasium.Env"
+            f"task {name!r}: {_description(task)} makes a {type(env).__name__},"
+            " which is no gymnasium.Env"
         )
     return env, make
 
@@ -216,8 +219,8 @@ def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
         limits.append(horizon)
     if not limits:
         raise ConfigurationError(
-            f"task {name!r}: its episodes have no limit; set horizon, or wrap the environment in"
-            " gymnasium.wrappers.TimeLimit"
+            f"task {name!r}: its episodes have no limit;"
+            " set horizon, or wrap the environment in gymnasium.wrappers.TimeLimit"
         )
     return min(limits)
 
@@ -229,19 +232,21 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
         env = FlattenObservation(env)
     elif not isinstance(space, Box):
         raise ConfigurationError(
-            f"task {name!r}: its observation space is {space}; observations must be a Box, or a"
-            " Dict or Tuple of boxes. Wrap the environment in gymnasium.wrappers.FlattenObservation"
+            f"task {name!r}: its observation space is {space};"
+            " observations must be a Box, or a Dict or Tuple of boxes."
+            " Wrap the environment in gymnasium.wrappers.FlattenObservation"
         )
     actions = env.action_space
     if not isinstance(actions, Box):
         raise ConfigurationError(
-            f"task {name!r}: its action space is {actions}; only continuous actions (a Box) can be"
-            " learned"
+            f"task {name!r}: its action space is {actions};"
+            " only continuous actions (a Box) can be learned"
         )
     if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all()):
         raise ConfigurationError(
-            f"task {name!r}: its action space {actions} is not bounded, so actions cannot be"
-            " rescaled to [-1, 1]; bound it, for example with gymnasium.wrappers.TransformAction"
+            f"task {name!r}: its action space {actions} is not bounded,"
+            " so actions cannot be rescaled to [-1, 1];"
+            " bound it, for example with gymnasium.wrappers.TransformAction"
         )
     if np.all(actions.low == -1) and np.all(actions.high == 1):
         return env
@@ -265,6 +270,6 @@ def _check_equal(spaces: dict[str, tuple[Box, Box]]) -> None:
         for what, one, other in zip(("observation", "action"), expected, found, strict=True):
             if one != other:
                 raise ConfigurationError(
-                    f"the {what} spaces of the tasks differ: {first!r} has {one}, {name!r} has"
-                    f" {other}; wrap the environments so that they are equal"
+                    f"the {what} spaces of the tasks differ: {first!r} has {one},"
+                    f" {name!r} has {other}; wrap the environments so that they are equal"
                 )

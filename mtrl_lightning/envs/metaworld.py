@@ -73,13 +73,15 @@ class MetaWorld(Benchmark):
         else:
             names = [name if name.endswith("-v3") else f"{name}-v3" for name in tasks]
         self.task_names = known_tasks(names, list(suite.ALL_V3_ENVIRONMENTS))
-        self.reward_version, self.horizon = reward_version, horizon
-        self.num_goals, self.goal_seed = num_goals, goal_seed
+        self.reward_version = reward_version
+        self.horizon = horizon
+        self.num_goals = num_goals
+        self.goal_seed = goal_seed
         unchecked = unchecked_versions() if fast else []
         if unchecked:
             warnings.warn(
-                "stepping with MetaWorld's own, slower code: ours was not compared with"
-                f" {' and '.join(unchecked)}",
+                "stepping with MetaWorld's own, slower code:"
+                f" ours was not compared with {' and '.join(unchecked)}",
                 stacklevel=2,
             )
         self.fast = fast and not unchecked
@@ -124,7 +126,8 @@ class _GoalSelection(gym.Wrapper):
 
     def __init__(self, env: gym.Env, goals: list[Any], numbered: bool, seed: int) -> None:
         super().__init__(env)
-        self._goals, self._numbered = goals, numbered
+        self._goals = goals
+        self._numbered = numbered
         self._next_episode = 0
         self._generator = np.random.default_rng(seed)
 
@@ -158,8 +161,8 @@ def _named_set(suite: Any, name: str) -> list[str]:
         return list(getattr(suite.env_dict, f"{name}_V3"))
     if name.startswith("MT"):
         raise ConfigurationError(
-            f"unknown set of tasks {name!r}: MetaWorld has MT10, MT25 and MT50; MT1 is a task's"
-            " name"
+            f"unknown set of tasks {name!r}:"
+            " MetaWorld has MT10, MT25 and MT50; MT1 is a task's name"
         )
     return [name if name.endswith("-v3") else f"{name}-v3"]
 

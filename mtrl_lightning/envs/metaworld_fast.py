@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mtrl_lightning.envs.metaworld_numbers import norm, stand_ins, tolerance
 
 Upstream: Any = object
-"""MetaWorld's class of a task, which comes after ours where a class is made of both."""
+"""MetaWorld's class of a task: the base class of ours after ``fast_class`` combines both."""
 
 CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
@@ -41,7 +41,8 @@ EVALUATING = (
 """Methods of a task that look at the simulation and leave it as it is."""
 DOWN = np.array([1.0, 0.0, 1.0, 0.0])
 """The hand's orientation."""
-SINGLE, THREE_SINGLES = np.dtype(np.float32), struct.Struct("3f")
+SINGLE = np.dtype(np.float32)
+THREE_SINGLES = struct.Struct("3f")
 
 FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
 """Tasks whose second reset of the model depends on the simulation of the first."""
@@ -73,7 +74,8 @@ class _Places:
     def __init__(self, data: Any) -> None:
         import mujoco
 
-        self.mujoco, self._data = mujoco, data
+        self.mujoco = mujoco
+        self._data = data
         self.body = cache(lambda name: _Place(data.body(name)))
         self.site = cache(lambda name: _Place(data.site(name)))
         self.geom = cache(lambda name: _Place(data.geom(name)))
@@ -83,11 +85,9 @@ class _Places:
         self.fingers = data.site("rightEndEffector").xpos, data.site("leftEndEffector").xpos
         self.pads = data.body("leftpad").xpos, data.body("rightpad").xpos
         self.pad_geoms = data.geom("leftpad_geom").id, data.geom("rightpad_geom").id
-        self.mocap_pos, self.mocap_quat, self.ctrl = (
-            data.mocap_pos[0],
-            data.mocap_quat[0],
-            data.ctrl,
-        )
+        self.mocap_pos = data.mocap_pos[0]
+        self.mocap_quat = data.mocap_quat[0]
+        self.ctrl = data.ctrl
         self.single = cache(lambda number: float(np.float32(number)))
         self.still = False
         """Whether no time passes."""
@@ -119,9 +119,12 @@ class _FastSawyer(Upstream):
         self.set_xyz_action(action[:3])
         if self.curr_path_length >= self.max_path_length:
             raise ValueError("You must reset the env manually once truncate==True")
-        places, model, data = self._metaworld_places, self.model, self.data
-        mujoco, ctrl = places.mujoco, places.ctrl
-        ctrl[0], ctrl[1] = action[-1], -action[-1]
+        places = self._metaworld_places
+        model = self.model
+        data = self.data
+        mujoco = places.mujoco
+        places.ctrl[0] = action[-1]
+        places.ctrl[1] = -action[-1]
         mujoco.mj_step(model, data, self.frame_skip)
         mujoco.mj_rnePostConstraint(model, data)
         self.curr_path_length += 1
@@ -144,14 +147,15 @@ class _FastSawyer(Upstream):
         if type(action) is not np.ndarray or action.dtype != SINGLE:
             return super().set_xyz_action(action)
         places = self._metaworld_places
-        scale, position = places.single(self.action_scale), places.mocap_pos
+        scale = places.single(self.action_scale)
+        position = places.mocap_pos
         moves = [
             scale * (-1.0 if part < -1 else 1.0 if part > 1 else part) for part in action.tolist()
         ]
-        moved = THREE_SINGLES.unpack(
-            THREE_SINGLES.pack(*moves)
-        )  # NumPy multiplies them in single precision
-        lows, highs = self.mocap_low.tolist(), self.mocap_high.tolist()
+        # rounded to single precision, in which NumPy multiplies them
+        moved = THREE_SINGLES.unpack(THREE_SINGLES.pack(*moves))
+        lows = self.mocap_low.tolist()
+        highs = self.mocap_high.tolist()
         for i, part in enumerate(position.tolist()):
             part += moved[i]
             position[i] = lows[i] if part < lows[i] else highs[i] if part > highs[i] else part
@@ -181,7 +185,8 @@ class _FastSawyer(Upstream):
 
     def _reset_hand(self, steps: int = 50) -> None:
         places = self._metaworld_places
-        places.mocap_pos[:], places.mocap_quat[:] = self.hand_init_pos, DOWN
+        places.mocap_pos[:] = self.hand_init_pos
+        places.mocap_quat[:] = DOWN
         if not places.still:
             places.ctrl[:] = -1.0, 1.0
             places.mujoco.mj_step(self.model, self.data, steps * self.frame_skip)
@@ -212,7 +217,8 @@ class _FastSawyer(Upstream):
         return observation
 
     def _get_curr_obs_combined_no_goal(self) -> npt.NDArray[np.float64]:
-        position, turn = self._get_pos_objects(), self._get_quat_objects()
+        position = self._get_pos_objects()
+        turn = self._get_quat_objects()
         many = len(position) == 6
         if len(turn) != (8 if many else 4) or not (many or len(position) == 3):
             return super()._get_curr_obs_combined_no_goal()
@@ -223,10 +229,13 @@ class _FastSawyer(Upstream):
         observation[:3] = places.hand
         observation[3] = apart if 0.0 < apart < 1.0 else np.clip(apart, 0.0, 1.0)
         if many:
-            observation[4:7], observation[7:11] = position[:3], turn[:4]
-            observation[11:14], observation[14:] = position[3:], turn[4:]
+            observation[4:7] = position[:3]
+            observation[7:11] = turn[:4]
+            observation[11:14] = position[3:]
+            observation[14:] = turn[4:]
         else:
-            observation[4:7], observation[7:11] = position, turn
+            observation[4:7] = position
+            observation[7:11] = turn
         return observation
 
     def touching_object(self, object_geom_id: int) -> bool:
@@ -240,7 +249,8 @@ class _FastSawyer(Upstream):
     def _force(self, contacts: list[int]) -> Any:
         if not contacts:
             return 0
-        address, force = self.data.contact.efc_address, self.data.efc_force
+        address = self.data.contact.efc_address
+        force = self.data.efc_force
         return sum(force[address[place]] for place in contacts)
 
     def _gripper_caging_reward(
@@ -255,13 +265,16 @@ class _FastSawyer(Upstream):
         high_density: bool = False,
         medium_density: bool = False,
     ) -> Any:
-        start, init_tcp = self.obj_init_pos, self.init_tcp
+        start = self.obj_init_pos
+        init_tcp = self.init_tcp
         assert start is not None, "`obj_init_pos` must be initialized before calling this function."
         if high_density and medium_density:
             raise ValueError("Can only be either high_density or medium_density")
         tcp = self.tcp_center
-        (x, y, z), (start_x, start_y, start_z) = obj_pos.tolist(), start.tolist()
-        (tcp_x, _, tcp_z), (init_x, _, init_z) = tcp.tolist(), init_tcp.tolist()
+        x, y, z = obj_pos.tolist()
+        start_x, start_y, start_z = start.tolist()
+        tcp_x, _, tcp_z = tcp.tolist()
+        init_x, _, init_z = init_tcp.tolist()
         sides = []
         for pad in self._metaworld_places.pads:
             pad_y = pad.item(1)

@@ -18,8 +18,10 @@ FLOAT64 = np.float64
 DOUBLE = np.dtype(np.float64)
 FLOATS = frozenset((float, np.float64))
 NUMBERS = frozenset((int, float, np.float64))
-GAUSSIAN_SCALE, LONG_TAIL_SCALE = np.sqrt(-2 * np.log(0.1)), np.sqrt(1 / 0.1 - 1)
-"""Of sigmoids with the value 0.1 at their margins."""
+GAUSSIAN_SCALE = np.sqrt(-2 * np.log(0.1))
+"""Scale of a Gaussian with the value 0.1 at its margin."""
+LONG_TAIL_SCALE = np.sqrt(1 / 0.1 - 1)
+"""Scale of a long-tailed sigmoid with the value 0.1 at its margin."""
 ORTHOGONAL = 1e-13
 """How far a rotation may be from orthogonal; SciPy makes it orthogonal from ten times that."""
 

@@ -34,6 +34,8 @@ BIT_GENERATORS = {
         np.random.SFC64,
     )
 }
+IS_HEAP_TYPE = 1 << 9
+"""The flag of classes that a class statement makes."""
 SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
 REMEDY = "give the class that has it get_state() and set_state(dict)"
 
@@ -154,7 +156,8 @@ class Decoder:
     """
 
     def __init__(self, simulators: list[Any], classes: dict[str, type]) -> None:
-        self._simulators, self._classes = simulators, classes
+        self._simulators = simulators
+        self._classes = classes
         self._made: list[Any] = []
         self._taken: set[int] = set()
 
@@ -280,9 +283,8 @@ class Decoder:
         self, present: Any, place: int, where: str, kind: str, states: dict[str, Any]
     ) -> Any:
         made = present
-        if (
-            type(present).__qualname__ != kind or id(present) in self._taken
-        ):  # made later, or one of several
+        # of another class if it was made later; taken if it is one of several
+        if type(present).__qualname__ != kind or id(present) in self._taken:
             if kind not in self._classes:
                 raise _differs(where, f"a {kind}", present)
             made = object.__new__(self._classes[kind])
@@ -320,14 +322,13 @@ def _differs(where: str, was: str, present: Any) -> ConfigurationError:
 def _is_plain_object(value: Any) -> bool:
     """Return whether all of an object is in its ``__dict__``."""
     kinds = type(value).__mro__
+    are_python_classes = all(kind.__flags__ & IS_HEAP_TYPE or kind is object for kind in kinds)
     return (
         hasattr(value, "__dict__")
         and type(value).__reduce_ex__ is object.__reduce_ex__
         and type(value).__reduce__ is object.__reduce__
         and not has_slots(type(value))
-        and all(
-            kind.__flags__ & (1 << 9) or kind is object for kind in kinds
-        )  # made by a class statement
+        and are_python_classes
     )
 
 

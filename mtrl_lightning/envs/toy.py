@@ -37,7 +37,8 @@ class ToyReach(Benchmark):
             raise ConfigurationError(
                 f"num_tasks {num_tasks} and horizon {horizon} must both be at least 1"
             )
-        self.num_tasks, self.horizon = num_tasks, horizon
+        self.num_tasks = num_tasks
+        self.horizon = horizon
 
     @property
     def spec(self) -> EnvSpec:
@@ -70,11 +71,12 @@ class ToyConflict(Benchmark):
     def __init__(self, num_tasks: int = 6, horizon: int = 20, reward_spread: float = 10.0) -> None:
         if num_tasks < 2 or horizon < 1 or not reward_spread > 0:
             raise ConfigurationError(
-                f"num_tasks {num_tasks} must be at least 2, horizon {horizon} at least 1 and"
-                " reward_spread"
-                f" {reward_spread} above 0"
+                f"num_tasks {num_tasks} must be at least 2, horizon {horizon} at least 1"
+                f" and reward_spread {reward_spread} above 0"
             )
-        self.num_tasks, self.horizon, self.reward_spread = num_tasks, horizon, reward_spread
+        self.num_tasks = num_tasks
+        self.horizon = horizon
+        self.reward_spread = reward_spread
 
     @property
     def spec(self) -> EnvSpec:
@@ -121,7 +123,9 @@ class _ToyEnv(gym.Env):
     ) -> None:
         self.observation_space = self.action_space = Box(-1.0, 1.0, (2,), np.float32)
         self._goal = 0.7 * np.array([np.cos(angle), np.sin(angle)])
-        self._task, self._horizon, self._numbered = task, horizon, numbered
+        self._task = task
+        self._horizon = horizon
+        self._numbered = numbered
         self._turn = np.array(
             [[np.cos(rotation), -np.sin(rotation)], [np.sin(rotation), np.cos(rotation)]]
         )

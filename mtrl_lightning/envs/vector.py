@@ -158,8 +158,8 @@ class VectorEnv(gym.vector.VectorEnv):
                 dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[~finite_E])
             )
             raise PolicyFaultError(
-                f"the policy's actions for {names} are not finite: the training diverged; lower the"
-                " learning rates"
+                f"the policy's actions for {names} are not finite:"
+                " the training diverged; lower the learning rates"
             )
         self._arrays["action"][:] = action_EA
         for group in self._groups:

@@ -69,8 +69,8 @@ def start_worker(
     except Exception as error:
         raise ConfigurationError(
             f"the benchmark {type(plan.benchmark).__name__} cannot be sent to a worker process"
-            f" ({type(error).__name__}: {error}): let it hold plain values and functions, and make"
-            " the rest in make_env(); or step in this process, with num_workers 0"
+            f" ({type(error).__name__}: {error}): let it hold plain values and functions,"
+            " and make the rest in make_env(); or step in this process, with num_workers 0"
         ) from error
     here, there = multiprocessing.Pipe()
     with there, _signals_blocked():
@@ -165,9 +165,10 @@ def _make_group(content: bytes) -> EnvGroup:
         plan, handle = pickle.loads(content)
     except Exception as error:
         raise ConfigurationError(
-            f"a worker process cannot load the benchmark ({type(error).__name__}: {error}): put its"
-            " code into a module that can be imported, or step in the main process, with"
-            " num_workers 0"
+            "a worker process cannot load the benchmark"
+            f" ({type(error).__name__}: {error}):"
+            " put its code into a module that can be imported,"
+            " or step in the main process, with num_workers 0"
         ) from error
     spec = plan.benchmark.spec
     buffer = open_memory(handle, num_bytes(plan.num_envs, spec))

@@ -2,7 +2,7 @@
 
 Liu et al. 2023, "FAMO: Fast Adaptive Multitask Optimization".
 
-Shapes: ``T`` trained tasks.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FAMO(GradientMethod):
     backward pass, and computes the losses twice.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
         lr: Adam's learning rate for ``xi``, above 0 (``beta`` in the paper; 0.025).
         decay: weight decay of ``xi``, at least 0 (``gamma`` in the paper; 0.001 or 0.01, and 0.01
             in its MT10 command).
@@ -53,8 +53,8 @@ class FAMO(GradientMethod):
         super().__init__(num_tasks)
         if not lr > 0 or not decay >= 0:
             raise ConfigurationError(
-                f"FAMO's lr is {lr} and its decay {decay}: give an lr above 0, such as 0.025, and a"
-                " decay of at least 0, such as 0.01"
+                f"FAMO's lr is {lr} and its decay {decay}:"
+                " give an lr above 0, such as 0.025, and a decay of at least 0, such as 0.01"
             )
         self.decay = decay
         self.shifted = ShiftedLosses(num_tasks)

@@ -3,7 +3,7 @@
 Chen et al. 2018, "GradNorm: Gradient Normalization for Adaptive Loss Balancing in Deep Multitask
 Networks".
 
-Shapes: ``T`` trained tasks.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GradNorm(GradientMethod):
     backward pass, and one more per task down to the last shared layer.
 
     Args:
-        num_tasks: number of trained tasks, ``T``.
+        num_tasks: number of trained tasks, ``R``.
         asymmetry: how strongly slower tasks are favoured, at least 0 (``alpha`` in the paper; 1.5).
         lr: Adam's learning rate for the weights, above 0 (0.025 in the paper).
 
@@ -58,8 +58,8 @@ class GradNorm(GradientMethod):
         super().__init__(num_tasks)
         if not asymmetry >= 0 or not lr > 0:
             raise ConfigurationError(
-                f"GradNorm's asymmetry is {asymmetry} and its lr {lr}: give an asymmetry of at"
-                " least 0, such as 1.5, and an lr above 0, such as 0.025"
+                f"GradNorm's asymmetry is {asymmetry} and its lr {lr}:"
+                " give an asymmetry of at least 0, such as 1.5, and an lr above 0, such as 0.025"
             )
         self.asymmetry = asymmetry
         self.shifted = ShiftedLosses(num_tasks)

@@ -54,8 +54,8 @@ class GradientMethod(nn.Module):
         """
         if not self.is_one_pass and not parameters.shared:
             raise ConfigurationError(
-                f"the tasks share no parameter, so {type(self).__name__} has no effect: use"
-                " gradients.Mean, or another network"
+                f"the tasks share no parameter, so {type(self).__name__} has no effect:"
+                " use gradients.Mean, or another network"
             )
 
     def backward(

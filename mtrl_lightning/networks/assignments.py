@@ -71,8 +71,8 @@ class OwnExpert(Assignment):
         super().__init__(num_tasks, num_experts)
         if num_experts != num_tasks:
             raise ConfigurationError(
-                f"OwnExpert needs one expert per task: num_experts is {num_experts}, set it to"
-                f" {num_tasks}"
+                "OwnExpert needs one expert per task:"
+                f" num_experts is {num_experts}, set it to {num_tasks}"
             )
         self.register_buffer("weight_TK", torch.eye(num_tasks), persistent=False)
 
@@ -132,8 +132,8 @@ class Clusters(Assignment):
         self._words = [frozenset(map(str.lower, group)) for group in groups]
         if len(self._words) != num_experts:
             raise ConfigurationError(
-                f"num_experts is {num_experts}: set it to {len(self._words)}, the number of"
-                " groups of words"
+                f"num_experts is {num_experts}:"
+                f" set it to {len(self._words)}, the number of groups of words"
             )
         self._path = DESCRIPTIONS if descriptions is None else Path(descriptions)
         read_json(self._path)
@@ -154,9 +154,9 @@ class Clusters(Assignment):
             uses_TK[i] = [not group.isdisjoint(words) for group in self._words]
             if not uses_TK[i].any():
                 raise ConfigurationError(
-                    "no expert has a word in the name or description of the task"
-                    f" {name}: add one of its words to a group of words, or give a file of your"
-                    " own as descriptions"
+                    f"no expert has a word in the name or description of the task {name}:"
+                    " add one of its words to a group of words,"
+                    " or give a file of your own as descriptions"
                 )
         self.weights.fill(uses_TK / uses_TK.sum(1, keepdims=True))
 

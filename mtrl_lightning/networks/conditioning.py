@@ -157,8 +157,9 @@ def require_task_input(conditioning: TaskConditioning, network: str) -> TaskCond
     """
     if conditioning.out_dim < 1:
         raise ConfigurationError(
-            f"{network} computes its mixture weights from the task input, and"
-            f" {type(conditioning).__name__} gives none: set the network's conditioning to OneHot"
+            f"{network} computes its mixture weights from the task input,"
+            f" and {type(conditioning).__name__} gives none:"
+            " set the network's conditioning to OneHot"
         )
     return conditioning
 

@@ -56,9 +56,9 @@ class Identity(Encoder):
         super().__init__(observation_space, num_tasks)
         if len(observation_space.shape) != 1:
             raise ConfigurationError(
-                f"the encoder {type(self).__name__} takes state vectors, and observations have the"
-                f" shape {observation_space.shape}: set model.init_args.encoder to an encoder of"
-                " images"
+                f"the encoder {type(self).__name__} takes state vectors,"
+                f" and observations have the shape {observation_space.shape}:"
+                " set model.init_args.encoder to an encoder of images"
             )
         self.out_dim = observation_space.shape[0]
 
@@ -147,9 +147,9 @@ class Standardize(Identity):
             self.variance_D.zero_()
         # Chan et al. 1979: the variance of a union of batches of one size is the mean of their
         # variances plus the variance of their means
-        self.variance_D += (
-            weight * (variance_D - self.variance_D) + weight * (1 - weight) * shift_D.square()
-        )
+        within_D = weight * (variance_D - self.variance_D)
+        between_D = weight * (1 - weight) * shift_D.square()
+        self.variance_D += within_D + between_D
         self.mean_D += weight * shift_D
         self.count += 1
         self._seen += 1

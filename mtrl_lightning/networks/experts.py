@@ -128,9 +128,9 @@ def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
 
     The answer is False in compiled code and captured CUDA graphs, which cannot look at the values.
     """
-    if torch.compiler.is_compiling() or (
-        task_B.is_cuda and torch.cuda.is_current_stream_capturing()
-    ):
+    if torch.compiler.is_compiling():
+        return False
+    if task_B.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     n, rest = divmod(len(task_B), len(tasks_T1))
     return bool(n) and not rest and torch.equal(task_B.reshape(-1, n), tasks_T1.expand(-1, n))

@@ -37,8 +37,8 @@ class FiLM(Network):
         depth: number of hidden layers; 3 in MetaWorld's protocols.
         scalar: whether each layer has one ``gamma`` and one ``beta`` for all its features.
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``gamma`` and ``beta`` are computed; None for the
-            algorithm's ``conditioning``, or else the one-hot.
+        conditioning: task conditioning, from which ``gamma`` and ``beta`` are computed; None for
+            the algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
         ConfigurationError: if ``width`` or ``depth`` is below 1.

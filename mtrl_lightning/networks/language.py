@@ -58,8 +58,8 @@ class TaskTable(nn.Module):
         """
         if len(table_TC) != len(self.table_TC):
             raise ConfigurationError(
-                f"set_task_names got {len(table_TC)} names for {len(self.table_TC)} tasks: give"
-                " the name of every task"
+                f"set_task_names got {len(table_TC)} names for {len(self.table_TC)} tasks:"
+                " give the name of every task"
             )
         self.table_TC.copy_(torch.from_numpy(table_TC))
         self._filled = True
@@ -72,8 +72,8 @@ class TaskTable(nn.Module):
         """
         if not self._filled:
             raise ConfigurationError(
-                "the names of the tasks are not set: call mtrl_lightning.networks.set_task_names"
-                " before the first forward pass"
+                "the names of the tasks are not set:"
+                " call mtrl_lightning.networks.set_task_names before the first forward pass"
             )
         return self.table_TC[task_B]
 
@@ -129,9 +129,9 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
         if key is None:
             nearest = ", ".join(difflib.get_close_matches(name, embeddings, n=3, cutoff=0))
             raise ConfigurationError(
-                f"{path} has no embedding of the task {name}; nearest are {nearest}. Add the task"
-                " to the file, or add it to descriptions of your own and run python -m"
-                " mtrl_lightning.networks.embed_descriptions"
+                f"{path} has no embedding of the task {name}; nearest are {nearest}."
+                " Add the task to the file, or add it to descriptions of your own"
+                " and run python -m mtrl_lightning.networks.embed_descriptions"
             )
     return np.stack([embeddings[key] for key in found if key is not None])
 
@@ -186,7 +186,7 @@ def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
     for name, row_C in embeddings.items():
         if len(row_C) != dim:
             raise ConfigurationError(
-                f"{path}: the embedding of {name} has {len(row_C)} numbers, that of {first} has"
-                f" {dim}: all must have the same size"
+                f"{path}: the embedding of {name} has {len(row_C)} numbers,"
+                f" that of {first} has {dim}: all must have the same size"
             )
     return embeddings

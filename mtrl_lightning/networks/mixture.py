@@ -65,12 +65,12 @@ def make_encoders(
     """
     if len(observation_space.shape) != 1:
         raise ConfigurationError(
-            f"observations have the shape {observation_space.shape}: a mixture of encoders needs"
-            " state vectors, use another encoder for images"
+            f"observations have the shape {observation_space.shape}:"
+            " a mixture of encoders needs state vectors, use another encoder for images"
         )
     if min(num_experts, width, depth, out_dim) < 1:
         raise ConfigurationError(
-            f"num_experts is {num_experts}, width {width}, depth {depth} and out_dim {out_dim}: all"
-            " must be at least 1"
+            f"num_experts is {num_experts}, width {width}, depth {depth} and out_dim {out_dim}:"
+            " all must be at least 1"
         )
     return Experts(num_experts, observation_space.shape[0], out_dim, width=width, depth=depth)

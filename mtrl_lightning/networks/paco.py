@@ -78,10 +78,11 @@ class PaCo(Network):
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):
             raise ConfigurationError(
-                f"PaCo's max_loss is {max_loss} and its conditioning"
-                f" {type(self.conditioning).__name__}: give a max_loss above 0 together with"
-                " OneHot (the w of an exploding task can only be reinitialized in a table), or set"
-                " max_loss to null"
+                f"PaCo's max_loss is {max_loss}"
+                f" and its conditioning {type(self.conditioning).__name__}:"
+                " give a max_loss above 0 together with OneHot"
+                " (the w of an exploding task can only be reinitialized in a table),"
+                " or set max_loss to null"
             )
         self._max_loss = max_loss
         self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)

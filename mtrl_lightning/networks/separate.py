@@ -61,6 +61,6 @@ class Separate(Network):
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            "Separate shares no layer between tasks: set the gradient method to gradients.Mean, the"
-            " mean of the losses"
+            "Separate shares no layer between tasks:"
+            " set the gradient method to gradients.Mean, the mean of the losses"
         )

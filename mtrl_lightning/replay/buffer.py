@@ -1,7 +1,7 @@
 """The replay buffer: equal sampling from every trained task.
 
-Shapes: ``R`` trained tasks, ``M`` rings of a task, ``n`` rows of a task in a batch, ``E`` rings,
-``B = R * n`` batch (task-major).
+Shapes: ``R`` trained tasks, ``M`` rings of a task, ``n`` rows of a task in a batch, ``E``
+environments (rings), ``B = R * n`` batch (task-major).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ReplayBuffer:
         assert set(task_E.tolist()) == set(spec.train_tasks), "every trained task, and no other"
         if capacity < len(task_E):
             raise ConfigurationError(
-                f"capacity is {capacity} for {len(task_E)} environments: give at least one row per"
-                " environment"
+                f"capacity is {capacity} for {len(task_E)} environments:"
+                " give at least one row per environment"
             )
         fields = transition_fields(spec, policy_fields)
         self.storage = storage(fields, len(task_E), capacity // len(task_E), folder, device)

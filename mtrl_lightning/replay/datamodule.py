@@ -109,8 +109,8 @@ class MultiTaskData(LightningDataModule):
         """Return the endless stream of batches."""
         if self.stream is None or self.trainer is None:
             raise ConfigurationError(
-                "the run has no RolloutCallback, which collects what is learned from: add one to"
-                " the trainer's callbacks"
+                "the run has no RolloutCallback, which collects what is learned from:"
+                " add one to the trainer's callbacks"
             )
         is_on_gpu = self.trainer.strategy.root_device.type == "cuda"
         is_from_memory = self.buffer is None or self.buffer.storage.device == CPU
@@ -162,8 +162,8 @@ def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
         )
     if capacity // num_tasks < rows:
         raise ConfigurationError(
-            f"capacity {capacity} is smaller than what a batch of {batch_size} needs: give at least"
-            f" {batch_size}"
+            f"capacity {capacity} is smaller than what a batch of {batch_size} needs:"
+            f" give at least {batch_size}"
         )
 
 

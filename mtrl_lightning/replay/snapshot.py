@@ -4,7 +4,7 @@ A save writes only the transitions that are in no chunk yet and returns a manife
 together hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
 columns of the schema one after another, each in NumPy's format.
 
-Shapes: ``E`` rings, ``N`` transitions of a chunk.
+Shapes: ``E`` environments (rings), ``N`` transitions of a chunk.
 """
 
 from __future__ import annotations
@@ -162,18 +162,19 @@ class ReplaySnapshots:
         num_envs = len(manifest["added"])
         if manifest["capacity"] != storage.capacity or num_envs != storage.num_envs:
             raise ConfigurationError(
-                f"the checkpoint's replay has {num_envs} environments of"
-                f" {manifest['capacity']:,} transitions, this run {storage.num_envs} of"
-                f" {storage.capacity:,}: continue with the run's own tasks, rollout.envs_per_task"
-                " and data.capacity"
+                f"the checkpoint's replay has {num_envs} environments"
+                f" of {manifest['capacity']:,} transitions,"
+                f" this run {storage.num_envs} of {storage.capacity:,}:"
+                " continue with the run's own tasks, rollout.envs_per_task and data.capacity"
             )
         if manifest["fields"] != _plain_fields(storage):
             there = ", ".join(field[0] for field in manifest["fields"])
             here = ", ".join(field.name for field in storage.fields)
             raise ConfigurationError(
-                f"the checkpoint's replay has the fields {there}, this run {here} (or their shapes"
-                " differ): continue with the run's own benchmark and algorithm, or without the"
-                " replay (--replay.restore false)"
+                f"the checkpoint's replay has the fields {there},"
+                f" this run {here} (or their shapes differ):"
+                " continue with the run's own benchmark and algorithm,"
+                " or without the replay (--replay.restore false)"
             )
 
     def verify(self, manifest: dict[str, Any]) -> None:

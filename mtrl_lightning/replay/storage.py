@@ -161,9 +161,9 @@ def _check_room(needed: int, num_rows: int, folder: Path | None, device: torch.d
     if needed > free:
         where = "memory" if folder is None else f"disk in {folder}"
         raise ConfigurationError(
-            f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of {where} and"
-            f" {free / 2**30:.1f} GiB are free: lower data.capacity to at most"
-            f" {int(num_rows * free / needed):,}"
+            f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of {where}"
+            f" and {free / 2**30:.1f} GiB are free:"
+            f" lower data.capacity to at most {int(num_rows * free / needed):,}"
         )
 
 

@@ -117,9 +117,9 @@ class Collector:
         action_EA = np.array(given_EA, np.float32)
         if not np.isfinite(action_EA).all():
             raise PolicyFaultError(
-                "the policy's action is not a finite number: its networks are not finite. Continue"
-                " from an earlier checkpoint (--ckpt_path PATH) with lower learning rates, or with"
-                " model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
+                "the policy's action is not a finite number: its networks are not finite."
+                " Continue from an earlier checkpoint (--ckpt_path PATH) with lower learning rates,"
+                " or with model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
             )
         self.envs.send(action_EA)
         self._action_EA = action_EA
@@ -187,8 +187,8 @@ class Collector:
         """Collect a number of steps or of episodes.
 
         Args:
-            num_steps: environment steps, rounded up to whole vector steps; episodes go on from call
-                to call.
+            num_steps: environment steps, rounded up to whole vector steps; episodes continue from
+                call to call.
             num_episodes: episodes, shared out evenly among the environments, so that short ones are
                 not preferred; each begins fresh, and steps beyond an environment's share are
                 dropped.
@@ -267,44 +267,44 @@ class Collector:
         self, ended: dict[int, Episode], observation_ED: npt.NDArray, done_E: npt.NDArray[np.bool_]
     ) -> None:
         def stepped(listener: EpisodeListener, e: int, task: int) -> None:
-            episode = ended.get(e)
-            now = (
-                (episode.return_, episode.length)
-                if episode
-                else (self._running.return_E[e], self._running.length_E[e])
-            )
-            listener.on_episode_stepped(e, task, float(now[0]), int(now[1]))
+            if e in ended:
+                return_ = ended[e].return_
+                length = ended[e].length
+            else:
+                return_ = self._running.return_E[e]
+                length = self._running.length_E[e]
+            listener.on_episode_stepped(e, task, float(return_), int(length))
 
         self._notify(stepped, range(self.envs.num_envs))
         self._notify(lambda listener, e, _: listener.on_episode_ended(e, ended[e]), list(ended))
-        begun = np.flatnonzero(done_E).tolist()
-        self._notify(lambda listener, e, task: listener.on_episode_created(e, task), begun)
-        self._notify_started(observation_ED, begun)
+        new = np.flatnonzero(done_E).tolist()
+        self._notify(lambda listener, e, task: listener.on_episode_created(e, task), new)
+        self._notify_started(observation_ED, new)
 
     def state_dict(self) -> dict[str, Any]:
         """Return windows, running episodes and the environments' states, as plain values."""
         assert self._action_EA is None, "a step is under way"
-        observation_ED = self._observation_ED
+        observation = None
+        if self._observation_ED is not None:
+            observation = [self._observation_ED.dtype.str, to_text(self._observation_ED)]
         return {
             "tasks": self.envs.task_E.tolist(),
             "windows": self.windows.state_dict(),
             "running": self._running.state_dict(),
-            "observation": None
-            if observation_ED is None
-            else [observation_ED.dtype.str, to_text(observation_ED)],
+            "observation": observation,
             "envs": self.envs.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them: the next step is the one that would have been.
+        """Restore them: the next step is that of the uninterrupted run.
 
         Raises:
             ConfigurationError: if the state is of other environments.
         """
         if state["tasks"] != self.envs.task_E.tolist():
             raise ConfigurationError(
-                f"the checkpoint has environments of tasks {state['tasks']}, this run of"
-                f" {self.envs.task_E.tolist()}:"
+                f"the checkpoint has environments of tasks {state['tasks']},"
+                f" this run of {self.envs.task_E.tolist()}:"
                 " continue with the same rollout.envs_per_task and data.exclude_from_training"
             )
         self.windows.load_state_dict(state["windows"])

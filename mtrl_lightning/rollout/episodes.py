@@ -15,7 +15,7 @@ STATISTICS = ("return", "length", "success")
 
 
 class RunningEpisodes:
-    """Add up returns, lengths and successes, one episode an environment.
+    """Add up returns, lengths and successes, one episode per environment.
 
     Args:
         task_E: the task of each environment.
@@ -85,7 +85,7 @@ class EpisodeWindows:
 
     Args:
         num_tasks: number of tasks, ``T``.
-        size: episodes a task that are remembered.
+        size: number of last episodes kept per task.
     """
 
     def __init__(self, num_tasks: int, size: int) -> None:
@@ -97,7 +97,11 @@ class EpisodeWindows:
             self._windows[episode.task].append(episode)
 
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
-        """Return ``{task: {"return" | "length" | "success": {"mean", "min", "max"}}}`` of tasks that have episodes."""
+        """Return mean, min and max of return, length and success of each task with episodes.
+
+        Returns:
+            ``{task: {"return" | "length" | "success": {"mean", "min", "max"}}}``.
+        """
         result: dict[int, dict[str, dict[str, float]]] = {}
         for task, window in enumerate(self._windows):
             if window:

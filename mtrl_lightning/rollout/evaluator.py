@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
         """Return success in any step and in the last one, and return: on average and per task.
 
         They are called ``eval/success``, ``eval/success_last``, ``eval/return`` in the split
-        ``eval``, ``eval_<split>/...`` in others, with ``/<task>`` behind for a task.
+        ``eval``, ``eval_<split>/...`` in others, and those of a task end with ``/<task>``.
         """
         prefix = _prefix(self.split)
         values_T = (self.success_T, self.success_last_T, self.return_T)
@@ -97,8 +97,8 @@ class Evaluator:
     ) -> None:
         if num_episodes < 1 or envs_per_task < 1:
             raise ConfigurationError(
-                f"evaluation num_episodes is {num_episodes}, envs_per_task {envs_per_task}: give 1"
-                " or more"
+                f"evaluation num_episodes is {num_episodes},"
+                f" envs_per_task {envs_per_task}: give 1 or more"
             )
         self._benchmark = benchmark
         self._num_episodes = num_episodes
@@ -130,8 +130,8 @@ class Evaluator:
                 self.close()
                 if self.num_restarts >= self._max_restarts:
                     raise RestartsExhaustedError(
-                        f"{fault} (in an evaluation, after {self.num_restarts} restarts, the most"
-                        " allowed)"
+                        f"{fault} (in an evaluation,"
+                        f" after {self.num_restarts} restarts, the most allowed)"
                     ) from fault
                 self.num_restarts += 1
                 self._on_restart(str(fault))

@@ -35,11 +35,9 @@ def make_spec(
 def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
     """Random transitions, task-major, ``rows`` of each trained task."""
     generator = torch.Generator().manual_seed(seed)
-    B, D, A = (
-        rows * len(spec.train_tasks),
-        spec.observation_space.shape[0],
-        spec.action_space.shape[0],
-    )
+    B = rows * len(spec.train_tasks)
+    D = spec.observation_space.shape[0]
+    A = spec.action_space.shape[0]
     return TransitionBatch(
         observation_BD=torch.randn(B, D, generator=generator),
         action_BA=2 * torch.rand(B, A, generator=generator) - 1,

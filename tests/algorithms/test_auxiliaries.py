@@ -79,7 +79,9 @@ def test_it_depends_on_the_target_encoder_and_draws_from_a_generator_of_its_own(
 
 
 def test_a_restored_run_is_the_same_run(tmp_path):
-    whole, first, second = small_sac(seed=3), small_sac(seed=3), small_sac(seed=9)
+    whole = small_sac(seed=3)
+    first = small_sac(seed=3)
+    second = small_sac(seed=9)
     train(whole, 8)
     optimizers = attach(first)
     train(first, 4)

@@ -127,11 +127,9 @@ def test_hyper_parameters_stay_with_the_algorithm():
     ],
 )
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path, options):
-    whole, first, second = (
-        make_sac(seed=3, **options),
-        make_sac(seed=3, **options),
-        make_sac(seed=99, **options),
-    )
+    whole = make_sac(seed=3, **options)
+    first = make_sac(seed=3, **options)
+    second = make_sac(seed=99, **options)
     for sac in (whole, first):
         act(sac, "random")
     train(whole, 10)
@@ -150,7 +148,9 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path, options):
 
 def test_counters_generators_metrics_and_temperatures_are_restored(tmp_path):
     first, second = train(make_sac(seed=3), 4), make_sac(seed=99)
-    first.counters.env_steps, first.counters.vector_steps, first.counters.episodes = 120, 40, 6
+    first.counters.env_steps = 120
+    first.counters.vector_steps = 40
+    first.counters.episodes = 6
     act(first, "explore", times=2)
     load(second, through_a_file(checkpoint_of(first), tmp_path))
     assert second.counters.state_dict() == {

@@ -10,7 +10,9 @@ import torch
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.types import TransitionBatch
 
-NUM_TASKS, ROWS, NUM_CRITICS = 3, 4, 2
+NUM_TASKS = 3
+ROWS = 4
+NUM_CRITICS = 2
 B = NUM_TASKS * ROWS
 
 
@@ -78,7 +80,10 @@ def test_the_smallest_critic_counts_in_the_target(next_q):
 
 
 def test_the_target_equals_a_loop(draw):
-    reward, log_prob, alpha, q = draw(B), draw(B), draw(B).abs(), draw(NUM_CRITICS, B)
+    reward = draw(B)
+    log_prob = draw(B)
+    alpha = draw(B).abs()
+    q = draw(NUM_CRITICS, B)
     terminated = draw(B) > 0.5
     wanted = [
         reward[b].item()
@@ -105,17 +110,17 @@ def test_the_critics_loss_is_the_sum_of_the_mean_squared_errors(draw):
 
 
 def test_the_actors_loss_by_hand():
-    log_prob_B, q_QB = (
-        torch.tensor([1.0, -1.0, 2.0, 0.0]),
-        torch.tensor([[1.0, 5.0, 2.0, 2.0], [3.0, 4.0, 1.0, 9.0]]),
-    )
+    log_prob_B = torch.tensor([1.0, -1.0, 2.0, 0.0])
+    q_QB = torch.tensor([[1.0, 5.0, 2.0, 2.0], [3.0, 4.0, 1.0, 9.0]])
     alpha_B = torch.tensor([0.5, 0.5, 2.0, 2.0])
     # task 0: (0.5 - 1) and (-0.5 - 4), task 1: (4 - 1) and (0 - 2)
     assert losses.actor_loss(log_prob_B, q_QB, alpha_B, 2).tolist() == [-2.5, 0.5]
 
 
 def test_the_actors_loss_equals_a_loop(draw):
-    log_prob, q, alpha = draw(B), draw(NUM_CRITICS, B), draw(B).abs()
+    log_prob = draw(B)
+    q = draw(NUM_CRITICS, B)
+    alpha = draw(B).abs()
     each = [alpha[b].item() * log_prob[b].item() - min(q[:, b].tolist()) for b in range(B)]
     wanted = [sum(each[task * ROWS : (task + 1) * ROWS]) / ROWS for task in range(NUM_TASKS)]
     found = losses.actor_loss(log_prob, q, alpha, NUM_TASKS)
@@ -123,10 +128,8 @@ def test_the_actors_loss_equals_a_loop(draw):
 
 
 def test_the_temperatures_loss_by_hand():
-    log_alpha_B, log_prob_B = (
-        torch.tensor([1.0, 1.0, -0.5, -0.5]),
-        torch.tensor([3.0, 1.0, -4.0, -1.0]),
-    )
+    log_alpha_B = torch.tensor([1.0, 1.0, -0.5, -0.5])
+    log_prob_B = torch.tensor([3.0, 1.0, -4.0, -1.0])
     # -1 * (2 - 2), 0.5 * (-2.5 - 2)
     assert losses.temperature_loss(log_alpha_B, log_prob_B, -2.0, 2).tolist() == [0, -2.25]
 
@@ -141,7 +144,10 @@ def test_the_temperature_rises_when_the_entropy_is_below_its_target_and_falls_ab
 
 
 def test_tasks_averaged_are_the_batch(draw):
-    log_prob, alpha, q, target = draw(B), draw(B).abs(), draw(NUM_CRITICS, B), draw(B)
+    log_prob = draw(B)
+    alpha = draw(B).abs()
+    q = draw(NUM_CRITICS, B)
+    target = draw(B)
     pairs = [
         (losses.critic_loss(q, target, NUM_TASKS), losses.critic_loss(q, target, 1)),
         (

@@ -1,4 +1,4 @@
-"""An update asks the device that it runs on for no number, because a GPU would have to be waited for.
+"""An update reads no number from its device, because it would have to wait for a GPU.
 
 PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no numbers, so that
 whoever asks for one, or mixes it with tensors on the CPU, gets an error. It knows neither

@@ -34,15 +34,13 @@ from tests.algorithms import (
     train,
 )
 
-NUM_TASKS, LEARNING_RATE, DISCOUNT, TAU, ALPHA, TARGET_ENTROPY, SEED = (
-    2,
-    0.1,
-    0.9,
-    0.25,
-    0.5,
-    -0.7,
-    5,
-)
+NUM_TASKS = 2
+LEARNING_RATE = 0.1
+DISCOUNT = 0.9
+TAU = 0.25
+ALPHA = 0.5
+TARGET_ENTROPY = -0.7
+SEED = 5
 BATCH = TransitionBatch(
     observation_BD=torch.tensor([[0.5], [-1.0], [2.0], [0.3]]),
     action_BA=torch.tensor([[0.1], [-0.4], [0.9], [0.6]]),
@@ -132,10 +130,16 @@ def draw_action(mean, log_std, noise):
 
 
 class ByHand:
-    """One update in plain numbers: first critics and encoder, then the actor on their new weights, then the rest."""
+    """One update in plain numbers.
+
+    First critics and encoder, then the actor on their new weights, then the rest.
+    """
 
     def __init__(self) -> None:
-        m, s, c, k = [0.2, -0.6], [-0.5, 0.1], 0.3, 1.5
+        m = [0.2, -0.6]
+        s = [-0.5, 0.1]
+        c = 0.3
+        k = 1.5
         stream = Generators(SEED).get("learn", torch.device("cpu"))
         next_noise, noise = (torch.randn(4, 1, generator=stream)[:, 0].tolist() for _ in range(2))
         rows = list(zip(*(field.tolist() for field in BATCH[:-1]), strict=True))
@@ -167,7 +171,9 @@ class ByHand:
         ]
         self.k = k - LEARNING_RATE * gradient_k
 
-        gradient_m, gradient_s, gradient_c = [0.0, 0.0], [0.0, 0.0], 0.0
+        gradient_m = [0.0, 0.0]
+        gradient_s = [0.0, 0.0]
+        gradient_c = 0.0
         self.actor_loss_T, mean_log_prob_T = [0.0] * NUM_TASKS, [0.0] * NUM_TASKS
         for ((obs,), _, _, _, _, task), eps in zip(rows, noise, strict=True):
             z = self.k * obs
@@ -261,7 +267,9 @@ class Recorder(GradientMethod):
 
     def __init__(self, num_tasks: int, name: str, log: list) -> None:
         super().__init__(num_tasks)
-        self.name, self.log, self.sac = name, log, []
+        self.name = name
+        self.log = log
+        self.sac = []
 
     def backward(self, loss_T: torch.Tensor, parameters, generator) -> None:
         (sac,) = self.sac
@@ -371,10 +379,11 @@ def test_the_statistics_of_a_gradient_method_are_logged_under_its_name():
     sac, _ = recorded(make_sac)
     train(sac, 2)
     metrics = sac.drain_metrics()
+    # means of 1, 3 and of 2, 4
     assert (metrics["train/critic_conflicts"], metrics["train/actor_conflicts"]) == (
         2,
         3,
-    )  # means of 1, 3 and of 2, 4
+    )
 
 
 def test_temperatures_of_tasks_that_are_not_trained_stay():
@@ -397,7 +406,9 @@ def fast(parameters):
 
 def test_the_critics_and_the_encoder_are_not_moved_by_the_actor():
     sac = make_sac(critic_optimizer=still, actor_optimizer=fast, **FULL)
-    critic, encoder, actor = copy_of(sac.critic), copy_of(sac.encoder), copy_of(sac.actor)
+    critic = copy_of(sac.critic)
+    encoder = copy_of(sac.encoder)
+    actor = copy_of(sac.actor)
     train(sac, 3)
     assert changed(sac.critic, critic) == changed(sac.encoder, encoder) == set()
     assert changed(sac.actor, actor) == set(actor)

@@ -44,9 +44,8 @@ def test_seeds_near_each_other_give_streams_that_have_nothing_in_common():
         [draw(Generators(seed), name, 1000) for seed in range(4) for name in ("act", "learn")]
     )
     correlation = torch.corrcoef(streams)
-    assert (
-        correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
-    )  # five standard deviations
+    # five standard deviations
+    assert correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
 
 
 def test_restored_generators_go_on_bit_for_bit(tmp_path):
@@ -70,7 +69,9 @@ def test_a_saved_state_does_not_move_with_the_generators():
 
 
 def test_a_restored_generator_that_was_not_used_since_is_saved_again():
-    first, second, third = Generators(3), Generators(3), Generators(3)
+    first = Generators(3)
+    second = Generators(3)
+    third = Generators(3)
     draw(first, "act", 11)
     second.load_state_dict(first.state_dict())
     draw(second, "learn")

@@ -76,10 +76,8 @@ def test_a_frozen_copy_gets_no_gradient_and_leaves_the_original_trainable():
 
 
 def test_several_modules_move_at_each_step_wherever_they_are_by_then():
-    sources, targets = (
-        [Toy([1.0, 1.0]), Toy([2.0, 2.0], buffer=3.0)],
-        [Toy([0.0, 0.0]), Toy([0.0, 0.0])],
-    )
+    sources = [Toy([1.0, 1.0]), Toy([2.0, 2.0], buffer=3.0)]
+    targets = [Toy([0.0, 0.0]), Toy([0.0, 0.0])]
     average = PolyakAverage(sources, targets, 0.5)
     for module in (*sources, *targets):
         module.double()  # as a move to another device does, it replaces the buffers

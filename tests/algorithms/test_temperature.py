@@ -60,10 +60,8 @@ def test_a_value_that_is_not_above_zero_is_refused(initial):
 
 @pytest.mark.parametrize("per_task", [True, False])
 def test_it_is_restored(per_task):
-    before, after = (
-        Temperature(3, per_task=per_task),
-        Temperature(3, initial=7.0, per_task=per_task),
-    )
+    before = Temperature(3, per_task=per_task)
+    after = Temperature(3, initial=7.0, per_task=per_task)
     with torch.no_grad():
         before.log_alpha.add_(torch.arange(len(before.log_alpha)) + 0.5)
     after.load_state_dict(before.state_dict())

@@ -10,7 +10,10 @@ import torch
 from mtrl_lightning.algorithms import Categorical, Scalar, losses
 from mtrl_lightning.errors import ConfigurationError
 
-Q, B, K, T = 2, 6, 5, 3
+Q = 2
+B = 6
+NUM_BINS = 5
+R = 3
 
 
 def draws(*shape, seed=0):
@@ -25,21 +28,21 @@ def arguments():
         "next_log_prob_B": draws(B, seed=2),
         "alpha_B": draws(B, seed=3).exp(),
         "discount": 0.9,
-        "num_tasks": T,
+        "num_tasks": R,
     }
 
 
 def test_a_scalar_value_is_the_output_and_learns_by_squared_error():
     output, following = draws(Q, B, 1, seed=4), draws(Q, B, 1, seed=5)
     given = arguments()
-    wanted_T = [0.0] * T
+    wanted_R = [0.0] * R
     for b in range(B):
         smallest = min(following[i, b, 0].item() for i in range(Q))
         value = smallest - given["alpha_B"][b].item() * given["next_log_prob_B"][b].item()
         target = given["reward_B"][b].item() + (0 if given["terminated_B"][b] else 0.9 * value)
         for i in range(Q):
-            wanted_T[b // 2] += (output[i, b, 0].item() - target) ** 2 / 2
-    assert Scalar().loss(output, following, **given).tolist() == pytest.approx(wanted_T, rel=1e-5)
+            wanted_R[b // 2] += (output[i, b, 0].item() - target) ** 2 / 2
+    assert Scalar().loss(output, following, **given).tolist() == pytest.approx(wanted_R, rel=1e-5)
     assert torch.equal(Scalar().q(output), output[..., 0])
 
 
@@ -59,11 +62,11 @@ def projection(probabilities, values, low, high):
 
 
 def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
-    value = Categorical(num_bins=K, bound=2.0)
-    output, following = draws(Q, B, K, seed=4), draws(Q, B, K, seed=5)
+    value = Categorical(num_bins=NUM_BINS, bound=2.0)
+    output, following = draws(Q, B, NUM_BINS, seed=4), draws(Q, B, NUM_BINS, seed=5)
     given = arguments()
     bins = [-2.0, -1.0, 0.0, 1.0, 2.0]
-    wanted_T = [0.0] * T
+    wanted_R = [0.0] * R
     for b in range(B):
         mean = following[:, b].softmax(-1).mean(0).tolist()
         entropy = given["alpha_B"][b].item() * given["next_log_prob_B"][b].item()
@@ -72,12 +75,12 @@ def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
         target = projection(mean, moved, -2.0, 2.0)
         for i in range(Q):
             log_q = output[i, b].log_softmax(-1).tolist()
-            wanted_T[b // 2] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / 2
-    assert value.loss(output, following, **given).tolist() == pytest.approx(wanted_T, rel=1e-4)
+            wanted_R[b // 2] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / 2
+    assert value.loss(output, following, **given).tolist() == pytest.approx(wanted_R, rel=1e-4)
 
 
 def test_the_value_of_distributions_is_the_mean_of_their_expectations():
-    value, output = Categorical(num_bins=K, bound=2.0), draws(Q, B, K)
+    value, output = Categorical(num_bins=NUM_BINS, bound=2.0), draws(Q, B, NUM_BINS)
     q = value.q(output)
     assert q.shape == (1, B)
     bins = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
@@ -92,16 +95,16 @@ def test_a_projection_keeps_probability_and_mean_and_stays_within_the_bounds():
     projected = value.project(probability, inside)
     torch.testing.assert_close(projected.sum(-1), torch.ones(8))
     torch.testing.assert_close(
-        projected @ value.bin_K, (probability * inside).sum(-1), rtol=1e-4, atol=1e-4
+        projected @ value.bin_O, (probability * inside).sum(-1), rtol=1e-4, atol=1e-4
     )
     beyond = value.project(probability, torch.full((8, 101), 1e6))
     torch.testing.assert_close(beyond[:, -1], torch.ones(8))
 
 
 def test_the_target_has_no_gradient_and_the_outputs_have():
-    value = Categorical(num_bins=K, bound=2.0)
-    output = draws(Q, B, K).requires_grad_()
-    value.loss(output, draws(Q, B, K, seed=5), **arguments()).sum().backward()
+    value = Categorical(num_bins=NUM_BINS, bound=2.0)
+    output = draws(Q, B, NUM_BINS).requires_grad_()
+    value.loss(output, draws(Q, B, NUM_BINS, seed=5), **arguments()).sum().backward()
     assert output.grad.abs().sum(-1).gt(0).all()
 
 
@@ -123,5 +126,5 @@ def test_scalar_is_what_the_losses_say():
         0.9,
     )
     assert torch.equal(
-        Scalar().loss(output, following, **given), losses.critic_loss(output[..., 0], target, T)
+        Scalar().loss(output, following, **given), losses.critic_loss(output[..., 0], target, R)
     )

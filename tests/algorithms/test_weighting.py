@@ -50,7 +50,7 @@ def test_wrong_weights_are_refused(weights, message):
 
 
 def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss():
-    """A task of weight 0 leaves the networks where the other task alone, counted twice, takes them."""
+    """A task of weight 0 has no effect: the result is that of the other task, counted twice."""
     spec, alone = make_spec(2), make_spec(2, train_tasks=(0,))
     still = partial(SGD, lr=0.1)
     options = {"critic_optimizer": still, "actor_optimizer": still, "actor_max_grad_norm": None}

@@ -125,9 +125,8 @@ def test_a_row_is_appended_in_one_write(file, monkeypatch):
     log(logger, 4, a=0.4)
     log(logger, 5, a=0.5)
     assert [stream.writes for stream in streams] == [[b"0.4,4,4\r\n"], [b"0.5,5,5\r\n"]]
-    assert all(
-        isinstance(stream._stream, io.FileIO) for stream in streams
-    )  # no buffer, which could split it
+    # no buffer, which could split it
+    assert all(isinstance(stream._stream, io.FileIO) for stream in streams)
     assert file.read_bytes().endswith(b"0.4,4,4\r\n0.5,5,5\r\n")
 
 

@@ -31,7 +31,10 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
 
 def wandb_records(path):
     """Yield the records of an offline file: LevelDB's log format behind a header of 7 bytes."""
-    data, block, position, record = path.read_bytes(), 32768, 7, b""
+    data = path.read_bytes()
+    block = 32768
+    position = 7
+    record = b""
     while position + 7 <= len(data):
         if block - position % block < 7:  # the rest of a block is padding
             position += block - position % block
@@ -52,7 +55,9 @@ def wandb_records(path):
 def wandb_history(folder):
     from wandb.proto import wandb_internal_pb2
 
-    rows, config, run_ids = [], {}, set()
+    rows = []
+    config = {}
+    run_ids = set()
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for data in wandb_records(path):
             record = wandb_internal_pb2.Record()

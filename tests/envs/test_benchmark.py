@@ -69,9 +69,8 @@ def test_version_suffix_is_optional_and_order_is_kept():
 
 @pytest.mark.parametrize(("name", "number"), [("MT10", 10), ("MT25", 25), ("MT50", 50)])
 def test_named_sets_are_metaworlds_own_in_its_order(name, number, monkeypatch):
-    monkeypatch.setattr(
-        metaworld, "_make_tasks", lambda *_, **__: []
-    )  # goals are not needed, and slow
+    # goals are not needed, and slow
+    monkeypatch.setattr(metaworld, "_make_tasks", lambda *_, **__: [])
     upstream = tuple(getattr(metaworld, name)().train_classes)
     names = MetaWorld(name).spec.task_names
     assert names == upstream

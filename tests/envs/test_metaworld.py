@@ -38,7 +38,9 @@ def actions(number, seed=0):
 
 def run_episode(env, seed=None, number=HORIZON):
     observation, _ = env.reset(seed=seed)
-    observations, rewards, successes = [observation], [], []
+    observations = [observation]
+    rewards = []
+    successes = []
     for action in actions(number):
         observation, reward, _, _, info = env.step(action)
         observations.append(observation)

@@ -1,4 +1,7 @@
-"""Our MetaWorld beside MetaWorld's own: whatever can be seen is equal to the last bit, and MetaWorld stays as it is."""
+"""Our MetaWorld beside MetaWorld's own.
+
+Whatever can be seen is equal to the last bit, and MetaWorld stays as it is.
+"""
 
 import importlib.metadata
 import sys
@@ -26,7 +29,7 @@ UNSOLVED = {("hand-insert-v3", "v1"), ("peg-insert-side-v3", "v1"), ("stick-push
 
 
 def same(found, wanted):
-    """Whether two values are equal in type and to the last bit, signs of zeros and NaN among them."""
+    """Whether two values are equal in type and to the last bit, with signs of zeros, and NaN."""
     if isinstance(wanted, (tuple, list)):
         return (
             type(found) is type(wanted)
@@ -183,7 +186,10 @@ def test_observations_are_clipped_to_their_space():
     for env in (ours, theirs):
         env.reset(seed=1)
         space = env.unwrapped.sawyer_observation_space
-        space.low[2], space.low[20], space.high[1], space.high[38] = 0.3, 0.35, 0.5, 0.1
+        space.low[2] = 0.3
+        space.low[20] = 0.35
+        space.high[1] = 0.5
+        space.high[38] = 0.1
     for _ in range(5):
         result = ours.step(np.ones(4, np.float32))
         assert same(result, theirs.step(np.ones(4, np.float32)))
@@ -305,7 +311,9 @@ def test_a_model_that_goals_were_drawn_with_is_as_a_new_one_and_belongs_to_one_e
     drawn_goals(name, 0)
     (spare,) = SPARE_MODELS.values()
     kind = metaworld.ALL_V3_ENVIRONMENTS[name]
-    ours, second, theirs = fast_class(kind)(), fast_class(kind)(), kind()
+    ours = fast_class(kind)()
+    second = fast_class(kind)()
+    theirs = kind()
     assert ours.model is spare
     assert second.model is not spare
     found, wanted = arrays(ours.model), arrays(theirs.model)

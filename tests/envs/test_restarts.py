@@ -1,4 +1,4 @@
-"""A vector environment that is watched: what breaks is rebuilt, and nothing false comes out of it."""
+"""A vector environment with faults: what breaks is rebuilt, and every returned step is true."""
 
 import io
 import multiprocessing
@@ -99,7 +99,7 @@ def through_a_file(state):
 
 
 def assert_true(observation_ED, action_EA, result):
-    """The rows that are valid are steps of the point from the observation that was handed out before."""
+    """Check that the valid rows are steps of the point from the observation returned before."""
     for e in range(len(TASKS)):
         if result.valid_E[e]:
             wanted_D = np.clip(observation_ED[e].astype(np.float64) + 0.2 * action_EA[e], -1, 1)
@@ -253,7 +253,7 @@ def test_a_killed_worker_costs_its_own_rows_one_step(when):
 def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_its_next_step_is_void(
     question,
 ):
-    """The caller holds an observation of the former episode, from which the next step does not begin."""
+    """The caller holds an observation of the former episode: the next step begins elsewhere."""
     envs, told = make(workers=3, task=None)
     begin(envs)
     run(envs, actions()[:3])
@@ -431,7 +431,10 @@ def test_without_a_budget_a_fault_raises_as_it_is():
 @pytest.mark.parametrize("workers", [(0, 3), (3, 0)])
 @pytest.mark.parametrize("steps", [3, AT, AT + 1, AT + 3])
 def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers, steps):
-    """Also the second fault's draws are those that would have been: the number of restarts is part of the state."""
+    """The second fault's draws are those of the uninterrupted run.
+
+    The number of restarts is part of the state.
+    """
     all_actions = actions(3 * AT)
     envs, _ = make(workers=workers[0])
     begin(envs)

@@ -1,4 +1,7 @@
-"""An environment's state: what comes back goes on bit for bit, through any wrappers, or is refused by name."""
+"""An environment's state: restored, it continues bit for bit, or it is refused by name.
+
+This holds through any wrappers.
+"""
 
 import enum
 import io
@@ -247,7 +250,7 @@ def test_gymnasiums_mujoco_environments_go_on_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", ["Ant-v5", "Humanoid-v5"])
 def test_an_environment_that_reads_what_the_last_step_computed_goes_on_bit_for_bit(name):
-    """Their reward is the change of a position that MuJoCo computes in a step, half a step behind its state."""
+    """Their reward is the change of a position that lies half a step behind MuJoCo's state."""
     assert_gymnasiums_goes_on(name)
 
 
@@ -320,8 +323,13 @@ def test_an_edit_of_the_models_options_is_saved():
 
 XML = """
 <mujoco><worldbody>
-  <body name="arm"><joint name="j" type="hinge" axis="0 1 0" damping="0.1"/><geom name="g" size="0.1" pos="0.5 0 0"/>
-    <body name="hand" pos="1 0 0"><joint name="k" type="hinge" axis="0 1 0"/><geom size="0.05" pos="0.3 0 0"/></body>
+  <body name="arm">
+    <joint name="j" type="hinge" axis="0 1 0" damping="0.1"/>
+    <geom name="g" size="0.1" pos="0.5 0 0"/>
+    <body name="hand" pos="1 0 0">
+      <joint name="k" type="hinge" axis="0 1 0"/>
+      <geom size="0.05" pos="0.3 0 0"/>
+    </body>
   </body>
 </worldbody></mujoco>
 """
@@ -330,10 +338,8 @@ XML = """
 class Arm(gym.Env):
     """A small simulation whose attributes a test may add to."""
 
-    observation_space, action_space = (
-        Box(-np.inf, np.inf, (6,), np.float64),
-        Box(-1.0, 1.0, (2,), np.float32),
-    )
+    observation_space = Box(-np.inf, np.inf, (6,), np.float64)
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
 
     def __init__(self, seed=0, **attributes):
         self.model = mujoco.MjModel.from_xml_string(XML)
@@ -386,9 +392,8 @@ def test_a_small_simulation_goes_on_bit_for_bit():
 def test_what_the_simulation_computes_from_its_state_is_there_before_the_next_step():
     env, other = used_arm(1), Arm(2)
     copied(env, other)
-    np.testing.assert_allclose(
-        other.observe(), env.observe(), atol=0.02
-    )  # half a step apart at most
+    # half a step apart at most
+    np.testing.assert_allclose(other.observe(), env.observe(), atol=0.02)
     assert np.abs(env.data.xpos).max() > 0.5
 
 
@@ -741,7 +746,7 @@ def test_an_object_that_the_other_environment_has_not_made_yet_comes_back_or_is_
 
 
 def test_an_object_that_is_one_of_several_comes_back_as_that_one():
-    """The one that acts was the first when the environment was made, and is the second when it is saved."""
+    """The acting one is the first when the environment is made, the second when it is saved."""
 
     def make(acting, counts):
         players = [Memory(count, np.zeros(1)) for count in counts]
@@ -813,7 +818,9 @@ def test_an_object_of_another_class_is_refused():
 class OwnAnswer(gym.Wrapper):
     def __init__(self, env):
         super().__init__(env)
-        self.lock, self.count, self.scratch = threading.Lock(), 0, [0]
+        self.lock = threading.Lock()
+        self.count = 0
+        self.scratch = [0]
 
     def step(self, action):
         self.count += 1

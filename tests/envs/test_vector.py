@@ -92,8 +92,7 @@ def wait_until_gone(pids, seconds):
         time.sleep(0.05)
 
 
-# ---- the same numbers for any number of workers
-# ---------------------------------------------------------------------
+# ---- the same numbers for any number of workers ----
 
 TASKS = [0, 1, 0, 2]
 
@@ -176,8 +175,7 @@ def test_a_single_seed_and_a_list_of_seeds(toy_envs, workers):
     assert (same == same[0]).all()
 
 
-# ---- an episode's end
-# ----------------------------------------------------------------------------------------------
+# ---- an episode's end ----
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -229,8 +227,7 @@ def test_environments_are_reset_once_an_episode():
     assert envs.get_attr("num_resets") == tuple(1 + ended)
 
 
-# ---- Gymnasium's and MetaWorld's own code on it
-# ---------------------------------------------------------------------
+# ---- Gymnasium's and MetaWorld's own code on it ----
 
 
 def gymnasiums_own(benchmark, tasks):
@@ -338,10 +335,8 @@ class ScriptedAgent:
 
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 def test_metaworlds_own_evaluation_gives_on_it_what_it_gives_upstream():
-    names, horizon = (
-        ["reach-v3", "drawer-close-v3", "pick-place-v3"],
-        60,
-    )  # too short for some of the goals
+    names = ["reach-v3", "drawer-close-v3", "pick-place-v3"]
+    horizon = 60  # too short for some of the goals
 
     def upstream(name):
         env = metaworld.ALL_V3_ENVIRONMENTS[name](reward_function_version="v2")
@@ -370,8 +365,7 @@ def test_metaworlds_own_evaluation_gives_on_it_what_it_gives_upstream():
     ours.close()
 
 
-# ---- attributes, state
-# ---------------------------------------------------------------------------------------------
+# ---- attributes, state ----
 
 
 def test_attributes_and_calls_reach_every_environment_in_order():
@@ -419,8 +413,7 @@ def test_state_round_trip_continues_bit_equal_in_the_middle_of_an_episode(toy_en
         assert_same(go_on(restored), expected)
 
 
-# ---- what can go wrong
-# ---------------------------------------------------------------------------------------------
+# ---- what can go wrong ----
 
 
 def test_unknown_split_and_negative_number_of_workers():
@@ -560,7 +553,7 @@ def test_after_a_fault_every_worker_answers_the_question_asked(workers):
 
 @pytest.mark.parametrize("axis", [0, 3])
 def test_an_action_that_is_not_a_number_is_no_step(axis, tmp_path, monkeypatch):
-    """MuJoCo answers a NaN by silently resetting the simulation, after which every observation is finite."""
+    """MuJoCo silently resets the simulation after a NaN: then every observation is finite."""
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
     envs = VectorEnv(MetaWorld(["reach", "push"], horizon=20, num_goals=5), [0, 1], num_workers=0)
     envs.reset(seed=0)
@@ -620,8 +613,7 @@ def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
     assert not pids_alive(pids)
 
 
-# ---- nothing is left behind
-# ----------------------------------------------------------------------------------------
+# ---- nothing is left behind ----
 
 
 def test_close_leaves_no_process():

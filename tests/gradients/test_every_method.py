@@ -54,10 +54,8 @@ def test_one_task_is_the_mean(name):
 def test_the_order_of_the_tasks_does_not_matter(name):
     # PCGrad and CAGrad-Fast draw: they keep to it where there is nothing to draw
     num_tasks = 2 if name in ("pcgrad", "cagrad_fast") else 5
-    gradients, order = (
-        random_gradients(num_tasks),
-        torch.tensor([3, 0, 4, 2, 1] if num_tasks == 5 else [1, 0]),
-    )
+    gradients = random_gradients(num_tasks)
+    order = torch.tensor([3, 0, 4, 2, 1] if num_tasks == 5 else [1, 0])
     gradients[1] *= -1  # so that the first two conflict
     one, other = METHODS[name](num_tasks), METHODS[name](num_tasks)
     expected = update(one, gradients)
@@ -136,11 +134,9 @@ def test_other_parameters_and_the_method_itself_get_no_gradient(name):
 @every_method
 def test_the_same_seed_gives_the_same(name):
     def run(seed):
-        problem, method, drawn = (
-            Quadratic(random_gradients(6, 3)),
-            METHODS[name](6),
-            generator(seed),
-        )
+        problem = Quadratic(random_gradients(6, 3))
+        method = METHODS[name](6)
+        drawn = generator(seed)
         return torch.stack([problem.update(method, drawn, lr=0.02) for _ in range(4)])
 
     assert torch.equal(run(0), run(0))

@@ -98,7 +98,9 @@ def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
 
 
 def test_the_losses_are_computed_once_more_each_update():
-    method, problem, calls = FAMO(2), Problem(torch.ones(2, 2)), []
+    method = FAMO(2)
+    problem = Problem(torch.ones(2, 2))
+    calls = []
     method.backward(problem.losses(), problem.parameters, GENERATOR)
     method.after_step(lambda: calls.append(1) or torch.ones(2))
     assert len(calls) == 1

@@ -19,7 +19,9 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.heads = nn.Linear(3, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+        self.first = nn.Linear(3, 5)
+        self.last = nn.Linear(5, 4)
+        self.heads = nn.Linear(4, 3)
 
     def parameters_of(self):
         shared = [*self.first.parameters(), *self.last.parameters()]

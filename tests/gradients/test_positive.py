@@ -40,7 +40,9 @@ def test_losses_that_are_not_finite_are_not_remembered():
 
 def test_the_optimizer_is_adam():
     weight = torch.nn.Parameter(torch.zeros(4))
-    adam, ours, own = torch.optim.Adam([weight], lr=0.03), WeightOptimizer(4, 0.03), torch.zeros(4)
+    adam = torch.optim.Adam([weight], lr=0.03)
+    ours = WeightOptimizer(4, 0.03)
+    own = torch.zeros(4)
     for gradient in random_gradients(30, 4) * torch.tensor([1.0, 1e-3, 1e3, 0.0]):
         weight.grad = gradient.clone()
         adam.step()

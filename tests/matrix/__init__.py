@@ -1,4 +1,7 @@
-"""Every network with every gradient method, built by the command line from the YAML files and updated on real steps."""
+"""Every network with every gradient method, on real steps.
+
+They are built by the command line from the YAML files.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ def in_precision(built: Built, precision: str) -> Built:
 
 @cache
 def batches(env: str) -> tuple[EnvSpec, list[TransitionBatch], dict[int, Any]]:
-    """Return two batches of transitions of the real environments, and the vector steps that they are from."""
+    """Return two batches of real transitions, and the vector steps that they are from."""
     benchmark = BENCHMARKS[env]
     envs = VectorEnv(benchmark, list(range(4)), num_workers=0)
     collector, buffer = Collector(envs, Uniform()), ReplayBuffer(benchmark.spec, 160)
@@ -189,7 +192,10 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def check_updates(
     command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, gradient: str
 ) -> None:
-    """Build and update in both precisions; every number stays finite, every network learns, and precisions are near."""
+    """Build and update in both precisions.
+
+    Every number stays finite, every network learns, and the precisions agree closely.
+    """
     config = str(ROOT / f"configs/gradient/{gradient}.yaml")
     built, ends = build(command_line, monkeypatch, env, network, "-c", config), []
     for precision in PRECISIONS:

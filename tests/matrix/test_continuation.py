@@ -1,4 +1,7 @@
-"""What networks and gradient methods remember is in the checkpoint: a continued run is the run that would have been."""
+"""The state of networks and gradient methods is in the checkpoint.
+
+A continued run equals the uninterrupted run.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,8 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
         "--data.benchmark.init_args.horizon=7",
     ]
     if network == "paco":
-        options.append(
-            "--model.init_args.critic.init_args.max_loss=0.5"
-        )  # some tasks are masked and begin anew
+        # some tasks are masked and reinitialized
+        options.append("--model.init_args.critic.init_args.max_loss=0.5")
 
     def run(total, *extra):
         configs = (

@@ -40,11 +40,9 @@ def make(seed=0, **settings):
 
 def slow(encoder, x_BD, task_B):
     """Sodhani et al. 2021, section 4: encoders, context, attention, and what the policy sees."""
-    table_TC, context, rows = (
-        torch.from_numpy(load_embeddings(EMBEDDINGS, NAMES)).to(x_BD),
-        encoder.context,
-        [],
-    )
+    table_TC = torch.from_numpy(load_embeddings(EMBEDDINGS, NAMES)).to(x_BD)
+    context = encoder.context
+    rows = []
     for x_D, task in zip(x_BD, task_B.tolist(), strict=True):
         context_C = layers(table_TC[task], [context.hidden[0], context.hidden[2], context.output])
         z = [one_expert(encoder.experts, k, x_D) for k in range(4)]
@@ -126,7 +124,9 @@ def test_another_conditioning_takes_the_place_of_language():
 
 
 def test_a_row_does_not_depend_on_the_others():
-    encoder, x_BD, order = make(), uniform(7, 5), torch.tensor([6, 3, 0, 5, 1, 4, 2])
+    encoder = make()
+    x_BD = uniform(7, 5)
+    order = torch.tensor([6, 3, 0, 5, 1, 4, 2])
     whole = encoder(x_BD, TASK_B)
     torch.testing.assert_close(encoder(x_BD[order], TASK_B[order]), whole[order])
     torch.testing.assert_close(
@@ -146,11 +146,9 @@ def test_an_empty_batch_half_precision_and_many_losses_at_once():
 
 
 def test_the_state_holds_all_and_the_tasks_embeddings():
-    before, after, x_BD = (
-        make(),
-        CARE(SPACE, 4, num_experts=4, width=6, out_dim=Z, context_dim=Z),
-        uniform(7, 5),
-    )
+    before = make()
+    after = CARE(SPACE, 4, num_experts=4, width=6, out_dim=Z, context_dim=Z)
+    x_BD = uniform(7, 5)
     with pytest.raises(ConfigurationError, match="set_task_names"):
         after(x_BD, TASK_B)
     after.load_state_dict(copy.deepcopy(before.state_dict()))

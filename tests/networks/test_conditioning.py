@@ -91,10 +91,8 @@ def test_nothing_is_added_to_features_that_tell_the_task():
     nothing = NoConditioning(3)
     assert nothing(torch.tensor([0, 2])).shape == (2, 0)
     assert nothing.out_dim == 0 and nothing.state_dict() == {}
-    network, x_BD = (
-        MLP(4, 2, 3, width=8, conditioning=NoConditioning, output_bound=0.5),
-        uniform(1, 4).expand(3, 4),
-    )
+    network = MLP(4, 2, 3, width=8, conditioning=NoConditioning, output_bound=0.5)
+    x_BD = uniform(1, 4).expand(3, 4)
     assert network.trunk[0].in_features == 4
     out = network(x_BD, torch.tensor([0, 1, 2]))
     assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2]) and out.any()
@@ -112,9 +110,8 @@ def test_an_embedding_begins_normal_and_has_32_numbers():
     assert embedding.out_dim == 32
     assert embedding.weight_TC.mean().item() == pytest.approx(0, abs=0.03)
     assert embedding.weight_TC.std().item() == pytest.approx(1, abs=0.03)
-    assert (
-        embedding(torch.arange(500)).norm(dim=-1).std() > 0.1
-    )  # no unit length unless it is asked for
+    # no unit length unless it is asked for
+    assert embedding(torch.arange(500)).norm(dim=-1).std() > 0.1
 
 
 def test_an_embedding_of_unit_length_by_hand():

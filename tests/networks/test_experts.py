@@ -13,7 +13,9 @@ from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.experts import Experts, TaskExperts, is_task_major
 from tests.networks import uniform
 
-IN_DIM, OUT_DIM, NUM_TASKS = 4, 2, 3
+IN_DIM = 4
+OUT_DIM = 2
+NUM_TASKS = 3
 ORDERS = [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2], [2, 1, 0], [0, 2, 1, 1, 2, 0, 0], [1, 1, 1]]
 """Tasks of batches: in order with three rows and with one, backwards, mixed, one task alone."""
 
@@ -48,10 +50,8 @@ def assert_equals_row_by_row(network, slow, tolerance=1e-11):
     """Outputs and all gradients are those of ``slow(network, x_D, task)`` for each row."""
     network = randomized(network).double()
     for i, tasks in enumerate(ORDERS):
-        x_BD, task_B = (
-            uniform(len(tasks), IN_DIM, seed=50 + i).double().requires_grad_(),
-            torch.tensor(tasks),
-        )
+        x_BD = uniform(len(tasks), IN_DIM, seed=50 + i).double().requires_grad_()
+        task_B = torch.tensor(tasks)
         fast = network(x_BD, task_B)
         wanted = torch.stack(
             [slow(network, x_D, task) for x_D, task in zip(x_BD, tasks, strict=True)]
@@ -196,10 +196,8 @@ def test_each_expert_is_a_perceptron(depth, relu_last, own_inputs):
     assert out.shape == (3, 6, 2)
     torch.testing.assert_close(out, wanted, rtol=1e-12, atol=1e-12)
     parameters = list(experts.parameters())
-    ours, theirs = (
-        gradients(out, parameters, uniform(3, 6, 2)),
-        gradients(wanted, parameters, uniform(3, 6, 2)),
-    )
+    ours = gradients(out, parameters, uniform(3, 6, 2))
+    theirs = gradients(wanted, parameters, uniform(3, 6, 2))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 

@@ -72,12 +72,13 @@ def test_it_begins_as_the_same_network_for_every_task(variant):
 def test_one_layer_by_hand():
     network = FiLM(1, 1, 2, width=2, depth=1)
     numbers = {
+        # delta, delta, beta, beta of tasks 0 and 1
         "modulation.weight": [
             [0, 1],
             [0, -3],
             [0, 10],
             [0, 20],
-        ],  # delta, delta, beta, beta of tasks 0 and 1
+        ],
         "layers.0.weight": [[1], [2]],
         "layers.0.bias": [0, 1],
         "head.weight": [[1, 100]],

@@ -64,9 +64,8 @@ def test_rows_without_a_gradient_are_not_computed(layers, monkeypatch):
     monkeypatch.setattr(hidden, "_product", lambda g, w: seen.append(len(g)) or product(g, w))
     for num_rows in (1, 64, 65, 192, 193, ROWS):
         gradients(layers, layers, with_rows(num_rows), torch.float32)
-    assert (
-        seen == [64] * 6 + [128] * 3 + [192] * 3 + [ROWS] * 6
-    )  # whole multiples of 64; above three quarters, all
+    # whole multiples of 64; above three quarters, all
+    assert seen == [64] * 6 + [128] * 3 + [192] * 3 + [ROWS] * 6
 
 
 def test_a_gradient_too_small_for_its_square_counts(layers):

@@ -179,10 +179,8 @@ def test_an_encoder_of_language_equals_a_loop_and_trains_the_perceptron_alone(fi
     randomize(encoder).double()
     set_task_names(encoder, NAMES)
     rows = torch.tensor([[-5, 6e-3], [1, 2], [3, 4.5]]).double()
-    linears, task_B = (
-        [encoder.hidden[0], encoder.hidden[2], encoder.output],
-        torch.tensor([1, 2, 0, 1]),
-    )
+    linears = [encoder.hidden[0], encoder.hidden[2], encoder.output]
+    task_B = torch.tensor([1, 2, 0, 1])
     wanted = torch.stack([layers(rows[task], linears) for task in task_B.tolist()])
     assert_same_output_and_gradients(encoder, encoder(task_B), wanted, 1e-7)  # the table is float32
     assert len(list(encoder.parameters())) == 6
@@ -207,10 +205,8 @@ def test_a_task_that_nobody_described_is_refused():
 
 
 def test_all_tasks_are_described_and_embedded():
-    descriptions, embeddings = (
-        json.loads(DESCRIPTIONS.read_text()),
-        json.loads(EMBEDDINGS.read_text()),
-    )
+    descriptions = json.loads(DESCRIPTIONS.read_text())
+    embeddings = json.loads(EMBEDDINGS.read_text())
     assert list(descriptions) == list(embeddings)
     assert set(DM_CONTROL) <= set(descriptions) and len(DM_CONTROL) == 51
     assert len(set(descriptions.values())) == len(descriptions)

@@ -176,7 +176,9 @@ def test_what_tells_the_task_is_detached_and_all_else_learns(assignment, told_by
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_the_others(kind):
-    mixture, x_BD, order = make(kind), uniform(7, 5), torch.tensor([6, 3, 0, 5, 1, 4, 2])
+    mixture = make(kind)
+    x_BD = uniform(7, 5)
+    order = torch.tensor([6, 3, 0, 5, 1, 4, 2])
     whole = mixture(x_BD, TASK_B)
     torch.testing.assert_close(mixture(x_BD[order], TASK_B[order]), whole[order])
     torch.testing.assert_close(
@@ -198,7 +200,9 @@ def test_an_empty_batch_half_precision_and_many_losses_at_once(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_holds_all(kind):
-    before, after, x_BD = make(kind), make(kind, seed=50), uniform(7, 5)
+    before = make(kind)
+    after = make(kind, seed=50)
+    x_BD = uniform(7, 5)
     assert not torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))

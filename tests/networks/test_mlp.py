@@ -72,10 +72,8 @@ def by_hand(weights, x, task, num_tasks, depth, layer_norm):
         if layer_norm:
             mean = sum(h) / len(h)
             variance = sum((v - mean) ** 2 for v in h) / len(h)
-            gain, bias = (
-                weights[f"trunk.{stride * layer + 1}.weight"],
-                weights[f"trunk.{stride * layer + 1}.bias"],
-            )
+            gain = weights[f"trunk.{stride * layer + 1}.weight"]
+            bias = weights[f"trunk.{stride * layer + 1}.bias"]
             h = [
                 (v - mean) / math.sqrt(variance + 1e-5) * g + c
                 for v, g, c in zip(h, gain, bias, strict=True)

@@ -55,9 +55,8 @@ def slow(network, x_D, task):
     "options", [{}, {"conditioning": Dense}, {"depth": 1, "num_experts": 1}, {"depth": 2}]
 )
 def test_it_is_the_papers_equations_row_by_row(options):
-    assert_equals_row_by_row(
-        make(**options), slow, tolerance=1e-7
-    )  # norms are divided by with a small number added
+    # norms are divided by with a small number added
+    assert_equals_row_by_row(make(**options), slow, tolerance=1e-7)
 
 
 def test_the_basis_is_orthonormal():

@@ -24,9 +24,8 @@ def layer_norm(h_H, gain_H, bias_H):
 def test_it_is_a_layer_and_blocks_that_are_added(depth):
     layers = randomized(residual_layers(4, 6, depth)).double()
     parameters = list(layers.parameters())
-    groups = [
-        parameters[i : i + 4] for i in range(0, len(parameters), 4)
-    ]  # weight and bias, gain and bias
+    # weight and bias, gain and bias
+    groups = [parameters[i : i + 4] for i in range(0, len(parameters), 4)]
     assert len(groups) == 1 + 2 * depth
 
     def slow(x_D):

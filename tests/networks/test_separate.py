@@ -25,9 +25,8 @@ def make(**options):
     return Separate(IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, **options})
 
 
-@pytest.mark.parametrize(
-    "check", CONTRACT[1:]
-)  # the first asks for a conditioning, of which there is none
+# the first asks for a conditioning, of which there is none
+@pytest.mark.parametrize("check", CONTRACT[1:])
 def test_the_contract(check):
     check(make)
 

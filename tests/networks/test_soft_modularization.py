@@ -111,7 +111,9 @@ def test_with_even_routes_the_output_is_the_mean_of_the_modules():
 
 @pytest.mark.parametrize(("depth", "m"), [(1, 2), (2, 2), (4, 3)])
 def test_the_number_of_parameters(depth, m):
-    d, e, network = 6, 5, make(depth=depth, num_modules=m)
+    d = 6
+    e = 5
+    network = make(depth=depth, num_modules=m)
     encoders = (IN_DIM + 1) * e + (e + 1) * e + (NUM_TASKS + 1) * e
     routing = (e + 1) * ((depth - 1) * m * m + m) + (depth - 1) * (m * m + 1) * e
     modules = m * ((e + 1) * d + (depth - 1) * (d + 1) * d)

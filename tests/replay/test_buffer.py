@@ -127,9 +127,8 @@ def test_draws_are_uniform(size):
 
 
 def test_draws_are_with_replacement():
-    assert (
-        len(set(rows_drawn(filled([200]), 1, 200)[0].tolist())) < 160
-    )  # expected are 200 (1 - 1/e) = 126
+    # expected are 200 (1 - 1/e) = 126
+    assert len(set(rows_drawn(filled([200]), 1, 200)[0].tolist())) < 160
 
 
 @pytest.mark.parametrize("sizes", [[50, 50, 50], [50, 20, 35]])

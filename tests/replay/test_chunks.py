@@ -1,4 +1,7 @@
-"""The replay's files: their size, writing ahead, saving the newest rows only, a disk that fails, a list that lies."""
+"""The replay's files: their size, writing ahead, saving only the newest rows, and faults.
+
+The faults are a disk that fails and a manifest with false entries.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +102,9 @@ def test_chunks_hold_the_rows_asked_for_and_the_last_one_what_is_left(tmp_path, 
 def test_any_size_of_chunk_restores_rows_order_and_write_position(
     tmp_path, num_rings, capacity, chunk_rows
 ):
-    """Saved after every addition, so that no ring gains more rows than it holds between two saves."""
-    storage, naive = make_storage(num_rings, capacity), NaiveRings(num_rings, capacity)
+    """Saved after every addition: no ring gains more rows than it holds between two saves."""
+    storage = make_storage(num_rings, capacity)
+    naive = NaiveRings(num_rings, capacity)
     snapshots = make_snapshots(tmp_path, chunk_rows)
     additions = RandomAdditions(num_rings, capacity, seed=chunk_rows)
     most = max(1, chunk_rows // num_rings)
@@ -271,8 +275,10 @@ def test_the_newest_rows_come_back_and_no_others(tmp_path, save_last, share, add
 def test_a_ring_that_was_restored_in_part_goes_round_as_lists_would(
     tmp_path, save_last, chunk_rows
 ):
-    """Random and unbalanced; saved and restored again and again, each time with the newest rows only."""
-    num_rings, capacity, share = 3, 8, save_last // 3
+    """Random and unbalanced; saved and restored many times, with the newest rows only."""
+    num_rings = 3
+    capacity = 8
+    share = save_last // 3
     storage, additions = make_storage(), RandomAdditions(num_rings, capacity, seed=save_last)
     lists = [[] for _ in range(num_rings)]
     snapshots = make_snapshots(tmp_path, chunk_rows, save_last)

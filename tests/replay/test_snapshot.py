@@ -286,7 +286,7 @@ def test_the_checksum_is_that_of_the_file(tmp_path):
 
 
 def saves(folder, count=4):
-    """Save a ring of four rows after each three rows; return the manifests and what the ring then held."""
+    """Save a ring of four rows after each three rows; return the manifests and contents."""
     storage, snapshots = make_storage(1, 4), ReplaySnapshots(folder)
     manifests, contents = [], []
     for start in range(0, 3 * count, 3):

@@ -196,8 +196,7 @@ def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
     assert make_rings(2, 500).capacity == 500
 
 
-# ---- mapped from a file
-# --------------------------------------------------------------------------------------------
+# ---- mapped from a file ----
 
 
 @pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (3, 4), (2, 32)])
@@ -282,8 +281,7 @@ def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- rows that were never restored
-# ---------------------------------------------------------------------------------
+# ---- rows that were never restored ----
 
 
 def test_rows_before_the_oldest_are_not_held_until_the_ring_has_gone_round():

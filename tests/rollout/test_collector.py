@@ -50,67 +50,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-# ---- transitions
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# #
-# --------------------------------------------------------------------------------------------------
-# # ---------------------------------------------------------------------------------------------------
+# ---- transitions ----
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -213,7 +153,7 @@ def test_what_a_restarted_worker_did_is_dropped_and_counts_nowhere():
     assert collector.windows.summary()[0]["return"]["mean"] == 4.0
 
 
-# ---- sample --------------------------------------------------------------------------------------------------------
+# ---- sample ----
 
 
 def test_steps_are_rounded_up_to_vector_steps_and_episodes_go_on_from_call_to_call():
@@ -264,7 +204,7 @@ def test_shares_by_hand():
 
 
 def test_short_episodes_are_not_preferred():
-    """Of ten episodes five come from the task with short ones, though it ended many more meanwhile."""
+    """Of ten episodes five are of the task with short ones, though it ended many more."""
     collector = scripted(tasks=[0, 1])
     collector.envs.call("set_state", {"episode": 0, "steps": 0})
     sample = collector.sample(num_episodes=10)
@@ -281,14 +221,12 @@ def test_collecting_episodes_begins_fresh_ones():
 
 def test_force_reset_begins_new_episodes_and_drops_those_that_run():
     collector = scripted()
-    collector.sample(
-        num_steps=6
-    )  # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
+    # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
+    collector.sample(num_steps=6)
     plain = collector.sample(num_steps=3)
     assert plain.transitions.observation_ED[:, 1:3].tolist() == [[0, 2], [1, 1], [0, 2]]
-    collector.sample(
-        num_steps=3
-    )  # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
+    # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
+    collector.sample(num_steps=3)
     forced = collector.sample(num_steps=12, force_reset=True)
     assert forced.transitions.observation_ED[:3, 1:3].tolist() == [[3, 0], [2, 0], [2, 0]]
     assert forced.episodes == [scripted_episode(0, 3), scripted_episode(1, 2)]
@@ -361,7 +299,7 @@ def test_surplus_is_dropped_also_in_a_step_with_a_restarted_worker():
     assert [episode.return_ for episode in sample.episodes] == [1, 70, 400]
 
 
-# ---- counters, windows, listeners ----------------------------------------------------------------------------------
+# ---- counters, windows, listeners ----
 
 
 def test_counters_are_shared_and_counted_by_hand():
@@ -408,7 +346,9 @@ def test_listeners_hear_of_every_episode_in_order():
     collector = scripted(tasks, listeners=[diary])
     sample = collector.sample(num_steps=30, seed=[0, 0, 0])
     for e, task in enumerate(tasks):
-        expected, episode, step = [], 0, 0
+        expected = []
+        episode = 0
+        step = 0
         for _ in range(10):
             if step == 0:
                 expected += [("created", e, task), ("started", e, task, [task, episode, 0, 0])]
@@ -453,7 +393,7 @@ def test_listening_changes_nothing():
     assert same(plain.sample(num_steps=40).transitions, heard.sample(num_steps=40).transitions)
 
 
-# ---- going on ------------------------------------------------------------------------------------------------------
+# ---- continuation ----
 
 
 def through_a_file(state):
@@ -478,16 +418,14 @@ def test_metaworlds_state_goes_on_bit_for_bit_in_the_middle_of_an_episode(worker
 
 
 def assert_goes_on(benchmark, tasks, workers, before):
-    """Another number of workers, another seed, another past: the next steps are those that would have been."""
+    """Another number of workers, seed and past: the next steps are the uninterrupted run's."""
     size = benchmark.spec.action_space.shape[0]
     first, second = (
         VectorEnv(benchmark, tasks, seed=s, num_workers=n)
         for s, n in zip((3, 4), workers, strict=True)
     )
-    collector, resumed = (
-        Collector(first, Uniform(size), window=3),
-        Collector(second, Uniform(size, seed=1), window=3),
-    )
+    collector = Collector(first, Uniform(size), window=3)
+    resumed = Collector(second, Uniform(size, seed=1), window=3)
     collector.reset()
     if before:
         collector.sample(num_steps=4 * before)
@@ -561,7 +499,7 @@ def test_a_state_of_other_environments_is_refused_before_anything_is_changed(tas
     assert other.state_dict() == before
 
 
-# ---- faults --------------------------------------------------------------------------------------------------------
+# ---- faults ----
 
 
 def toy_step(observation_D, action_A):
@@ -651,10 +589,8 @@ def test_a_collector_that_is_saved_after_a_fault_goes_on_bit_for_bit(workers):
     assert collector.envs.num_restarts == 1
     resumed.load_state_dict(through_a_file(collector.state_dict()))
     for _ in range(40):
-        (expected, expected_ended), (found, found_ended) = (
-            collector.step("explore"),
-            resumed.step("explore"),
-        )
+        (expected, expected_ended) = collector.step("explore")
+        (found, found_ended) = resumed.step("explore")
         assert same(found, expected)
         assert found_ended == expected_ended
     assert resumed.windows.summary() == collector.windows.summary()

@@ -26,7 +26,9 @@ def naive(results, task_E):
     """Every environment's episodes by a slow loop: ``{(step, env): episode}``."""
     ended = {}
     for e, task in enumerate(task_E):
-        rewards, successes, broken = [], [], False
+        rewards = []
+        successes = []
+        broken = False
         for s, result in enumerate(results):
             rewards.append(float(result.reward_E[e]))
             successes.append(bool(result.success_E[e]))
@@ -36,7 +38,9 @@ def naive(results, task_E):
                     ended[s, e] = Episode(
                         task, sum(rewards), len(rewards), any(successes), successes[-1]
                     )
-                rewards, successes, broken = [], [], False
+                rewards = []
+                successes = []
+                broken = False
     return ended
 
 

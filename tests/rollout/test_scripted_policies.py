@@ -1,4 +1,4 @@
-"""MetaWorld's own scripted policies, measured by our evaluator and by MetaWorld's own evaluation."""
+"""MetaWorld's scripted policies, measured by our evaluator and by MetaWorld's evaluation."""
 
 import gymnasium as gym
 import metaworld
@@ -59,9 +59,8 @@ def test_scripted_policies_succeed_exactly_where_metaworlds_own_evaluation_says(
     )
     evaluation = evaluator.evaluate(ScriptedPolicies(names))
     evaluator.close()
-    monkeypatch.setattr(
-        metaworld, "_N_GOALS", NUM_GOALS
-    )  # upstream draws the first two of its fifty goals, and faster
+    # upstream draws the first two of its fifty goals, and faster
+    monkeypatch.setattr(metaworld, "_N_GOALS", NUM_GOALS)
     expected = {
         name: upstream_success(name, metaworld.MT1(name, seed=0).train_tasks) for name in names
     }
