@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import random
+import tempfile
+import warnings
 from functools import partial
 
 import numpy as np
@@ -214,3 +216,35 @@ def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, opti
     with pytest.raises(ConfigurationError, match=message):
         small(ToyReach(3), tmp_path, **options)
     assert not list(tmp_path.glob("run/version_0/checkpoints/*.ckpt"))
+
+
+def test_an_evaluation_steps_environments_no_more_than_training_does(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        small(ToyReach(3, horizon=50), tmp_path, num_episodes=4)
+    assert "evaluation_every 600" in caplog.text, "4 episodes of 50 steps of 3 tasks"
+
+
+def test_a_replay_on_disk_is_in_the_runs_folder(tmp_path, monkeypatch):
+    folders = []
+    make = tempfile.TemporaryFile
+
+    def noting(*args, dir=None, **kwargs):
+        folders.append(dir)
+        return make(*args, dir=dir, **kwargs)
+
+    monkeypatch.setattr("mtrl_lightning.replay.storage.tempfile.TemporaryFile", noting)
+    run = small(ToyReach(2), tmp_path, total_steps=100, data={"memory_map": True})
+    assert folders.count(run.folder) >= 5, "one file per field of a transition"
+    assert all(run.folder in (folder, folder.parent) for folder in folders)
+
+
+def test_training_leaves_the_process_as_it_was(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise AssertionError("the process' memory settings were changed")
+
+    monkeypatch.setattr("mtrl_lightning.memory.ctypes.CDLL", refuse)
+    threads = torch.get_num_threads()
+    filters = list(warnings.filters)
+    small(ToyReach(2), tmp_path, total_steps=100, rollout={"learner_threads": threads + 2})
+    assert torch.get_num_threads() == threads
+    assert warnings.filters == filters

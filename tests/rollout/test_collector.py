@@ -618,3 +618,23 @@ def test_networks_that_an_update_has_ruined_are_named_and_not_the_environments(
         "the policy's action is not a finite number: its networks are not finite"
         in capsys.readouterr().err
     )
+
+
+class Scribbling(Uniform):
+    """Writes into the observations that it is given, as MetaWorld's scripted door-open policy."""
+
+    def act(self, observation_ED, task_E, mode):
+        action_EA = super().act(observation_ED, task_E, mode)
+        observation_ED[:] += 0.05
+        return action_EA
+
+
+def test_a_policy_that_writes_into_its_observation_leaves_the_transitions_true():
+    collector = toy(Scribbling())
+    former = None
+    for _ in range(5):
+        transitions, _ = collector.step("explore")
+        if former is not None:
+            assert np.array_equal(transitions.observation_ED, former.next_observation_ED)
+        former = transitions
+    collector.envs.close()

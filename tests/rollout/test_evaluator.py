@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import MetaWorld, ToyReach
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from tests.fakes import (
     Constant,
@@ -205,3 +205,18 @@ def test_numbers_below_one_are_refused(arguments):
 def test_an_unknown_split_is_refused_with_those_there_are():
     with pytest.raises(ConfigurationError, match="train, eval, eval_interpolation"):
         Evaluator(Scripted(), num_episodes=1, split="test", num_workers=0).evaluate(Constant())
+
+
+class NotANumber:
+    def act(self, observation_ED, task_E, mode):
+        return np.full((len(task_E), 2), np.nan, np.float32)
+
+
+def test_a_policys_fault_is_no_fault_of_an_environment():
+    restarts = []
+    evaluator = Evaluator(
+        ToyReach(2), num_episodes=1, num_workers=0, max_restarts=5, on_restart=restarts.append
+    )
+    with pytest.raises(PolicyFaultError, match="networks are not finite"):
+        evaluator.evaluate(NotANumber())
+    assert restarts == [] and evaluator.num_restarts == 0
