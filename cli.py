@@ -2,13 +2,13 @@
 
 ``python cli.py fit --help`` explains the options.
 
-The imports are inside, because every environment worker imports this file again.
+The imports are inside, so that ``clear`` starts without PyTorch.
 """
 
 if __name__ == "__main__":
     import sys
 
-    if sys.argv[1:2] == ["clear"]:  # spares the seconds in which PyTorch is imported
+    if sys.argv[1:2] == ["clear"]:
         from mtrl_lightning.clear import main
     else:
         from mtrl_lightning.cli import main

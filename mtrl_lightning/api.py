@@ -168,6 +168,10 @@ def train(
         raise ConfigurationError(f"train() has no option {', '.join(unknown)}; see help(train)")
     given = {section: dict(sections.get(section, {})) for section in SECTIONS}
     excluded = given["data"].get("exclude_from_training") or ()
+    if "learner_threads" in given["rollout"]:
+        raise ConfigurationError(
+            "rollout learner_threads is an option of the command line: call torch.set_num_threads"
+        )
     num_tasks = max(1, benchmark.spec.num_tasks - len(excluded))
     num_envs = num_tasks * envs_per_task
     if total_steps < 2 * num_envs:

@@ -1,8 +1,8 @@
-"""The fields of a transition.
+"""The fields of a transition: workers' shared memory, storage, chunk files and batches use them.
 
-Workers' shared memory, storage, chunk files and batches are made from them. A new field is one line
-here, or one entry of ``EnvSpec.info_fields`` (what an environment reports) or of
-``Algorithm.policy_fields`` (what a policy's ``act`` returns beside its actions).
+A further field of a step that is stored, saved and sampled (such as ``truncated``) is one more name
+in ``STORED``. What an environment reports in ``info`` is one entry of ``EnvSpec.info_fields``, and
+what a policy's ``act`` returns beside its actions one of ``Algorithm.policy_fields``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
 
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
-"""The fields of a step that every algorithm learns from."""
+"""The fields of a step that are stored, saved with checkpoints and sampled."""
 
 
 def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tuple[Field, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mtrl_lightning.algorithms import Algorithm
 
 
-class Action(Protocol):
+class PostStepCall(Protocol):
     """Something that happens after a vector step whose updates are made, when it is due."""
 
     def __call__(self, env_steps: int, at_end: bool) -> None:
@@ -43,7 +43,7 @@ class ReplayFiles(Protocol):
 
 
 def _never(env_steps: int, at_end: bool) -> None:
-    """Stand for an action that the run does not have."""
+    """Stand for a call that the run does not have."""
 
 
 class Session:
@@ -70,18 +70,18 @@ class Session:
         self.total_steps = 0
         """Environment steps after which the run ends."""
         self.is_training = False
-        """Whether a checkpoint's state is restored, so that it can be saved again."""
+        """True from the start of training on: before that, state may be half restored."""
         self.results: dict[str, float] = {}
         """Metrics of the last evaluation."""
         self.evaluated_at = -1
         """Environment steps at the last evaluation."""
         self.replay_files: ReplayFiles | None = None
 
-        self.evaluate: Action = _never
-        self.log_metrics: Action = _never
-        self.save_best: Action = _never
-        self.reset_networks: Action = _never
-        self.save_last: Action = _never
+        self.evaluate: PostStepCall = _never
+        self.log_metrics: PostStepCall = _never
+        self.save_best: PostStepCall = _never
+        self.reset_networks: PostStepCall = _never
+        self.save_last: PostStepCall = _never
         self.save_interrupted: Callable[[], None] = lambda: None
         """Save a run that a signal or a fault ends."""
         self.check_signals: Callable[[], None] = lambda: None

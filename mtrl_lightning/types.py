@@ -1,4 +1,4 @@
-"""What passes between the rooms.
+"""Data types shared by environments, rollout, replay and algorithms.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``E`` environments, ``B = R * n`` batch (task-major),
 ``D`` observation, ``A`` action.

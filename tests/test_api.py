@@ -206,6 +206,7 @@ def test_a_run_continues_exactly(tmp_path):
     [
         ({"total_steps": 5}, "total_steps is 5: give at least 6"),
         ({"rolout": {"window": 3}}, "no option rolout"),
+        ({"rollout": {"learner_threads": 2}}, "call torch.set_num_threads"),
         ({"warmup_steps": 900}, "must be above"),
         ({"data": {"exclude_from_training": ["goal-9"]}}, "unknown task 'goal-9'"),
         ({"checkpoint": {"best_metric": "eval/sucess"}}, "best_metric is 'eval/sucess'"),
@@ -245,6 +246,6 @@ def test_training_leaves_the_process_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("mtrl_lightning.memory.ctypes.CDLL", refuse)
     threads = torch.get_num_threads()
     filters = list(warnings.filters)
-    small(ToyReach(2), tmp_path, total_steps=100, rollout={"learner_threads": threads + 2})
+    small(ToyReach(2), tmp_path, total_steps=100)
     assert torch.get_num_threads() == threads
     assert warnings.filters == filters

@@ -18,7 +18,7 @@ DEAD = {
     r"MetricsCallback\._measured": "times",
     r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "the last step's values, never read",
     r"RolloutCallback\._is_step_under_way": "set when a batch begins",
-    r"RolloutCallback\._next_action": "the rest of the list is done when a continued run starts",
+    r"RolloutCallback\._next_call": "the rest of the list is done when a continued run starts",
     r"MetricsCallback\._csv_fingerprint": "of the checkpoint that is continued",
     r"EvaluationCallback\._evaluators\.": "each evaluation resets them by the episode's number",
     r"algorithm\.generators\._": "made when first used; their states are compared",

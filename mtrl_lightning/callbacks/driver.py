@@ -11,26 +11,27 @@ from lightning.pytorch.utilities import rank_zero_warn
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import RestartsExhaustedError
-from mtrl_lightning.session import Action
+from mtrl_lightning.session import PostStepCall
 from mtrl_lightning.types import Mode
 
 
 class Driver(SessionCallback):
-    """Step the training environments and let everything else of a run happen in its order.
+    """Step the training environments; after each vector step evaluate, log, save and reset.
 
     A subclass decides when environments are stepped, when updates are made, and when a vector step
-    is complete; it then calls ``complete_step``. A checkpoint that is saved in the middle of what
-    follows continues in its middle.
+    is complete; it then calls ``complete_step``. A checkpoint that one of the calls after a vector
+    step writes, or that is written when one is interrupted, remembers which call is next: the
+    resumed run starts there.
     """
 
     key = "rollout"
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
-        self._next_action: int | None = None
-        """Place of the action that is next in ``_actions``; None when all are done."""
+        self._next_call: int | None = None
+        """Place of the next one in ``_post_step_calls``; None when all are done."""
 
-    def _actions(self) -> tuple[Action, ...]:
+    def _post_step_calls(self) -> tuple[PostStepCall, ...]:
         """Return what happens after a vector step whose updates are made, in this order."""
         session = self.session
         return (
@@ -44,24 +45,24 @@ class Driver(SessionCallback):
 
     def complete_step(self) -> None:
         """Do what is due after a vector step whose updates are made."""
-        self._next_action = 0
+        self._next_call = 0
         self.check_faults()
-        self.continue_actions()
+        self.continue_calls()
 
-    def continue_actions(self) -> None:
-        """Do what is due from the next action on; a continued run may have some left."""
-        if self._next_action is None:
+    def continue_calls(self) -> None:
+        """Make the calls that are left; a continued run may have some."""
+        if self._next_call is None:
             return
-        actions = self._actions()
-        for place in range(self._next_action, len(actions)):
-            # a checkpoint that this action saves continues behind it, unless it is interrupted
-            self._next_action = place + 1
+        calls = self._post_step_calls()
+        for place in range(self._next_call, len(calls)):
+            # set before the call: a checkpoint that the call writes must resume after it
+            self._next_call = place + 1
             try:
-                actions[place](self.session.counters.env_steps, self._is_at_end())
+                calls[place](self.session.counters.env_steps, self._is_at_end())
             except (Interrupted, RestartsExhaustedError):
-                self._next_action = place
+                self._next_call = place
                 raise
-        self._next_action = None
+        self._next_call = None
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
@@ -111,14 +112,14 @@ class Driver(SessionCallback):
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which action is next, and the environments' states."""
+        """Return which call is next, and the environments' states."""
         collector = self.session.collector.state_dict() if self.session.is_open else {}
-        return {"next_action": self._next_action, "collector": collector}
+        return {"next_call": self._next_call, "collector": collector}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
         if self.session.is_open:
-            self._next_action = state_dict["next_action"]
+            self._next_call = state_dict["next_call"]
             self.session.collector.load_state_dict(state_dict["collector"])
 
     def on_exception(

@@ -22,7 +22,9 @@ class RolloutCallback(Driver):
     """Step the training environments: at random until the warm-up is over, then with the policy.
 
     Actions are sent when a training batch starts and the transitions are received when it ends, so
-    that the workers step while the learner updates. A batch is one update.
+    that the workers step while the learner updates. A batch is one update. Lightning has drawn it
+    by then: an update learns from the transitions up to the previous vector step, and the actions
+    are those of the weights before the update, whatever the number of workers.
 
     Args:
         total_steps: environment steps after which training ends.
@@ -134,8 +136,8 @@ class RolloutCallback(Driver):
             session.begin_learning()
         self._ratio.start(counters.vector_steps, counters.updates)
         if not self._is_update_owed():
-            self.continue_actions()
-            # at the former end of a run that is prolonged, a reset that was due was left out
+            self.continue_calls()
+            # a run that is prolonged skipped the reset that was due at its former end
             session.reset_networks(counters.env_steps, self.is_finished())
         if self.is_finished():
             rank_zero_info(
@@ -209,7 +211,7 @@ class RolloutCallback(Driver):
         return has_stepped and not self._is_update_owed()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return schedules, which action is next, and the environments' states."""
+        """Return schedules, which call is next, and the environments' states."""
         schedules = {"warmup": self._warmup.state_dict(), "ratio": self._ratio.state_dict()}
         return schedules | super().state_dict()
 

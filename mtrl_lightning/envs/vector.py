@@ -158,8 +158,9 @@ class VectorEnv(gym.vector.VectorEnv):
                 dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[~finite_E])
             )
             raise PolicyFaultError(
-                f"the policy's actions for {names} are not finite:"
-                " the training diverged; lower the learning rates"
+                f"the policy's actions for {names} are not finite: its networks are not. Continue"
+                " from an earlier checkpoint (--ckpt_path PATH) with lower learning rates, or with"
+                " model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
             )
         self._arrays["action"][:] = action_EA
         for group in self._groups:

@@ -19,8 +19,11 @@ from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay.storage import RingStorage, Storage
-from mtrl_lightning.schema import STORED, Field, transition_fields
+from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+
+CORE = tuple(name.rsplit("_", 1)[0] for name in TransitionBatch._fields)
+"""Names in the schema of the fields that ``TransitionBatch`` itself has."""
 
 
 class ReplayBuffer:
@@ -64,7 +67,7 @@ class ReplayBuffer:
             )
         fields = transition_fields(spec, policy_fields)
         self.storage = storage(fields, len(task_E), capacity // len(task_E), folder, device)
-        self._extra = [field.name for field in fields if field.name not in STORED]
+        self._extra = [field.name for field in fields if field.name not in CORE]
         self._ring_RM, self._is_ring_RM = _rings_of_tasks(task_E, spec.train_tasks)
         self._task_R = torch.tensor(spec.train_tasks, dtype=torch.int64, device=device)
         self._generator = torch.Generator().manual_seed(seed)

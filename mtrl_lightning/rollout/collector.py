@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.simulator import from_text, to_text
 from mtrl_lightning.envs.vector import VectorEnv
-from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.types import Episode, Mode, Policy, Transitions
 
@@ -115,12 +115,6 @@ class Collector:
         chosen = self.policy.act(self._observation_ED.copy(), self.envs.task_E, mode)
         given_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
         action_EA = np.array(given_EA, np.float32)
-        if not np.isfinite(action_EA).all():
-            raise PolicyFaultError(
-                "the policy's action is not a finite number: its networks are not finite."
-                " Continue from an earlier checkpoint (--ckpt_path PATH) with lower learning rates,"
-                " or with model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
-            )
         self.envs.send(action_EA)
         self._action_EA = action_EA
 

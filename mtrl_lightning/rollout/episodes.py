@@ -26,7 +26,6 @@ class RunningEpisodes:
         self.return_E = np.zeros(len(task_E))
         self.length_E = np.zeros(len(task_E), np.int64)
         self._success_E = np.zeros(len(task_E), np.bool_)
-        self._broken_E = np.zeros(len(task_E), np.bool_)
 
     def reset(self) -> None:
         """Forget all running episodes."""
@@ -40,7 +39,6 @@ class RunningEpisodes:
         self.return_E += result.reward_E
         self.length_E += 1
         self._success_E |= result.success_E
-        self._broken_E |= ~result.valid_E
         done_E = result.terminated_E | result.truncated_E | ~result.valid_E
         if not done_E.any():
             return {}
@@ -52,7 +50,7 @@ class RunningEpisodes:
                 success=bool(self._success_E[e]),
                 success_last=bool(result.success_E[e]),
             )
-            for e in np.flatnonzero(done_E & ~self._broken_E)
+            for e in np.flatnonzero(done_E & result.valid_E)
         }
         self._begin(done_E)
         return ended
@@ -61,7 +59,6 @@ class RunningEpisodes:
         self.return_E[which_E] = 0
         self.length_E[which_E] = 0
         self._success_E[which_E] = False
-        self._broken_E[which_E] = False
 
     def state_dict(self) -> dict[str, list]:
         """Return the running sums as lists."""
@@ -69,7 +66,6 @@ class RunningEpisodes:
             "return": self.return_E.tolist(),
             "length": self.length_E.tolist(),
             "success": self._success_E.tolist(),
-            "broken": self._broken_E.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, list]) -> None:
@@ -77,7 +73,6 @@ class RunningEpisodes:
         self.return_E[:] = state["return"]
         self.length_E[:] = state["length"]
         self._success_E[:] = state["success"]
-        self._broken_E[:] = state["broken"]
 
 
 class EpisodeWindows:

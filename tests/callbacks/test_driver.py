@@ -60,8 +60,8 @@ def test_one_more_thing_after_a_vector_step_is_one_entry(command_line, monkeypat
 
         return (*original(self), note)
 
-    original = RolloutCallback._actions
-    monkeypatch.setattr(RolloutCallback, "_actions", count_episodes)
+    original = RolloutCallback._post_step_calls
+    monkeypatch.setattr(RolloutCallback, "_post_step_calls", count_episodes)
     command_line("fit")
     assert [step for step, _ in seen] == list(range(303, 901, 3))
     assert seen[-1][1] == 45
@@ -88,7 +88,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
     last = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
     assert last["mtrl_lightning"]["counters"]["env_steps"] == 600
     place = list(ACTIONS).index(action)
-    assert last["callbacks"]["rollout"]["next_action"] == place
+    assert last["callbacks"]["rollout"]["next_call"] == place
     monkeypatch.setattr(owner, method, original)
     command_line("fit", *EVERYTHING, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mtrl_lightning import schema
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, ReplaySnapshots
@@ -21,6 +22,7 @@ from tests.replay import (
     ROW_BYTES,
     assert_same_batch,
     assert_same_columns,
+    make_snapshots,
     make_spec,
     make_transitions,
     newest,
@@ -228,3 +230,24 @@ def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_b
     assert len(resumed.manifest["chunks"]) > 3
     ReplaySnapshots(tmp_path).load(resumed.manifest, restored.storage)
     assert_same_batch(restored.sample(150), buffer.sample(150))
+
+
+def test_a_further_field_of_a_step_is_one_name_in_the_schema(monkeypatch, tmp_path):
+    monkeypatch.setattr(schema, "STORED", (*schema.STORED, "truncated"))
+    spec = make_spec(2)
+    buffer = ReplayBuffer(spec, 40)
+    for step in range(30):
+        given = make_transitions([step, 1000 + step], [0, 1])
+        is_even = np.array([step % 2 == 0, step % 2 == 1])
+        buffer.add(given._replace(truncated_E=is_even))
+    snapshots = make_snapshots(tmp_path, chunk_rows=7)
+    manifest = snapshots.save(buffer.storage)
+    restored = ReplayBuffer(spec, 40)
+    snapshots.load(manifest, restored.storage)
+    batch = restored.sample(200)
+    number_B = batch.observation_BD[:, 0].long()
+    expected_B = (number_B % 2 == 0) == (number_B < 1000)
+    assert torch.equal(batch.extra["truncated"], expected_B)
+    plain = bytes_needed(transition_fields(spec), 1)
+    monkeypatch.undo()
+    assert plain == bytes_needed(transition_fields(spec), 1) + 1

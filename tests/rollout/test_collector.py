@@ -615,7 +615,7 @@ def test_networks_that_an_update_has_ruined_are_named_and_not_the_environments(
         command_line("fit", "--model.init_args.critic_optimizer.init_args.lr=1e30")
     assert ended.value.code == 1
     assert (
-        "the policy's action is not a finite number: its networks are not finite"
+        "are not finite: its networks are not. Continue from an earlier checkpoint"
         in capsys.readouterr().err
     )
 

@@ -217,6 +217,6 @@ def test_a_policys_fault_is_no_fault_of_an_environment():
     evaluator = Evaluator(
         ToyReach(2), num_episodes=1, num_workers=0, max_restarts=5, on_restart=restarts.append
     )
-    with pytest.raises(PolicyFaultError, match="networks are not finite"):
+    with pytest.raises(PolicyFaultError, match="actions for goal-0, goal-1 are not finite"):
         evaluator.evaluate(NotANumber())
     assert restarts == [] and evaluator.num_restarts == 0
