@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,10 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
+from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.launch import Launch, fit, standard_callbacks
+from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.types import Policy
@@ -46,13 +48,22 @@ SECTIONS = (
     "trainer",
 )
 """The parts of a run that have options, as the command line calls them."""
-TRAINER = {
-    "max_epochs": -1,
-    "max_steps": -1,
-    "num_sanity_val_steps": 0,
-    "enable_model_summary": False,
+RESERVED = {
+    "data": ("benchmark", "batch_size", "capacity", "seed"),
+    "rollout": (
+        "total_steps",
+        "warmup_steps",
+        "updates_per_step",
+        "envs_per_task",
+        "num_workers",
+        "seed",
+    ),
+    "evaluation": ("every", "num_episodes"),
+    "metrics": ("every",),
+    "checkpoint": ("every",),
+    "trainer": ("default_root_dir", "logger", "callbacks", "accelerator", "devices", "precision"),
 }
-"""What Lightning's trainer needs for a run that its own driver ends."""
+"""Options that ``train`` takes as arguments of its own, or sets."""
 
 
 class Run(NamedTuple):
@@ -163,78 +174,108 @@ def train(
         ConfigurationError: if an option cannot work.
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
-    unknown = sorted(set(sections) - set(SECTIONS))
-    if unknown:
-        raise ConfigurationError(f"train() has no option {', '.join(unknown)}; see help(train)")
-    given = {section: dict(sections.get(section, {})) for section in SECTIONS}
+    given = _checked(sections)
     excluded = given["data"].get("exclude_from_training") or ()
-    if "learner_threads" in given["rollout"]:
-        raise ConfigurationError(
-            "rollout learner_threads is an option of the command line: call torch.set_num_threads"
-        )
     num_tasks = max(1, benchmark.spec.num_tasks - len(excluded))
     num_envs = num_tasks * envs_per_task
     if total_steps < 2 * num_envs:
         raise ConfigurationError(
-            f"total_steps is {total_steps}:"
-            f" give at least {2 * num_envs}, two steps of each of the {num_envs} environments"
+            f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
+            f" {num_envs} environments"
         )
+    origin = slurm_origin(f"{sys.argv} {name}")
+    launch = Launch(root, name, ckpt_path, given["replay"].get("restore", True), origin)
     # an evaluation steps environments no more than the training between two evaluations
     steps_of_evaluation = num_episodes * benchmark.spec.horizon * benchmark.spec.num_tasks
-    chosen = {
-        "batch_size": _multiple(batch_size or ROWS_PER_TASK * num_tasks, num_tasks),
-        "warmup_steps": warmup_steps or _warmup_steps(total_steps, num_envs),
-        "evaluation_every": evaluation_every or max(steps_of_evaluation, total_steps // 10),
-        "metrics_every": metrics_every or max(num_envs, total_steps // 200),
-        "checkpoint_every": checkpoint_every or max(num_envs, total_steps // 5),
+    derived = {
+        "batch_size": ROWS_PER_TASK * num_tasks,
+        "capacity": min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks),
+        "warmup_steps": _warmup_steps(total_steps, num_envs),
+        "evaluation_every": max(steps_of_evaluation, total_steps // 10),
+        "metrics_every": max(num_envs, total_steps // 200),
+        "checkpoint_every": max(num_envs, total_steps // 5),
     }
-    room = min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks)
-    chosen["capacity"] = capacity or max(_multiple(room, num_envs), chosen["batch_size"])
+    arguments = {
+        "batch_size": batch_size,
+        "capacity": launch.saved_capacity() if capacity is None else capacity,
+        "warmup_steps": warmup_steps,
+        "evaluation_every": evaluation_every,
+        "metrics_every": metrics_every,
+        "checkpoint_every": checkpoint_every,
+    }
+    chosen = derived | {name: value for name, value in arguments.items() if value is not None}
+    if chosen["batch_size"] > 0:
+        chosen["batch_size"] = _multiple(chosen["batch_size"], num_tasks)
+    if arguments["capacity"] is None:
+        chosen["capacity"] = max(_multiple(chosen["capacity"], num_envs), chosen["batch_size"])
     rank_zero_info(", ".join(f"{option} {value:,}" for option, value in chosen.items()))
-
-    seed_everything(seed, verbose=False)
-    data = MultiTaskData(
-        benchmark, chosen["batch_size"], chosen["capacity"], seed=seed, **given["data"]
-    )
-    model = algorithm(data.spec, seed=seed)
-    parts = [
-        RolloutCallback(
-            total_steps=total_steps,
-            warmup_steps=chosen["warmup_steps"],
-            updates_per_step=updates_per_step,
-            envs_per_task=envs_per_task,
-            num_workers=num_workers,
-            seed=seed,
-            **given["rollout"],
-        ),
-        EvaluationCallback(
-            every=chosen["evaluation_every"], num_episodes=num_episodes, **given["evaluation"]
-        ),
-        MetricsCallback(every=chosen["metrics_every"], **given["metrics"]),
-        ReplayCallback(**given["replay"]),
-        CheckpointCallback(every=chosen["checkpoint_every"], **given["checkpoint"]),
-        ResetCallback(**given["resets"]),
-    ]
-    launch = Launch(root, name, ckpt_path, given["replay"].get("restore", True))
-    with launch.hold():
-        try:
+    try:
+        with launch.hold():
+            seed_everything(seed, verbose=False)
+            data = MultiTaskData(
+                benchmark, chosen["batch_size"], chosen["capacity"], seed=seed, **given["data"]
+            )
+            model = algorithm(data.spec, seed=seed)
+            evaluation = EvaluationCallback(
+                every=chosen["evaluation_every"], num_episodes=num_episodes, **given["evaluation"]
+            )
+            parts = [
+                RolloutCallback(
+                    total_steps=total_steps,
+                    warmup_steps=chosen["warmup_steps"],
+                    updates_per_step=updates_per_step,
+                    envs_per_task=envs_per_task,
+                    num_workers=num_workers,
+                    seed=seed,
+                    **given["rollout"],
+                ),
+                evaluation,
+                MetricsCallback(every=chosen["metrics_every"], **given["metrics"]),
+                ReplayCallback(**given["replay"]),
+                CheckpointCallback(every=chosen["checkpoint_every"], **given["checkpoint"]),
+                ResetCallback(**given["resets"]),
+            ]
             launch.check(data.spec, must_match=True)
             trainer = Trainer(
                 default_root_dir=str(launch.folder),
                 logger=[MetricsCSV(str(launch.folder)), *loggers],
-                callbacks=[*parts, *standard_callbacks(True, progress_bar), *callbacks],
+                callbacks=[*parts, *standard_callbacks(True, progress_bar, origin), *callbacks],
                 accelerator=accelerator,
                 devices=1,
                 precision=precision,  # type: ignore[arg-type]
                 enable_progress_bar=progress_bar,
-                **{**TRAINER, **given["trainer"]},
+                **{**TRAINER, "enable_model_summary": False, **given["trainer"]},
             )
-        except Exception:
-            launch.discard()
-            raise
-        fit(trainer, model, data, launch.checkpoint)
-    evaluation = parts[1]
+            check_trainer(trainer)
+            fit(trainer, model, data, launch.checkpoint)
+    except Exception:
+        launch.discard()
+        raise
     return Run(launch.folder, dict(evaluation.session.results), model.cpu(), benchmark)
+
+
+def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options of every section, empty where none are given.
+
+    Raises:
+        ConfigurationError: naming options that ``train`` does not have there.
+    """
+    unknown = sorted(set(sections) - set(SECTIONS))
+    if unknown:
+        raise ConfigurationError(f"train() has no option {', '.join(unknown)}; see help(train)")
+    given = {section: dict(sections.get(section, {})) for section in SECTIONS}
+    for section, reserved in RESERVED.items():
+        twice = sorted(set(given[section]) & set(reserved))
+        if twice:
+            raise ConfigurationError(
+                f"{section} has {', '.join(twice)}: train() sets that itself; use its own arguments"
+                " (see help(train))"
+            )
+    if "learner_threads" in given["rollout"]:
+        raise ConfigurationError(
+            "rollout learner_threads is an option of the command line: call torch.set_num_threads"
+        )
+    return given
 
 
 def _multiple(number: int, of: int) -> int:

@@ -33,7 +33,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.common import check_trainer
-from mtrl_lightning.callbacks.signals import requeue_signal, slurm_job
+from mtrl_lightning.callbacks.signals import requeue_signal
 from mtrl_lightning.config_files import ConfigFileParser
 from mtrl_lightning.errors import (
     ConfigurationError,
@@ -42,7 +42,14 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     import_optional,
 )
-from mtrl_lightning.launch import HARMLESS_WARNINGS, Launch, fit, standard_callbacks
+from mtrl_lightning.launch import (
+    HARMLESS_WARNINGS,
+    TRAINER,
+    Launch,
+    fit,
+    slurm_origin,
+    standard_callbacks,
+)
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.replay import MultiTaskData
 
@@ -68,9 +75,7 @@ class MultiTaskCLI(LightningCLI):
     """
 
     def __init__(self, args: ArgsType = None) -> None:
-        job = slurm_job()
-        command = str(sys.argv[1:] if args is None else args)
-        self._origin = {"job": job, "command": command} if job else None
+        self._origin = slurm_origin(str(sys.argv[1:] if args is None else args))
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,
@@ -79,7 +84,7 @@ class MultiTaskCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 save_config_callback=_SaveConfig,
                 save_config_kwargs={"overwrite": True},
-                trainer_defaults={"max_epochs": -1, "max_steps": -1, "num_sanity_val_steps": 0},
+                trainer_defaults=dict(TRAINER),
                 parser_class=ConfigFileParser,
                 parser_kwargs={"exit_on_error": False, "epilog": clear.HELP}
                 | {name: {"exit_on_error": False} for name in self.subcommands()},

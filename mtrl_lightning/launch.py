@@ -18,10 +18,11 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.algorithm import check_tasks
 from mtrl_lightning.callbacks import CurvesCallback, EnvStepProgressBar, InterruptionCallback
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
-from mtrl_lightning.callbacks.signals import Interrupted, requeue
+from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.replay.datamodule import manifest_of
 from mtrl_lightning.runs import (
     ensure_writable,
     find_checkpoint,
@@ -37,6 +38,20 @@ HARMLESS_WARNINGS = (
     "Your `IterableDataset` has `__len__` defined",  # ours never ends, see ReplayDataset
     "Total length of `list` across ranks is zero",  # evaluation runs in a callback
 )
+
+
+TRAINER: dict[str, Any] = {
+    "max_epochs": -1,
+    "max_steps": -1,
+    "num_sanity_val_steps": 0,
+}
+"""Options of Lightning's trainer for a run that its own driver ends."""
+
+
+def slurm_origin(command: str) -> dict[str, str] | None:
+    """Return what marks the checkpoints of a SLURM job's command; None outside SLURM."""
+    job = slurm_job()
+    return None if job is None else {"job": job, "command": command}
 
 
 class Launch:
@@ -101,6 +116,11 @@ class Launch:
         """Delete the folder of a new run that could not start."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()  # only if it is empty
+
+    def saved_capacity(self) -> int | None:
+        """Return the capacity of the checkpoint's replay; None without one."""
+        manifest = manifest_of(self.content)
+        return manifest["capacity"] * len(manifest["added"]) or None
 
     def check(self, spec: EnvSpec, must_match: bool) -> None:
         """Check that the checkpoint is of these tasks and of this protocol; forget its content.

@@ -53,11 +53,11 @@ class Session:
         algorithm: what acts and learns.
         data: the benchmark and the replay.
         folder: the run's folder.
-        loggers: which get every row of metrics.
+        trainer: whose loggers get every row of metrics.
     """
 
     def __init__(
-        self, algorithm: Algorithm, data: MultiTaskData, folder: Path, loggers: list[Logger]
+        self, algorithm: Algorithm, data: MultiTaskData, folder: Path, trainer: Trainer
     ) -> None:
         self.algorithm = algorithm
         self.data = data
@@ -66,7 +66,8 @@ class Session:
         self.counters = algorithm.counters
         self.stopwatch = algorithm.stopwatch
         self.folder = folder
-        self.loggers = loggers
+        self.trainer = trainer
+        self.loggers: list[Logger] = trainer.loggers
         self.total_steps = 0
         """Environment steps after which the run ends."""
         self.is_training = False
@@ -101,9 +102,10 @@ class Session:
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, MultiTaskData):
             raise ConfigurationError("pass trainer.fit(model, datamodule=MultiTaskData(...))")
-        if data.session is None or data.session.algorithm is not algorithm:
+        session = data.session
+        if session is None or (session.algorithm, session.trainer) != (algorithm, trainer):
             folder = Path(trainer.log_dir or trainer.default_root_dir)
-            data.session = cls(algorithm, data, folder, trainer.loggers)  # type: ignore[arg-type]
+            data.session = cls(algorithm, data, folder, trainer)  # type: ignore[arg-type]
         return data.session
 
     def open(self, envs: VectorEnv, window: int, device: torch.device) -> None:

@@ -8,12 +8,22 @@ import tempfile
 import warnings
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 
-from mtrl_lightning import SAC, ConfigurationError, MultiTaskData, ToyReach, train
+from mtrl_lightning import (
+    SAC,
+    Benchmark,
+    ConfigurationError,
+    GymnasiumTasks,
+    MultiTaskData,
+    ToyReach,
+    train,
+)
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     CurvesCallback,
@@ -249,3 +259,81 @@ def test_training_leaves_the_process_as_it_was(tmp_path, monkeypatch):
     small(ToyReach(2), tmp_path, total_steps=100)
     assert torch.get_num_threads() == threads
     assert warnings.filters == filters
+
+
+def test_a_run_with_derived_options_can_be_prolonged(tmp_path):
+    small(ToyReach(2), tmp_path, total_steps=300)
+    run = small(ToyReach(2), tmp_path, total_steps=600, ckpt_path="last")
+    assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 600
+
+
+def test_lightnings_early_stopping_sees_the_evaluations(tmp_path):
+    watch = EarlyStopping("eval/return", patience=1, mode="min", check_on_train_epoch_end=False)
+    options = {"total_steps": 9000, "warmup_steps": 30, "evaluation_every": 30}
+    run = small(ToyReach(1), tmp_path, callbacks=[watch], **options)
+    values = [float(row["eval/return"]) for row in rows_of(run.folder) if row.get("eval/return")]
+    assert watch.stopped_epoch == 0 and len(values) < 300, "it ended before its time"
+    assert values[-1] >= min(values)
+
+
+class OnlyTraining(ToyReach):
+    splits = ("train",)
+
+
+def test_a_benchmark_without_a_split_to_evaluate_trains(tmp_path):
+    run = small(OnlyTraining(2), tmp_path, total_steps=100)
+    assert run.evaluation == {} and run.checkpoint.is_file()
+    assert not (run.folder / "checkpoints" / "best.ckpt").exists()
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path):
+    with pytest.raises(ConfigurationError, match="precision is 64-true"):
+        small(ToyReach(2), tmp_path, precision="64-true")
+    assert not list(tmp_path.glob("run/version_*"))
+
+
+def parts_of_a_run():
+    return [
+        RolloutCallback(total_steps=120, warmup_steps=30, num_workers=0),
+        EvaluationCallback(every=60, num_episodes=1, num_workers=0),
+        MetricsCallback(every=60),
+        ReplayCallback(),
+        CheckpointCallback(every=60),
+    ]
+
+
+def trainer_in(folder, parts):
+    return Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=MetricsCSV(str(folder)),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=parts,
+    )
+
+
+def test_a_second_trainer_with_the_same_objects_has_a_session_of_its_own(tmp_path):
+    data = MultiTaskData(ToyReach(3), batch_size=12, capacity=900)
+    model = SMALL_SAC(data.spec)
+    evaluation = EvaluationCallback(num_episodes=1, num_workers=0)
+    trainer_in(tmp_path / "first", [evaluation]).validate(model, datamodule=data, verbose=False)
+    fit(trainer_in(tmp_path / "second", parts_of_a_run()), model, data)
+    assert (tmp_path / "second" / "checkpoints" / "last.ckpt").is_file()
+    assert not (tmp_path / "first" / "checkpoints").exists()
+    held = len(data.buffer)
+    again = parts_of_a_run()
+    again[0] = RolloutCallback(total_steps=240, warmup_steps=30, num_workers=0)
+    fit(trainer_in(tmp_path / "second", again), model, data)
+    assert len(data.buffer) == held + 120, "the replay of the first fit is still there"
+
+
+def test_a_task_is_described_without_addresses():
+    tasks = GymnasiumTasks({"a": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}})
+    assert isinstance(tasks, Benchmark)
+    described = GymnasiumTasks({"a": partial(make_pendulum, object())}).spec.protocol
+    assert "0x" not in str(described) and "builtins.object" in str(described)
+
+
+def make_pendulum(unused):
+    return gym.make("Pendulum-v1")

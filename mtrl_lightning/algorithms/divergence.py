@@ -96,8 +96,8 @@ class DivergenceGuard:
         if self._on_nonfinite == "stop":
             raise DivergenceError(
                 f"{cause} in update {update + 1:,}, after {self._counters.env_steps:,} env steps;"
-                " the step was not made, and the last checkpoint is from before it."
-                " Continue from it with a lower learning rate or max_grad_norm,"
+                " the step was not made, and the last checkpoint, if any, is from before it."
+                " Continue from it, or start again, with a lower learning rate or max_grad_norm,"
                 " or set model.init_args.on_nonfinite to skip to leave out such steps"
             )
         self._counters.skipped_updates += 1

@@ -25,7 +25,6 @@ class TaskWeighting(nn.Module):
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        self._num_trained = len(spec.train_tasks)
 
     def check(self, temperature: Temperature) -> None:
         """Check that the temperature is what the weights need.

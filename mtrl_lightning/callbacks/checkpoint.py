@@ -28,6 +28,7 @@ class _Moment(NamedTuple):
     env_steps: int
     updates: int
     network_resets: int
+    evaluated_at: int
 
 
 class CheckpointCallback(SessionCallback, Checkpoint):
@@ -106,7 +107,10 @@ class CheckpointCallback(SessionCallback, Checkpoint):
 
     def _check_best_metric(self) -> None:
         known = metric_names(self.session.benchmark)
-        if self.best_metric is None and known:
+        if self.best_metric is None and not known:
+            self.keep_best = False  # nothing is evaluated
+            return
+        if self.best_metric is None:
             wanted = "success" if self.session.spec.has_success else "return"
             self.best_metric = next(name for name in known if name.endswith(f"/{wanted}"))
         if self.keep_best and self.best_metric not in known:
@@ -118,12 +122,18 @@ class CheckpointCallback(SessionCallback, Checkpoint):
 
     def _moment(self) -> _Moment:
         counters = self.session.counters
-        return _Moment(counters.env_steps, counters.updates, counters.network_resets)
+        return _Moment(
+            counters.env_steps,
+            counters.updates,
+            counters.network_resets,
+            self.session.evaluated_at,
+        )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continue in the folder of the checkpoint, or start afresh beside another run's."""
+        if self.session.replay_files is None:
+            self.session.data.manifest = None  # the checkpoints of this run have no replay
         if trainer.ckpt_path:
-            self._every(self.session.counters.env_steps)
             self._saved_at = self._moment()
             if Path(trainer.ckpt_path).resolve().parent == self.folder.resolve():
                 self._continue_from(Path(trainer.ckpt_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -15,13 +16,16 @@ from mtrl_lightning.session import PostStepCall
 from mtrl_lightning.types import Mode
 
 
-class Driver(SessionCallback):
+class Driver(SessionCallback, Checkpoint):
     """Step the training environments; after each vector step evaluate, log, save and reset.
 
     A subclass decides when environments are stepped, when updates are made, and when a vector step
     is complete; it then calls ``complete_step``. A checkpoint that one of the calls after a vector
     step writes, or that is written when one is interrupted, remembers which call is next: the
     resumed run starts there.
+
+    It is one of Lightning's ``Checkpoint`` callbacks, which are called last: what it saves holds
+    the state of all other callbacks after the same batch.
     """
 
     key = "rollout"
@@ -118,7 +122,7 @@ class Driver(SessionCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
-        if self.session.is_open:
+        if self.session.is_open and state_dict["collector"]:
             self._next_call = state_dict["next_call"]
             self.session.collector.load_state_dict(state_dict["collector"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
@@ -124,6 +125,15 @@ class EvaluationCallback(SessionCallback):
                 logger.save()
             for call in session.after_evaluation:
                 call()
+            self._notify_lightning()
+
+    def _notify_lightning(self) -> None:
+        """Let callbacks that wait for Lightning's validation, such as ``EarlyStopping``, see it."""
+        assert self._trainer is not None
+        metrics = {name: torch.tensor(value) for name, value in self.session.results.items()}
+        self._trainer.callback_metrics.update(metrics)
+        for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
+            callback.on_validation_end(self._trainer, self.session.algorithm)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the last results."""

@@ -66,7 +66,9 @@ class EnvStepProgressBar(ProgressBar):
             self._bar.update(env_steps - self._bar.n)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the bar."""
+        """Show the final results and close the bar."""
+        if self._bar is not None and self._session is not None and self._session.is_open:
+            self._bar.set_postfix(_latest(self._session))
         self._close()
 
     def on_exception(

@@ -105,6 +105,7 @@ class RolloutCallback(Driver):
         check_trainer(trainer)
         device = trainer.strategy.root_device
         check_precision(trainer.precision, device)
+        self._check_capacity()
         session.algorithm.check_device(device)
         envs = VectorEnv(
             session.benchmark,
@@ -117,6 +118,14 @@ class RolloutCallback(Driver):
         )
         session.open(envs, self._window, device)
         session.data.stream = ReplayDataset(session.replay, session.data.batch_size)
+
+    def _check_capacity(self) -> None:
+        num_envs = len(self.session.spec.train_tasks) * self._envs_per_task
+        if self.session.data.capacity < num_envs:
+            raise ConfigurationError(
+                f"data.capacity is {self.session.data.capacity} for {num_envs} environments"
+                " (rollout.envs_per_task each task): give at least one transition per environment"
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warm up, unless a checkpoint says that it is done; do what an interruption left undone.
@@ -218,6 +227,6 @@ class RolloutCallback(Driver):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
         super().load_state_dict(state_dict)
-        if self.session.is_open:
+        if self.session.is_open and state_dict["collector"]:
             self._warmup.load_state_dict(state_dict["warmup"])
             self._ratio.load_state_dict(state_dict["ratio"])

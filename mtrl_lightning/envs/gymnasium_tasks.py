@@ -196,13 +196,18 @@ def _description(task: Any) -> str:
         return task
     if isinstance(task, dict):
         kwargs = task.get("kwargs") or {}
-        values = json.dumps(kwargs, sort_keys=True, default=str) if kwargs else ""
+        values = json.dumps(kwargs, sort_keys=True, default=_qualified_name) if kwargs else ""
         return f"{task.get('id')} {values}".strip()
     if isinstance(task, functools.partial):
-        values = json.dumps([*task.args, task.keywords], sort_keys=True, default=str)
+        values = json.dumps([*task.args, task.keywords], sort_keys=True, default=_qualified_name)
         return f"{_description(task.func)} {values}"
-    name = getattr(task, "__qualname__", type(task).__qualname__)
-    return f"{getattr(task, '__module__', type(task).__module__)}.{name}"
+    return _qualified_name(task)
+
+
+def _qualified_name(value: Any) -> str:
+    """Name a function or class, or an object's class: the same in every process."""
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _layers(env: gym.Env) -> Iterator[gym.Env]:

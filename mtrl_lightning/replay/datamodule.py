@@ -65,6 +65,7 @@ class MultiTaskData(LightningDataModule):
         self.session: Any = None
         """The run that these data are part of, while it lasts."""
         self.buffer: ReplayBuffer | None = None
+        self._opened_for: tuple[Any, ...] = ()
         self.stream: IterableDataset | None = None
         """What training batches are drawn from; the driver of the run decides."""
         self.manifest: dict[str, Any] | None = None
@@ -88,9 +89,18 @@ class MultiTaskData(LightningDataModule):
         Raises:
             ConfigurationError: if memory or disk is short.
         """
+        opened_for = (tuple(tasks), folder, device, tuple(policy_fields))
+        if self.buffer is not None and self._opened_for == opened_for:
+            return self.buffer  # a second fit with the same data continues with their replay
+        self.buffer = None
+        self.stream = None
+        self._opened_for = opened_for
+        if self._memory_map:
+            folder.mkdir(parents=True, exist_ok=True)
         num_rows = self.capacity // len(tasks) * len(tasks)
         needed = bytes_needed(transition_fields(self.spec, policy_fields), num_rows)
-        if self._memory_map or not self._on_device or needed > free_memory(device) / 2:
+        is_kept_on_device = device.type == "cuda" and self._on_device and not self._memory_map
+        if not is_kept_on_device or needed > free_memory(device) / 2:
             device = CPU
         where = f"disk in {folder}" if self._memory_map else f"memory of {device} when full"
         rank_zero_info(f"Replay of {num_rows:,} transitions: {needed / 2**20:,.0f} MiB of {where}")
