@@ -135,8 +135,14 @@ class Unsavable(ToyReach):
     def make_env(self, task, split, seed):
         env = super().make_env(task, split, seed)
         if self._task in (None, task):
-            env.lock = threading.Lock()
+            return _Locked(env)
         return env
+
+
+class _Locked(gym.Wrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        self.lock = threading.Lock()
 
 
 class Large(ToyReach):

@@ -13,6 +13,7 @@ NAMES = [
     "vector_steps",
     "updates",
     "episodes",
+    "network_resets",
     "worker_restarts",
     "dropped_transitions",
     "skipped_updates",
