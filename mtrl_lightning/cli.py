@@ -61,8 +61,10 @@ class _SaveConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training, and never when evaluating."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == TrainerFn.FITTING:
-            super().setup(trainer, pl_module, stage)
+        pass  # the other callbacks' setup may still refuse the configuration
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().setup(trainer, pl_module, TrainerFn.FITTING)
 
 
 class MultiTaskCLI(LightningCLI):
