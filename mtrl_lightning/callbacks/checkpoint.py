@@ -236,12 +236,12 @@ class CheckpointCallback(SessionCallback, Checkpoint):
 
     def _file_name(self) -> str:
         name = f"step_{self.session.counters.env_steps:012d}"
-        is_reset_since = (
-            self._saved_at is not None
-            and self._saved_at.env_steps == self.session.counters.env_steps
-            and self._saved_at.network_resets != self.session.counters.network_resets
-        )
-        return f"{name}_after_reset.ckpt" if is_reset_since else f"{name}.ckpt"
+        is_best = self._best is not None and self._best[1] == f"{name}.ckpt"
+        resets = self.session.counters.network_resets
+        is_reset_since = self._saved_at is not None and self._saved_at.network_resets != resets
+        if is_best and is_reset_since:
+            return f"{name}_after_reset.ckpt"  # the best one is of the networks before
+        return f"{name}.ckpt"
 
     def _write(self, best: float | None) -> None:
         assert self._trainer is not None
