@@ -86,6 +86,7 @@ def test_end_to_end_runs_all_contestants(capsys, monkeypatch):
         "--warmup=10",
     ]
     short = ["--settle=1", "--steps=2", "--repeats=2", "--precisions=32-true", "--workers=0"]
+    short += ["--minutes=1000"]  # since the start of this process, which runs other tests
     copies = ["--also", "rollout.envs_per_task=3"]
     found = printed_json(end_to_end.main, *small, *short, *copies, capsys=capsys)
     check_machine(found["machine"])
