@@ -38,6 +38,7 @@ from mtrl_lightning.gradients import (
     FAMO,
     AlignedMTL,
     CAGrad,
+    FairGrad,
     GradientMethod,
     GradNorm,
     Mean,
@@ -56,6 +57,7 @@ METHODS: dict[str, Callable[[int], GradientMethod]] = {
     "cagrad_fast": partial(CAGrad, num_sampled=4),
     "nash_mtl": NashMTL,
     "aligned_mtl": AlignedMTL,
+    "fairgrad": FairGrad,
 }
 """As in ``configs/gradient``."""
 

@@ -89,6 +89,7 @@ def test_every_file_is_known():
         "gradient/aligned_mtl",
         "gradient/cagrad",
         "gradient/cagrad_fast",
+        "gradient/fairgrad",
         "gradient/famo",
         "gradient/gradnorm",
         "gradient/mean",

@@ -2,6 +2,7 @@
 
 from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
 from mtrl_lightning.gradients.cagrad import CAGrad
+from mtrl_lightning.gradients.fairgrad import FairGrad
 from mtrl_lightning.gradients.famo import FAMO
 from mtrl_lightning.gradients.gradnorm import GradNorm
 from mtrl_lightning.gradients.mean import Mean
@@ -13,6 +14,7 @@ __all__ = [
     "FAMO",
     "AlignedMTL",
     "CAGrad",
+    "FairGrad",
     "GradNorm",
     "GradientMethod",
     "Mean",

@@ -16,6 +16,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
+    average_directions,
     equal_weights,
     weight_statistics,
     weighted_backward,
@@ -99,14 +100,7 @@ class NashMTL(GradientMethod):
 
 def bargain(gram_RR: Tensor) -> Tensor:
     """Return the weights ``[R]`` of the gradients for a Gram matrix that is not zero."""
-    norm_R = gram_RR.diagonal().sqrt()
-    is_present_R = norm_R > 0
-    norm_P = norm_R[is_present_R]
-    gram_PP = gram_RR[is_present_R][:, is_present_R]
-    unit_weight_P = solve(gram_PP / torch.outer(norm_P, norm_P))
-    weight_R = torch.zeros_like(norm_R)
-    weight_R[is_present_R] = unit_weight_P / unit_weight_P.sum() * norm_R.mean() / norm_P
-    return weight_R
+    return average_directions(gram_RR, lambda cosine_PP, norm_P: solve(cosine_PP))
 
 
 def solve(gram_PP: Tensor) -> Tensor:

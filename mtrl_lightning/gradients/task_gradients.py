@@ -1,6 +1,6 @@
 """The gradient of every task, and how the gradients are combined.
 
-Shapes: ``R`` trained tasks, or groups of them.
+Shapes: ``R`` trained tasks, or groups of them; ``P`` tasks whose gradient is not zero.
 """
 
 from __future__ import annotations
@@ -159,6 +159,30 @@ def weights_from(
     if not torch.isfinite(gram_RR).all() or scale == 0:
         return mean_weight_R
     return solve(gram_RR / scale)
+
+
+def average_directions(gram_RR: Tensor, solve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return the weights of a weighted average of the unit gradients times the mean norm.
+
+    The update therefore equals the mean gradient when the gradients are parallel. A zero gradient
+    is left out of the average, and counts in the mean norm.
+
+    Args:
+        gram_RR: the Gram matrix of the gradients, which is not zero.
+        solve: returns positive weights of the unit gradients, up to a common factor, for the
+            cosines ``[P, P]`` and the norms ``[P]`` of the ``P`` gradients that are not zero.
+
+    Returns:
+        The weights ``[R]`` of the gradients themselves.
+    """
+    norm_R = gram_RR.diagonal().sqrt()
+    is_present_R = norm_R > 0
+    norm_P = norm_R[is_present_R]
+    gram_PP = gram_RR[is_present_R][:, is_present_R]
+    unit_weight_P = solve(gram_PP / torch.outer(norm_P, norm_P), norm_P)
+    weight_R = torch.zeros_like(norm_R)
+    weight_R[is_present_R] = unit_weight_P / unit_weight_P.sum() * norm_R.mean() / norm_P
+    return weight_R
 
 
 def statistics(gram_RR: Tensor, weight_R: Tensor, mean_weight_R: Tensor) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import torch
 
 from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
 from mtrl_lightning.gradients.cagrad import CAGrad
+from mtrl_lightning.gradients.fairgrad import FairGrad
 from mtrl_lightning.gradients.famo import FAMO
 from mtrl_lightning.gradients.gradnorm import GradNorm
 from mtrl_lightning.gradients.mean import Mean
@@ -24,6 +25,7 @@ METHODS = {
     "nash_mtl": NashMTL,
     "nash_mtl_kept": lambda num_tasks: NashMTL(num_tasks, max_norm=1.0, update_every=2),
     "aligned_mtl": AlignedMTL,
+    "fairgrad": FairGrad,
 }
 WEIGHT_LOSSES = ("gradnorm", "famo")
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -194,7 +196,8 @@ def test_two_conflicting_tasks_both_improve(name):
     # the second, much shorter, gradient points against the mean
     gradients = torch.tensor([[10.0, 0.0], [-1.0, 0.5]])
     products = gradients @ update(METHODS[name](2), gradients)
-    assert bool((products >= 0).all()) == (name in ("pcgrad", "nash_mtl", "nash_mtl_kept"))
+    improve_both = ("pcgrad", "nash_mtl", "nash_mtl_kept", "fairgrad")
+    assert bool((products >= 0).all()) == (name in improve_both)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -79,13 +79,22 @@ GRADIENTS = (
     "aligned_mtl",
     "cagrad",
     "cagrad_fast",
+    "fairgrad",
     "famo",
     "gradnorm",
     "mean",
     "nash_mtl",
     "pcgrad",
 )
-NEEDS_SHARED = ("aligned_mtl", "cagrad", "cagrad_fast", "gradnorm", "nash_mtl", "pcgrad")
+NEEDS_SHARED = (
+    "aligned_mtl",
+    "cagrad",
+    "cagrad_fast",
+    "fairgrad",
+    "gradnorm",
+    "nash_mtl",
+    "pcgrad",
+)
 BENCHMARKS: dict[str, Benchmark] = {
     "toy": ToyConflict(num_tasks=4, horizon=5),
     "metaworld": MetaWorld(

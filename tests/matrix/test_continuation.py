@@ -16,6 +16,7 @@ PAIRS = [
     ("language", "cagrad_fast"),
     ("mixture_gate", "cagrad"),
     ("moore", "aligned_mtl"),
+    ("multi_head", "fairgrad"),
     ("paco", "gradnorm"),
     ("soft_modularization", "nash_mtl"),
 ]

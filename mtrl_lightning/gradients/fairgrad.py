@@ -1,0 +1,150 @@
+"""FairGrad: the update is alpha-fair to the tasks.
+
+Ban and Ji 2024, "Fair Resource Allocation in Multi-Task Learning".
+
+Shapes: ``R`` trained tasks, ``P`` tasks whose gradient is not zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
+from mtrl_lightning.gradients.task_gradients import (
+    TaskGradients,
+    average_directions,
+    equal_weights,
+)
+
+RIDGE = 1e-6
+"""Added to the squared norm of each unit gradient.
+
+Without it, gradients that cancel out would have no solution, or an unbounded one.
+"""
+MAX_ITERATIONS = 200
+"""Newton steps at most; 5 to 30 are needed."""
+MAX_DECREASE = 2.0
+"""Largest decrease of the logarithm of a weight in one step."""
+TOLERANCE = 1e-13
+"""A step that would decrease the value by less than this fraction of ``a . a`` is the last one.
+
+The value is rounded to about ``1e-15 a . a``. The last step squares the error of the weights.
+"""
+
+
+class FairGrad(GradientMethod):
+    """Use ``sum_i w_i g_i`` with ``G w = w^(-1/alpha)``, the alpha-fair update (algorithm 1).
+
+    Within a ball around 0, its direction maximizes the sum of ``u_i^(1 - alpha) / (1 - alpha)``
+    over the tasks' improvements ``u_i = g_i . d``, or of ``log u_i`` for an ``alpha`` of 1. ``G``
+    is the Gram matrix of the gradients, and all ``w_i`` are positive, so that every task improves.
+
+    The update here is scaled as Nash-MTL's: the average of the unit gradients with weights in
+    proportion to ``w_i ||g_i||``, times the mean norm of the tasks' gradients. So it equals the
+    mean gradient when the gradients are parallel or ``alpha`` is 0, and Nash-MTL's update when
+    ``alpha`` is 1. Its length is in proportion to the scale of all losses. The direction does not
+    depend on that scale, but depends on the tasks' scales relative to each other, except when
+    ``alpha`` is 1: a task with a small gradient counts less below 1 and more above 1.
+
+    The paper uses ``sum_i w_i g_i`` as it is, which has another length. The authors' program for
+    Meta-World does the same and does not clip it. It takes 20 steps of gradient descent towards the
+    solution. Its commands for MT10 and MT50 have an ``alpha`` of 2; its default is 1. Which of them
+    gave the paper's results on MT10 could not be found out. The authors' program for supervised
+    learning solves the equation by least squares, multiplies the update by ``R`` and clips its norm
+    to 1.
+
+    A zero gradient is left out. The method costs one backward pass per task. Parameters that are
+    not shared get the gradient of the mean loss.
+
+    Args:
+        num_tasks: number of trained tasks, ``R``.
+        alpha: degree of fairness, at least 0 and finite (``alpha`` in the paper; 2 in the authors'
+            MT10 and MT50 commands): 0 for the mean gradient, 1 for proportional fairness. As it
+            grows, the update approaches the one that maximizes the smallest improvement. Near 0 it
+            approaches the mean only where the mean improves every task.
+
+    Raises:
+        ConfigurationError: if ``alpha`` is negative or not finite.
+    """
+
+    def __init__(self, num_tasks: int, *, alpha: float = 2.0) -> None:
+        super().__init__(num_tasks)
+        if not 0 <= alpha < math.inf:
+            raise ConfigurationError(
+                f"FairGrad's alpha is {alpha}: give a finite number of at least 0, such as 2"
+            )
+        self.alpha = alpha
+
+    def backward(
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
+        """Set every parameter's ``.grad``."""
+        gradients = TaskGradients.from_losses(loss_R, parameters)
+        _, self._statistics = gradients.combine_with(self._weights, equal_weights(len(loss_R)))
+
+    def _weights(self, gram_RR: Tensor) -> Tensor:
+        """Return the weights ``[R]`` of the gradients for a Gram matrix that is not zero."""
+        if self.alpha == 0:
+            return equal_weights(len(gram_RR))
+        return average_directions(
+            gram_RR, lambda cosine_PP, norm_P: solve(cosine_PP, norm_P, self.alpha)
+        )
+
+
+def solve(cosine_PP: Tensor, norm_P: Tensor, alpha: float) -> Tensor:
+    """Return ``a_i = w_i ||g_i||`` for the positive ``w`` with ``G w = w^(-1/alpha)``.
+
+    With ``C`` the cosines plus the ridge, ``m_i = ||g_i||^((1 - alpha) / (1 + alpha))`` and
+    ``a_i = m_i exp(x_i)``, the equation is ``C a = m exp(-x / alpha)``. For orthogonal gradients
+    ``x`` is 0. The solution is the minimum of ``a . C a / 2 - sum_i m_i^2 U(x_i)``, strictly convex
+    in ``a``, where ``U(x)`` is ``(exp(r x) - 1) / r`` with ``r = 1 - 1 / alpha``, or ``x`` for
+    ``r = 0``. Newton's method for ``a`` finds it, with a line search.
+
+    Args:
+        cosine_PP: cosines of the gradients.
+        norm_P: norms of the gradients, above 0.
+        alpha: degree of fairness, above 0.
+    """
+    cosine = cosine_PP.numpy() + RIDGE * np.eye(len(cosine_PP))
+    m = norm_P.numpy() ** ((1 - alpha) / (1 + alpha))
+    rate = 1 - 1 / alpha
+
+    def value(x: npt.NDArray) -> float:
+        a = m * np.exp(x)
+        with np.errstate(over="ignore"):  # an infinite value makes the step shorter
+            utility = x if rate == 0 else np.expm1(rate * x) / rate
+        return float(a @ cosine @ a / 2 - m**2 @ utility)
+
+    # the best of all x with equal entries
+    x = np.full(len(m), np.log(m @ m / (m @ cosine @ m)) * alpha / (1 + alpha))
+    for _ in range(MAX_ITERATIONS):
+        a = m * np.exp(x)
+        target = m * np.exp(-x / alpha)
+        residual = cosine @ a - target
+        hessian = cosine + np.diag(target / a / alpha)
+        relative = -np.linalg.solve(hessian, residual) / a
+        decrease = -(a * residual) @ relative
+        if decrease <= TOLERANCE * (a @ a):
+            return torch.from_numpy(m * np.exp(moved(x, relative)))
+        before = value(x)
+        while value(moved(x, relative)) > before - 1e-4 * decrease:
+            relative /= 2
+            decrease /= 2
+        x = moved(x, relative)
+    return torch.from_numpy(m * np.exp(x))
+
+
+def moved(x: npt.NDArray, relative: npt.NDArray) -> npt.NDArray:
+    """Return ``x`` after a change of ``a`` by a fraction of itself.
+
+    An increase is added to ``a``. A decrease is a factor, so that ``a`` stays positive.
+    """
+    return x + np.where(
+        relative > 0, np.log1p(np.maximum(relative, 0)), np.maximum(relative, -MAX_DECREASE)
+    )
