@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
+    from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Temperature
     from mtrl_lightning.api import Run, evaluate, train
     from mtrl_lightning.callbacks import plot_curves, read_metrics
     from mtrl_lightning.envs import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
+    "PPO": "algorithms",
     "SAC": "algorithms",
     "Algorithm": "algorithms",
     "Temperature": "algorithms",
@@ -56,6 +57,7 @@ _HOMES = {
 """In which module of the package a name is defined."""
 
 __all__ = [
+    "PPO",
     "SAC",
     "Algorithm",
     "Benchmark",

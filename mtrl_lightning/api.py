@@ -27,15 +27,16 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.replay.datamodule import (
+    ROWS_PER_TASK,
+    TRANSITIONS_PER_TASK,
+    trained_spec,
+)
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""
-ROWS_PER_TASK = 128
-"""Transitions per task in a batch of MetaWorld+'s protocol."""
-TRANSITIONS_PER_TASK = 100_000
-"""Transitions per task in the replay of MetaWorld+'s protocol."""
 
 SECTIONS = (
     "data",
@@ -123,7 +124,7 @@ def train(
     batch_size: int | None = None,
     capacity: int | None = None,
     warmup_steps: int | None = None,
-    updates_per_step: float = 1.0,
+    updates_per_step: float | None = None,
     envs_per_task: int = 1,
     num_workers: int | None = None,
     evaluation_every: int | None = None,
@@ -141,19 +142,21 @@ def train(
 
     Args:
         benchmark: the tasks.
-        algorithm: a class such as ``SAC``, or ``partial(SAC, actor=...)``.
+        algorithm: a class such as ``SAC`` or ``PPO``, or ``partial(SAC, actor=...)``.
         total_steps: environment steps after which training ends.
         seed: of weights, environments and all draws, also of this process's own generators.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
         root: folder of all runs.
         ckpt_path: continue from this checkpoint: a path, or ``last`` or ``best`` of the newest run
             of that name.
-        batch_size: transitions of a batch; rounded to a multiple of the trained tasks.
+        batch_size: transitions of a batch; rounded to a multiple of the trained tasks. This and the
+            next three are options of off-policy algorithms.
         capacity: transitions that the replay keeps.
         warmup_steps: environment steps with random actions before the first update.
-        updates_per_step: updates per step of all environments.
+        updates_per_step: updates per step of all environments; None for 1.
         envs_per_task: copies of each task's environment.
-        num_workers: worker processes that step environments; None for the cores but one.
+        num_workers: worker processes that step environments; None for the cores but one, for all if
+            the algorithm is on-policy.
         evaluation_every: environment steps between two evaluations; there is one at the end, too.
         num_episodes: test episodes per task in an evaluation.
         metrics_every: environment steps between two rows of metrics.
@@ -185,16 +188,21 @@ def train(
         )
     origin = slurm_origin(f"{sys.argv} {name}")
     launch = Launch(root, name, ckpt_path, given["replay"].get("restore", True), origin)
+    spec = trained_spec(benchmark, excluded)
+    model = algorithm(spec, seed=seed)
     # an evaluation steps environments no more than the training between two evaluations
     steps_of_evaluation = num_episodes * benchmark.spec.horizon * benchmark.spec.num_tasks
     derived = {
-        "batch_size": ROWS_PER_TASK * num_tasks,
-        "capacity": min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks),
-        "warmup_steps": _warmup_steps(total_steps, num_envs),
         "evaluation_every": max(steps_of_evaluation, total_steps // 10),
         "metrics_every": max(num_envs, total_steps // 200),
         "checkpoint_every": max(num_envs, total_steps // 5),
     }
+    if model.collection is None:
+        derived |= {
+            "batch_size": ROWS_PER_TASK * num_tasks,
+            "capacity": min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks),
+            "warmup_steps": _warmup_steps(total_steps, num_envs),
+        }
     arguments = {
         "batch_size": batch_size,
         "capacity": launch.saved_capacity() if capacity is None else capacity,
@@ -204,25 +212,28 @@ def train(
         "checkpoint_every": checkpoint_every,
     }
     chosen = derived | {name: value for name, value in arguments.items() if value is not None}
-    if chosen["batch_size"] > 0:
+    if chosen.get("batch_size", 0) > 0:
         chosen["batch_size"] = _multiple(chosen["batch_size"], num_tasks)
-    if arguments["capacity"] is None:
+    if "capacity" in derived and arguments["capacity"] is None:
         chosen["capacity"] = max(_multiple(chosen["capacity"], num_envs), chosen["batch_size"])
     rank_zero_info(", ".join(f"{option} {value:,}" for option, value in chosen.items()))
     try:
         with launch.hold():
             seed_everything(seed, verbose=False)
             data = MultiTaskData(
-                benchmark, chosen["batch_size"], chosen["capacity"], seed=seed, **given["data"]
+                benchmark,
+                chosen.get("batch_size"),
+                chosen.get("capacity"),
+                seed=seed,
+                **given["data"],
             )
-            model = algorithm(data.spec, seed=seed)
             evaluation = EvaluationCallback(
                 every=chosen["evaluation_every"], num_episodes=num_episodes, **given["evaluation"]
             )
             parts = [
                 RolloutCallback(
                     total_steps=total_steps,
-                    warmup_steps=chosen["warmup_steps"],
+                    warmup_steps=chosen.get("warmup_steps"),
                     updates_per_step=updates_per_step,
                     envs_per_task=envs_per_task,
                     num_workers=num_workers,

@@ -87,7 +87,8 @@ class LoadedPolicy:
                 f" or a batch of them, {('E', *space.shape)}"
             )
         task_E = self._task_numbers(task, len(observation_ED))
-        action_EA = self._algorithm.act(observation_ED, task_E, mode)
+        chosen = self._algorithm.act(observation_ED, task_E, mode)
+        action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
         return action_EA[0] if is_one else action_EA
 
     def _task_numbers(self, task: Any, num_observations: int) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import MultiTaskData, ReplayBuffer
+from mtrl_lightning.replay import Horizon, MultiTaskData, ReplayBuffer
 from mtrl_lightning.rollout import Collector
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Session:
         return data.session
 
     def open(self, envs: VectorEnv, window: int, device: torch.device) -> None:
-        """Take the training environments, whose workers are started, and the replay's memory.
+        """Take the training environments, whose workers are started, and memory for transitions.
 
         Args:
             envs: the training environments.
@@ -124,7 +124,12 @@ class Session:
         )
         self._collector = Collector(envs, self.algorithm, counters=self.counters, window=window)
         fields = self.algorithm.policy_fields
-        self.data.open_replay(envs.task_E.tolist(), self.folder, device, fields)
+        tasks = envs.task_E.tolist()
+        collection = self.algorithm.collection
+        if collection is None:
+            self.data.open_replay(tasks, self.folder, device, fields)
+        else:
+            self.data.open_horizon(tasks, collection, fields, device)
 
     @property
     def collector(self) -> Collector:
@@ -139,9 +144,20 @@ class Session:
 
     @property
     def replay(self) -> ReplayBuffer:
-        """The replay buffer."""
+        """The replay buffer of an off-policy algorithm."""
         assert self.data.buffer is not None, "the session is not open"
         return self.data.buffer
+
+    @property
+    def horizon(self) -> Horizon:
+        """The iteration of an on-policy algorithm."""
+        assert self.data.horizon is not None, "the session is not open"
+        return self.data.horizon
+
+    @property
+    def transitions(self) -> ReplayBuffer | Horizon:
+        """What holds the transitions that are learned from."""
+        return self.replay if self.algorithm.collection is None else self.horizon
 
     def note_restart(self, envs: VectorEnv, reason: str) -> None:
         """Count environments that were rebuilt after a fault, and say why."""
@@ -152,8 +168,9 @@ class Session:
         )
 
     def begin_learning(self) -> None:
-        """Give the algorithm each trained task's mean reward in the replay."""
-        self.algorithm.begin_learning(self.replay.mean_rewards())
+        """Give the algorithm each trained task's mean reward in the replay, if it has one."""
+        if self.algorithm.collection is None:
+            self.algorithm.begin_learning(self.replay.mean_rewards())
 
     def log(self, metrics: dict[str, float]) -> None:
         """Give a row to every logger, with ``env_steps`` in it and as its step."""

@@ -1,7 +1,7 @@
 """Data types shared by environments, rollout, replay and algorithms.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``E`` environments, ``B = R * n`` batch (task-major),
-``D`` observation, ``A`` action.
+``D`` observation, ``A`` action, ``S`` steps of an on-policy iteration.
 """
 
 from __future__ import annotations
@@ -49,6 +49,17 @@ class EnvSpec(NamedTuple):
     def num_tasks(self) -> int:
         """Number of all tasks, ``T``."""
         return len(self.task_names)
+
+
+class OnPolicy(NamedTuple):
+    """How an on-policy algorithm collects, and how often it uses what it has collected."""
+
+    num_steps: int
+    """Steps of each environment in an iteration: the horizon of the collection."""
+    num_epochs: int
+    """Passes over them."""
+    num_minibatches: int
+    """Minibatches of a pass, each with the same number of rows of every trained task."""
 
 
 class StepResult(NamedTuple):
@@ -102,6 +113,17 @@ class TransitionBatch(NamedTuple):
     task_B: Tensor
     extra: Mapping[str, Tensor] = {}
     """Further fields of the schema by name, ``[B, ...]``."""
+
+
+class Collected(NamedTuple):
+    """The transitions of one iteration of an on-policy algorithm, ``S`` steps of ``E``."""
+
+    columns: Mapping[str, Tensor]
+    """The fields of the schema and ``truncated`` by name, ``[S, E, ...]``."""
+    valid_SE: Tensor
+    """False where a transition never happened, because its environment was rebuilt."""
+    task_E: Tensor
+    """Each environment's task."""
 
 
 class Episode(NamedTuple):

@@ -17,6 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
+    "--data.batch_size=96",
+    "--data.capacity=30000",
     "--rollout.warmup_steps=300",
     "--rollout.total_steps=900",
     "--rollout.num_workers=0",

@@ -8,6 +8,7 @@ import torch
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
 
+from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import SAC, Algorithm
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
@@ -61,6 +62,7 @@ def test_every_file_is_known():
     experiments.append("experiment/mt10_brc")
     assert sorted(experiments) == sorted(EXPERIMENTS)
     assert [name for name in FILES if name not in EXPERIMENTS] == [
+        "algorithm/mtppo",
         "algorithm/mtsac",
         "algorithm/mtsac_mtrl",
         "base",
@@ -242,11 +244,12 @@ def test_experiments_are_the_published_protocol(name):
     rollout = config["rollout"]
     sac = config["model"]["init_args"]
     if is_mtrl:
-        assert data["batch_size"] == {10: 1280, 50: 1300}[tasks] and data["capacity"] == 1_000_000
+        sizes = {10: (None, None), 50: (1300, 1_000_000)}[tasks]  # none: 1280, 1,000,000
+        assert (data["batch_size"], data["capacity"]) == sizes
         assert rollout["warmup_steps"] == 1_500 * tasks and rollout["warmup_updates"] == 1_500
         evaluation = {"every": 10_000 * tasks, "num_episodes": 10}
     else:
-        assert data["batch_size"] == 128 * tasks and data["capacity"] == 100_000 * tasks
+        assert data["batch_size"] is None and data["capacity"] is None  # 128, 100,000 per task
         assert rollout["warmup_steps"] == 4_000 * tasks and rollout["warmup_updates"] == 0
         evaluation = {"every": 20_000 * tasks, "num_episodes": 50}
     assert {key: config["evaluation"][key] for key in evaluation} == evaluation
@@ -334,10 +337,12 @@ def test_every_file_names_all_keys_of_its_group_and_no_other(name):
     group, content = name.split("/")[0], merged(name)
     if group == "env":
         assert set(content) == {"data"}
-        assert set(content["data"]) <= {"benchmark", "batch_size", "capacity"}
+        assert set(content["data"]) == {"benchmark"}
         return
     assert set(content) == {"model"}
-    options = set(inspect.signature(SAC.__init__).parameters) - OF_THE_RUN
+    path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
+    algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
+    options = set(inspect.signature(algorithm.__init__).parameters) - OF_THE_RUN
     of_others = set().union(*OWNED.values())
     assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others)
     assert ("class_path" in content["model"]) == (group == "algorithm")

@@ -1,6 +1,9 @@
 """LightningModules that learn from a ``TransitionBatch``; they import no environments."""
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.learning_rate import Constant, LearningRate, Linear
+from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
+from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.temperature import Temperature
@@ -10,14 +13,20 @@ from mtrl_lightning.algorithms.values import Categorical, Scalar, Value
 from mtrl_lightning.algorithms.weighting import ByHand, ByTemperature, EqualWeights, TaskWeighting
 
 __all__ = [
+    "PPO",
     "SAC",
     "Algorithm",
     "ByHand",
     "ByTemperature",
     "Categorical",
+    "Constant",
     "EqualWeights",
+    "LearningRate",
+    "Linear",
     "MeanReward",
+    "PopArt",
     "ReturnRange",
+    "ReturnScale",
     "RewardScale",
     "Scalar",
     "TaskWeighting",

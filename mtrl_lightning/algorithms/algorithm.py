@@ -44,9 +44,17 @@ from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.memory import CPU, to_device
-from mtrl_lightning.networks import SquashedGaussian, set_task_names
+from mtrl_lightning.networks import ActionDistribution, set_task_names
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec, Mode, TransitionBatch, Transitions
+from mtrl_lightning.types import (
+    Chosen,
+    Collected,
+    EnvSpec,
+    Mode,
+    OnPolicy,
+    TransitionBatch,
+    Transitions,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -75,7 +83,9 @@ class Algorithm(LightningModule):
     """
 
     policy_fields: tuple[Field, ...] = ()
-    """Further fields of a transition that ``act`` returns beside the actions."""
+    """Further fields of a transition that ``act`` returns beside the actions when it explores."""
+    collection: OnPolicy | None = None
+    """How an on-policy algorithm collects; None for one that learns from a replay."""
     _task_R: Tensor
 
     def __init__(
@@ -128,9 +138,34 @@ class Algorithm(LightningModule):
         """
         raise NotImplementedError
 
-    def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> ActionDistribution:
         """Return the distribution over actions."""
         raise NotImplementedError
+
+    def explore(
+        self, policy: ActionDistribution, noise_BA: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return actions ``[B, A]`` for standard normal noise, and the ``policy_fields``."""
+        return policy.sample(noise_BA)[0], {}
+
+    def begin_iteration(self, collected: Collected, progress: float) -> dict[str, Tensor]:
+        """Receive what an on-policy algorithm learns from next.
+
+        Args:
+            collected: the transitions of the iteration.
+            progress: fraction of the run's environment steps made before them, from 0 to 1.
+
+        Returns:
+            Further columns of its minibatches by name, ``[S, E]``, such as advantages.
+        """
+        raise NotImplementedError
+
+    def is_iteration_over(self) -> bool:
+        """Return whether the rest of an iteration's minibatches is left out."""
+        return False
+
+    def end_iteration(self, collected: Collected) -> None:
+        """Receive the transitions of an iteration once more, after its last update."""
 
     def update(self, batch: TransitionBatch) -> None:
         """Learn from a batch, as it was sampled: ``transform`` it first."""
@@ -204,10 +239,11 @@ class Algorithm(LightningModule):
         )
 
     @torch.no_grad()
-    def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
-    ) -> npt.NDArray[np.float32]:
+    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
         """Choose actions ``[E, A]`` between -1 and 1.
+
+        Returns:
+            The actions; with the ``policy_fields`` where there are some and it explores.
 
         Raises:
             DivergenceError: if an update before was not finite and ends the run.
@@ -224,13 +260,17 @@ class Algorithm(LightningModule):
         for transform in self.transforms:
             observation = transform.observation(observation, task)  # type: ignore[operator]
         policy = self.policy(observation, task)
+        fields: dict[str, Tensor] = {}
         if mode == "exploit":
-            action_EA = policy.mode().cpu()
+            action_EA = policy.mode()
         else:
             noise_EA = torch.randn(shape, generator=generator, device=self.device)
-            action_EA = policy.sample(noise_EA)[0].cpu()
+            action_EA, fields = self.explore(policy, noise_EA)
+        chosen_EA = action_EA.cpu().numpy()
         self.guard.read()  # the device was waited for already
-        return action_EA.numpy()
+        if not fields:
+            return chosen_EA
+        return chosen_EA, {name: column.cpu().numpy() for name, column in fields.items()}
 
     def observe(self, transitions: Transitions) -> None:
         """Receive the transitions of one vector step, in the order in which they happen."""

@@ -32,7 +32,19 @@ def task_by_task(
     """
     if method.is_one_pass or rows[0].device.type != "cpu":
         return function(*rows)
-    parts = zip(*(x.chunk(method.num_tasks) for x in rows), strict=True)
+    return apart(method.num_tasks, function, dim, *rows)
+
+
+def apart(num_tasks: int, function: Callable[..., Tensor], dim: int, *rows: Tensor) -> Tensor:
+    """Return ``function(*rows)``, computed for each task's rows apart.
+
+    Args:
+        num_tasks: number of trained tasks, ``R``.
+        function: maps rows ``[B, ...]`` to something that has the rows in the dimension ``dim``.
+        dim: where the rows are in what comes out.
+        rows: tensors ``[B, ...]``, task-major.
+    """
+    parts = zip(*(x.chunk(num_tasks) for x in rows), strict=True)
     joined: Tensor = _Join.apply(dim, *(function(*part) for part in parts))
     return joined
 

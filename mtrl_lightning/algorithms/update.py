@@ -225,8 +225,9 @@ def task_parameters(
         if not isinstance(module, Network):
             shared += _trained(module.parameters())
     last_shared = [parameter for parameter in shared if parameter.ndim > 1][-1:]
-    if any(True for network in networks for _ in network.shared_parameters()):
-        last_shared = [network.last_shared_weight() for network in networks]
+    sharing = [network for network in networks if any(True for _ in network.shared_parameters())]
+    if sharing:
+        last_shared = [network.last_shared_weight() for network in sharing]
     for network in networks:
         network_shared = _trained(network.shared_parameters())
         known = {id(parameter) for parameter in network_shared}

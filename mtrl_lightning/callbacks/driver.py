@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import RestartsExhaustedError
-from mtrl_lightning.session import PostStepCall
+from mtrl_lightning.session import PostStepCall, Session
 from mtrl_lightning.types import Mode
 
 
@@ -72,9 +72,14 @@ class Driver(SessionCallback, Checkpoint):
         """Return whether all environment steps and their updates are made."""
         raise NotImplementedError
 
-    def _is_at_end(self) -> bool:
+    @property
+    def should_stop(self) -> bool:
+        """Whether something, such as early stopping, has asked the trainer to end the run."""
         assert self._trainer is not None
-        return self.is_finished() or self._trainer.should_stop
+        return self._trainer.should_stop
+
+    def _is_at_end(self) -> bool:
+        return self.is_finished() or self.should_stop
 
     def _stop_at_end(self, env_steps: int, at_end: bool) -> None:
         assert self._trainer is not None
@@ -87,11 +92,11 @@ class Driver(SessionCallback, Checkpoint):
             self.session.collector.send(mode)
 
     def receive(self) -> None:
-        """Wait for the step that ``send`` started, and add its transitions to the replay."""
+        """Wait for the step that ``send`` started, and keep its transitions to learn from."""
         session = self.session
         with session.stopwatch.measure("step"):
             transitions, _ = session.collector.receive()
-        session.replay.add(transitions)
+        session.transitions.add(transitions)
         session.algorithm.observe(transitions)
         for call in session.after_vector_step:
             call(session.counters.env_steps)
@@ -145,3 +150,51 @@ class Driver(SessionCallback, Checkpoint):
     def _close(self) -> None:
         if hasattr(self, "session"):
             self.session.close()
+
+
+class Loop:
+    """In which order environments are stepped and updates are made.
+
+    Args:
+        driver: steps the environments, and does what is due after a vector step.
+        total_steps: environment steps after which training ends.
+    """
+
+    def __init__(self, driver: Driver, total_steps: int) -> None:
+        self.driver = driver
+        self.total_steps = total_steps
+
+    @property
+    def session(self) -> Session:
+        """The run's parts."""
+        return self.driver.session
+
+    def check(self, num_envs: int) -> None:
+        """Check the options before environments are started.
+
+        Raises:
+            ConfigurationError: if they do not fit.
+        """
+
+    def open(self) -> None:
+        """Set what training batches are drawn from."""
+
+    def start(self) -> None:
+        """Step until there is something to learn from; do what an interruption left undone."""
+
+    def before_batch(self) -> None:
+        """Called before an update."""
+
+    def after_batch(self) -> None:
+        """Called after an update."""
+
+    def is_finished(self) -> bool:
+        """Return whether all environment steps and their updates are made."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a continued run needs."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""

@@ -86,7 +86,7 @@ class MetricsCallback(SessionCallback):
         updates = counters.updates - self._measured_updates
         self._start_interval()
         seconds = self.session.stopwatch.drain()
-        seconds["sample"] = self.session.replay.stopwatch.drain().get("sample", 0.0)
+        seconds["sample"] = self.session.transitions.stopwatch.drain().get("sample", 0.0)
         rates = {
             "time/env_steps_per_second": env_steps / elapsed,
             "time/updates_per_second": updates / elapsed,

@@ -12,7 +12,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.datamodule import replay_folder
+from mtrl_lightning.replay.datamodule import refuse_replay_options, replay_folder
+
+CHUNK_MEBIBYTES = 32.0
+"""Default size of a file."""
 
 
 class ReplayCallback(SessionCallback):
@@ -38,7 +41,7 @@ class ReplayCallback(SessionCallback):
         self,
         save: bool = True,
         save_last: int | None = None,
-        chunk_mebibytes: float = 32.0,
+        chunk_mebibytes: float = CHUNK_MEBIBYTES,
         restore: bool = True,
     ) -> None:
         self._save = save
@@ -54,15 +57,29 @@ class ReplayCallback(SessionCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register the files; write while environments are stepped, so that no save takes long."""
         super().setup(trainer, pl_module, stage)
+        if self.session.algorithm.collection is not None:
+            self._check_unused()
+            return  # the transitions of an iteration are in the checkpoint itself
         if stage == TrainerFn.FITTING and self.session.replay_files is not self:
             self._snapshots = self._snapshots_in(replay_folder(self.session.folder))
             self.session.replay_files = self
             if self._save:
                 self.session.after_vector_step.append(self._write_ahead)
 
+    def _check_unused(self) -> None:
+        options = {
+            "replay.save": (self._save, True),
+            "replay.save_last": (self._save_last, None),
+            "replay.chunk_mebibytes": (self._chunk_mebibytes, CHUNK_MEBIBYTES),
+            "replay.restore": (self._restore, True),
+        }
+        refuse_replay_options(
+            {name: value for name, (value, default) in options.items() if value != default}
+        )
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the replay of the checkpoint that is continued, or say what is lost without it."""
-        if not trainer.ckpt_path:
+        if not trainer.ckpt_path or self.session.algorithm.collection is not None:
             return
         data = self.session.data
         if data.manifest is None or not self._restore:

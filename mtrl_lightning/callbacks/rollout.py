@@ -1,4 +1,4 @@
-"""Off-policy collection: fill the replay while learning from it, and decide when to update."""
+"""The training environments, stepped by the loop that the algorithm needs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.callbacks.common import check_trainer
-from mtrl_lightning.callbacks.driver import Driver
-from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.callbacks.driver import Driver, Loop
+from mtrl_lightning.callbacks.off_policy import OffPolicyLoop
+from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
+from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
-from mtrl_lightning.replay import ReplayDataset
-from mtrl_lightning.schedules import Until, UpdateRatio
+from mtrl_lightning.replay.datamodule import refuse_replay_options
 
 
 class RolloutCallback(Driver):
-    """Step the training environments: at random until the warm-up is over, then with the policy.
+    """Step the training environments, in turn with the updates that the algorithm makes.
 
-    Actions are sent when a training batch starts and the transitions are received when it ends, so
-    that the workers step while the learner updates. A batch is one update. Lightning has drawn it
-    by then: an update learns from the transitions up to the previous vector step, and the actions
-    are those of the weights before the update, whatever the number of workers.
+    An off-policy algorithm fills its replay and learns from it at the same time
+    (``OffPolicyLoop``). An on-policy one collects an iteration and then learns from that alone
+    (``OnPolicyLoop``).
 
     Args:
-        total_steps: environment steps after which training ends.
-        warmup_steps: environment steps with uniformly random actions before the first update.
-        warmup_updates: updates made at once when the warm-up ends (mtrl makes as many as vector
-            steps of warm-up).
-        updates_per_step: updates per vector step (all environments once), also fractional.
+        total_steps: environment steps after which training ends; an on-policy algorithm finishes
+            its iteration.
+        warmup_steps: off-policy only: environment steps with uniformly random actions before the
+            first update; null for 10,000.
+        warmup_updates: off-policy only: updates made at once when the warm-up ends (mtrl makes as
+            many as vector steps of warm-up).
+        updates_per_step: off-policy only: updates per vector step (all environments once), also
+            fractional; null for 1.
         envs_per_task: copies of each task's environment.
-        num_workers: worker processes that step environments; null for the cores but one, 0 for
-            this process.
+        num_workers: worker processes that step environments; 0 for this process. Null for the cores
+            but one, which learns meanwhile; for all cores if the algorithm is on-policy.
         learner_threads: threads of PyTorch on the CPU, set by the command line; null leaves its own
             choice, one per core, which is slow where small networks share the cores with
             environments.
@@ -52,9 +55,9 @@ class RolloutCallback(Driver):
     def __init__(
         self,
         total_steps: int = 1_000_000,
-        warmup_steps: int = 10_000,
+        warmup_steps: int | None = None,
         warmup_updates: int = 0,
-        updates_per_step: float = 1.0,
+        updates_per_step: float | None = None,
         envs_per_task: int = 1,
         num_workers: int | None = None,
         learner_threads: int | None = None,
@@ -63,15 +66,10 @@ class RolloutCallback(Driver):
         max_restarts: int = 10,
         seed: int = 0,
     ) -> None:
-        if envs_per_task < 1 or warmup_steps < 1:
+        if envs_per_task < 1 or total_steps < 1:
             raise ConfigurationError(
-                f"rollout.envs_per_task is {envs_per_task}, rollout.warmup_steps {warmup_steps}:"
+                f"rollout.envs_per_task is {envs_per_task}, rollout.total_steps {total_steps}:"
                 " give at least 1"
-            )
-        if total_steps <= warmup_steps:
-            raise ConfigurationError(
-                f"rollout.total_steps {total_steps} must be above rollout.warmup_steps"
-                f" {warmup_steps}"
             )
         if learner_threads is not None and learner_threads < 1:
             raise ConfigurationError(
@@ -85,109 +83,78 @@ class RolloutCallback(Driver):
         super().__init__()
         self.total_steps = total_steps
         self.learner_threads = learner_threads
+        self._off_policy_options: dict[str, Any] = {
+            "warmup_steps": warmup_steps,
+            "warmup_updates": warmup_updates or None,
+            "updates_per_step": updates_per_step,
+        }
         self._envs_per_task = envs_per_task
         self._num_workers = num_workers
         self._window = window
         self._timeout = timeout
         self._max_restarts = max_restarts
         self._seed = seed
-        self._warmup = Until(warmup_steps)
-        self._ratio = UpdateRatio(updates_per_step, warmup_updates)
-        self._is_step_under_way = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start the training environments and take the replay's memory."""
+        """Start the training environments and take the memory for their transitions."""
         super().setup(trainer, pl_module, stage)
         session = self.session
         session.total_steps = self.total_steps
+        self.loop = self._make_loop()
         if stage != TrainerFn.FITTING or session.is_open:
             return
         check_trainer(trainer)
         device = trainer.strategy.root_device
         check_precision(trainer.precision, device)
-        self._check_capacity()
+        tasks = np.repeat(session.spec.train_tasks, self._envs_per_task).tolist()
+        self.loop.check(len(tasks))
         session.algorithm.check_device(device)
+        num_workers = self._num_workers
+        if num_workers is None and session.algorithm.collection is not None:
+            num_workers = default_num_workers(len(tasks), spare=0)
         envs = VectorEnv(
             session.benchmark,
-            np.repeat(session.spec.train_tasks, self._envs_per_task).tolist(),
+            tasks,
             seed=self._seed,
-            num_workers=self._num_workers,
+            num_workers=num_workers,
             timeout=self._timeout,
             max_restarts=self._max_restarts,
             on_restart=lambda reason: session.note_restart(envs, reason),
         )
         session.open(envs, self._window, device)
-        session.data.stream = ReplayDataset(session.replay, session.data.batch_size)
+        self.loop.open()
 
-    def _check_capacity(self) -> None:
-        num_envs = len(self.session.spec.train_tasks) * self._envs_per_task
-        if self.session.data.capacity < num_envs:
-            raise ConfigurationError(
-                f"data.capacity is {self.session.data.capacity} for {num_envs} environments"
-                " (rollout.envs_per_task each task): give at least one transition per environment"
-            )
+    def _make_loop(self) -> Loop:
+        given = self._off_policy_options
+        if self.session.algorithm.collection is not None:
+            refuse_replay_options({f"rollout.{name}": value for name, value in given.items()})
+            return OnPolicyLoop(self, self.total_steps)
+        return OffPolicyLoop(self, self.total_steps, **given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warm up, unless a checkpoint says that it is done; do what an interruption left undone.
+        """Step until there is something to learn from; do what an interruption left undone.
 
         Raises:
             ConfigurationError: if an environment cannot be used.
         """
         session = self.session
         session.is_training = True
-        counters = session.counters
         if not session.collector.has_started:
             session.collector.reset()
         self.warn_of_lost_states()
-        self._warm_up()
-        self._refill()
-        if counters.updates == 0:
-            session.begin_learning()
-        self._ratio.start(counters.vector_steps, counters.updates)
-        if not self._is_update_owed():
-            self.continue_calls()
-            # a run that is prolonged skipped the reset that was due at its former end
-            session.reset_networks(counters.env_steps, self.is_finished())
+        self.loop.start()
         if self.is_finished():
             rank_zero_info(
-                f"{counters.env_steps:,} env steps are made already:"
+                f"{session.counters.env_steps:,} env steps are made already:"
                 " raise rollout.total_steps to continue"
             )
             trainer.should_stop = True
 
-    def _warm_up(self) -> None:
-        counters = self.session.counters
-        if self._warmup(counters.env_steps):
-            rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
-        while self._warmup(counters.env_steps):
-            self.send("random")
-            self.receive()
-            self.session.check_signals()
-
-    def _refill(self) -> None:
-        """Collect as much as a warm-up if the replay was not restored with the checkpoint."""
-        replay = self.session.replay
-        counters = self.session.counters
-        wanted = min(self._warmup.limit, replay.capacity)
-        if len(replay) >= wanted or self.is_finished():
-            return
-        rank_zero_info(f"Filling the replay with {wanted - len(replay):,} env steps of the policy")
-        while len(replay) < wanted:
-            self.send("explore")
-            self.receive()
-            self.session.check_signals()
-        self._ratio.restart(counters.vector_steps, counters.updates)
-
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Step until an update is owed; do not wait for the last of these steps."""
-        self._is_step_under_way = False
-        while not self._is_update_owed():
-            if self._is_step_under_way:
-                self.receive()
-            self.send("explore")
-            self._is_step_under_way = True
+        """Do what the loop does before an update."""
+        self.loop.before_batch()
         self.session.stopwatch.start("update")
 
     def on_train_batch_end(
@@ -198,35 +165,20 @@ class RolloutCallback(Driver):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Receive the transitions; after the last update that is owed, do what is due."""
+        """Do what the loop does after an update."""
         self.session.stopwatch.stop("update")
-        if self._is_step_under_way:
-            self._is_step_under_way = False
-            self.receive()
-        if self._is_update_owed():
-            self.check_faults()
-        else:
-            self.complete_step()
-        self.session.check_signals()
-
-    def _is_update_owed(self) -> bool:
-        counters = self.session.counters
-        vector_steps = counters.vector_steps + self._is_step_under_way
-        return self._ratio.due(vector_steps, counters.updates)
+        self.loop.after_batch()
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
-        has_stepped = self.session.counters.env_steps >= self.total_steps
-        return has_stepped and not self._is_update_owed()
+        return self.loop.is_finished()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return schedules, which call is next, and the environments' states."""
-        schedules = {"warmup": self._warmup.state_dict(), "ratio": self._ratio.state_dict()}
-        return schedules | super().state_dict()
+        """Return the loop's state, which call is next, and the environments' states."""
+        return self.loop.state_dict() | super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
         super().load_state_dict(state_dict)
         if self.session.is_open and state_dict["collector"]:
-            self._warmup.load_state_dict(state_dict["warmup"])
-            self._ratio.load_state_dict(state_dict["ratio"])
+            self.loop.load_state_dict(state_dict)

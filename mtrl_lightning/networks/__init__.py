@@ -22,8 +22,13 @@ from mtrl_lightning.networks.conditioning import (
 from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity, Standardize
 from mtrl_lightning.networks.ensemble import Ensemble
 from mtrl_lightning.networks.experts import Experts
+from mtrl_lightning.networks.exploration import ExplorationNoise, StateNoise, TaskNoise
 from mtrl_lightning.networks.film import FiLM
-from mtrl_lightning.networks.gaussian import SquashedGaussian
+from mtrl_lightning.networks.gaussian import (
+    ActionDistribution,
+    ClippedGaussian,
+    SquashedGaussian,
+)
 from mtrl_lightning.networks.language import Language
 from mtrl_lightning.networks.mixture import MixtureOfEncoders
 from mtrl_lightning.networks.mlp import MLP
@@ -38,15 +43,18 @@ __all__ = [
     "CARE",
     "MLP",
     "MOORE",
+    "ActionDistribution",
     "AppendTask",
     "Assignment",
     "Attention",
     "Average",
+    "ClippedGaussian",
     "Clusters",
     "Embedding",
     "Encoder",
     "Ensemble",
     "Experts",
+    "ExplorationNoise",
     "FiLM",
     "Gate",
     "Identity",
@@ -63,8 +71,10 @@ __all__ = [
     "SoftModularization",
     "SquashedGaussian",
     "Standardize",
+    "StateNoise",
     "TaskConditioning",
     "TaskEncoder",
+    "TaskNoise",
     "set_task_names",
     "with_conditioning",
 ]

@@ -1,6 +1,4 @@
-"""The squashed Gaussian policy.
-
-Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C.
+"""The Gaussian distributions of policies.
 
 Shapes: ``B`` batch, ``A`` action.
 """
@@ -8,15 +6,63 @@ Shapes: ``B`` batch, ``A`` action.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
+class ActionDistribution(Protocol):
+    """A policy's distribution over actions between -1 and 1."""
+
+    def mode(self) -> Tensor:
+        """Return the deterministic action ``[B, A]``."""
+        ...
+
+    def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions ``[B, A]`` and log densities ``[B]`` for standard normal noise."""
+        ...
+
+
+class ClippedGaussian(NamedTuple):
+    """A Gaussian distribution whose samples are clipped to -1 and 1 when they are sent.
+
+    Densities are those of the samples before they are clipped, which the environment does not see.
+    """
+
+    mean_BA: Tensor
+    log_std_BA: Tensor
+
+    def mode(self) -> Tensor:
+        """Return the deterministic action ``[B, A]``, the clipped mean."""
+        return self.mean_BA.clamp(-1, 1)
+
+    def draw(self, noise_BA: Tensor) -> Tensor:
+        """Return samples ``[B, A]`` that are not clipped, for standard normal noise ``[B, A]``."""
+        return self.mean_BA + self.log_std_BA.exp() * noise_BA
+
+    def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return clipped actions ``[B, A]`` and log densities ``[B]`` for standard normal noise."""
+        sample_BA = self.draw(noise_BA)
+        return sample_BA.clamp(-1, 1), self.log_prob(sample_BA)
+
+    def log_prob(self, sample_BA: Tensor) -> Tensor:
+        """Return log densities ``[B]`` of samples ``[B, A]`` that are not clipped."""
+        noise_BA = (sample_BA - self.mean_BA) * (-self.log_std_BA).exp()
+        normal_BA = -0.5 * noise_BA.square() - self.log_std_BA - 0.5 * math.log(2 * math.pi)
+        return normal_BA.sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy ``[B]`` before actions are clipped."""
+        return (self.log_std_BA + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
 class SquashedGaussian(NamedTuple):
-    """A Gaussian distribution squashed by tanh: actions lie between -1 and 1."""
+    """A Gaussian distribution squashed by tanh: actions lie between -1 and 1.
+
+    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C.
+    """
 
     mean_BA: Tensor
     log_std_BA: Tensor

@@ -80,6 +80,11 @@ class MOORE(Network):
         features_BH = torch.einsum("bk,kbh->bh", w_BK, basis_KBH).tanh()
         return self.heads(features_BH, task_B)  # type: ignore[no-any-return]
 
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
+        """Scale the heads."""
+        self.heads.scale_outputs(scale_T, shift_T)
+        return True
+
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield the parameters of the experts, and those of ``w`` unless it is a table.
 

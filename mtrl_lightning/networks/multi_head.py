@@ -84,6 +84,13 @@ class MultiHead(Network):
         input_BD = torch.cat([x_BD, self.conditioning(task_B)], dim=-1)
         return self.heads(self.trunk(input_BD), task_B)  # type: ignore[no-any-return]
 
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
+        """Scale the heads if they are linear."""
+        if not isinstance(self.heads, LinearHeads):
+            return False
+        self.heads.scale_outputs(scale_T, shift_T)
+        return True
+
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield all parameters except those of the heads."""
         yield from self.conditioning.parameters()
@@ -122,6 +129,13 @@ class LinearHeads(nn.Linear):
         y_BTO = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
         is_own_BT1 = (task_B[:, None] == self.tasks_T1[:, 0])[..., None]
         return torch.where(is_own_BT1, y_BTO, 0).sum(1, dtype=y_BTO.dtype)
+
+    @torch.no_grad()
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
+        """Multiply each task's outputs by its scale and add its shift, ``[T]`` each."""
+        scale_TO = scale_T.repeat_interleave(self.out_dim)
+        self.weight.mul_(scale_TO[:, None])
+        self.bias.mul_(scale_TO).add_(shift_T.repeat_interleave(self.out_dim))
 
     def _forward_by_task(self, h_RnH: Tensor, tasks_R: Tensor) -> Tensor:
         """Map each task's features ``[R, n, H]`` to ``[R, n, out_dim]``."""

@@ -40,6 +40,14 @@ class Network(nn.Module):
         backwards = reversed(list(self.shared_parameters()))
         return max(backwards, key=lambda parameter: parameter.ndim > 1)  # max returns the first one
 
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
+        """Multiply each task's outputs by its scale and add its shift, ``[T]`` each.
+
+        Returns:
+            Whether this network can: it has one output layer per task.
+        """
+        return False
+
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the tasks' losses ``[R]``, with 0 for each task to leave out of this update."""
         return loss_R

@@ -1,8 +1,8 @@
-"""The data: a benchmark, the replay of its transitions, and the stream of batches."""
+"""The data: a benchmark, the transitions that are learned from, and the stream of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,33 @@ from mtrl_lightning.envs.benchmark import Benchmark, check_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
+from mtrl_lightning.replay.horizon import Horizon
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.types import EnvSpec, known_tasks
+from mtrl_lightning.types import EnvSpec, OnPolicy, known_tasks
 
 EMPTY: dict[str, Any] = {"fields": [], "capacity": 0, "added": [], "oldest": [], "chunks": []}
 """The manifest of no replay."""
 
 
+ROWS_PER_TASK = 128
+"""Transitions per task in a batch of MetaWorld+'s protocol."""
+TRANSITIONS_PER_TASK = 100_000
+"""Transitions per task in the replay of MetaWorld+'s protocol."""
+
+
 class MultiTaskData(LightningDataModule):
-    """A benchmark and the replay of its transitions.
+    """A benchmark and the transitions that are learned from.
+
+    An off-policy algorithm has a replay of them. An on-policy one keeps one iteration, whose size
+    it decides itself; it takes no option of the replay.
 
     Args:
         benchmark: the tasks, chosen by ``class_path``.
-        batch_size: transitions of a batch over all trained tasks; each gets the same number.
+        batch_size: transitions of a batch over all trained tasks; each gets the same number. Null
+            for 128 per task.
         capacity: transitions kept, over all trained tasks; each environment has an equal share.
+            Null for 100,000 per task.
         exclude_from_training: names of tasks that are evaluated but never trained on.
         memory_map: keep the replay in a file in the run's folder, mapped into memory, for one
             larger than the memory.
@@ -46,8 +58,8 @@ class MultiTaskData(LightningDataModule):
     def __init__(
         self,
         benchmark: Benchmark,
-        batch_size: int = 1280,
-        capacity: int = 1_000_000,
+        batch_size: int | None = None,
+        capacity: int | None = None,
         exclude_from_training: list[str] | None = None,
         memory_map: bool = False,
         on_device: bool = True,
@@ -55,16 +67,24 @@ class MultiTaskData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.benchmark = benchmark
-        self.batch_size = batch_size
-        self.capacity = capacity
+        self._given = {
+            "data.batch_size": batch_size,
+            "data.capacity": capacity,
+            "data.memory_map": memory_map or None,
+        }
         self._memory_map = memory_map
         self._on_device = on_device
         self._seed = seed
-        self.spec = _trained_spec(benchmark, exclude_from_training)
-        _check_sizes(batch_size, capacity, len(self.spec.train_tasks))
+        self.spec = trained_spec(benchmark, exclude_from_training)
+        num_tasks = len(self.spec.train_tasks)
+        self.batch_size = ROWS_PER_TASK * num_tasks if batch_size is None else batch_size
+        self.capacity = TRANSITIONS_PER_TASK * num_tasks if capacity is None else capacity
+        _check_sizes(self.batch_size, self.capacity, num_tasks)
         self.session: Any = None
         """The run that these data are part of, while it lasts."""
         self.buffer: ReplayBuffer | None = None
+        self.horizon: Horizon | None = None
+        """What an on-policy algorithm learns from, in place of the buffer."""
         self._opened_for: tuple[Any, ...] = ()
         self.stream: IterableDataset | None = None
         """What training batches are drawn from; the driver of the run decides."""
@@ -92,9 +112,7 @@ class MultiTaskData(LightningDataModule):
         opened_for = (tuple(tasks), folder, device, tuple(policy_fields))
         if self.buffer is not None and self._opened_for == opened_for:
             return self.buffer  # a second fit with the same data continues with their replay
-        self.buffer = None
-        self.stream = None
-        self._opened_for = opened_for
+        self._forget(opened_for)
         if self._memory_map:
             folder.mkdir(parents=True, exist_ok=True)
         num_rows = self.capacity // len(tasks) * len(tasks)
@@ -115,6 +133,47 @@ class MultiTaskData(LightningDataModule):
         )
         return self.buffer
 
+    def open_horizon(
+        self,
+        tasks: Sequence[int],
+        collection: OnPolicy,
+        policy_fields: Sequence[Field] = (),
+        device: torch.device = CPU,
+    ) -> Horizon:
+        """Take the memory for an iteration of an on-policy algorithm, and print how much it is.
+
+        Args:
+            tasks: the task of each training environment.
+            collection: steps, epochs and minibatches of an iteration.
+            policy_fields: what the policy's ``act`` returns beside its actions.
+            device: that trains.
+
+        Raises:
+            ConfigurationError: if the rows cannot be shared out among the minibatches, or an option
+                of the replay is given.
+        """
+        refuse_replay_options(self._given)
+        opened_for = (tuple(tasks), collection, device, tuple(policy_fields))
+        if self.horizon is not None and self._opened_for == opened_for:
+            return self.horizon  # a second fit continues in the middle of its iteration
+        self._forget(opened_for)
+        self.horizon = Horizon(
+            self.spec, tasks, collection, policy_fields, seed=self._seed, device=device
+        )
+        rows = collection.num_steps * len(tasks)
+        rank_zero_info(
+            f"Iterations of {rows:,} env steps ({self.horizon.num_bytes / 2**20:,.0f} MiB),"
+            f" {collection.num_epochs} epochs of {collection.num_minibatches} minibatches of"
+            f" {rows // collection.num_minibatches:,}"
+        )
+        return self.horizon
+
+    def _forget(self, opened_for: tuple[Any, ...]) -> None:
+        self.buffer = None
+        self.horizon = None
+        self.stream = None
+        self._opened_for = opened_for
+
     def train_dataloader(self) -> DataLoader:
         """Return the endless stream of batches."""
         if self.stream is None or self.trainer is None:
@@ -123,7 +182,7 @@ class MultiTaskData(LightningDataModule):
                 " add one to the trainer's callbacks"
             )
         is_on_gpu = self.trainer.strategy.root_device.type == "cuda"
-        is_from_memory = self.buffer is None or self.buffer.storage.device == CPU
+        is_from_memory = self.buffer is not None and self.buffer.storage.device == CPU
         # a generator of its own, because DataLoader draws a worker seed even without workers
         return DataLoader(
             self.stream,
@@ -140,19 +199,43 @@ class MultiTaskData(LightningDataModule):
         return DataLoader([0], batch_size=None)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the manifest of the replay's files and the sampling generator."""
+        """Return the manifest of the replay's files and its generator, or an iteration's state."""
+        if self.horizon is not None:
+            return {"horizon": self.horizon.state_dict()}
         if self.buffer is None:
             return {}
         return {"replay": self.manifest, "buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the manifest and the generator; ``ReplayCallback`` reads the transitions."""
-        if self.buffer is not None:
+        """Restore them; ``ReplayCallback`` reads the replay's transitions."""
+        if self.horizon is not None and "horizon" in state_dict:
+            self.horizon.load_state_dict(state_dict["horizon"])
+        if self.buffer is not None and "buffer" in state_dict:
             self.manifest = state_dict["replay"]
             self.buffer.load_state_dict(state_dict["buffer"])
 
 
-def _trained_spec(benchmark: Benchmark, excluded: list[str] | None) -> EnvSpec:
+def refuse_replay_options(given: Mapping[str, Any]) -> None:
+    """Refuse options that an on-policy algorithm has no use for.
+
+    Args:
+        given: values by the options' names; None where an option is not given.
+
+    Raises:
+        ConfigurationError: naming them, and what replaces them.
+    """
+    wrong = {name: value for name, value in given.items() if value is not None}
+    if wrong:
+        listed = ", ".join(f"{name} {value}" for name, value in wrong.items())
+        raise ConfigurationError(
+            f"an on-policy algorithm has no replay, and these options are given: {listed}. Leave"
+            " them out, or set them back to their defaults (null for numbers); what it learns from"
+            " is set by num_steps, num_epochs and num_minibatches of model.init_args. A file such"
+            " as configs/algorithm/mtppo.yaml sets them back: name it after the environment's"
+        )
+
+
+def trained_spec(benchmark: Benchmark, excluded: Sequence[str] | None) -> EnvSpec:
     """Return the benchmark's spec with the tasks that are trained on."""
     spec = check_spec(benchmark.spec)
     names = known_tasks(excluded, spec.task_names) if excluded else ()

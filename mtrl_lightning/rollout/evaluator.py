@@ -20,6 +20,8 @@ from mtrl_lightning.types import Episode, Policy
 
 METRICS = ("success", "success_last", "return")
 """What an evaluation measures of every task."""
+WORST = (1, 5)
+"""Numbers of worst tasks whose mean success is logged, where there are more tasks than that."""
 
 
 class Evaluation(NamedTuple):
@@ -37,17 +39,25 @@ class Evaluation(NamedTuple):
 
         They are called ``eval/success``, ``eval/success_last``, ``eval/return`` in the split
         ``eval``, ``eval_<split>/...`` in others, and those of a task end with ``/<task>``.
+        ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks.
         """
         prefix = _prefix(self.split)
         values_T = (self.success_T, self.success_last_T, self.return_T)
         values = dict(zip(METRICS, values_T, strict=True))
         result = {f"{prefix}/{name}": float(value_T.mean()) for name, value_T in values.items()}
+        ascending_T = np.sort(self.success_T)
+        for k in _worst(len(task_names)):
+            result[f"{prefix}/success_worst_{k}"] = float(ascending_T[:k].mean())
         for name, value_T in values.items():
             result |= {
                 f"{prefix}/{name}/{task}": float(v)
                 for task, v in zip(task_names, value_T, strict=True)
             }
         return result
+
+
+def _worst(num_tasks: int) -> list[int]:
+    return [k for k in WORST if k < num_tasks]
 
 
 def _prefix(split: str) -> str:
@@ -57,8 +67,10 @@ def _prefix(split: str) -> str:
 def metric_names(benchmark: Benchmark) -> list[str]:
     """Return the names of all metrics of an evaluation, averages first."""
     prefixes = [_prefix(split) for split in benchmark.splits[1:]]
+    task_names = benchmark.spec.task_names
     names = [f"{prefix}/{metric}" for prefix in prefixes for metric in METRICS]
-    return names + [f"{name}/{task}" for name in names for task in benchmark.spec.task_names]
+    worst = [f"{prefix}/success_worst_{k}" for prefix in prefixes for k in _worst(len(task_names))]
+    return names + worst + [f"{name}/{task}" for name in names for task in task_names]
 
 
 class Evaluator:

@@ -171,6 +171,7 @@ def test_metrics_have_their_names_and_means_over_tasks():
         "eval/success": 0.5,
         "eval/success_last": 0.25,
         "eval/return": 9.0,
+        "eval/success_worst_1": 0.0,
         "eval/success/task-0": 1.0,
         "eval/success/task-1": 0.5,
         "eval/success/task-2": 0.0,
@@ -182,6 +183,14 @@ def test_metrics_have_their_names_and_means_over_tasks():
         "eval/return/task-2": 12.0,
     }
     assert all(type(value) is float for value in evaluation.metrics(NAMES).values())
+
+
+def test_the_success_of_the_worst_tasks_is_their_mean():
+    success_T = np.array([0.9, 0.1, 1.0, 0.4, 0.0, 0.6])
+    metrics = Evaluation("eval", success_T, success_T, success_T).metrics(tuple("abcdef"))
+    assert metrics["eval/success_worst_1"] == 0.0
+    assert metrics["eval/success_worst_5"] == pytest.approx((0.0 + 0.1 + 0.4 + 0.6 + 0.9) / 5)
+    assert metrics["eval/success"] == pytest.approx(0.5)  # of all
 
 
 def test_other_splits_have_a_prefix_of_their_own():

@@ -1,0 +1,45 @@
+"""Schedules of the learning rates."""
+
+from __future__ import annotations
+
+from mtrl_lightning.errors import ConfigurationError
+
+
+class LearningRate:
+    """A factor of every optimizer's learning rate."""
+
+    def factor(self, progress: float) -> float:
+        """Return the factor.
+
+        Args:
+            progress: fraction of the run's environment steps that are made, from 0 to 1.
+        """
+        raise NotImplementedError
+
+
+class Constant(LearningRate):
+    """Leave the learning rates as they are."""
+
+    def factor(self, progress: float) -> float:
+        """Return 1."""
+        return 1.0
+
+
+class Linear(LearningRate):
+    """Change the learning rates in proportion to the environment steps made.
+
+    Args:
+        final: factor at the end of the run (``rollout.total_steps``), at least 0.
+
+    Raises:
+        ConfigurationError: if it is negative.
+    """
+
+    def __init__(self, final: float = 0.0) -> None:
+        if not final >= 0:
+            raise ConfigurationError(f"the learning rate's final factor is {final}: give 0 or more")
+        self._final = final
+
+    def factor(self, progress: float) -> float:
+        """Return a number between 1 and the final factor."""
+        return 1 + (self._final - 1) * progress

@@ -1,0 +1,138 @@
+"""The scale of a critic's targets.
+
+Shapes: ``T`` tasks, ``B`` batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import Network
+
+
+class ReturnScale(Network):
+    """Leave a critic's targets as they are; built by ``(critic, num_tasks) -> ReturnScale``.
+
+    Args:
+        critic: the network whose outputs are scaled.
+        num_tasks: number of tasks, ``T``.
+    """
+
+    def __init__(self, critic: Network, num_tasks: int) -> None:
+        super().__init__()
+
+    def forward(self, output_B1: Tensor, task_B: Tensor) -> Tensor:
+        """Map the critic's outputs ``[B, 1]`` to normalized values ``[B]``."""
+        return output_B1.float().squeeze(-1)
+
+    def normalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
+        """Map values ``[...]`` of tasks ``[...]`` to normalized values."""
+        return value_B
+
+    def denormalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
+        """Map normalized values ``[...]`` of tasks ``[...]`` to values."""
+        return value_B
+
+    def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:
+        """Receive the moments of each task's returns; tasks with a count of 0 had none."""
+
+    def shared_parameters(self) -> Iterator[Parameter]:
+        """Yield nothing: each task has its own."""
+        return iter(())
+
+
+class PopArt(ReturnScale):
+    """Learn targets of mean 0 and standard deviation 1 for each task.
+
+    Van Hasselt et al. 2016, "Learning values across many orders of magnitude" (arXiv 1602.07714),
+    with statistics per task as in Hessel et al. 2018 (arXiv 1809.04474). When the statistics move,
+    each task's output layer is rescaled so that its values stay as they are. A critic without one
+    output layer per task (``Network.scale_outputs``) gets a learned factor and offset per task.
+
+    Args:
+        critic: the network whose outputs are scaled.
+        num_tasks: number of tasks, ``T``.
+        step_size: how far the statistics move towards those of an iteration, above 0 and at most 1
+            (``beta`` in the paper, for a minibatch there).
+        min_std: smallest standard deviation, above 0 (1e-4 in the paper).
+
+    Raises:
+        ConfigurationError: if a number is out of its range.
+    """
+
+    mean_T: Tensor
+    variance_T: Tensor
+    is_known_T: Tensor
+
+    def __init__(
+        self, critic: Network, num_tasks: int, *, step_size: float = 0.3, min_std: float = 1e-4
+    ) -> None:
+        super().__init__(critic, num_tasks)
+        if not (0 < step_size <= 1 and min_std > 0):
+            raise ConfigurationError(
+                f"PopArt's step_size is {step_size}, its min_std {min_std}:"
+                " give 0 < step_size <= 1 and min_std > 0"
+            )
+        self.step_size = step_size
+        self.min_std = min_std
+        self.register_buffer("mean_T", torch.zeros(num_tasks))
+        self.register_buffer("variance_T", torch.ones(num_tasks))
+        self.register_buffer("is_known_T", torch.zeros(num_tasks, dtype=torch.bool))
+        self._scale_outputs = critic.scale_outputs
+        self.weight_T: Parameter | None = None
+        self.bias_T: Parameter | None = None
+        if not critic.scale_outputs(torch.ones(num_tasks), torch.zeros(num_tasks)):
+            self.weight_T = nn.Parameter(torch.ones(num_tasks))
+            self.bias_T = nn.Parameter(torch.zeros(num_tasks))
+
+    @property
+    def std_T(self) -> Tensor:
+        """The standard deviation of each task's returns, ``[T]``."""
+        return self.variance_T.sqrt().clamp(min=self.min_std)
+
+    def forward(self, output_B1: Tensor, task_B: Tensor) -> Tensor:
+        """Map the critic's outputs ``[B, 1]`` to normalized values ``[B]``."""
+        value_B = super().forward(output_B1, task_B)
+        if self.weight_T is None or self.bias_T is None:
+            return value_B
+        return self.weight_T[task_B] * value_B + self.bias_T[task_B]
+
+    def normalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
+        """Map values ``[...]`` of tasks ``[...]`` to normalized values."""
+        return (value_B - self.mean_T[task_B]) / self.std_T[task_B]
+
+    def denormalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
+        """Map normalized values ``[...]`` of tasks ``[...]`` to values."""
+        return value_B * self.std_T[task_B] + self.mean_T[task_B]
+
+    @torch.no_grad()
+    def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:
+        """Move the statistics, and rescale the outputs so that the values stay.
+
+        A task's first statistics are taken as they are: its outputs are near 0 then, so that its
+        values begin at the mean.
+        """
+        is_seen_T = count_T > 0
+        is_first_T = is_seen_T & ~self.is_known_T
+        step_T = torch.where(is_first_T, 1.0, self.step_size) * is_seen_T
+        shift_T = mean_T - self.mean_T
+        old_mean_T = self.mean_T.clone()
+        old_std_T = self.std_T
+        # the variance of the mixture of the former returns and these
+        between_T = step_T * (1 - step_T) * shift_T.square()
+        self.variance_T += step_T * (variance_T - self.variance_T) + between_T
+        self.mean_T += step_T * shift_T
+        self.is_known_T |= is_seen_T
+        is_kept_T = ~is_first_T
+        ratio_T = torch.where(is_kept_T, old_std_T / self.std_T, 1.0)
+        offset_T = torch.where(is_kept_T, (old_mean_T - self.mean_T) / self.std_T, 0.0)
+        if self.weight_T is None or self.bias_T is None:
+            self._scale_outputs(ratio_T, offset_T)
+        else:
+            self.weight_T.mul_(ratio_T)
+            self.bias_T.mul_(ratio_T).add_(offset_T)

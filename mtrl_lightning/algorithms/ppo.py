@@ -1,0 +1,420 @@
+"""Multi-task proximal policy optimization with a balanced critic.
+
+Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trained tasks,
+``B = R * n`` minibatch (task-major), ``D`` observation, ``Z`` features, ``A`` action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from gymnasium.spaces import Box
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from mtrl_lightning.algorithms import advantages
+from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.compiling import Compile
+from mtrl_lightning.algorithms.divergence import OnNonfinite
+from mtrl_lightning.algorithms.learning_rate import Constant, LearningRate
+from mtrl_lightning.algorithms.losses import per_task
+from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
+from mtrl_lightning.algorithms.task_rows import apart, task_by_task
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
+from mtrl_lightning.networks import (
+    MLP,
+    ActionDistribution,
+    ClippedGaussian,
+    Encoder,
+    ExplorationNoise,
+    Identity,
+    Network,
+    TaskConditioning,
+    TaskNoise,
+    with_conditioning,
+)
+from mtrl_lightning.schema import Field
+from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
+
+
+class PPO(Algorithm):
+    """Multi-task proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347).
+
+    An iteration collects ``num_steps`` of every environment, then makes ``num_epochs`` passes over
+    them in ``num_minibatches`` minibatches. Advantages are normalized per task. The critic learns
+    returns of one scale for all tasks (``return_scale``).
+
+    Args:
+        spec: the tasks; filled in from the data.
+        actor: network of the policy, ``(in_dim, out_dim, num_tasks) -> Network``.
+        critic: network of the values, likewise.
+        encoder: maps observations to what actor and critic see; trained by the critic's loss. Its
+            statistics move between iterations only.
+        conditioning: how the task is given to actor and critic; None for each network's own, the
+            one-hot. A ``conditioning`` among a network's options takes precedence.
+        actor_gradient: how the tasks' actor losses become one gradient.
+        critic_gradient: how the tasks' critic losses become one gradient.
+        return_scale: to which scale the critic's targets are brought.
+        noise: how far the policy explores.
+        learning_rate: factor of all learning rates in the course of a run.
+        num_steps: steps of each environment in an iteration (the horizon of the collection), at
+            least 1.
+        num_epochs: passes over an iteration's transitions, at least 1.
+        num_minibatches: minibatches of a pass, at least 1; every trained task has the same number
+            of rows in each.
+        discount: gamma, between 0 and 1.
+        trace_decay: lambda of the advantages, between 0 and 1.
+        clip: how far the ratio of probabilities may move from 1, above 0 (``epsilon`` in the
+            paper; 0.2).
+        value_clip: how far a value may move in an iteration before its error grows no less, in
+            standard deviations of the returns where they are scaled; None for no clipping.
+        entropy_weight: weight of the entropy, at least 0.
+        max_kl: estimated KL divergence between the policies before and after an iteration at which
+            its remaining minibatches are left out, above 0; None for no limit.
+        actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
+            clipping.
+        critic_max_grad_norm: the same for the critic and the encoder.
+        actor_optimizer: optimizer of the actor and the noise.
+        critic_optimizer: optimizer of the critic and the encoder.
+        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
+            launches them as CUDA graphs; meant for a GPU, slower on a CPU.
+        on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
+            ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
+            it in ``fault/skipped_updates``.
+        max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
+        seed: of the weights and of all draws.
+
+    Raises:
+        ConfigurationError: if a number is out of its range, or parts do not fit together.
+    """
+
+    collection: OnPolicy
+    encoder: Encoder
+    actor: Network
+    noise: ExplorationNoise
+    critic: Network
+    return_scale: ReturnScale
+    actor_gradient: GradientMethod
+    critic_gradient: GradientMethod
+    num_iterations: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        actor: Callable[[int, int, int], Network] = MLP,
+        critic: Callable[[int, int, int], Network] = MLP,
+        encoder: Callable[[Box, int], Encoder] = Identity,
+        conditioning: Callable[[int], TaskConditioning] | None = None,
+        actor_gradient: Callable[[int], GradientMethod] = Mean,
+        critic_gradient: Callable[[int], GradientMethod] = Mean,
+        return_scale: Callable[[Network, int], ReturnScale] = PopArt,
+        noise: Callable[[int, int], ExplorationNoise] = TaskNoise,
+        learning_rate: Callable[[], LearningRate] = Constant,
+        num_steps: int = 200,
+        num_epochs: int = 8,
+        num_minibatches: int = 16,
+        discount: float = 0.99,
+        trace_decay: float = 0.95,
+        clip: float = 0.2,
+        value_clip: float | None = None,
+        entropy_weight: float = 0.002,
+        max_kl: float | None = 0.05,
+        actor_max_grad_norm: float | None = 1.0,
+        critic_max_grad_norm: float | None = 1.0,
+        actor_optimizer: OptimizerCallable = lambda p: Adam(p, lr=5e-4, eps=1e-5, fused=True),
+        critic_optimizer: OptimizerCallable = lambda p: Adam(p, lr=5e-4, eps=1e-5, fused=True),
+        compile: Compile = "none",
+        on_nonfinite: OnNonfinite = "stop",
+        max_skipped_updates: int = 100,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            spec,
+            seed,
+            compile=compile,
+            on_nonfinite=on_nonfinite,
+            max_skipped_updates=max_skipped_updates,
+        )
+        self.collection = OnPolicy(num_steps, num_epochs, num_minibatches)
+        self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
+        _check_ranges(self.collection, discount, trace_decay, clip, value_clip, max_kl)
+        if not entropy_weight >= 0:
+            raise ConfigurationError(f"entropy_weight is {entropy_weight}: give 0 or more")
+        self.discount = discount
+        self.trace_decay = trace_decay
+        self.clip = clip
+        self.value_clip = value_clip
+        self.entropy_weight = entropy_weight
+        self.max_kl = max_kl
+        self.learning_rate = learning_rate()
+        self._make_actor = with_conditioning(actor, conditioning, spec.num_tasks)
+        self._make_critic = with_conditioning(critic, conditioning, spec.num_tasks)
+        self._make_encoder = encoder
+        self._make_return_scale = return_scale
+        self._make_noise = noise
+        self._make_actor_gradient = actor_gradient
+        self._make_critic_gradient = critic_gradient
+        self._is_iteration_over = False
+        self._is_first_update = False
+        self.register_buffer("num_iterations", torch.tensor(0))
+        self.add_networks()
+        self._actor_loss = self.compiled(self.actor_loss)
+        self._critic_loss = self.compiled(self.critic_loss)
+        self.actor_update = self.make_update(
+            "actor",
+            [self.actor, self.noise],
+            actor_optimizer,
+            method=self.actor_gradient,
+            max_grad_norm=actor_max_grad_norm,
+        )
+        self.critic_update = self.make_update(
+            "critic",
+            [self.encoder, self.critic, self.return_scale],
+            critic_optimizer,
+            method=self.critic_gradient,
+            max_grad_norm=critic_max_grad_norm,
+        )
+
+    def make_networks(self) -> dict[str, nn.Module]:
+        """Build encoder, actor, noise, critic, the scale of returns and the gradient methods."""
+        num_tasks = self.spec.num_tasks
+        encoder = self._make_encoder(self.spec.observation_space, num_tasks)
+        noise = self._make_noise(num_tasks, self.action_dim)
+        num_outputs = noise.outputs_per_action * self.action_dim
+        critic = self._make_critic(encoder.out_dim, 1, num_tasks)
+        return {
+            "encoder": encoder,
+            "actor": self._make_actor(encoder.out_dim, num_outputs, num_tasks),
+            "noise": noise,
+            "critic": critic,
+            "return_scale": self._make_return_scale(critic, num_tasks),
+            "actor_gradient": self._make_actor_gradient(self.num_trained),
+            "critic_gradient": self._make_critic_gradient(self.num_trained),
+        }
+
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
+        """Return the distribution over actions."""
+        output_BO = self.actor(self.encoder(observation_BD, task_B), task_B)
+        return self.noise.distribution(output_BO, task_B)
+
+    def explore(
+        self, policy: ActionDistribution, noise_BA: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return actions, and with them the samples before clipping and their log densities."""
+        assert isinstance(policy, ClippedGaussian)
+        sample_BA = policy.draw(noise_BA)
+        fields = {"unclipped_action": sample_BA, "log_prob": policy.log_prob(sample_BA)}
+        return sample_BA.clamp(-1, 1), fields
+
+    @torch.no_grad()
+    def begin_iteration(self, collected: Collected, progress: float) -> dict[str, Tensor]:
+        """Compute advantages and returns, and move the statistics of the returns.
+
+        Args:
+            collected: the transitions of the iteration.
+            progress: fraction of the run's environment steps made before them, from 0 to 1.
+
+        Returns:
+            ``advantage``, normalized per task; ``value`` at the collection; ``target``, the return
+            that the critic learns.
+        """
+        self._is_iteration_over = False
+        self._is_first_update = True
+        self._set_learning_rates(progress)
+        columns = collected.columns
+        task_E = collected.task_E
+        if self.num_iterations == 0:
+            # there are no statistics yet, and the policy is near its initial one for any scale
+            self._observe(collected)
+        cut_SE = advantages.episode_cuts(
+            columns["terminated"], columns["truncated"], collected.valid_SE
+        )
+        value_SE, next_value_SE = self._values(columns, task_E, cut_SE)
+        advantage_SE = advantages.generalized_advantages(
+            columns["reward"],
+            value_SE,
+            next_value_SE,
+            columns["terminated"],
+            cut_SE,
+            self.discount,
+            self.trace_decay,
+        )
+        target_SE = advantage_SE + value_SE
+        target_moments = self._task_moments(target_SE, collected)
+        self.return_scale.observe(*target_moments)
+        mean_T, variance_T, _ = self._task_moments(advantage_SE, collected)
+        std_T = variance_T.sqrt()
+        # the advantage is what the values leave of the returns
+        explained_T = 1 - variance_T / target_moments[1].clamp(min=advantages.EPSILON)
+        self._log_per_task("advantage_std", std_T[self._task_R])
+        self._log_per_task("explained_variance", explained_T[self._task_R])
+        normalized_SE = (advantage_SE - mean_T[task_E]) / (std_T[task_E] + advantages.EPSILON)
+        return {"advantage": normalized_SE, "value": value_SE, "target": target_SE}
+
+    def is_iteration_over(self) -> bool:
+        """Return whether the policy has moved too far for a further minibatch."""
+        return self._is_iteration_over
+
+    def end_iteration(self, collected: Collected) -> None:
+        """Move the encoder's statistics, between two iterations and never within one."""
+        if self.num_iterations > 0:
+            self._observe(collected)
+        self.num_iterations += 1
+
+    def update(self, batch: TransitionBatch) -> None:
+        """Make one step of the actor and one of the critic."""
+        if self._is_first_update:
+            self._is_first_update = False
+            self._log_gradient_shares(batch)
+        log_prob_B, entropy = self.actor_update(lambda: self._actor_loss(batch))
+        self.critic_update(lambda: self._critic_loss(batch))
+        old_log_prob_B = batch.extra["log_prob"]
+        kl = advantages.approximate_kl(log_prob_B, old_log_prob_B)
+        ratio_B = (log_prob_B - old_log_prob_B).exp()
+        is_clipped_B = (ratio_B - 1).abs() > self.clip
+        self.mean_metrics.add(
+            {"kl": kl, "clip_fraction": is_clipped_B.float().mean(), "entropy": entropy}
+        )
+        if self.max_kl is not None:
+            self._is_iteration_over = bool(kl > self.max_kl)
+
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return each task's actor loss ``[R]``; log densities ``[B]`` and the mean entropy."""
+        # bfloat16 has too few digits for the ratio of two probabilities
+        with torch.autocast(batch.task_B.device.type, enabled=False):
+            with torch.no_grad():
+                z_BZ = self.encoder(batch.observation_BD, batch.task_B)
+            output_BO = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
+            policy = self.noise.distribution(output_BO, batch.task_B)
+            log_prob_B = policy.log_prob(batch.extra["unclipped_action"])
+            entropy_B = policy.entropy()
+        surrogate_R = advantages.surrogate_loss(
+            log_prob_B,
+            batch.extra["log_prob"],
+            batch.extra["advantage"],
+            self.clip,
+            self.num_trained,
+        )
+        loss_R = surrogate_R - self.entropy_weight * per_task(entropy_B, self.num_trained)
+        return loss_R, (log_prob_B.detach(), entropy_B.detach().mean())
+
+    def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
+        """Return each task's critic loss ``[R]``."""
+        observation_BD = batch.observation_BD
+        value_B = task_by_task(
+            self.critic_gradient, self._normalized_values, 0, observation_BD, batch.task_B
+        )
+        return self._value_loss(value_B, batch), None
+
+    def drain_metrics(self) -> dict[str, float]:
+        """Return ``train/...`` metrics since the last call, and every task's noise now."""
+        metrics = super().drain_metrics()
+        if not metrics:
+            return {}
+        std_T = self.noise.log_std_TA.detach().exp().mean(1).tolist()
+        for task in self.spec.train_tasks:
+            metrics[f"train/noise_std/{self.spec.task_names[task]}"] = std_T[task]
+        return metrics
+
+    def _value_loss(self, value_B: Tensor, batch: TransitionBatch) -> Tensor:
+        target_B = self.return_scale.normalize(batch.extra["target"], batch.task_B)
+        old_value_B = self.return_scale.normalize(batch.extra["value"], batch.task_B)
+        return advantages.value_loss(
+            value_B, target_B, old_value_B, self.value_clip, self.num_trained
+        )
+
+    def _normalized_values(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        z_BZ = self.encoder(observation_BD, task_B)
+        value_B: Tensor = self.return_scale(self.critic(z_BZ, task_B), task_B)
+        return value_B
+
+    def _values(
+        self, columns: Mapping[str, Tensor], task_E: Tensor, cut_SE: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the values of the observations and of their true successors, ``[S, E]`` each."""
+        num_steps, num_envs = cut_SE.shape
+        # environment after environment, so that the rows of a task are together
+        observation_ND = columns["observation"].transpose(0, 1).flatten(0, 1)
+        task_N = task_E.repeat_interleave(num_steps)
+        value_N = self.return_scale.denormalize(
+            self._normalized_values(observation_ND, task_N), task_N
+        )
+        value_SE = value_N.view(num_envs, num_steps).t()
+        # the next row is the successor but where the two are cut apart
+        next_value_SE = torch.cat([value_SE[1:], value_SE[-1:]])
+        is_needed_SE = cut_SE & ~columns["terminated"]
+        successor_ND = columns["next_observation"][is_needed_SE]
+        task_N = task_E.expand(num_steps, -1)[is_needed_SE]
+        next_value_SE[is_needed_SE] = self.return_scale.denormalize(
+            self._normalized_values(successor_ND, task_N), task_N
+        )
+        return value_SE, next_value_SE
+
+    def _observe(self, collected: Collected) -> None:
+        self.encoder.observe(collected.columns["observation"][collected.valid_SE])
+
+    def _task_moments(
+        self, value_SE: Tensor, collected: Collected
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return advantages.task_moments(
+            value_SE, collected.task_E, collected.valid_SE, self.spec.num_tasks
+        )
+
+    def _set_learning_rates(self, progress: float) -> None:
+        factor = self.learning_rate.factor(progress)
+        for update in self.updates:
+            assert update.optimizer is not None
+            for group in update.optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+                group["lr"] = factor * group["initial_lr"]
+
+    def _log_gradient_shares(self, batch: TransitionBatch) -> None:
+        """Log each task's share in the critic's gradient, and how much the tasks conflict.
+
+        This differentiates the tasks' losses one by one, so it is done once in an iteration.
+        """
+        parameters = self.critic_update.task_parameters
+        if not parameters.shared:
+            return
+        with torch.enable_grad():
+            value_B = apart(
+                self.num_trained, self._normalized_values, 0, batch.observation_BD, batch.task_B
+            )
+            gradients = TaskGradients.from_losses(self._value_loss(value_B, batch), parameters)
+        gram_RR = gradients.gram()
+        norm_R = gram_RR.diagonal().sqrt()
+        self._log_per_task("critic_gradient_share", norm_R / norm_R.sum())
+        if self.critic_gradient.is_one_pass:  # the others log it in every update
+            weight_R = equal_weights(self.num_trained)
+            found = statistics(gram_RR, weight_R, weight_R)
+            names = ("conflicts", "cosine")
+            self.mean_metrics.add({f"critic_{name}": found[name] for name in names})
+
+    def _log_per_task(self, name: str, value_R: Tensor) -> None:
+        tasks = [self.spec.task_names[task] for task in self.spec.train_tasks]
+        values = zip(tasks, value_R.unbind(), strict=True)
+        self.mean_metrics.add({f"{name}/{task}": value for task, value in values})
+
+
+def _check_ranges(
+    collection: OnPolicy,
+    discount: float,
+    trace_decay: float,
+    clip: float,
+    value_clip: float | None,
+    max_kl: float | None,
+) -> None:
+    for name, number in collection._asdict().items():
+        if number < 1:
+            raise ConfigurationError(f"{name} is {number}: give at least 1")
+    for name, value in (("discount", discount), ("trace_decay", trace_decay)):
+        if not 0 <= value <= 1:
+            raise ConfigurationError(f"{name} is {value}: give a number from 0 to 1")
+    for name, limit in (("clip", clip), ("value_clip", value_clip), ("max_kl", max_kl)):
+        if limit is not None and not limit > 0:
+            raise ConfigurationError(f"{name} is {limit}: give a number above 0")

@@ -1,0 +1,149 @@
+"""Off-policy collection: fill the replay while learning from it, and decide when to update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.callbacks.driver import Driver, Loop
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import ReplayDataset
+from mtrl_lightning.schedules import Until, UpdateRatio
+
+WARMUP_STEPS = 10_000
+"""Environment steps of the warm-up if none are given."""
+
+
+class OffPolicyLoop(Loop):
+    """Step the environments: at random until the warm-up is over, then with the policy.
+
+    Actions are sent when a training batch starts and the transitions are received when it ends, so
+    that the workers step while the learner updates. A batch is one update. Lightning has drawn it
+    by then: an update learns from the transitions up to the previous vector step, and the actions
+    are those of the weights before the update, whatever the number of workers.
+
+    Args:
+        driver: steps the environments, and does what is due after a vector step.
+        total_steps: environment steps after which training ends.
+        warmup_steps: environment steps with uniformly random actions before the first update;
+            None for 10,000.
+        warmup_updates: updates made at once when the warm-up ends; None for none.
+        updates_per_step: updates per vector step; None for 1.
+
+    Raises:
+        ConfigurationError: if a number is out of range.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        total_steps: int,
+        warmup_steps: int | None = None,
+        warmup_updates: int | None = None,
+        updates_per_step: float | None = None,
+    ) -> None:
+        super().__init__(driver, total_steps)
+        warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
+        warmup_updates = 0 if warmup_updates is None else warmup_updates
+        updates_per_step = 1.0 if updates_per_step is None else updates_per_step
+        if warmup_steps < 1:
+            raise ConfigurationError(f"rollout.warmup_steps is {warmup_steps}: give at least 1")
+        if total_steps <= warmup_steps:
+            raise ConfigurationError(
+                f"rollout.total_steps {total_steps} must be above rollout.warmup_steps"
+                f" {warmup_steps}"
+            )
+        self._warmup = Until(warmup_steps)
+        self._ratio = UpdateRatio(updates_per_step, warmup_updates)
+        self._is_step_under_way = False
+
+    def check(self, num_envs: int) -> None:
+        """Check that the replay has a row for each environment."""
+        capacity = self.session.data.capacity
+        if capacity < num_envs:
+            raise ConfigurationError(
+                f"data.capacity is {capacity} for {num_envs} environments"
+                " (rollout.envs_per_task each task): give at least one transition per environment"
+            )
+
+    def open(self) -> None:
+        """Let training batches be drawn from the replay."""
+        data = self.session.data
+        data.stream = ReplayDataset(self.session.replay, data.batch_size)
+
+    def start(self) -> None:
+        """Warm up, unless a checkpoint says that it is done; make the calls that are left."""
+        session = self.session
+        counters = session.counters
+        self._warm_up()
+        self._refill()
+        if counters.updates == 0:
+            session.begin_learning()
+        self._ratio.start(counters.vector_steps, counters.updates)
+        if not self._is_update_owed():
+            self.driver.continue_calls()
+            # a run that is prolonged skipped the reset that was due at its former end
+            session.reset_networks(counters.env_steps, self.is_finished())
+
+    def _warm_up(self) -> None:
+        counters = self.session.counters
+        if self._warmup(counters.env_steps):
+            rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
+        while self._warmup(counters.env_steps):
+            self.driver.send("random")
+            self.driver.receive()
+            self.session.check_signals()
+
+    def _refill(self) -> None:
+        """Collect as much as a warm-up if the replay was not restored with the checkpoint."""
+        replay = self.session.replay
+        counters = self.session.counters
+        wanted = min(self._warmup.limit, replay.capacity)
+        if len(replay) >= wanted or self.is_finished():
+            return
+        rank_zero_info(f"Filling the replay with {wanted - len(replay):,} env steps of the policy")
+        while len(replay) < wanted:
+            self.driver.send("explore")
+            self.driver.receive()
+            self.session.check_signals()
+        self._ratio.restart(counters.vector_steps, counters.updates)
+
+    def before_batch(self) -> None:
+        """Step until an update is owed; do not wait for the last of these steps."""
+        self._is_step_under_way = False
+        while not self._is_update_owed():
+            if self._is_step_under_way:
+                self.driver.receive()
+            self.driver.send("explore")
+            self._is_step_under_way = True
+
+    def after_batch(self) -> None:
+        """Receive the transitions; after the last update that is owed, do what is due."""
+        if self._is_step_under_way:
+            self._is_step_under_way = False
+            self.driver.receive()
+        if self._is_update_owed():
+            self.driver.check_faults()
+        else:
+            self.driver.complete_step()
+        self.session.check_signals()
+
+    def _is_update_owed(self) -> bool:
+        counters = self.session.counters
+        vector_steps = counters.vector_steps + self._is_step_under_way
+        return self._ratio.due(vector_steps, counters.updates)
+
+    def is_finished(self) -> bool:
+        """Return whether all environment steps and their updates are made."""
+        has_stepped = self.session.counters.env_steps >= self.total_steps
+        return has_stepped and not self._is_update_owed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the schedules."""
+        return {"warmup": self._warmup.state_dict(), "ratio": self._ratio.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self._warmup.load_state_dict(state["warmup"])
+        self._ratio.load_state_dict(state["ratio"])

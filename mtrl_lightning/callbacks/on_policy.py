@@ -1,0 +1,81 @@
+"""On-policy collection: collect an iteration with the present policy, then learn from it alone."""
+
+from __future__ import annotations
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.callbacks.driver import Driver, Loop
+from mtrl_lightning.replay import HorizonDataset
+
+
+class OnPolicyLoop(Loop):
+    """Collect an iteration, make all its updates, and start the next.
+
+    While environments are stepped nothing learns, so that the workers have all cores, and the other
+    way round. A batch is one minibatch. What is due after a vector step is done after each one; at
+    the last step of an iteration, after its updates.
+
+    Args:
+        driver: steps the environments, and does what is due after a vector step.
+        total_steps: environment steps after which training ends; rounded up to whole iterations.
+    """
+
+    def __init__(self, driver: Driver, total_steps: int) -> None:
+        super().__init__(driver, total_steps)
+
+    def open(self) -> None:
+        """Let training batches be those of the iteration."""
+        horizon = self.session.horizon
+        rows = horizon.collection.num_steps * horizon.num_envs
+        if self.total_steps % rows:
+            whole = -(-self.total_steps // rows) * rows
+            rank_zero_info(
+                f"rollout.total_steps {self.total_steps:,} is rounded up to {whole:,},"
+                f" whole iterations of {rows:,} env steps"
+            )
+        self.session.data.stream = HorizonDataset(horizon)
+
+    def start(self) -> None:
+        """Continue the iteration of a checkpoint, or collect the first."""
+        if self.session.horizon.has_begun:
+            return
+        self.driver.continue_calls()
+        if not self.is_finished():
+            self._collect()
+
+    def _collect(self) -> None:
+        """Step until the iteration is complete, and let the algorithm begin to learn from it."""
+        session = self.session
+        horizon = session.horizon
+        while not self.driver.should_stop:
+            self.driver.send("explore")
+            self.driver.receive()
+            if horizon.is_full:
+                break
+            self.driver.complete_step()
+            session.check_signals()
+        else:
+            return
+        steps_before = session.counters.env_steps - len(horizon)
+        progress = min(steps_before / self.total_steps, 1.0)
+        with session.stopwatch.measure("update"):
+            horizon.begin(session.algorithm.begin_iteration(horizon.collected(), progress))
+
+    def after_batch(self) -> None:
+        """After the iteration's last minibatch, do what is due and collect the next iteration."""
+        session = self.session
+        horizon = session.horizon
+        if session.algorithm.is_iteration_over():
+            horizon.skip_rest()
+        if horizon.is_used_up:
+            session.algorithm.end_iteration(horizon.collected())
+            horizon.clear()
+            self.driver.complete_step()
+        session.check_signals()
+        if not horizon.has_begun and not self.is_finished():
+            self._collect()
+
+    def is_finished(self) -> bool:
+        """Return whether all environment steps and their updates are made."""
+        has_stepped = self.session.counters.env_steps >= self.total_steps
+        return has_stepped and len(self.session.horizon) == 0

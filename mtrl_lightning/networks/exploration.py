@@ -1,0 +1,95 @@
+"""How far a Gaussian policy explores around its mean.
+
+Shapes: ``B`` batch, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` outputs of an actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.gaussian import ClippedGaussian
+from mtrl_lightning.networks.network import Network
+
+
+class ExplorationNoise(Network):
+    """Make a distribution of an actor's outputs; built by ``(num_tasks, action_dim) -> ...``.
+
+    It learns a log standard deviation for each task and action dimension, which is kept between its
+    bounds after each step: a clamp in the forward pass would leave it without gradient beyond them.
+
+    Args:
+        num_tasks: number of tasks, ``T``.
+        action_dim: size of an action, ``A``.
+        initial: initial log standard deviation.
+        minimum: smallest log standard deviation.
+        maximum: largest log standard deviation.
+
+    Raises:
+        ConfigurationError: if the initial value is not between the two others.
+    """
+
+    outputs_per_action: ClassVar[int]
+    """Outputs of the actor for each action dimension."""
+
+    def __init__(
+        self,
+        num_tasks: int,
+        action_dim: int,
+        *,
+        initial: float = 0.0,
+        minimum: float = -2.3,
+        maximum: float = 0.4,
+    ) -> None:
+        super().__init__()
+        if not minimum <= initial <= maximum:
+            raise ConfigurationError(
+                f"the noise's initial log standard deviation is {initial}, its minimum {minimum},"
+                f" its maximum {maximum}: give minimum <= initial <= maximum"
+            )
+        self.minimum = minimum
+        self.maximum = maximum
+        self.log_std_TA = nn.Parameter(torch.full((num_tasks, action_dim), float(initial)))
+
+    def shared_parameters(self) -> Iterator[Parameter]:
+        """Yield nothing: each task has its own."""
+        return iter(())
+
+    def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
+        """Return the distribution for an actor's outputs ``[B, O]`` and tasks ``[B]``."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
+        """Keep the log standard deviations between their bounds."""
+        self.log_std_TA.clamp_(self.minimum, self.maximum)
+
+
+class TaskNoise(ExplorationNoise):
+    """Explore equally far in all states of a task."""
+
+    outputs_per_action = 1
+
+    def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
+        """Return the distribution around the outputs."""
+        return ClippedGaussian(output_BO.float(), self.log_std_TA[task_B])
+
+
+class StateNoise(ExplorationNoise):
+    """Let the actor change the task's log standard deviation in every state.
+
+    The second half of the actor's outputs is added to it; the sum is clamped to the bounds.
+    """
+
+    outputs_per_action = 2
+
+    def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
+        """Return the distribution of the outputs' halves."""
+        mean_BA, change_BA = output_BO.float().chunk(2, dim=-1)
+        log_std_BA = self.log_std_TA[task_B] + change_BA
+        return ClippedGaussian(mean_BA, log_std_BA.clamp(self.minimum, self.maximum))

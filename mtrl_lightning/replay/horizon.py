@@ -1,0 +1,278 @@
+"""The transitions of one iteration of an on-policy algorithm, and their minibatches.
+
+Shapes: ``S`` steps of an iteration, ``E`` environments, ``N = S * E`` rows, ``R`` trained tasks,
+``n`` rows of a task in a minibatch, ``B = R * n`` minibatch (task-major).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from mtrl_lightning.counters import Stopwatch
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.memory import CPU, to_device
+from mtrl_lightning.replay.buffer import CORE
+from mtrl_lightning.replay.dataset import ENDLESS
+from mtrl_lightning.schema import Field, transition_fields
+from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch, Transitions
+
+
+class Horizon:
+    """Hold the transitions of one iteration; then hand them out in minibatches.
+
+    An iteration goes through three phases: ``add`` until it ``is_full``; ``begin`` with what the
+    algorithm computes of it, such as advantages; ``next_minibatch`` until it ``is_used_up``, after
+    which the next iteration starts.
+
+    A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. Where
+    transitions were dropped because of a fault, as many rows of the task are used twice.
+
+    Args:
+        spec: the trained tasks, shapes and types.
+        tasks: the task of each environment.
+        collection: steps, epochs and minibatches.
+        policy_fields: what the policy's ``act`` returns beside its actions.
+        seed: of the orders.
+        device: on which minibatches are wanted.
+
+    Raises:
+        ConfigurationError: if the rows of a task cannot be shared out equally among the
+            minibatches.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        tasks: Sequence[int],
+        collection: OnPolicy,
+        policy_fields: Sequence[Field] = (),
+        seed: int = 0,
+        device: torch.device = CPU,
+    ) -> None:
+        self.collection = collection
+        self.num_envs = len(tasks)
+        self.stopwatch = Stopwatch()
+        self._task_E = np.asarray(tasks, np.int64)
+        self._device = device
+        self._rows_per_task = _rows_per_task(self._task_E, spec.train_tasks, collection)
+        self._train_tasks = spec.train_tasks
+        self._task_R = torch.tensor(spec.train_tasks, device=device)
+        self._generator = torch.Generator().manual_seed(seed)
+        fields = (*transition_fields(spec, policy_fields), Field("truncated", (), "bool"))
+        shape = (collection.num_steps, self.num_envs)
+        self._arrays = {
+            field.name: np.zeros((*shape, *field.shape), field.dtype) for field in fields
+        }
+        self._valid_SE = np.zeros(shape, np.bool_)
+        self._num_steps = 0
+        self._rows: dict[str, Tensor] = {}
+        """Columns ``[N, ...]`` on the device; empty while transitions are collected."""
+        self._num_minibatches = 0
+        """Minibatches handed out of this iteration."""
+        self._order_Rm = torch.zeros(0, dtype=torch.int64)
+        """Row numbers of this epoch, one line for each trained task."""
+
+    def __len__(self) -> int:
+        """Return the number of transitions held."""
+        return int(self._valid_SE[: self._num_steps].sum())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the transitions of an iteration."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all steps of the iteration are collected."""
+        return self._num_steps == self.collection.num_steps
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether minibatches are being handed out."""
+        return bool(self._rows)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether all minibatches of the iteration were handed out."""
+        total = self.collection.num_epochs * self.collection.num_minibatches
+        return self.has_begun and self._num_minibatches >= total
+
+    def add(self, transitions: Transitions) -> None:
+        """Add the transitions of one vector step; environments without one were rebuilt."""
+        assert not self.is_full, "the iteration is complete"
+        columns = transitions.columns()
+        for name, array in self._arrays.items():
+            array[self._num_steps, transitions.env_E] = columns[name]
+        self._valid_SE[self._num_steps] = False
+        self._valid_SE[self._num_steps, transitions.env_E] = True
+        self._num_steps += 1
+
+    def collected(self) -> Collected:
+        """Return the transitions of the whole iteration on the device.
+
+        Raises:
+            EnvironmentFaultError: if a task has none, because of faults.
+        """
+        assert self.is_full, "the iteration is not complete"
+        for task in self._train_tasks:
+            if not self._valid_SE[:, self._task_E == task].any():
+                raise EnvironmentFaultError(
+                    f"task {task} has no transition in this iteration, because its environments"
+                    " broke at each step: see the warnings above"
+                )
+        columns = {name: to_device(array, self._device) for name, array in self._arrays.items()}
+        valid_SE = to_device(self._valid_SE, self._device)
+        return Collected(columns, valid_SE, to_device(self._task_E, self._device))
+
+    def begin(self, computed: Mapping[str, Tensor]) -> None:
+        """Start to hand out minibatches.
+
+        Args:
+            computed: further columns by name, ``[S, E]``.
+        """
+        columns = {**self.collected().columns, **computed}
+        self._rows = {name: column.flatten(0, 1) for name, column in columns.items()}
+        self._num_minibatches = 0
+
+    def next_minibatch(self) -> TransitionBatch:
+        """Return the next minibatch."""
+        assert self.has_begun and not self.is_used_up, "there is no minibatch"
+        place = self._num_minibatches % self.collection.num_minibatches
+        if place == 0:
+            self._order_Rm = self._draw_order()
+        self._num_minibatches += 1
+        num_rows = self._rows_per_task // self.collection.num_minibatches
+        wanted_Rn = self._order_Rm[:, place * num_rows : (place + 1) * num_rows]
+        wanted_B = to_device(wanted_Rn.flatten(), self._device)
+        rows = {name: column.index_select(0, wanted_B) for name, column in self._rows.items()}
+        return TransitionBatch(
+            observation_BD=rows["observation"],
+            action_BA=rows["action"],
+            reward_B=rows["reward"],
+            next_observation_BD=rows["next_observation"],
+            terminated_B=rows["terminated"],
+            task_B=self._task_R.repeat_interleave(num_rows),
+            extra={name: rows[name] for name in rows if name not in CORE},
+        )
+
+    def skip_rest(self) -> None:
+        """Leave out the remaining minibatches of this iteration."""
+        self._num_minibatches = self.collection.num_epochs * self.collection.num_minibatches
+
+    def clear(self) -> None:
+        """Forget the transitions: the next iteration starts."""
+        self._num_steps = 0
+        self._num_minibatches = 0
+        self._rows = {}
+
+    def _draw_order(self) -> Tensor:
+        """Draw an order of each trained task's rows, ``[R, rows per task]``."""
+        orders = []
+        for task in self._train_tasks:
+            is_row_SE = self._valid_SE & (self._task_E == task)
+            row_M = torch.from_numpy(np.flatnonzero(is_row_SE))
+            order_M = row_M[torch.randperm(len(row_M), generator=self._generator)]
+            num_copies = -(-self._rows_per_task // len(row_M))
+            orders.append(order_M.repeat(num_copies)[: self._rows_per_task])
+        return torch.stack(orders)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the transitions of this iteration, how far it is, and the generator."""
+        n = self._num_steps
+        computed = {
+            name: column.unflatten(0, (-1, self.num_envs)).cpu()
+            for name, column in self._rows.items()
+            if name not in self._arrays
+        }
+        return {
+            "collection": list(self.collection),
+            "arrays": {name: torch.tensor(array[:n]) for name, array in self._arrays.items()},
+            "valid": torch.tensor(self._valid_SE[:n]),
+            "computed": computed,
+            "num_minibatches": self._num_minibatches,
+            "order": self._order_Rm,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them.
+
+        Raises:
+            ConfigurationError: if the iteration has begun with another number of steps, epochs or
+                minibatches, or with other environments.
+        """
+        valid_SE = state["valid"].numpy()
+        self._generator.set_state(state["generator"])
+        self.clear()
+        if len(valid_SE) == 0:
+            return
+        if list(self.collection) != state["collection"] or valid_SE.shape[1] != self.num_envs:
+            was = dict(zip(OnPolicy._fields, state["collection"], strict=True))
+            raise ConfigurationError(
+                "the checkpoint is in the middle of an iteration of"
+                f" {valid_SE.shape[1]} environments with {was}, and this run has {self.num_envs}"
+                f" with {self.collection._asdict()}: continue with the same numbers, or from a"
+                " checkpoint between two iterations"
+            )
+        self._num_steps = len(valid_SE)
+        self._valid_SE[: self._num_steps] = valid_SE
+        for name, array in self._arrays.items():
+            array[: self._num_steps] = state["arrays"][name].numpy()
+        self._order_Rm = state["order"]
+        if state["computed"]:
+            self.begin(
+                {name: column.to(self._device) for name, column in state["computed"].items()}
+            )
+            self._num_minibatches = state["num_minibatches"]
+
+
+class HorizonDataset(IterableDataset[TransitionBatch]):
+    """Hand out the minibatches of one iteration after another, each when it is asked for.
+
+    Args:
+        horizon: what to take them from.
+    """
+
+    def __init__(self, horizon: Horizon) -> None:
+        self._horizon = horizon
+
+    def __len__(self) -> int:
+        """Return a number that is never reached."""
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[TransitionBatch]:
+        """Hand out minibatches."""
+        while True:
+            with self._horizon.stopwatch.measure("sample"):
+                batch = self._horizon.next_minibatch()
+            yield batch
+
+
+def _rows_per_task(
+    task_E: npt.NDArray[np.int64], train_tasks: Sequence[int], collection: OnPolicy
+) -> int:
+    """Return the rows of a trained task in an iteration.
+
+    Raises:
+        ConfigurationError: if they cannot be shared out equally among the minibatches.
+    """
+    envs_per_task = len(task_E) // len(train_tasks)
+    rows = collection.num_steps * envs_per_task
+    num_minibatches = collection.num_minibatches
+    if rows % num_minibatches:
+        near = [n for n in range(1, rows + 1) if rows % n == 0]
+        nearest = min(near, key=lambda n: abs(n - num_minibatches))
+        raise ConfigurationError(
+            f"an iteration has {rows} env steps of each task (num_steps {collection.num_steps},"
+            f" rollout.envs_per_task {envs_per_task}), which {num_minibatches} minibatches cannot"
+            f" share out equally: set model.init_args.num_minibatches to {nearest}, or"
+            f" model.init_args.num_steps to a multiple of {num_minibatches}"
+        )
+    return rows
