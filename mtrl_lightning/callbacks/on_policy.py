@@ -6,6 +6,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.replay import HorizonDataset
+from mtrl_lightning.replay.datamodule import refuse_replay_options
+from mtrl_lightning.replay.horizon import rows_per_task
 
 
 class OnPolicyLoop(Loop):
@@ -22,6 +24,14 @@ class OnPolicyLoop(Loop):
 
     def __init__(self, driver: Driver, total_steps: int) -> None:
         super().__init__(driver, total_steps)
+
+    def check(self, num_envs: int) -> None:
+        """Check that no option of a replay is given, and that minibatches can be equal."""
+        session = self.session
+        refuse_replay_options(session.data.given_replay_options)
+        collection = session.algorithm.collection
+        assert collection is not None
+        rows_per_task(num_envs, len(session.spec.train_tasks), collection)
 
     def open(self) -> None:
         """Let training batches be those of the iteration."""

@@ -67,7 +67,7 @@ class MultiTaskData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.benchmark = benchmark
-        self._given = {
+        self.given_replay_options = {
             "data.batch_size": batch_size,
             "data.capacity": capacity,
             "data.memory_map": memory_map or None,
@@ -149,10 +149,8 @@ class MultiTaskData(LightningDataModule):
             device: that trains.
 
         Raises:
-            ConfigurationError: if the rows cannot be shared out among the minibatches, or an option
-                of the replay is given.
+            ConfigurationError: if the rows cannot be shared out among the minibatches.
         """
-        refuse_replay_options(self._given)
         opened_for = (tuple(tasks), collection, device, tuple(policy_fields))
         if self.horizon is not None and self._opened_for == opened_for:
             return self.horizon  # a second fit continues in the middle of its iteration
@@ -230,8 +228,7 @@ def refuse_replay_options(given: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"an on-policy algorithm has no replay, and these options are given: {listed}. Leave"
             " them out, or set them back to their defaults (null for numbers); what it learns from"
-            " is set by num_steps, num_epochs and num_minibatches of model.init_args. A file such"
-            " as configs/algorithm/mtppo.yaml sets them back: name it after the environment's"
+            " is set by num_steps, num_epochs and num_minibatches of model.init_args"
         )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -61,7 +60,7 @@ class Horizon:
         self.stopwatch = Stopwatch()
         self._task_E = np.asarray(tasks, np.int64)
         self._device = device
-        self._rows_per_task = _rows_per_task(self._task_E, spec.train_tasks, collection)
+        self._rows_per_task = rows_per_task(len(tasks), len(spec.train_tasks), collection)
         self._train_tasks = spec.train_tasks
         self._task_R = torch.tensor(spec.train_tasks, device=device)
         self._generator = torch.Generator().manual_seed(seed)
@@ -255,15 +254,18 @@ class HorizonDataset(IterableDataset[TransitionBatch]):
             yield batch
 
 
-def _rows_per_task(
-    task_E: npt.NDArray[np.int64], train_tasks: Sequence[int], collection: OnPolicy
-) -> int:
+def rows_per_task(num_envs: int, num_tasks: int, collection: OnPolicy) -> int:
     """Return the rows of a trained task in an iteration.
+
+    Args:
+        num_envs: number of environments, the same for every task.
+        num_tasks: number of trained tasks, ``R``.
+        collection: steps, epochs and minibatches.
 
     Raises:
         ConfigurationError: if they cannot be shared out equally among the minibatches.
     """
-    envs_per_task = len(task_E) // len(train_tasks)
+    envs_per_task = num_envs // num_tasks
     rows = collection.num_steps * envs_per_task
     num_minibatches = collection.num_minibatches
     if rows % num_minibatches:

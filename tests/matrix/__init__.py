@@ -119,7 +119,12 @@ class Built(NamedTuple):
 
 
 def build(
-    command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, *extra: str
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    env: str,
+    network: str,
+    *extra: str,
+    algorithm: str = "mtsac",
 ) -> Built:
     """Let the command line build everything up to the point where it would train."""
     built: list[Built] = []
@@ -132,12 +137,10 @@ def build(
         *ENV_OPTIONS[env],
         *NETWORKS[network],
         *extra,
-        f"--data.batch_size={4 * ROWS}",
-        "--data.capacity=160",
         "--trainer.accelerator=cpu",
         "--trainer.enable_progress_bar=false",
         "--data.benchmark.init_args.horizon=5",
-        configs=("base", "algorithm/mtsac"),
+        configs=("base", f"algorithm/{algorithm}"),
         small=False,
     )
     return built[0]

@@ -1,0 +1,325 @@
+"""On-policy runs through the command line: iterations, continuation, faults, wrong options."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+
+from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, load_policy, train
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.networks import MLP
+from tests.test_exact_continuation import assert_same
+
+CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
+METAWORLD = ("base", "env/metaworld_custom", *CONFIGS[2:])
+OPTIONS = [
+    # iterations of 48 vector steps of 3 environments, while episodes have 20 steps
+    "--model.init_args.num_steps=48",
+    "--model.init_args.num_epochs=3",
+    "--model.init_args.num_minibatches=4",
+    "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
+    "--model.init_args.learning_rate=mtrl_lightning.algorithms.Linear",
+    "--rollout.total_steps=576",
+    "--rollout.num_workers=0",
+    "--evaluation.num_workers=0",
+    "--evaluation.every=200",
+    "--evaluation.num_episodes=2",
+    "--metrics.every=100",
+    "--checkpoint.every=150",
+    "--checkpoint.keep_last=-1",
+    "--model.init_args.actor.init_args.width=16",
+    "--model.init_args.critic.init_args.width=16",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+]
+
+
+def fit(command_line, *options, configs=CONFIGS):
+    command_line("fit", *OPTIONS, *options, configs=configs, small=False)
+
+
+def checkpoint(command_line, name="run", which="last"):
+    return load_checkpoint(command_line.folder(name) / "checkpoints" / f"{which}.ckpt")
+
+
+def assert_same_run(command_line, name, other, ignored=()):
+    ends = [checkpoint(command_line, run) for run in (name, other)]
+    for end in ends:
+        for part in ignored:
+            del end["callbacks"][part]
+    assert_same(*ends)
+    assert command_line.rows(name) == command_line.rows(other)
+
+
+def refused(command_line, capsys, *options, configs=CONFIGS):
+    with pytest.raises(SystemExit) as exit_info:
+        fit(command_line, *options, configs=configs)
+    assert exit_info.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_an_iteration_is_collected_and_then_learned_from(command_line, monkeypatch):
+    seen = []
+    training_step = PPO.training_step
+    begin_iteration = PPO.begin_iteration
+
+    def step(self, batch, batch_idx):
+        seen.append(("update", self.counters.env_steps))
+        assert torch.equal(batch.task_B, torch.arange(3).repeat_interleave(12))
+        training_step(self, batch, batch_idx)
+
+    def begin(self, collected, progress):
+        seen.append(("begin", self.counters.env_steps))
+        assert progress == (self.counters.env_steps - 144) / 576
+        return begin_iteration(self, collected, progress)
+
+    monkeypatch.setattr(PPO, "training_step", step)
+    monkeypatch.setattr(PPO, "begin_iteration", begin)
+    fit(command_line)
+    expected = []
+    for env_steps in (144, 288, 432, 576):
+        expected += [("begin", env_steps), *[("update", env_steps)] * 12]
+    assert seen == expected
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert (counters["env_steps"], counters["updates"]) == (576, 48)
+
+
+def test_schedules_are_kept_to_the_vector_step_and_rows_have_what_users_look_at(command_line):
+    fit(command_line)
+    evaluated = read_metrics(command_line.folder())["eval/success"][0]
+    assert list(evaluated) == [201, 402, 576]
+    names = {path.name for path in (command_line.folder() / "checkpoints").iterdir()}
+    assert {f"step_{step:012d}.ckpt" for step in (150, 300, 450, 576)} <= names
+    curves = read_metrics(command_line.folder())
+    for name in ("kl", "clip_fraction", "entropy", "actor_loss", "critic_loss", "critic_conflicts"):
+        assert np.isfinite(curves[f"train/{name}"][1]).all()
+    shares = [curves[f"train/critic_gradient_share/goal-{task}"][1] for task in range(3)]
+    np.testing.assert_allclose(np.sum(shares, axis=0), 1, rtol=1e-5)
+    assert max(curves["train/explained_variance/goal-0"][1]) <= 1
+    assert min(curves["train/advantage_std/goal-0"][1]) > 0
+    worst = curves["eval/success_worst_1"][1]
+    lowest = np.min([curves[f"eval/success/goal-{task}"][1] for task in range(3)], axis=0)
+    assert worst == lowest.tolist()
+
+
+def test_total_steps_are_rounded_up_to_whole_iterations(command_line, caplog):
+    fit(command_line, "--rollout.total_steps=300")
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 432
+    assert "300 is rounded up to 432" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["collecting", "learning"])
+@pytest.mark.parametrize("gradient", ["famo", "pcgrad"])
+def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
+    command_line, monkeypatch, kind, gradient
+):
+    configs = (*CONFIGS[:4], f"gradient/{gradient}")
+    fit(command_line, "--name=whole", configs=configs)
+    owner, method = {
+        "collecting": (PPO, "act"),
+        "learning": (PPO, "training_step"),
+    }[kind]
+    original = getattr(owner, method)
+    calls = []
+
+    def interrupting(self, *args, **kwargs):
+        calls.append(self)
+        # in the middle of the second iteration, where episodes are under way
+        if len(calls) == {"collecting": 70, "learning": 19}[kind]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, method, interrupting)
+    with pytest.raises(SystemExit) as exit_info:
+        fit(command_line, "--name=parts", configs=configs)
+    assert exit_info.value.code == 143
+    monkeypatch.setattr(owner, method, original)
+    state = checkpoint(command_line, "parts")["MultiTaskData"]["horizon"]
+    if kind == "collecting":
+        assert 0 < len(state["valid"]) < 48 and not state["computed"]
+    else:
+        assert len(state["valid"]) == 48 and 0 < state["num_minibatches"] < 12
+    fit(command_line, "--name=parts", "--ckpt_path=last", configs=configs)
+    # the extra checkpoint is among those saved
+    assert_same_run(command_line, "whole", "parts", ignored=["checkpoint"])
+
+
+def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(command_line):
+    options = ["--trainer.precision=bf16-mixed", "--checkpoint.every=288"]
+    fit(command_line, *options, "--name=whole", "--model.init_args.learning_rate=Constant")
+    fit(
+        command_line,
+        *options,
+        "--name=parts",
+        "--rollout.total_steps=288",
+        "--model.init_args.learning_rate=Constant",
+    )
+    assert len(checkpoint(command_line, "parts")["MultiTaskData"]["horizon"]["valid"]) == 0
+    more = ["--ckpt_path=last", "--model.init_args.learning_rate=Constant"]
+    fit(command_line, *options, "--name=parts", *more)
+    ends = [checkpoint(command_line, run) for run in ("whole", "parts")]
+    for end in ends:  # the former end evaluated and logged once more
+        for part in ("checkpoint", "evaluation", "metrics"):
+            del end["callbacks"][part]
+        del end["mtrl_lightning"]["metrics"]
+    assert_same(*ends)
+
+
+def test_metaworld_is_the_same_run_with_0_1_and_3_workers(command_line):
+    options = [
+        "--data.benchmark.init_args.horizon=25",
+        "--rollout.envs_per_task=2",
+        "--rollout.total_steps=768",
+        "--model.init_args.num_steps=48",
+        "--evaluation.every=100000",
+        "--evaluation.num_episodes=1",
+    ]
+    for workers in (0, 1, 3):
+        more = [f"--rollout.num_workers={workers}", f"--name=w{workers}"]
+        fit(command_line, *options, *more, configs=METAWORLD)
+    for one, other in pairwise(["w0", "w1", "w3"]):
+        assert_same_run(command_line, one, other)
+
+
+def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, monkeypatch):
+    begin_iteration = PPO.begin_iteration
+    gaps = []
+
+    def begin(self, collected, progress):
+        found = begin_iteration(self, collected, progress)
+        for step, env in np.argwhere(~collected.valid_SE.numpy()):
+            gaps.append((int(step), int(env)))
+            # the step before the gap has its own successor, and nothing of what comes after
+            delta = found["target"][step - 1, env] - collected.columns["reward"][step - 1, env]
+            successor = collected.columns["next_observation"][step - 1, env]
+            assert not torch.equal(successor, collected.columns["observation"][step, env])
+            value = self.return_scale.denormalize(
+                self._normalized_values(successor[None], collected.task_E[env][None]),
+                collected.task_E[env][None],
+            )
+            gaps_values.append((float(delta), self.discount * value.item()))
+        return found
+
+    gaps_values = []
+    monkeypatch.setattr(PPO, "begin_iteration", begin)
+    with pytest.warns(UserWarning, match="rebuilt, restart 1 of at most 10"):
+        fit(
+            command_line,
+            "--data.benchmark=tests.altered_reach.FaultyReach",
+            "--data.benchmark.init_args.fault=nan",
+            "--model.init_args.return_scale=mtrl_lightning.algorithms.ReturnScale",
+        )
+    assert gaps
+    for found, expected in gaps_values:
+        assert found == pytest.approx(expected, abs=1e-5)
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert counters["dropped_transitions"] == len(gaps)
+    assert counters["env_steps"] + counters["dropped_transitions"] == 3 * counters["vector_steps"]
+
+
+def test_early_stopping_ends_a_run_in_the_middle_of_a_collection(tmp_path):
+    stop = EarlyStopping(
+        "eval/return", patience=1, min_delta=1e9, check_on_train_epoch_end=False, mode="max"
+    )
+    small = partial(MLP, width=16, depth=1)
+    run = train(
+        ToyReach(num_tasks=3, horizon=20),
+        partial(PPO, actor=small, critic=small, num_steps=40, num_epochs=2, num_minibatches=2),
+        total_steps=1200,
+        num_workers=0,
+        evaluation_every=150,
+        num_episodes=1,
+        root=str(tmp_path),
+        callbacks=[stop],
+        progress_bar=False,
+        accelerator="cpu",
+    )
+    assert run.policy.counters.env_steps == 300
+    assert run.policy.counters.env_steps % 120
+    policy = load_policy(run.checkpoint)
+    observation = np.zeros(policy.spec.observation_space.shape, np.float32)
+    assert policy.act(observation, "goal-1", "explore").shape == policy.spec.action_space.shape
+
+
+def test_a_large_step_ends_an_iteration(command_line):
+    fit(command_line, "--model.init_args.max_kl=1e-9")
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert counters["env_steps"] == 576
+    assert 4 <= counters["updates"] < 48 / 2
+
+
+def test_networks_are_reset(command_line):
+    fit(command_line, "--resets.every=288")
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert counters["network_resets"] == 1
+
+
+REPLAY_OPTIONS = {
+    "--data.batch_size=96": "data.batch_size 96",
+    "--data.capacity=3000": "data.capacity 3000",
+    "--data.memory_map=true": "data.memory_map True",
+    "--rollout.warmup_steps=300": "rollout.warmup_steps 300",
+    "--rollout.warmup_updates=3": "rollout.warmup_updates 3",
+    "--rollout.updates_per_step=0.5": "rollout.updates_per_step 0.5",
+    "--replay.save=false": "replay.save False",
+    "--replay.save_last=10": "replay.save_last 10",
+    "--replay.restore=false": "replay.restore False",
+}
+
+
+@pytest.mark.parametrize("option", REPLAY_OPTIONS)
+def test_options_of_a_replay_are_refused_with_what_replaces_them(command_line, capsys, option):
+    message = refused(command_line, capsys, option)
+    assert REPLAY_OPTIONS[option] in message
+    assert "num_steps, num_epochs and num_minibatches" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("num_epochs=0", "num_epochs is 0: give at least 1"),
+        ("num_minibatches=5", "48 env steps of each task"),
+        ("num_steps=0", "num_steps is 0: give at least 1"),
+        ("reward_scale=mtrl_lightning.algorithms.MeanReward", "reward_scale"),
+        ("auxiliaries=[]", "auxiliaries"),
+    ],
+)
+def test_wrong_options_are_refused_at_the_start(command_line, capsys, option, expected):
+    assert expected in refused(command_line, capsys, f"--model.init_args.{option}")
+
+
+def test_another_size_of_iterations_is_refused_only_in_the_middle_of_one(command_line, capsys):
+    fit(command_line, "--rollout.total_steps=288")
+    folder = command_line.folder() / "checkpoints"
+    other = "--model.init_args.num_steps=60"
+    with pytest.raises(SystemExit):
+        fit(command_line, other, f"--ckpt_path={folder / 'step_000000000150.ckpt'}")
+    assert "in the middle of an iteration" in capsys.readouterr().err
+    fit(command_line, other, f"--ckpt_path={folder / 'step_000000000288.ckpt'}")
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert counters["env_steps"] == 288 + 2 * 180
+
+
+def test_data_without_numbers_have_those_of_the_protocol():
+    data = MultiTaskData(ToyReach(num_tasks=3))
+    assert (data.batch_size, data.capacity) == (3 * 128, 300_000)
+
+
+def test_train_refuses_options_of_a_replay(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"data\.batch_size 96"):
+        train(
+            ToyReach(num_tasks=3),
+            PPO,
+            total_steps=1200,
+            batch_size=96,
+            root=str(tmp_path),
+            num_workers=0,
+        )
