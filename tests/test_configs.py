@@ -15,6 +15,8 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli import MultiTaskCLI
 from mtrl_lightning.config_files import ConfigFileParser, ExtendingConfigFile
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.replay.horizon import rows_per_task
+from mtrl_lightning.types import OnPolicy
 from tests.conftest import CONFIGS, ROOT, resolve
 
 FILES = sorted(
@@ -23,7 +25,7 @@ FILES = sorted(
 )
 SUITES = [name for name in FILES if name.startswith("env/metaworld")]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
-PUBLISHED = [name for name in EXPERIMENTS if not name.endswith("_brc")]
+PUBLISHED = [name for name in EXPERIMENTS if not name.endswith(("_brc", "ppo"))]
 LOGGERS = [name for name in FILES if name.startswith("logger/")]
 TINY = [
     "--trainer.enable_progress_bar=false",
@@ -59,7 +61,8 @@ def test_every_file_is_known():
         for tasks in TASKS
         for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))
     ]
-    experiments.append("experiment/mt10_brc")
+    others = ("mt10_brc", "mt10_mtppo", "mt10_toppo", "mt50_toppo")
+    experiments += [f"experiment/{name}" for name in others]
     assert sorted(experiments) == sorted(EXPERIMENTS)
     assert [name for name in FILES if name not in EXPERIMENTS] == [
         "algorithm/mtppo",
@@ -164,6 +167,24 @@ def test_complete_files_train_and_their_checkpoint_alone_rebuilds_the_model(comm
     assert rebuilt.counters.env_steps == 3 * envs
     saved = load_checkpoint(path)["state_dict"]
     assert all(torch.equal(value, saved[name]) for name, value in rebuilt.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "envs_per_task", "rows"), [("mtppo", 10, 320), ("toppo", 4, 125), ("toppo", 2, 50)]
+)
+def test_on_policy_experiments_have_equal_minibatches(name, envs_per_task, rows):
+    tasks = 50 if envs_per_task == 2 else 10
+    config = resolve(f"experiment/mt{tasks}_{name}")
+    assert config["name"] == f"mt{tasks}_{name}"
+    assert config["rollout"]["envs_per_task"] == envs_per_task
+    ppo = config["model"]["init_args"]
+    collection = OnPolicy(ppo["num_steps"], ppo["num_epochs"], ppo["num_minibatches"])
+    found = rows_per_task(tasks * envs_per_task, tasks, collection)
+    assert found == rows * collection.num_minibatches
+    assert config["data"]["benchmark"]["init_args"]["tasks"] == f"MT{tasks}"
+    is_balanced = name == "toppo"
+    assert ppo["critic"]["init_args"]["layer_norm"] == is_balanced
+    assert ("FairGrad" in ppo["critic_gradient"]["class_path"]) == is_balanced
 
 
 SIZES = {  # of the papers: MT10 and MT50

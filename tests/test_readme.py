@@ -40,6 +40,12 @@ SMALL = {  # in full in tests/test_benchmarks*.py
 }
 EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete"}
 STEPS = ["--rollout.warmup_steps=40", "--rollout.total_steps=120"]
+STEPS_ON_POLICY = [
+    "--rollout.total_steps=40",
+    "--rollout.envs_per_task=1",
+    "--model.init_args.num_steps=4",
+    "--model.init_args.num_minibatches=2",
+]
 
 
 def run(command, *extra, folder):
@@ -103,7 +109,8 @@ def test_every_command_runs(quickstart_folder, command):
     if continuing:
         command = command.replace("500000", "240")
     begins = command.split()[2] == "fit" and not continuing
-    printed = run(command, *(STEPS if begins else []), folder=quickstart_folder)
+    steps = STEPS_ON_POLICY if "mtppo" in command else STEPS
+    printed = run(command, *(steps if begins else []), folder=quickstart_folder)
     assert EXPECTED[command.split()[2]] in printed
 
 
