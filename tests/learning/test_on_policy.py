@@ -1,0 +1,66 @@
+import pytest
+
+from mtrl_lightning.callbacks import read_metrics
+
+OPTIONS = [
+    "--evaluation.num_episodes=20",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+    "--model.init_args.actor.init_args.width=64",
+    "--model.init_args.critic.init_args.width=64",
+]
+
+
+@pytest.mark.parametrize("gradient", ["mean", "fairgrad"])
+@pytest.mark.parametrize("network", ["mlp", "multi_head"])
+def test_ppo_learns_the_toy_tasks_that_a_random_policy_fails(command_line, network, gradient):
+    command_line(
+        "fit",
+        *OPTIONS,
+        "--rollout.total_steps=18000",
+        "--rollout.envs_per_task=4",
+        "--rollout.num_workers=0",
+        "--evaluation.every=18000",
+        "--evaluation.num_workers=0",
+        "--metrics.every=600",
+        "--model.init_args.num_steps=50",
+        "--model.init_args.num_minibatches=4",
+        configs=(
+            "base",
+            "env/toy",
+            "algorithm/mtppo",
+            f"network/{network}",
+            f"gradient/{gradient}",
+        ),
+        small=False,
+    )
+    curves = read_metrics(command_line.folder())
+    assert curves["rollout/success"][1][0] < 0.5
+    for task in range(3):
+        assert curves[f"eval/success/goal-{task}"][1][-1] >= 0.9
+        assert curves[f"eval/success_last/goal-{task}"][1][-1] >= 0.8
+
+
+def test_ppo_learns_to_reach(command_line):
+    command_line(
+        "fit",
+        *OPTIONS,
+        "--data.benchmark.init_args.tasks=[reach]",
+        "--data.benchmark.init_args.horizon=200",
+        "--rollout.total_steps=48000",
+        "--rollout.envs_per_task=8",
+        "--evaluation.every=48000",
+        "--evaluation.envs_per_task=10",
+        configs=(
+            "base",
+            "env/metaworld_custom",
+            "algorithm/mtppo",
+            "network/mlp",
+            "gradient/mean",
+            "encoder/standardize",
+        ),
+        small=False,
+    )
+    curves = read_metrics(command_line.folder())
+    assert curves["rollout/success"][1][0] <= 0.2
+    assert curves["eval/success/reach-v3"][1][-1] >= 0.8
