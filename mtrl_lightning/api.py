@@ -186,10 +186,10 @@ def train(
             f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
             f" {num_envs} environments"
         )
+    seed_everything(seed, verbose=False)
+    model = algorithm(trained_spec(benchmark, excluded), seed=seed)
     origin = slurm_origin(f"{sys.argv} {name}")
     launch = Launch(root, name, ckpt_path, given["replay"].get("restore", True), origin)
-    spec = trained_spec(benchmark, excluded)
-    model = algorithm(spec, seed=seed)
     # an evaluation steps environments no more than the training between two evaluations
     steps_of_evaluation = num_episodes * benchmark.spec.horizon * benchmark.spec.num_tasks
     derived = {
@@ -219,7 +219,6 @@ def train(
     rank_zero_info(", ".join(f"{option} {value:,}" for option, value in chosen.items()))
     try:
         with launch.hold():
-            seed_everything(seed, verbose=False)
             data = MultiTaskData(
                 benchmark,
                 chosen.get("batch_size"),

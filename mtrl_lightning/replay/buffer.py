@@ -6,7 +6,7 @@ environments (rings), ``B = R * n`` batch (task-major).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,6 @@ class ReplayBuffer:
             )
         fields = transition_fields(spec, policy_fields)
         self.storage = storage(fields, len(task_E), capacity // len(task_E), folder, device)
-        self._extra = [field.name for field in fields if field.name not in CORE]
         self._ring_RM, self._is_ring_RM = _rings_of_tasks(task_E, spec.train_tasks)
         self._task_R = torch.tensor(spec.train_tasks, dtype=torch.int64, device=device)
         self._generator = torch.Generator().manual_seed(seed)
@@ -95,15 +94,7 @@ class ReplayBuffer:
         num_rows = batch_size // len(self._task_R)
         env_B, number_B = self._draw(num_rows)
         rows = self.storage.take(env_B, number_B)
-        return TransitionBatch(
-            observation_BD=rows["observation"],
-            action_BA=rows["action"],
-            reward_B=rows["reward"],
-            next_observation_BD=rows["next_observation"],
-            terminated_B=rows["terminated"],
-            task_B=self._task_R.repeat_interleave(num_rows),
-            extra={name: rows[name] for name in self._extra},
-        )
+        return batch_of(rows, self._task_R.repeat_interleave(num_rows))
 
     def _draw(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """Draw ring and number of ``num_rows`` transitions of each trained task, ``[B]`` each."""
@@ -148,6 +139,19 @@ class ReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the generator."""
         self._generator.set_state(state["generator"])
+
+
+def batch_of(rows: Mapping[str, Tensor], task_B: Tensor) -> TransitionBatch:
+    """Return columns ``[B, ...]`` by their names in the schema as a batch."""
+    return TransitionBatch(
+        observation_BD=rows["observation"],
+        action_BA=rows["action"],
+        reward_B=rows["reward"],
+        next_observation_BD=rows["next_observation"],
+        terminated_B=rows["terminated"],
+        task_B=task_B,
+        extra={name: column for name, column in rows.items() if name not in CORE},
+    )
 
 
 def _rings_of_tasks(task_E: npt.NDArray[np.int64], tasks: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.memory import CPU, to_device
-from mtrl_lightning.replay.buffer import CORE
+from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.replay.dataset import ENDLESS
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch, Transitions
@@ -151,15 +151,7 @@ class Horizon:
         wanted_Rn = self._order_Rm[:, place * num_rows : (place + 1) * num_rows]
         wanted_B = to_device(wanted_Rn.flatten(), self._device)
         rows = {name: column.index_select(0, wanted_B) for name, column in self._rows.items()}
-        return TransitionBatch(
-            observation_BD=rows["observation"],
-            action_BA=rows["action"],
-            reward_B=rows["reward"],
-            next_observation_BD=rows["next_observation"],
-            terminated_B=rows["terminated"],
-            task_B=self._task_R.repeat_interleave(num_rows),
-            extra={name: rows[name] for name in rows if name not in CORE},
-        )
+        return batch_of(rows, self._task_R.repeat_interleave(num_rows))
 
     def skip_rest(self) -> None:
         """Leave out the remaining minibatches of this iteration."""
