@@ -57,6 +57,14 @@ FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
 """What ends a run with its message and the exit code 1."""
 
 
+OF_A_REPLAY = {
+    "reward_scale": "its critic learns returns of one scale (return_scale)",
+    "auxiliaries": "representation losses need a replay: take SAC",
+    "transforms": "it keeps no replay whose batches would be changed",
+}
+"""What a user of an on-policy algorithm needs in place of an option that it does not have."""
+
+
 class _SaveConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training, and never when evaluating."""
 
@@ -258,9 +266,13 @@ def main(args: ArgsType = None) -> None:
     try:
         MultiTaskCLI(args)
     except ArgumentError as error:
-        _exit(
-            2, f"{error}\ntip: configs/quickstart.yaml is complete; fit --help lists every option"
-        )
+        tips = ["configs/quickstart.yaml is complete; fit --help lists every option"]
+        tips += [
+            f"an on-policy algorithm such as PPO has no {name}: {remedy}"
+            for name, remedy in OF_A_REPLAY.items()
+            if f"Option '{name}' is not accepted" in str(error)
+        ]
+        _exit(2, "\n".join([str(error), *(f"tip: {tip}" for tip in tips)]))
     except MisconfigurationException as error:
         hint = "; clipping is model.init_args.actor_max_grad_norm and critic_max_grad_norm"
         _exit(2, f"{error}{hint if 'gradient_clip_val' in str(error) else ''}")

@@ -282,14 +282,19 @@ def test_options_of_a_replay_are_refused_with_what_replaces_them(command_line, c
     assert "num_steps, num_epochs and num_minibatches" in message
 
 
+def test_options_of_a_replay_are_named_together(command_line, capsys):
+    message = refused(command_line, capsys, "--rollout.warmup_steps=300", "--data.capacity=3000")
+    assert "data.capacity 3000, rollout.warmup_steps 300" in message
+
+
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
         ("num_epochs=0", "num_epochs is 0: give at least 1"),
         ("num_minibatches=5", "48 env steps of each task"),
         ("num_steps=0", "num_steps is 0: give at least 1"),
-        ("reward_scale=mtrl_lightning.algorithms.MeanReward", "reward_scale"),
-        ("auxiliaries=[]", "auxiliaries"),
+        ("reward_scale=mtrl_lightning.algorithms.MeanReward", "scale (return_scale)"),
+        ("auxiliaries=[]", "PPO has no auxiliaries: representation losses need a replay"),
     ],
 )
 def test_wrong_options_are_refused_at_the_start(command_line, capsys, option, expected):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import Network
+from mtrl_lightning.networks import Network, TaskModule
 
 
-class ReturnScale(Network):
+class ReturnScale(TaskModule):
     """Leave a critic's targets as they are; built by ``(critic, num_tasks) -> ReturnScale``.
 
     Args:

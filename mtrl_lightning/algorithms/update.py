@@ -22,7 +22,7 @@ from mtrl_lightning.algorithms.state import Generators, MeanMetrics
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.memory import CPU
-from mtrl_lightning.networks import Network
+from mtrl_lightning.networks import TaskModule
 
 Extra = TypeVar("Extra")
 """What a loss function returns beside the losses, for the caller."""
@@ -36,7 +36,7 @@ class Update:
 
     Args:
         name: prefix of its metrics, such as ``critic``.
-        modules: what is trained, in the optimizer's order. A ``Network`` says which of its
+        modules: what is trained, in the optimizer's order. A ``TaskModule`` says which of its
             parameters tasks share; those of other modules, such as an encoder, are all shared.
         make_optimizer: builds the optimizer from the parameters.
         generators: the algorithm's random generators.
@@ -80,7 +80,7 @@ class Update:
         self.optimizer: Optimizer | None = None
         self.parameters = [parameter for module in modules for parameter in module.parameters()]
         """Everything that the optimizer has, also what is frozen."""
-        self._networks = [module for module in modules if isinstance(module, Network)]
+        self._networks = [module for module in modules if isinstance(module, TaskModule)]
         self._trained = self.task_parameters.shared + self.task_parameters.own
         self._make_optimizer = make_optimizer
         self._generators = generators
@@ -218,11 +218,11 @@ def task_parameters(
         modules: networks, and modules that all tasks share.
         reduce: averages gradients over the processes.
     """
-    networks = [module for module in modules if isinstance(module, Network)]
+    networks = [module for module in modules if isinstance(module, TaskModule)]
     shared: list[Parameter] = []
     own: list[Parameter] = []
     for module in modules:
-        if not isinstance(module, Network):
+        if not isinstance(module, TaskModule):
             shared += _trained(module.parameters())
     last_shared = [parameter for parameter in shared if parameter.ndim > 1][-1:]
     sharing = [network for network in networks if any(True for _ in network.shared_parameters())]

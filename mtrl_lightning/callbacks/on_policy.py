@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.callbacks.driver import Driver, Loop
@@ -20,15 +23,17 @@ class OnPolicyLoop(Loop):
     Args:
         driver: steps the environments, and does what is due after a vector step.
         total_steps: environment steps after which training ends; rounded up to whole iterations.
+        unused: options of the driver that only off-policy algorithms have, by name.
     """
 
-    def __init__(self, driver: Driver, total_steps: int) -> None:
+    def __init__(self, driver: Driver, total_steps: int, unused: Mapping[str, Any]) -> None:
         super().__init__(driver, total_steps)
+        self._unused = unused
 
     def check(self, num_envs: int) -> None:
         """Check that no option of a replay is given, and that minibatches can be equal."""
         session = self.session
-        refuse_replay_options(session.data.given_replay_options)
+        refuse_replay_options({**session.data.given_replay_options, **self._unused})
         collection = session.algorithm.collection
         assert collection is not None
         rows_per_task(num_envs, len(session.spec.train_tasks), collection)

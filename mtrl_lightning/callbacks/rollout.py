@@ -16,7 +16,6 @@ from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
-from mtrl_lightning.replay.datamodule import refuse_replay_options
 
 
 class RolloutCallback(Driver):
@@ -127,8 +126,8 @@ class RolloutCallback(Driver):
     def _make_loop(self) -> Loop:
         given = self._off_policy_options
         if self.session.algorithm.collection is not None:
-            refuse_replay_options({f"rollout.{name}": value for name, value in given.items()})
-            return OnPolicyLoop(self, self.total_steps)
+            unused = {f"rollout.{name}": value for name, value in given.items()}
+            return OnPolicyLoop(self, self.total_steps, unused)
         return OffPolicyLoop(self, self.total_steps, **given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -34,7 +34,7 @@ from mtrl_lightning.networks.mixture import MixtureOfEncoders
 from mtrl_lightning.networks.mlp import MLP
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
-from mtrl_lightning.networks.network import Network
+from mtrl_lightning.networks.network import Network, TaskModule
 from mtrl_lightning.networks.paco import PaCo
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
@@ -74,6 +74,7 @@ __all__ = [
     "StateNoise",
     "TaskConditioning",
     "TaskEncoder",
+    "TaskModule",
     "TaskNoise",
     "set_task_names",
     "with_conditioning",

@@ -14,10 +14,10 @@ from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.gaussian import ClippedGaussian
-from mtrl_lightning.networks.network import Network
+from mtrl_lightning.networks.network import TaskModule
 
 
-class ExplorationNoise(Network):
+class ExplorationNoise(TaskModule):
     """Make a distribution of an actor's outputs; built by ``(num_tasks, action_dim) -> ...``.
 
     It learns a log standard deviation for each task and action dimension, which is kept between its

@@ -15,15 +15,8 @@ from torch.nn import Parameter
 from mtrl_lightning.errors import ConfigurationError
 
 
-class Network(nn.Module):
-    """Map features and a task to outputs.
-
-    Built by a factory ``(in_dim, out_dim, num_tasks) -> Network``.
-    """
-
-    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map features ``[B, in_dim]`` and tasks ``[B]`` (integers) to ``[B, out_dim]``."""
-        raise NotImplementedError
+class TaskModule(nn.Module):
+    """A module that says which of its parameters several tasks use."""
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield the parameters that several tasks use, from input to output.
@@ -40,14 +33,6 @@ class Network(nn.Module):
         backwards = reversed(list(self.shared_parameters()))
         return max(backwards, key=lambda parameter: parameter.ndim > 1)  # max returns the first one
 
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
-        """Multiply each task's outputs by its scale and add its shift, ``[T]`` each.
-
-        Returns:
-            Whether this network can: it has one output layer per task.
-        """
-        return False
-
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the tasks' losses ``[R]``, with 0 for each task to leave out of this update."""
         return loss_R
@@ -60,6 +45,25 @@ class Network(nn.Module):
             task_R: task of each loss.
             generator: for random draws, on the network's device.
         """
+
+
+class Network(TaskModule):
+    """Map features and a task to outputs.
+
+    Built by a factory ``(in_dim, out_dim, num_tasks) -> Network``.
+    """
+
+    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map features ``[B, in_dim]`` and tasks ``[B]`` (integers) to ``[B, out_dim]``."""
+        raise NotImplementedError
+
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
+        """Multiply each task's outputs by its scale and add its shift, ``[T]`` each.
+
+        Returns:
+            Whether this network can: it has one output layer per task.
+        """
+        return False
 
 
 def uniform_(parameter: Tensor, bound: float, fan_in: int) -> None:
