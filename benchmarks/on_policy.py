@@ -15,6 +15,8 @@ by the KL divergence.
 
 ``products`` makes only the matrix products of an iteration's updates (forward and backward of
 actor and critic), which nothing can do without: the time of the updates is shown as a multiple.
+The updates of ours include an iteration's values, advantages and diagnostics; Stable-Baselines3
+computes values and advantages while it collects.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         choices=environments,
         default=["metaworld"],
         help="what Stable-Baselines3 steps, MetaWorld's own environments or this package's, each a"
-        " variant (default %(default)s); with subproc, an environment takes about 80 MiB",
+        " variant (default %(default)s); with subproc, an environment takes about 120 MiB",
     )
     parser.set_defaults(precisions=["32-true"])
     add_variants(parser)
