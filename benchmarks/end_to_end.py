@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -27,13 +26,14 @@ from typing import Any
 import torch
 
 from benchmarks.contestants import Job
-from benchmarks.entrants import Entrant, of_module, started
+from benchmarks.entrants import Entrant, of_command_line, of_module, started
 from benchmarks.measuring import (
     add_precisions,
     alternate,
     choose_precisions,
     end_on_sigterm,
     heading,
+    option_and_value,
     parser_of,
     positive,
     program,
@@ -43,10 +43,10 @@ from benchmarks.measuring import (
     require,
     results,
     say,
+    shares,
     spread,
 )
-from benchmarks.trial import COMMAND
-from benchmarks.upstream import names_of
+from benchmarks.upstream import names_of, tasks_option
 from mtrl_lightning.envs.vector import default_num_workers
 
 CONFIG = Path("configs/experiment/mt10_mtmhsac.yaml")
@@ -64,32 +64,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         default=["ours", "sb3", "plain"],
     )
     add_precisions(parser)
-    add(
-        "--threads",
-        nargs="+",
-        type=int,
-        help="PyTorch's threads for ours, each value a variant (default its own)",
-    )
-    add(
-        "--workers",
-        nargs="+",
-        type=int,
-        help="worker processes of ours, each a variant (default the program's)",
-    )
-    add(
-        "--also",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar="OPTION=VALUE",
-        help="options of the command line, without the dashes, with which all variants of ours are"
-        " measured once more",
-    )
-    add(
-        "--peer_threads",
-        type=int,
-        help="PyTorch's threads for the peers (default its own choice, one per core)",
-    )
+    add_variants(parser)
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     add("--config", type=Path, default=CONFIG, help="what ours trains (default %(default)s)")
     add(
@@ -122,8 +97,6 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         help="after which no further round is started (default %(default)s)",
     )
     options = parser.parse_args(args)
-    if any("=" not in pair for also in options.also for pair in also):
-        parser.error("--also takes OPTION=VALUE, such as rollout.num_workers=0")
     if not options.config.is_file():
         parser.error(
             f"{options.config} is not there: start in the repository's folder, or give --config"
@@ -134,6 +107,41 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         options.names = names_of(options.tasks)
     choose_precisions(options)
     return options
+
+
+def add_variants(parser: argparse.ArgumentParser) -> None:
+    """Add the options from which ``variants`` makes the variants of ours, and the peers' threads.
+
+    ``variants`` needs ``options.precisions`` beside them.
+    """
+    add = parser.add_argument
+    add(
+        "--threads",
+        nargs="+",
+        type=int,
+        help="PyTorch's threads for ours, each value a variant (default its own)",
+    )
+    add(
+        "--workers",
+        nargs="+",
+        type=int,
+        help="worker processes of ours, each a variant (default the program's)",
+    )
+    add(
+        "--also",
+        nargs="+",
+        action="append",
+        default=[],
+        type=option_and_value,
+        metavar="OPTION=VALUE",
+        help="options of the command line, without the dashes, with which all variants of ours are"
+        " measured once more",
+    )
+    add(
+        "--peer_threads",
+        type=int,
+        help="PyTorch's threads for the peers (default its own choice, one per core)",
+    )
 
 
 def entrants(options: argparse.Namespace, folder: Path) -> list[Entrant]:
@@ -198,12 +206,11 @@ def ours(
         for n in NETWORKS
         for k in ("width", "depth")
     }
-    tasks = job.tasks[0] if len(job.tasks) == 1 else json.dumps(job.tasks)
     options = {
         "root": folder,
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "trainer.enable_progress_bar": "false",
-        "data.benchmark.init_args.tasks": tasks,
+        "data.benchmark.init_args.tasks": tasks_option(job.tasks),
         "data.batch_size": job.batch_size,
         "data.capacity": job.capacity,
         "rollout.warmup_steps": job.warmup * num_tasks,
@@ -212,25 +219,7 @@ def ours(
         **networks,
         **chosen,
     }
-    command = [
-        sys.executable,
-        "-c",
-        COMMAND,
-        "fit",
-        "-c",
-        str(config),
-        *(f"--{k}={v}" for k, v in options.items()),
-    ]
-
-    def paced(descriptor: int) -> list[str]:
-        pace = {"steps": job.steps, "settle": job.settle, "descriptor": descriptor}
-        callback = {
-            "class_path": "benchmarks.pace_callback.PaceCallback",
-            "init_args": pace,
-        }
-        return [*command, f"--trainer.callbacks+={json.dumps(callback)}"]
-
-    return paced
+    return of_command_line([config], options, job.steps, job.settle)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -275,14 +264,10 @@ def text_of(content: dict[str, Any]) -> str:
     rows = []
     for row in content["results"]:
         rate = row["env_steps_per_second"]["median"]
-        fractions = row["time_fractions"]
         cells = {
             "env steps/s": f"{rate:,.0f}",
             "MiB": f"{row['memory_mib']:,.0f}",
-            "where the time goes": ", ".join(
-                f"{name} {part:.0%}" for name, part in fractions.items()
-            )
-            or "-",
+            "where the time goes": shares(row["time_fractions"]),
         }
         rows.append({**row, **cells})
     settings = content["settings"]

@@ -11,11 +11,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import environment, proportional_set_size, say
+from benchmarks.trial import COMMAND
 from mtrl_lightning.errors import ConfigurationError
 
 PATIENCE = 900.0
@@ -27,7 +28,7 @@ class Entrant:
 
     Args:
         name: in the table.
-        kind: ``ours``, ``sb3`` or ``plain``.
+        kind: ``ours``, ``sb3``, ``plain`` or ``products``.
         command: what to start, given the descriptor of the file to write to.
         folder: of what it prints.
     """
@@ -44,7 +45,7 @@ class Entrant:
         self.command: list[str] = []
         self._make = command
         self._log = folder / f"{name.replace(' ', '_').replace(',', '')}.log"
-        self._fractions: list[dict[str, float]] = []
+        self._windows: list[dict[str, Any]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._results = -1
         self._rest = b""
@@ -77,17 +78,21 @@ class Entrant:
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
         answer = self._answer()
-        self._fractions.append(answer["fractions"])
+        self._windows.append(answer)
         return answer["seconds"]
 
     def fractions(self) -> dict[str, float]:
         """Return the median share of the time that named things took, largest first."""
-        names = {name for found in self._fractions for name in found}
+        fractions = [window["fractions"] for window in self._windows]
+        names = {name for found in fractions for name in found}
         medians = {
-            name: statistics.median(found.get(name, 0.0) for found in self._fractions)
-            for name in names
+            name: statistics.median(found.get(name, 0.0) for found in fractions) for name in names
         }
         return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+    def seconds_of(self, name: str) -> list[float]:
+        """Return the seconds of each window that a named thing took."""
+        return [window["seconds"] * window["fractions"].get(name, 0.0) for window in self._windows]
 
     def memory(self) -> float:
         """Return the MiB that it takes with all its processes."""
@@ -151,3 +156,27 @@ def of_module(module: str, options: dict[str, Any]) -> Callable[[int], list[str]
         f"benchmarks.{module}",
         json.dumps({**options, "descriptor": descriptor}),
     ]
+
+
+def of_command_line(
+    configs: Sequence[str | Path], options: Mapping[str, Any], steps: int, settle: int
+) -> Callable[[int], list[str]]:
+    """Return what starts a user's command line whose updates are made in windows.
+
+    Args:
+        configs: YAML files.
+        options: of the command line, without the dashes.
+        steps: updates of a window.
+        settle: updates before the first window.
+    """
+    command = [sys.executable, "-c", COMMAND, "fit"]
+    for config in configs:
+        command += ["-c", str(config)]
+    command += [f"--{name}={value}" for name, value in options.items()]
+
+    def paced(descriptor: int) -> list[str]:
+        pace = {"steps": steps, "settle": settle, "descriptor": descriptor}
+        callback = {"class_path": "benchmarks.pace_callback.PaceCallback", "init_args": pace}
+        return [*command, f"--trainer.callbacks+={json.dumps(callback)}"]
+
+    return paced

@@ -130,6 +130,13 @@ def positive(text: str) -> int:
     return number
 
 
+def option_and_value(text: str) -> str:
+    """Return an option of the command line with its value, as ``--also`` takes it."""
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text}: takes OPTION=VALUE, as rollout.num_workers=0")
+    return text
+
+
 def parser_of(name: str, text: str | None, repeats: int | None = None) -> argparse.ArgumentParser:
     """Return a parser with the options of all benchmarks; ``--repeats`` only with a default."""
     parser = argparse.ArgumentParser(
@@ -264,6 +271,11 @@ def table(lines: Sequence[Sequence[str]]) -> str:
 def shown(found: Mapping[str, float], digits: int = 2) -> str:
     """Return a spread as text: ``median [min, max]``."""
     return f"{found['median']:.{digits}f} [{found['min']:.{digits}f}, {found['max']:.{digits}f}]"
+
+
+def shares(fractions: Mapping[str, float]) -> str:
+    """Return shares of the time as text, such as ``update 60%, step 30%``."""
+    return ", ".join(f"{name} {part:.0%}" for name, part in fractions.items()) or "-"
 
 
 def report(

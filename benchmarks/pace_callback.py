@@ -42,5 +42,6 @@ class PaceCallback(Callback):
 
     @staticmethod
     def _of_the_replay(trainer: Trainer) -> list[Stopwatch]:
-        buffer = getattr(trainer.datamodule, "buffer", None)  # type: ignore[attr-defined]
-        return [] if buffer is None else [buffer.stopwatch]
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        found = (getattr(data, name, None) for name in ("buffer", "horizon"))
+        return [held.stopwatch for held in found if held is not None]

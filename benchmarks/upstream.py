@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -31,6 +33,11 @@ def names_of(tasks: list[str]) -> tuple[str, ...]:
     return names
 
 
+def tasks_option(tasks: list[str]) -> str:
+    """Return the value of the command line's option for a set's name or names of tasks."""
+    return tasks[0] if len(tasks) == 1 else json.dumps(tasks)
+
+
 def make_vec(
     tasks: list[str], strategy: Literal["sync", "async"], use_one_hot: bool = False, seed: int = 1
 ) -> gym.vector.VectorEnv:
@@ -50,15 +57,47 @@ def make_vec(
     return gym.make_vec("Meta-World/custom-mt-envs", envs_list=list(names_of(tasks)), **options)
 
 
-def make_sb3(tasks: list[str], strategy: Literal["dummy", "subproc"], seed: int = 1) -> Any:
-    """Make Stable-Baselines3's ``DummyVecEnv`` or ``SubprocVecEnv`` of them, with the one-hot."""
+def make_sb3(
+    tasks: list[str],
+    strategy: Literal["dummy", "subproc"],
+    seed: int = 1,
+    copies: int = 1,
+    horizon: int = 500,
+) -> Any:
+    """Make Stable-Baselines3's vector environment of them, with the one-hot.
+
+    Args:
+        tasks: a set or names.
+        strategy: ``dummy`` for ``DummyVecEnv``, ``subproc`` for ``SubprocVecEnv``.
+        seed: of each task's first copy; the next one has the next seed.
+        copies: of each task's environment.
+        horizon: steps of an episode.
+    """
     import_optional("metaworld", "metaworld")
-    vec_env = import_optional("stable_baselines3", '"mtrl_lightning[bench]"').common.vec_env
     names = names_of(tasks)
-    make = [partial(_make_one, name, i, len(names), seed) for i, name in enumerate(names)]
-    return (vec_env.DummyVecEnv if strategy == "dummy" else vec_env.SubprocVecEnv)(make)
+    makers = [
+        partial(_make_one, name, i, len(names), seed + copy, horizon)
+        for i, name in enumerate(names)
+        for copy in range(copies)
+    ]
+    return sb3_vector(makers, strategy)
 
 
-def _make_one(name: str, place: int, number: int, seed: int) -> gym.Env:
+def sb3_vector(
+    makers: Sequence[Callable[[], gym.Env]], strategy: Literal["dummy", "subproc"]
+) -> Any:
+    """Return Stable-Baselines3's ``DummyVecEnv`` or ``SubprocVecEnv``."""
+    vec_env = import_optional("stable_baselines3", '"mtrl_lightning[bench]"').common.vec_env
+    return (vec_env.DummyVecEnv if strategy == "dummy" else vec_env.SubprocVecEnv)(makers)
+
+
+def _make_one(name: str, place: int, number: int, seed: int, horizon: int) -> gym.Env:
     make_mt_envs = import_optional("metaworld", "metaworld").make_mt_envs
-    return make_mt_envs(name, seed=seed, use_one_hot=True, env_id=place, num_tasks=number)
+    return make_mt_envs(
+        name,
+        seed=seed,
+        use_one_hot=True,
+        env_id=place,
+        num_tasks=number,
+        max_episode_steps=horizon,
+    )

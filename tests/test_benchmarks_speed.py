@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import end_to_end, gradients, measuring, replay, stepping, updating
+from benchmarks import end_to_end, gradients, measuring, on_policy, replay, stepping, updating
 from benchmarks.entrants import Entrant, started
+from benchmarks.on_policy_peers import OnPolicyJob, _make_one, layers_of, products_of
 from benchmarks.pacing import Pacer
 from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
 from benchmarks.updaters import (
@@ -24,7 +25,7 @@ from benchmarks.updaters import (
     make_sac,
     with_one_hot,
 )
-from benchmarks.upstream import make_vec, names_of
+from benchmarks.upstream import make_sb3, make_vec, names_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
@@ -104,6 +105,80 @@ def test_end_to_end_runs_all_contestants(capsys, monkeypatch):
         )
     assert 0 < ours["time_fractions"]["update"] < sum(ours["time_fractions"].values()) <= 1
     assert "ms per vector step" in end_to_end.text_of(found)
+
+
+ITERATION = {
+    "copies": 2,
+    "horizon": 10,
+    "num_steps": 20,
+    "num_epochs": 2,
+    "num_minibatches": 4,
+    "width": 8,
+    "depth": 2,
+}
+
+
+def test_on_policy_runs_all_contestants(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    small = ["--tasks", "reach", "push", *(f"--{name}={v}" for name, v in ITERATION.items())]
+    short = ["--repeats=2", "--minutes=1000", "--workers=0", "--threads", "1"]
+    own = ["--sb3_environments", "metaworld", "ours", "--peer_threads=2"]
+    found = printed_json(on_policy.main, *small, *short, *own, capsys=capsys)
+    check_machine(found["machine"])
+    check_rows(found["results"], repeats=2)
+    assert found["iteration"] == {"env_steps": 80, "updates": 8, "batch_size": 20}
+    rows = {row["variant"]: row for row in found["results"]}
+    ours = rows.pop("ours 32-true, learner_threads 1, num_workers 0")
+    peers = ["sb3 dummy", "sb3 subproc"]
+    assert list(rows) == [*peers, *(f"{name}, our environments" for name in peers)]
+    first, second = ours["times_as_fast_as"]
+    assert first in peers and second in set(rows) - set(peers)
+    assert set(found["products"]) == {"products, 1 threads", "products, 2 threads"}
+    for row, threads in ((ours, 1), *((row, 2) for row in rows.values())):
+        rate = np.sort(80 / np.array(row["rounds"]))
+        assert list(row["env_steps_per_second"].values()) == pytest.approx([rate.mean(), *rate])
+        update = np.array(row["update"]["rounds"])
+        assert (update > 0).all() and (update < row["rounds"]).all()
+        times = update / found["products"][f"products, {threads} threads"]["rounds"]
+        assert row["update"]["times_the_products"]["median"] == pytest.approx(np.median(times))
+    assert {"act", "step", "sample", "update"} == set(ours["time_fractions"])
+    assert {"collect", "update"} == set(rows["sb3 dummy"]["time_fractions"])
+    for row in (ours, rows["sb3 dummy"]):
+        assert 0.5 < sum(row["time_fractions"].values()) <= 1
+    assert "--model.init_args.max_kl=null" in ours["command"]
+    assert "s per iteration" in on_policy.text_of(found)
+
+
+def test_both_environments_of_the_peer_are_the_same_task():
+    envs = make_sb3(["reach", "push"], "dummy", copies=2, horizon=3)
+    theirs = envs.envs[2]
+    ours = _make_one(["reach", "push"], 3, 1, 1)
+    for env in (theirs, ours):
+        observation, _ = env.reset()
+        assert env.unwrapped.reward_function_version == "v2"
+        assert observation.shape == (39 + 2,) and observation[39:].tolist() == [0, 1]
+        ends = [env.step(env.action_space.sample())[2:4] for _ in range(3)]
+        assert ends == [(False, False), (False, False), (False, True)]
+    names = [type(env.unwrapped).__name__ for env in envs.envs]
+    assert names[0] == names[1] != names[2] == names[3]
+    envs.close()
+
+
+def test_the_products_are_those_of_the_layers(monkeypatch):
+    sizes = {**ITERATION, "num_epochs": 1}
+    job = OnPolicyJob(["reach", "push"], **sizes, device="cpu", threads=None, settle=1)
+    B, D, H, A = job.batch_size, OBSERVATION + 2, 8, ACTION
+    assert (B, job.env_steps, job.updates) == (20, 80, 4)
+    done = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: done.append((a.shape[0], *b.shape)))
+    for layer in layers_of(job):
+        products_of(*layer)
+    by_hand = []
+    for outputs in (A, 1):
+        by_hand += [(B, D, H), (H, B, D)]
+        by_hand += [(B, H, H), (H, B, H), (B, H, H)]
+        by_hand += [(B, H, outputs), (outputs, B, H), (B, outputs, H)]
+    assert done == by_hand
 
 
 def test_updating_runs_all_variants(capsys):
@@ -255,7 +330,7 @@ def test_replay_runs_all_variants(capsys):
     assert "of an update 32-true" in replay.text_of(found)
 
 
-@pytest.mark.parametrize("module", [end_to_end, updating, replay])
+@pytest.mark.parametrize("module", [end_to_end, on_policy, updating, replay])
 def test_a_missing_peer_is_named_with_its_remedy(module, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
@@ -268,6 +343,7 @@ def test_a_missing_peer_is_named_with_its_remedy(module, monkeypatch, capsys):
     )
     without = {
         end_to_end: "--contestants=plain",
+        on_policy: "--contestants=ours",
         updating: "--variants=plain",
         replay: "--variants=rings",
     }[module]
@@ -280,6 +356,9 @@ def test_a_missing_peer_is_named_with_its_remedy(module, monkeypatch, capsys):
         (end_to_end, ["--config=nowhere.yaml"], "nowhere.yaml is not there"),
         (end_to_end, ["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
         (end_to_end, ["--also", "rollout.num_workers"], "takes OPTION=VALUE"),
+        (on_policy, ["--configs", "nowhere.yaml"], "nowhere.yaml is not there"),
+        (on_policy, ["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
+        (on_policy, ["--num_minibatches=3"], "among 3 minibatches: give a divisor of 2000"),
         (stepping, ["--tasks=51"], "numbers from 1 to 50"),
     ],
 )

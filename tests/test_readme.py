@@ -37,6 +37,7 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "gradients": ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=1", "--repeats=1"],
     "replay": ["--tasks=3", "--rows=4", "--capacity=60", "--width=8", "--calls=2", "--repeats=1"],
     "end_to_end": ["--help"],
+    "on_policy": ["--help"],
 }
 EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete"}
 STEPS = ["--rollout.warmup_steps=40", "--rollout.total_steps=120"]
