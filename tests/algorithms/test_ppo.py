@@ -1,10 +1,11 @@
 """PPO against an independent program with the same weights, and what it computes of an iteration.
 
-The independent program, ``PlainPPO``, is plain PyTorch and loops; it imports nothing of PPO's parts.
+The independent program, ``PlainPPO``, is plain PyTorch with loops; it uses none of PPO's parts.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from functools import partial
@@ -116,6 +117,12 @@ def iterate(ppo, seed=0, num_epochs=2, progress=0.0, **options):
     return collected, computed
 
 
+def continue_optimizers(first, second):
+    """Give the second the state of the first's optimizers, as a checkpoint does."""
+    for old, new in zip(first.updates, second.updates, strict=True):
+        new.optimizer.load_state_dict(copy.deepcopy(old.optimizer.state_dict()))
+
+
 # ---- an independent program ----
 
 
@@ -151,7 +158,7 @@ class PlainPPO:
         return [p.detach().clone().requires_grad_(True) for p in module.parameters()]
 
     def log(self, name, value):
-        self.metrics.setdefault(f"train/{name}", []).append(float(value))
+        self.metrics.setdefault(f"train/{name}", []).append(float(torch.as_tensor(value).detach()))
 
     # -- networks --
 
@@ -679,8 +686,7 @@ def test_the_learning_rates_follow_the_schedule_also_after_a_resumption():
         assert learning_rates(first) == pytest.approx([0.01 * factor, 0.04 * factor])
     second = make()
     attach(second)
-    for old, new in zip(first.updates, second.updates, strict=True):
-        new.optimizer.load_state_dict(old.optimizer.state_dict())
+    continue_optimizers(first, second)
     assert learning_rates(second) == pytest.approx([0.005, 0.02])
     iterate(second, progress=0.2)
     assert learning_rates(second) == pytest.approx([0.009, 0.036])
@@ -814,8 +820,7 @@ def test_a_checkpoint_rebuilds_the_algorithm_and_continues(tmp_path):
     assert second.return_scale.step_size == 0.1
     assert second.learning_rate.factor(1.0) == pytest.approx(0.3)
     attach(second)
-    for old, new in zip(first.updates, second.updates, strict=True):
-        new.optimizer.load_state_dict(old.optimizer.state_dict())
+    continue_optimizers(first, second)
     for ppo in (first, second):
         iterate(ppo, seed=2, progress=0.5)
     assert changed(second, copy_of(first)) == set()
