@@ -23,7 +23,16 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.loading import load_policy
-from mtrl_lightning.networks import MLP, MultiHead, Network, Standardize, StateNoise, TaskNoise
+from mtrl_lightning.networks import (
+    MLP,
+    AppendTask,
+    Embedding,
+    MultiHead,
+    Network,
+    Standardize,
+    StateNoise,
+    TaskNoise,
+)
 from mtrl_lightning.types import Collected, TransitionBatch
 from tests.algorithms import attach, changed, copy_of, make_ppo, make_spec
 from tests.test_loading import save
@@ -237,6 +246,12 @@ class PlainPPO:
             self.log(f"explained_variance/{name}", explained)
             for row in rows:
                 self.advantage[row] = (self.advantage[row] - advantages.mean()) / advantages.std()
+
+        if self.options["value_clip"] is not None:
+            # the first statistics have moved the values
+            for row in self.old_value:
+                observation_D = observation.flatten(0, 1)[row]
+                self.old_value[row] = self.value(observation_D, task_E[row % num_envs])
 
     def move_statistics(self, task, targets):
         """PopArt with moving averages of the first two moments, in double precision."""
@@ -571,6 +586,17 @@ def test_equal_advantages_are_no_reason_to_learn():
     assert computed["advantage"].tolist() == [[0, 0]] * 3
 
 
+@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
+def test_an_iteration_may_end_with_terminations_everywhere(critic):
+    ppo = make_ppo(critic=critic)
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0, end=0.0)
+    collected.columns["terminated"][-1] = True
+    computed = ppo.begin_iteration(collected, 0.0)
+    wanted_E = collected.columns["reward"][-1]
+    torch.testing.assert_close(computed["target"][-1], wanted_E, rtol=1e-5, atol=1e-5)
+
+
 def test_only_the_trained_tasks_have_statistics():
     ppo = make_ppo(make_spec(4, train_tasks=(1, 3)), critic=SMALL_HEADS)
     before = copy_of(ppo.critic)
@@ -580,6 +606,26 @@ def test_only_the_trained_tasks_have_statistics():
     assert heads.tolist() == [False, True, False, True]
     names = {name.split("/")[-1] for name in ppo.drain_metrics() if name.count("/") == 2}
     assert names == {"task-1", "task-3"}
+
+
+@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
+def test_values_are_clipped_around_those_that_the_critic_has_when_learning_begins(critic):
+    # the first statistics of the returns move the values to the mean of the returns
+    ppo = make_ppo(critic=critic, value_clip=1e-3, max_kl=None)
+    attach(ppo)
+    for seed in range(2):
+        collected = make_collected(ppo, seed)
+        computed = ppo.begin_iteration(collected, 0.0)
+        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        for batch in batches:
+            clipped_R, _ = ppo.critic_loss(batch)
+            ppo.value_clip = None
+            plain_R, _ = ppo.critic_loss(batch)
+            ppo.value_clip = 1e-3
+            torch.testing.assert_close(clipped_R, plain_R, rtol=1e-3, atol=1e-4)
+        for batch in batches:
+            ppo.training_step(batch, 0)
+        ppo.end_iteration(collected)
 
 
 # ---- the end of an iteration ----
@@ -648,6 +694,20 @@ def test_after_the_statistics_have_moved_the_first_ratio_is_one():
     computed = ppo.begin_iteration(collected, 0.0)
     ppo.training_step(batch_of(collected, computed, rows_of(collected)[0]), 0)
     assert ppo.drain_metrics()["train/kl"] < 1e-10
+
+
+def test_the_critics_loss_alone_trains_the_encoder():
+    for part, trains in (("critic", True), ("actor", False)):
+        frozen = "actor" if part == "critic" else "critic"
+        ppo = make_ppo(
+            encoder=partial(AppendTask, conditioning=partial(Embedding, dim=3)),
+            max_kl=None,
+            **{f"{frozen}_optimizer": partial(SGD, lr=0.0)},
+        )
+        encoder, moved = copy_of(ppo.encoder), copy_of(ppo.get_submodule(part))
+        iterate(ppo)
+        assert bool(changed(ppo.encoder, encoder)) == trains
+        assert changed(ppo.get_submodule(part), moved) == set(moved)
 
 
 # ---- learning rates ----
