@@ -705,9 +705,15 @@ def test_the_critics_loss_alone_trains_the_encoder():
             **{f"{frozen}_optimizer": partial(SGD, lr=0.0)},
         )
         encoder, moved = copy_of(ppo.encoder), copy_of(ppo.get_submodule(part))
-        iterate(ppo)
+        collected, computed = iterate(ppo)
         assert bool(changed(ppo.encoder, encoder)) == trains
         assert changed(ppo.get_submodule(part), moved) == set(moved)
+    ppo.zero_grad()
+    batch = batch_of(collected, computed, rows_of(collected)[0])
+    ppo.actor_loss(batch)[0].sum().backward()
+    assert all(parameter.grad is None for parameter in ppo.encoder.parameters())
+    ppo.critic_loss(batch)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in ppo.encoder.parameters())
 
 
 # ---- learning rates ----
