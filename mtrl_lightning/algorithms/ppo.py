@@ -254,6 +254,9 @@ class PPO(Algorithm):
         self._log_per_task("advantage_std", std_T[self._task_R])
         self._log_per_task("explained_variance", explained_T[self._task_R])
         normalized_SE = (advantage_SE - mean_T[task_E]) / (std_T[task_E] + advantages.EPSILON)
+        if self.value_clip is not None:
+            # a task's first statistics move its values: they are clipped around the new ones
+            value_SE = self._observation_values(columns["observation"], task_E)
         return {"advantage": normalized_SE, "value": value_SE, "target": target_SE}
 
     def is_iteration_over(self) -> bool:
@@ -337,23 +340,27 @@ class PPO(Algorithm):
         self, columns: Mapping[str, Tensor], task_E: Tensor, cut_SE: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the values of the observations and of their true successors, ``[S, E]`` each."""
-        num_steps, num_envs = cut_SE.shape
-        # environment after environment, so that the rows of a task are together
-        observation_ND = columns["observation"].transpose(0, 1).flatten(0, 1)
-        task_N = task_E.repeat_interleave(num_steps)
-        value_N = self.return_scale.denormalize(
-            self._normalized_values(observation_ND, task_N), task_N
-        )
-        value_SE = value_N.view(num_envs, num_steps).t()
+        value_SE = self._observation_values(columns["observation"], task_E)
         # the next row is the successor but where the two are cut apart
         next_value_SE = torch.cat([value_SE[1:], value_SE[-1:]])
         is_needed_SE = cut_SE & ~columns["terminated"]
         successor_ND = columns["next_observation"][is_needed_SE]
-        task_N = task_E.expand(num_steps, -1)[is_needed_SE]
+        task_N = task_E.expand(len(cut_SE), -1)[is_needed_SE]
         next_value_SE[is_needed_SE] = self.return_scale.denormalize(
             self._normalized_values(successor_ND, task_N), task_N
         )
         return value_SE, next_value_SE
+
+    def _observation_values(self, observation_SED: Tensor, task_E: Tensor) -> Tensor:
+        """Return the values of observations, ``[S, E]``."""
+        num_steps, num_envs = observation_SED.shape[:2]
+        # environment after environment, so that the rows of a task are together
+        observation_ND = observation_SED.transpose(0, 1).flatten(0, 1)
+        task_N = task_E.repeat_interleave(num_steps)
+        value_N = self.return_scale.denormalize(
+            self._normalized_values(observation_ND, task_N), task_N
+        )
+        return value_N.view(num_envs, num_steps).t()
 
     def _observe(self, collected: Collected) -> None:
         self.encoder.observe(collected.columns["observation"][collected.valid_SE])

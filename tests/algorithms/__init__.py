@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms import PPO, SAC, Algorithm
 from mtrl_lightning.networks import MLP, Network
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
@@ -56,10 +56,14 @@ def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:
     return SAC(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
 
 
-def attach(sac: SAC) -> list[Optimizer]:
+def make_ppo(spec: EnvSpec | None = None, **options: Any) -> PPO:
+    return PPO(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def attach(algorithm: Algorithm) -> list[Optimizer]:
     """Give an algorithm its optimizers without a trainer."""
-    optimizers = sac.configure_optimizers()
-    sac.optimizers = lambda use_pl_optimizer=True: optimizers
+    optimizers = algorithm.configure_optimizers()
+    algorithm.optimizers = lambda use_pl_optimizer=True: optimizers
     return optimizers
 
 

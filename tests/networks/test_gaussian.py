@@ -1,4 +1,4 @@
-"""The squashed Gaussian against torch.distributions."""
+"""The squashed and the clipped Gaussian against torch.distributions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from mtrl_lightning.networks import SquashedGaussian
+from mtrl_lightning.networks import ClippedGaussian, SquashedGaussian
 from tests.networks import uniform
 
 
@@ -115,3 +115,59 @@ def test_half_precision_is_left_behind_at_once():
         torch.tensor([[1.0]])
     )
     assert torch.equal(action, exact)
+
+
+# ---- the clipped Gaussian ----
+
+
+def clipped(dtype=torch.float64):
+    mean = 2 * uniform(500, 3, seed=1).to(dtype)
+    log_std = uniform(500, 3, seed=2).to(dtype) - 0.5
+    noise = torch.randn(500, 3, generator=torch.Generator().manual_seed(3)).to(dtype)
+    return ClippedGaussian(mean, log_std), Normal(mean, log_std.exp()), noise
+
+
+def test_densities_and_entropies_equal_those_of_a_normal_distribution():
+    policy, reference, noise = clipped()
+    for sample in (policy.draw(noise), policy.mode(), 3 * noise):
+        wanted = reference.log_prob(sample).sum(-1)
+        torch.testing.assert_close(policy.log_prob(sample), wanted, rtol=1e-12, atol=1e-12)
+    wanted = reference.entropy().sum(-1)
+    torch.testing.assert_close(policy.entropy(), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_clipped_gaussian_by_hand():
+    policy = ClippedGaussian(torch.tensor([[0.5, -3.0]]), torch.tensor([[math.log(2), 0.0]]))
+    noise = torch.tensor([[0.5, -1.0]])
+    # 0.5 + 2 * 0.5 = 1.5, -3 - 1 = -4
+    assert policy.draw(noise).tolist()[0] == pytest.approx([1.5, -4])
+    action, log_prob = policy.sample(noise)
+    assert action.tolist() == [[1, -1]]
+    wanted = -0.5 * (0.5**2 + 1) - math.log(2) - math.log(2 * math.pi)
+    assert log_prob.item() == pytest.approx(wanted, rel=1e-6)
+    assert policy.mode().tolist() == [[0.5, -1]]
+    assert policy.entropy().item() == pytest.approx(math.log(2 * math.pi * math.e * 2), rel=1e-6)
+
+
+def test_a_clipped_sample_is_the_drawn_one_with_its_density_before_it_is_clipped():
+    policy, _, noise = clipped()
+    drawn = policy.draw(noise)
+    assert 0.2 < (drawn.abs() > 1).double().mean() < 0.8
+    action, log_prob = policy.sample(noise)
+    assert torch.equal(action, drawn.clamp(-1, 1))
+    assert torch.equal(log_prob, policy.log_prob(drawn))
+
+
+def test_the_mode_of_a_clipped_gaussian_is_its_clipped_mean():
+    policy, reference, _ = clipped()
+    assert torch.equal(policy.mode(), reference.mean.clip(-1, 1))
+    assert policy.mode().abs().max() == 1
+
+
+def test_the_gradient_of_a_clipped_gaussians_density_by_hand():
+    mean_BA = torch.tensor([[0.3]], requires_grad=True)
+    log_std_BA = torch.tensor([[-0.7]], requires_grad=True)
+    ClippedGaussian(mean_BA, log_std_BA).log_prob(torch.tensor([[2.0]])).sum().backward()
+    noise = 1.7 / math.exp(-0.7)
+    assert mean_BA.grad.item() == pytest.approx(noise / math.exp(-0.7), rel=1e-5)
+    assert log_std_BA.grad.item() == pytest.approx(noise**2 - 1, rel=1e-5)

@@ -1,0 +1,1014 @@
+"""PPO against an independent program with the same weights, and what it computes of an iteration.
+
+The independent program, ``PlainPPO``, is plain PyTorch with loops; it uses none of PPO's parts.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal
+from torch.optim import SGD, Adam
+
+from mtrl_lightning.algorithms import PPO, Linear, PopArt, ReturnScale
+from mtrl_lightning.algorithms.learning_rate import Constant
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
+from mtrl_lightning.loading import load_policy
+from mtrl_lightning.networks import (
+    MLP,
+    AppendTask,
+    Embedding,
+    MultiHead,
+    Network,
+    Standardize,
+    StateNoise,
+    TaskNoise,
+)
+from mtrl_lightning.types import Collected, TransitionBatch
+from tests.algorithms import attach, changed, copy_of, make_ppo, make_spec
+from tests.test_loading import save
+
+NUM_TASKS, NUM_STEPS, ENVS_PER_TASK = 3, 8, 2
+GARBAGE = 1e4
+"""In the rows of transitions that never happened."""
+SMALL_HEADS = partial(MultiHead, width=16, depth=2, output_bound=0.3)
+
+
+def make_collected(ppo, seed=0, gap=0.1, end=0.12):
+    """Random transitions of an iteration, with the actions of the present policy.
+
+    An observation is the successor of the row before, unless an episode has ended in between or
+    the environment was rebuilt.
+    """
+    generator = np.random.default_rng(seed)
+    task_E = np.repeat(ppo.spec.train_tasks, ENVS_PER_TASK)
+    shape_ED = (len(task_E), *ppo.spec.observation_space.shape)
+    observation_ED = generator.normal(size=shape_ED).astype(np.float32)
+    steps = []
+    for _ in range(NUM_STEPS):
+        action_EA, fields = ppo.act(observation_ED, task_E, "explore")
+        kind_E = generator.choice(4, len(task_E), p=[1 - gap - 2 * end, end, end, gap])
+        next_observation_ED = generator.normal(size=shape_ED).astype(np.float32)
+        step = {
+            "observation": observation_ED,
+            "action": action_EA,
+            # tasks differ in the scale of their rewards
+            "reward": (10.0**task_E * generator.normal(1, 1, len(task_E))).astype(np.float32),
+            "next_observation": next_observation_ED,
+            "terminated": kind_E == 1,
+            "truncated": kind_E == 2,
+            **fields,
+        }
+        is_gap_E = kind_E == 3
+        steps.append({name: column.copy() for name, column in step.items()})
+        for name in ("observation", "reward", "next_observation", "log_prob"):
+            steps[-1][name][is_gap_E] = GARBAGE
+        steps[-1]["valid"] = ~is_gap_E
+        fresh_ED = generator.normal(size=shape_ED).astype(np.float32)
+        observation_ED = np.where((kind_E > 0)[:, None], fresh_ED, next_observation_ED)
+    columns = {
+        name: torch.from_numpy(np.stack([step[name] for step in steps])) for name in steps[0]
+    }
+    return Collected(columns, columns.pop("valid"), torch.from_numpy(task_E))
+
+
+def rows_of(collected, num_minibatches=2, seed=0):
+    """Flat row numbers of an epoch's minibatches, task-major, equally many of each task."""
+    generator = np.random.default_rng(seed)
+    valid_SE, task_E = collected.valid_SE.numpy(), collected.task_E.numpy()
+    per_task = NUM_STEPS * ENVS_PER_TASK // num_minibatches
+    orders = []
+    for task in np.unique(task_E):
+        rows = np.flatnonzero(valid_SE & (task_E == task))
+        orders.append(np.resize(generator.permutation(rows), per_task * num_minibatches))
+    order_TM = np.stack(orders)
+    return [
+        torch.from_numpy(order_TM[:, i * per_task : (i + 1) * per_task].ravel())
+        for i in range(num_minibatches)
+    ]
+
+
+def batch_of(collected, computed, row_B):
+    columns = {**collected.columns, **computed}
+    rows = {name: column.flatten(0, 1)[row_B] for name, column in columns.items()}
+    task_N = collected.task_E.repeat(len(collected.valid_SE))
+    core = ("observation", "action", "reward", "next_observation", "terminated")
+    extra = {name: column for name, column in rows.items() if name not in core}
+    return TransitionBatch(*(rows[name] for name in core), task_N[row_B], extra)
+
+
+def all_rows(collected):
+    """Every row of an iteration without gaps as one minibatch, task-major."""
+    num_envs = len(collected.task_E)
+    return torch.arange(collected.valid_SE.numel()).view(-1, num_envs).t().flatten()
+
+
+def iterate(ppo, seed=0, num_epochs=2, progress=0.0, **options):
+    """Make one iteration; return what was collected and computed."""
+    if not callable(ppo.__dict__.get("optimizers")):
+        attach(ppo)
+    collected = make_collected(ppo, seed, **options)
+    computed = ppo.begin_iteration(collected, progress)
+    for epoch in range(num_epochs):
+        for row_B in rows_of(collected, seed=epoch):
+            if not ppo.is_iteration_over():
+                ppo.training_step(batch_of(collected, computed, row_B), 0)
+    ppo.end_iteration(collected)
+    return collected, computed
+
+
+def continue_optimizers(first, second):
+    """Give the second the state of the first's optimizers, as a checkpoint does."""
+    for old, new in zip(first.updates, second.updates, strict=True):
+        new.optimizer.load_state_dict(copy.deepcopy(old.optimizer.state_dict()))
+
+
+# ---- an independent program ----
+
+
+class PlainPPO:
+    """Multi-task PPO with PopArt in plain PyTorch: weights copied, everything else its own.
+
+    The critic has one output layer per task, or one for all and a factor and offset per task.
+    """
+
+    def __init__(self, ppo, options) -> None:
+        self.options = options
+        self.names = ppo.spec.task_names
+        self.has_heads = isinstance(ppo.critic, MultiHead)
+        self.noise_depends_on_state = isinstance(ppo.noise, StateNoise)
+        self.actor = self.copies(ppo.actor)
+        self.log_std_TA = self.copies(ppo.noise)[0]
+        self.critic = self.copies(ppo.critic)
+        self.factor_T = torch.ones(NUM_TASKS, requires_grad=not self.has_heads)
+        self.offset_T = torch.zeros(NUM_TASKS, requires_grad=not self.has_heads)
+        self.critic_parameters = [*self.critic, self.factor_T, self.offset_T]
+        if self.has_heads:
+            self.critic_parameters = self.critic
+        self.actor_parameters = [*self.actor, self.log_std_TA]
+        adam = partial(Adam, lr=5e-4, eps=1e-5, foreach=False, fused=False)
+        self.actor_optimizer = adam(self.actor_parameters)
+        self.critic_optimizer = adam(self.critic_parameters)
+        self.mu = [None] * NUM_TASKS
+        self.nu = [None] * NUM_TASKS
+        self.metrics = {}
+
+    @staticmethod
+    def copies(module):
+        return [p.detach().clone().requires_grad_(True) for p in module.parameters()]
+
+    def log(self, name, value):
+        self.metrics.setdefault(f"train/{name}", []).append(float(torch.as_tensor(value).detach()))
+
+    # -- networks --
+
+    @staticmethod
+    def layers(parameters, x):
+        for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
+            x = torch.relu(x @ weight.T + bias)
+        return x @ parameters[-2].T + parameters[-1]
+
+    def normalized_value(self, observation, task):
+        x = torch.cat([observation, torch.eye(NUM_TASKS)[task]], dim=1)
+        outputs = self.layers(self.critic, x)
+        if self.has_heads:
+            return outputs[torch.arange(len(task)), task]
+        return self.factor_T[task] * outputs[:, 0] + self.offset_T[task]
+
+    def std(self, task):
+        return math.sqrt(self.nu[task] - self.mu[task] ** 2)
+
+    def value(self, observation, task):
+        """The value of one observation, as a number."""
+        with torch.no_grad():
+            value = self.normalized_value(observation[None], torch.tensor([task])).item()
+        if self.mu[task] is None:
+            return value
+        return self.std(task) * value + self.mu[task]
+
+    def policy(self, observation, task):
+        x = torch.cat([observation, torch.eye(NUM_TASKS)[task]], dim=1)
+        outputs = self.layers(self.actor, x)
+        if not self.noise_depends_on_state:
+            return Normal(outputs, self.log_std_TA[task].exp())
+        half = outputs.shape[1] // 2
+        log_std = torch.clip(self.log_std_TA[task] + outputs[:, half:], -2.3, 0.4)
+        return Normal(outputs[:, :half], log_std.exp())
+
+    # -- an iteration --
+
+    def begin_iteration(self, collected):
+        self.is_first_update = True
+        discount, decay = self.options["discount"], self.options["trace_decay"]
+        columns, task_E, valid_SE = collected.columns, collected.task_E.tolist(), collected.valid_SE
+        num_steps, num_envs = valid_SE.shape
+        observation, next_observation = columns["observation"], columns["next_observation"]
+        reward, terminated = columns["reward"].tolist(), columns["terminated"].tolist()
+        truncated = columns["truncated"].tolist()
+        self.advantage, self.old_value, self.target = {}, {}, {}
+        for env in range(num_envs):
+            advantage = 0.0
+            for step in reversed(range(num_steps)):
+                if not valid_SE[step, env]:
+                    advantage = 0.0
+                    continue
+                task = task_E[env]
+                value = self.value(observation[step, env], task)
+                next_value = self.value(next_observation[step, env], task)
+                delta = reward[step][env] - value
+                if terminated[step][env]:
+                    advantage = delta
+                elif truncated[step][env]:
+                    advantage = delta + discount * next_value
+                else:
+                    advantage = delta + discount * next_value + discount * decay * advantage
+                row = step * num_envs + env
+                self.advantage[row] = advantage
+                self.old_value[row] = value
+                self.target[row] = advantage + value
+        for task in range(NUM_TASKS):
+            rows = [row for row in self.advantage if task_E[row % num_envs] == task]
+            advantages = np.array([self.advantage[row] for row in rows])
+            targets = np.array([self.target[row] for row in rows])
+            self.move_statistics(task, targets)
+            name = self.names[task]
+            self.log(f"advantage_std/{name}", advantages.std())
+            explained = 1 - (targets - [self.old_value[row] for row in rows]).var() / targets.var()
+            self.log(f"explained_variance/{name}", explained)
+            for row in rows:
+                self.advantage[row] = (self.advantage[row] - advantages.mean()) / advantages.std()
+
+        if self.options["value_clip"] is not None:
+            # the first statistics have moved the values
+            for row in self.old_value:
+                observation_D = observation.flatten(0, 1)[row]
+                self.old_value[row] = self.value(observation_D, task_E[row % num_envs])
+
+    def move_statistics(self, task, targets):
+        """PopArt with moving averages of the first two moments, in double precision."""
+        first, second = targets.mean(), (targets**2).mean()
+        if self.mu[task] is None:
+            self.mu[task], self.nu[task] = first, second
+            return
+        old_mean, old_std = self.mu[task], self.std(task)
+        self.mu[task] += self.options["step_size"] * (first - self.mu[task])
+        self.nu[task] += self.options["step_size"] * (second - self.nu[task])
+        new_mean, new_std = self.mu[task], self.std(task)
+        weight, bias = self.factor_T, self.offset_T
+        if self.has_heads:
+            weight, bias = self.critic[-2:]
+        with torch.no_grad():
+            weight[task] *= old_std / new_std
+            bias[task] = (old_std * bias[task] + old_mean - new_mean) / new_std
+
+    def task_losses(self, loss_B):
+        return [part.mean() for part in loss_B.chunk(NUM_TASKS)]
+
+    def critic_losses(self, collected, row_B):
+        num_envs = len(collected.task_E)
+        task_B = collected.task_E[row_B % num_envs]
+        observation = collected.columns["observation"].flatten(0, 1)[row_B]
+        value_B = self.normalized_value(observation, task_B)
+        terms = []
+        for i, (row, task) in enumerate(zip(row_B.tolist(), task_B.tolist(), strict=True)):
+            target = (self.target[row] - self.mu[task]) / self.std(task)
+            old = (self.old_value[row] - self.mu[task]) / self.std(task)
+            term = (value_B[i] - target) ** 2
+            limit = self.options["value_clip"]
+            if limit is not None:
+                clipped = old + torch.clip(value_B[i] - old, -limit, limit)
+                term = torch.max(term, (clipped - target) ** 2)
+            terms.append(term)
+        return self.task_losses(torch.stack(terms))
+
+    def update(self, collected, row_B):
+        num_envs = len(collected.task_E)
+        task_B = collected.task_E[row_B % num_envs]
+        columns = {name: c.flatten(0, 1)[row_B] for name, c in collected.columns.items()}
+        if self.is_first_update:
+            self.is_first_update = False
+            self.log_shares(self.critic_losses(collected, row_B))
+        policy = self.policy(columns["observation"], task_B)
+        log_prob_B = policy.log_prob(columns["unclipped_action"]).sum(1)
+        ratio_B = torch.exp(log_prob_B - columns["log_prob"])
+        clip = self.options["clip"]
+        gains = []
+        for i, row in enumerate(row_B.tolist()):
+            advantage = self.advantage[row]
+            gains.append(
+                torch.min(ratio_B[i] * advantage, ratio_B[i].clip(1 - clip, 1 + clip) * advantage)
+            )
+        entropy_B = policy.entropy().sum(1)
+        objective_B = torch.stack(gains) + self.options["entropy_weight"] * entropy_B
+        actor_loss = -sum(self.task_losses(objective_B)) / NUM_TASKS
+        self.step("actor", actor_loss, self.actor_parameters, self.actor_optimizer)
+        with torch.no_grad():
+            self.log_std_TA.clip_(-2.3, 0.4)
+        critic_loss = sum(self.critic_losses(collected, row_B)) / NUM_TASKS
+        self.step("critic", critic_loss, self.critic_parameters, self.critic_optimizer)
+        self.log("kl", (ratio_B.double() - 1 - ratio_B.double().log()).mean())
+        self.log("clip_fraction", ((ratio_B < 1 - clip) | (ratio_B > 1 + clip)).double().mean())
+        self.log("entropy", entropy_B.mean())
+
+    def step(self, name, loss, parameters, optimizer):
+        optimizer.zero_grad()
+        loss.backward()
+        largest = self.options[f"{name}_max_grad_norm"]
+        self.log(f"{name}_grad_norm", nn.utils.clip_grad_norm_(parameters, largest or math.inf))
+        self.log(f"{name}_loss", loss)
+        optimizer.step()
+
+    def log_shares(self, losses):
+        shared = self.critic[:-2] if self.has_heads else self.critic
+        vectors = []
+        for loss in losses:
+            gradients = torch.autograd.grad(loss, shared, retain_graph=True)
+            vectors.append(torch.cat([gradient.flatten() for gradient in gradients]))
+        total = sum(vector.norm() for vector in vectors)
+        for name, vector in zip(self.names, vectors, strict=True):
+            self.log(f"critic_gradient_share/{name}", vector.norm() / total)
+        cosines = [torch.cosine_similarity(a, b, 0) for a, b in itertools.combinations(vectors, 2)]
+        self.log("critic_cosine", sum(cosines) / len(cosines))
+        self.log("critic_conflicts", sum(cosine < 0 for cosine in cosines) / len(cosines))
+
+    def drained(self):
+        means = {name: sum(values) / len(values) for name, values in self.metrics.items()}
+        std_T = self.log_std_TA.exp().mean(1).tolist()
+        for name, std in zip(self.names, std_T, strict=True):
+            means[f"train/noise_std/{name}"] = std
+        self.metrics = {}
+        return means
+
+
+DEFAULTS = {
+    "discount": 0.9,
+    "trace_decay": 0.8,
+    "clip": 0.1,
+    "value_clip": None,
+    "entropy_weight": 0.01,
+    "actor_max_grad_norm": 0.1,
+    "critic_max_grad_norm": 0.5,
+    "step_size": 0.4,
+}
+VARIANTS = {
+    "mlp": ({}, {}),
+    "heads": ({}, {"critic": SMALL_HEADS}),
+    "state noise": ({}, {"noise": StateNoise, "critic": SMALL_HEADS}),
+    "value clipping": ({"value_clip": 0.05}, {}),
+    "no clipping of gradients": (
+        {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
+        {"critic": SMALL_HEADS},
+    ),
+    "a narrow clip": ({"clip": 0.01, "entropy_weight": 0.0}, {}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def pair(request):
+    changes, parts = VARIANTS[request.param]
+    options = {**DEFAULTS, **changes}
+    numbers = {name: value for name, value in options.items() if name != "step_size"}
+    scale = partial(PopArt, step_size=options["step_size"])
+    ppo = make_ppo(max_kl=None, seed=2, return_scale=scale, **{**numbers, **parts})
+    attach(ppo)
+    return ppo, PlainPPO(ppo, options)
+
+
+def assert_same_weights(ppo, plain, tolerance):
+    found = [*ppo.actor.parameters(), *ppo.noise.parameters(), *ppo.critic.parameters()]
+    wanted = [*plain.actor_parameters, *plain.critic]
+    if not plain.has_heads:
+        found += [ppo.return_scale.weight_T, ppo.return_scale.bias_T]
+        wanted += [plain.factor_T, plain.offset_T]
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_every_update_equals_that_of_an_independent_program(pair):
+    ppo, plain = pair
+    before = copy_of(ppo)
+    for iteration in range(3):
+        collected = make_collected(ppo, seed=iteration)
+        computed = ppo.begin_iteration(collected, 0.0)
+        plain.begin_iteration(collected)
+        assert_same_weights(ppo, plain, 2e-6)
+        for row, advantage in plain.advantage.items():
+            place = divmod(row, len(collected.task_E))
+            assert computed["advantage"][place].item() == pytest.approx(advantage, abs=2e-5)
+            assert computed["value"][place].item() == pytest.approx(plain.old_value[row], rel=1e-4)
+            assert computed["target"][place].item() == pytest.approx(
+                plain.target[row], rel=1e-4, abs=1e-4
+            )
+        for epoch in range(2):
+            for row_B in rows_of(collected, seed=epoch):
+                ppo.training_step(batch_of(collected, computed, row_B), 0)
+                plain.update(collected, row_B)
+                assert_same_weights(ppo, plain, 2e-6)
+        ppo.end_iteration(collected)
+        assert ppo.drain_metrics() == pytest.approx(plain.drained(), rel=1e-3, abs=1e-5)
+    trained = {name for name, _ in ppo.named_parameters()}
+    assert changed(ppo, before) >= trained
+    assert ppo.drain_metrics() == {}
+
+
+def test_the_gradients_are_clipped_in_the_comparison():
+    # so that the test above would see a clipping that is left out
+    ppo = make_ppo(max_kl=None, seed=2)
+    iterate(ppo)
+    metrics = ppo.drain_metrics()
+    assert metrics["train/actor_grad_norm"] > DEFAULTS["actor_max_grad_norm"]
+    assert metrics["train/critic_grad_norm"] > DEFAULTS["critic_max_grad_norm"]
+
+
+def test_one_epoch_with_one_minibatch_is_a_policy_gradient_step():
+    learning_rate = 0.1
+    sgd = partial(SGD, lr=learning_rate)
+    ppo = make_ppo(actor_optimizer=sgd, entropy_weight=0.0, actor_max_grad_norm=None)
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, all_rows(collected))
+    trained = [*ppo.actor.parameters(), *ppo.noise.parameters()]
+    mean_BA = ppo.actor(batch.observation_BD, batch.task_B)
+    policy = Normal(mean_BA, ppo.noise.log_std_TA[batch.task_B].exp())
+    log_prob_B = policy.log_prob(batch.extra["unclipped_action"]).sum(1)
+    loss = -(batch.extra["advantage"] * log_prob_B).mean()
+    gradients = torch.autograd.grad(loss, trained)
+    wanted = [p.detach() - learning_rate * g for p, g in zip(trained, gradients, strict=True)]
+    assert all(gradient.abs().max() > 1e-3 for gradient in gradients)
+    ppo.training_step(batch, 0)
+    for found, value in zip(trained, wanted, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
+
+
+class OneByOne(GradientMethod):
+    """The mean of the gradients of the tasks' losses, differentiated one by one."""
+
+    def backward(self, loss_R, parameters, generator) -> None:
+        gradients = TaskGradients.from_losses(loss_R, parameters)
+        gradients.combine(equal_weights(len(loss_R)))
+
+
+@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2, output_bound=0.3)])
+def test_gradient_methods_receive_the_losses_task_by_task(critic):
+    assert not OneByOne.is_one_pass
+    options = {"critic": critic, "max_kl": None}
+    apart = make_ppo(actor_gradient=OneByOne, critic_gradient=OneByOne, **options)
+    together = make_ppo(**options)
+    for ppo in (apart, together):
+        iterate(ppo)
+    for name, value in apart.state_dict().items():
+        torch.testing.assert_close(value, together.state_dict()[name], rtol=1e-5, atol=2e-6)
+
+
+# ---- what an iteration begins with ----
+
+
+class HandActor(Network):
+    """The mean 0."""
+
+    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+        super().__init__()
+        self.c = nn.Parameter(torch.zeros(1, out_dim))
+
+    def forward(self, x_BD, task_B):
+        return self.c.expand(len(x_BD), -1)
+
+
+class HandCritic(Network):
+    """The value of an observation is the observation itself, negative for task 1."""
+
+    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor([1.0, -1.0]))
+
+    def forward(self, x_BD, task_B):
+        return self.k[task_B][:, None] * x_BD
+
+
+def by_hand(observations, successors, rewards, terminated=(), truncated=(), gaps=()):
+    """Values, advantages (not normalized) and targets of one environment for each of two tasks.
+
+    The second has the same numbers with the other sign.
+    """
+    ppo = make_ppo(
+        make_spec(2, obs_dim=1, action_dim=1),
+        actor=HandActor,
+        critic=HandCritic,
+        return_scale=ReturnScale,
+        discount=0.5,
+        trace_decay=0.4,
+    )
+    attach(ppo)
+    steps = range(len(rewards))
+    both = partial(torch.tensor, dtype=torch.float32)
+    flags = {
+        name: torch.tensor([[step in at] * 2 for step in steps])
+        for name, at in (("terminated", terminated), ("truncated", truncated), ("gaps", gaps))
+    }
+    columns = {
+        "observation": both([[[x], [x]] for x in observations]),
+        "next_observation": both([[[x], [x]] for x in successors]),
+        "reward": both([[reward, -reward] for reward in rewards]),
+        "terminated": flags["terminated"],
+        "truncated": flags["truncated"],
+    }
+    collected = Collected(columns, ~flags["gaps"], torch.tensor([0, 1]))
+    computed = ppo.begin_iteration(collected, 0.0)
+    advantage_SE = computed["target"] - computed["value"]
+    assert torch.equal(advantage_SE[:, 0], -advantage_SE[:, 1])
+    assert torch.equal(computed["value"][:, 0], columns["observation"][:, 0, 0])
+    assert torch.equal(computed["value"][:, 1], -columns["observation"][:, 0, 0])
+    metrics = ppo.drain_metrics()
+    return advantage_SE[:, 0].tolist(), computed, metrics
+
+
+def test_an_episode_that_goes_on_by_hand():
+    # deltas: 1 + 0.5 * 5 - 4 = -0.5, 2 + 0.5 * 6 - 5 = 0, 3 + 0.5 * 10 - 6 = 2
+    found, computed, metrics = by_hand([4, 5, 6], [5, 6, 10], [1, 2, 3])
+    assert found == pytest.approx([-0.42, 0.4, 2])
+    assert computed["target"][:, 0].tolist() == pytest.approx([3.58, 5.4, 8])
+    mean, std = np.mean(found), np.std(found)
+    wanted = [(advantage - mean) / std for advantage in found]
+    assert computed["advantage"][:, 0].tolist() == pytest.approx(wanted, rel=1e-5)
+    assert computed["advantage"][:, 1].tolist() == pytest.approx([-x for x in wanted], rel=1e-5)
+    assert metrics["train/advantage_std/task-0"] == pytest.approx(std, rel=1e-5)
+    explained = 1 - np.var(found) / np.var([3.58, 5.4, 8])
+    assert metrics["train/explained_variance/task-0"] == pytest.approx(explained, rel=1e-5)
+    assert metrics["train/explained_variance/task-1"] == pytest.approx(explained, rel=1e-5)
+
+
+def test_a_truncation_bootstraps_its_true_successor():
+    # the episode ended in 60, and the next began in 6: 2 + 0.5 * 60 - 5 = 27
+    found, _, _ = by_hand([4, 5, 6], [5, 60, 10], [1, 2, 3], truncated=[1])
+    assert found == pytest.approx([-0.5 + 0.2 * 27, 27, 2])
+
+
+def test_a_termination_bootstraps_nothing():
+    found, _, _ = by_hand([4, 5, 6], [5, 60, 10], [1, 2, 3], terminated=[1, 2])
+    assert found == pytest.approx([-0.5 - 0.2 * 3, -3, 3 - 6])
+
+
+def test_a_gap_cuts_the_row_before_it_from_what_follows():
+    # the transition of step 1 never happened; step 0 bootstraps 5 and step 2 is alone
+    found, computed, metrics = by_hand([4, 999, 6], [5, 999, 10], [1, 999, 3], gaps=[1])
+    assert [found[0], found[2]] == pytest.approx([-0.5, 2])
+    # the moments are those of the two other rows
+    assert computed["advantage"][[0, 2], 0].tolist() == pytest.approx([-1, 1], rel=1e-5)
+    assert metrics["train/advantage_std/task-0"] == pytest.approx(1.25, rel=1e-5)
+
+
+def test_advantages_are_normalized_for_each_task():
+    ppo = make_ppo()
+    attach(ppo)
+    collected = make_collected(ppo)
+    assert 0 < (~collected.valid_SE).sum() < 10
+    advantage_SE = ppo.begin_iteration(collected, 0.0)["advantage"]
+    for task in range(NUM_TASKS):
+        own_E = collected.task_E == task
+        rows = advantage_SE[:, own_E][collected.valid_SE[:, own_E]].double()
+        assert rows.mean().item() == pytest.approx(0, abs=1e-5)
+        assert rows.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_equal_advantages_are_no_reason_to_learn():
+    found, computed, _ = by_hand([0.0] * 3, [0.0] * 3, [1.0] * 3, terminated=[0, 1, 2])
+    assert found == [1, 1, 1]
+    assert computed["advantage"].tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
+def test_an_iteration_may_end_with_terminations_everywhere(critic):
+    ppo = make_ppo(critic=critic)
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0, end=0.0)
+    collected.columns["terminated"][-1] = True
+    computed = ppo.begin_iteration(collected, 0.0)
+    wanted_E = collected.columns["reward"][-1]
+    torch.testing.assert_close(computed["target"][-1], wanted_E, rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_trained_tasks_have_statistics():
+    ppo = make_ppo(make_spec(4, train_tasks=(1, 3)), critic=SMALL_HEADS)
+    before = copy_of(ppo.critic)
+    iterate(ppo)
+    assert ppo.return_scale.is_known_T.tolist() == [False, True, False, True]
+    heads = (ppo.critic.heads.weight != before["heads.weight"]).any(1)
+    assert heads.tolist() == [False, True, False, True]
+    names = {name.split("/")[-1] for name in ppo.drain_metrics() if name.count("/") == 2}
+    assert names == {"task-1", "task-3"}
+
+
+@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
+def test_values_are_clipped_around_those_that_the_critic_has_when_learning_begins(critic):
+    # the first statistics of the returns move the values to the mean of the returns
+    ppo = make_ppo(critic=critic, value_clip=1e-3, max_kl=None)
+    attach(ppo)
+    for seed in range(2):
+        collected = make_collected(ppo, seed)
+        computed = ppo.begin_iteration(collected, 0.0)
+        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        for batch in batches:
+            clipped_R, _ = ppo.critic_loss(batch)
+            ppo.value_clip = None
+            plain_R, _ = ppo.critic_loss(batch)
+            ppo.value_clip = 1e-3
+            torch.testing.assert_close(clipped_R, plain_R, rtol=1e-3, atol=1e-4)
+        for batch in batches:
+            ppo.training_step(batch, 0)
+        ppo.end_iteration(collected)
+
+
+# ---- the end of an iteration ----
+
+
+def test_the_rest_of_an_iteration_is_left_out_when_the_policy_has_moved_too_far():
+    fast = partial(Adam, lr=0.01)
+    ppo = make_ppo(max_kl=1e-6, actor_optimizer=fast)
+    attach(ppo)
+    for seed in range(2):
+        collected = make_collected(ppo, seed)
+        computed = ppo.begin_iteration(collected, 0.0)
+        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        assert not ppo.is_iteration_over()
+        ppo.training_step(batches[0], 0)
+        assert not ppo.is_iteration_over(), "the first update sees the policy that has acted"
+        ppo.training_step(batches[1], 0)
+        assert ppo.is_iteration_over()
+        ppo.end_iteration(collected)
+
+
+@pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False), (None, False)])
+def test_the_limit_of_the_divergence_by_hand(max_kl, is_over):
+    ppo = make_ppo(max_kl=max_kl)
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0)
+    # every action is now exp(0.8) times as likely: the estimate is exp(0.8) - 1 - 0.8 = 0.4255
+    collected.columns["log_prob"].sub_(0.8)
+    computed = ppo.begin_iteration(collected, 0.0)
+    ppo.training_step(batch_of(collected, computed, all_rows(collected)), 0)
+    assert ppo.is_iteration_over() == is_over
+    metrics = ppo.drain_metrics()
+    assert metrics["train/kl"] == pytest.approx(math.exp(0.8) - 1.8, rel=1e-4)
+    assert metrics["train/clip_fraction"] == 1
+
+
+def test_the_encoders_statistics_move_between_iterations_only():
+    ppo = make_ppo(encoder=Standardize, max_kl=None)
+    attach(ppo)
+    means = []
+    for iteration in range(3):
+        collected = make_collected(ppo, iteration)
+        means.append(collected.columns["observation"][collected.valid_SE].mean(0))
+        before = copy_of(ppo.encoder)
+        computed = ppo.begin_iteration(collected, 0.0)
+        if iteration == 0:
+            torch.testing.assert_close(ppo.encoder.mean_D, means[0])
+        else:
+            assert changed(ppo.encoder, before) == set()
+        before = copy_of(ppo.encoder)
+        for row_B in rows_of(collected):
+            ppo.training_step(batch_of(collected, computed, row_B), 0)
+            assert changed(ppo.encoder, before) == set()
+        ppo.end_iteration(collected)
+        torch.testing.assert_close(ppo.encoder.mean_D, torch.stack(means).mean(0))
+        assert ppo.encoder.count == len(means)
+        assert ppo.num_iterations == len(means)
+
+
+def test_after_the_statistics_have_moved_the_first_ratio_is_one():
+    ppo = make_ppo(encoder=Standardize, max_kl=None)
+    for seed in range(2):
+        iterate(ppo, seed)
+    collected = make_collected(ppo, seed=2)
+    ppo.drain_metrics()
+    computed = ppo.begin_iteration(collected, 0.0)
+    ppo.training_step(batch_of(collected, computed, rows_of(collected)[0]), 0)
+    assert ppo.drain_metrics()["train/kl"] < 1e-10
+
+
+def test_the_critics_loss_alone_trains_the_encoder():
+    for part, trains in (("critic", True), ("actor", False)):
+        frozen = "actor" if part == "critic" else "critic"
+        ppo = make_ppo(
+            encoder=partial(AppendTask, conditioning=partial(Embedding, dim=3)),
+            max_kl=None,
+            **{f"{frozen}_optimizer": partial(SGD, lr=0.0)},
+        )
+        encoder, moved = copy_of(ppo.encoder), copy_of(ppo.get_submodule(part))
+        collected, computed = iterate(ppo)
+        assert bool(changed(ppo.encoder, encoder)) == trains
+        assert changed(ppo.get_submodule(part), moved) == set(moved)
+    ppo.zero_grad()
+    batch = batch_of(collected, computed, rows_of(collected)[0])
+    ppo.actor_loss(batch)[0].sum().backward()
+    assert all(parameter.grad is None for parameter in ppo.encoder.parameters())
+    ppo.critic_loss(batch)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in ppo.encoder.parameters())
+
+
+# ---- learning rates ----
+
+
+def learning_rates(ppo):
+    return [group["lr"] for update in ppo.updates for group in update.optimizer.param_groups]
+
+
+def test_the_factors_of_the_schedules_by_hand():
+    assert [Linear().factor(x) for x in (0, 0.25, 1)] == [1, 0.75, 0]
+    assert [Linear(0.2).factor(x) for x in (0, 0.5, 1)] == pytest.approx([1, 0.6, 0.2])
+    assert [Linear(3.0).factor(x) for x in (0, 0.5, 1)] == [1, 2, 3]
+    assert [Constant().factor(x) for x in (0, 0.5, 1)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("final", [-0.1, math.nan])
+def test_a_negative_final_factor_is_refused(final):
+    with pytest.raises(ConfigurationError, match=f"final factor is {final}"):
+        Linear(final)
+
+
+def test_the_learning_rates_follow_the_schedule_also_after_a_resumption():
+    def make():
+        return make_ppo(
+            learning_rate=partial(Linear, final=0.5),
+            actor_optimizer=partial(Adam, lr=0.01),
+            critic_optimizer=partial(Adam, lr=0.04),
+        )
+
+    first = make()
+    attach(first)
+    assert learning_rates(first) == [0.01, 0.04]
+    for progress, factor in ((0.0, 1), (0.5, 0.75), (0.5, 0.75), (1.0, 0.5)):
+        iterate(first, progress=progress)
+        assert learning_rates(first) == pytest.approx([0.01 * factor, 0.04 * factor])
+    second = make()
+    attach(second)
+    continue_optimizers(first, second)
+    assert learning_rates(second) == pytest.approx([0.005, 0.02])
+    iterate(second, progress=0.2)
+    assert learning_rates(second) == pytest.approx([0.009, 0.036])
+
+
+def test_no_step_is_made_with_a_learning_rate_of_zero():
+    ppo = make_ppo(learning_rate=Linear, return_scale=ReturnScale)
+    before = copy_of(ppo)
+    iterate(ppo, progress=1.0)
+    assert changed(ppo, before) == {"num_iterations"}
+
+
+# ---- metrics ----
+
+
+def test_the_gradient_shares_sum_to_one_and_are_logged_once_in_an_iteration():
+    ppo = make_ppo(return_scale=ReturnScale)
+    iterate(ppo, num_epochs=1)
+    metrics = ppo.drain_metrics()
+    shares = [metrics[f"train/critic_gradient_share/task-{task}"] for task in range(NUM_TASKS)]
+    assert sum(shares) == pytest.approx(1, abs=1e-6)
+    # rewards are 10 times as large from task to task
+    assert shares[0] < shares[1] < shares[2]
+    assert shares[2] > 0.8
+    scaled = make_ppo()
+    iterate(scaled, num_epochs=1)
+    metrics = scaled.drain_metrics()
+    shares = [metrics[f"train/critic_gradient_share/task-{task}"] for task in range(NUM_TASKS)]
+    assert max(shares) < 0.6, "with returns of one scale they are balanced"
+
+
+def test_the_noise_of_each_task_is_logged():
+    ppo = make_ppo(noise=partial(TaskNoise, initial=-0.5))
+    assert ppo.drain_metrics() == {}
+    iterate(ppo)
+    with torch.no_grad():
+        ppo.noise.log_std_TA.copy_(torch.tensor([[0.0, math.log(2)], [-1.0, -1.0], [0.0, 0.0]]))
+    metrics = ppo.drain_metrics()
+    found = [metrics[f"train/noise_std/task-{task}"] for task in range(NUM_TASKS)]
+    assert found == pytest.approx([1.5, math.exp(-1), 1], rel=1e-6)
+
+
+# ---- acting ----
+
+OBSERVATION_ED = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+TASK_E = np.arange(60) % NUM_TASKS
+
+
+def policy_of(ppo):
+    observation_ED, task_E = torch.from_numpy(OBSERVATION_ED), torch.from_numpy(TASK_E)
+    mean_EA = ppo.actor(ppo.encoder(observation_ED, task_E), task_E)
+    return mean_EA.detach(), ppo.noise.log_std_TA[task_E].detach()
+
+
+@pytest.fixture
+def acting():
+    ppo = make_ppo(seed=3, actor=partial(MLP, width=16, depth=2, output_bound=1.0))
+    with torch.no_grad():
+        ppo.noise.log_std_TA.copy_(torch.tensor([[0.1, -0.3], [-1.0, 0.2], [0.3, -2.0]]))
+    return ppo
+
+
+def test_exploring_returns_clipped_actions_the_samples_and_their_densities(acting):
+    action_EA, fields = acting.act(OBSERVATION_ED, TASK_E, "explore")
+    assert set(fields) == {"unclipped_action", "log_prob"}
+    assert [field.name for field in acting.policy_fields] == list(fields)
+    for field in acting.policy_fields:
+        assert fields[field.name].shape == (60, *field.shape)
+        assert fields[field.name].dtype == field.dtype
+    sample_EA = fields["unclipped_action"]
+    assert 0.1 < (np.abs(sample_EA) > 1).mean() < 0.9
+    assert np.array_equal(action_EA, np.clip(sample_EA, -1, 1))
+    mean_EA, log_std_EA = policy_of(acting)
+    wanted_E = Normal(mean_EA, log_std_EA.exp()).log_prob(torch.from_numpy(sample_EA)).sum(1)
+    assert fields["log_prob"] == pytest.approx(wanted_E.numpy(), rel=1e-4, abs=1e-5)
+    drawn_EA = ((torch.from_numpy(sample_EA) - mean_EA) / log_std_EA.exp()).numpy()
+    assert drawn_EA.mean() == pytest.approx(0, abs=5 / math.sqrt(120))
+    assert drawn_EA.std() == pytest.approx(1, abs=5 / math.sqrt(240))
+
+
+def test_exploiting_returns_the_clipped_mean_alone(acting):
+    action_EA = acting.act(OBSERVATION_ED, TASK_E, "exploit")
+    mean_EA, _ = policy_of(acting)
+    assert (mean_EA.abs() > 1).any()
+    assert np.array_equal(action_EA, mean_EA.clamp(-1, 1).numpy())
+    assert np.array_equal(acting.act(OBSERVATION_ED, TASK_E, "exploit"), action_EA)
+
+
+def test_random_actions_come_without_densities(acting):
+    action_EA = acting.act(OBSERVATION_ED, TASK_E, "random")
+    assert (action_EA.shape, action_EA.dtype) == ((60, 2), np.float32)
+    assert np.abs(action_EA).max() <= 1
+
+
+def test_the_same_seed_gives_the_same_iterations():
+    first, second, other = (make_ppo(seed=seed, max_kl=None) for seed in (3, 3, 4))
+    for ppo in (first, second, other):
+        for seed in range(2):
+            iterate(ppo, seed)
+    assert changed(second, copy_of(first)) == set()
+    assert first.drain_metrics() == second.drain_metrics()
+    assert changed(other.actor, copy_of(first.actor)) == set(first.actor.state_dict())
+
+
+# ---- checkpoints and resets ----
+
+SAVED = {
+    "critic": SMALL_HEADS,
+    "actor": partial(MLP, width=16, depth=2),
+    "encoder": Standardize,
+    "noise": partial(StateNoise, initial=-0.25, minimum=-1.5),
+    "return_scale": partial(PopArt, step_size=0.1),
+    "learning_rate": partial(Linear, final=0.3),
+    "num_steps": 16,
+    "num_epochs": 3,
+    "num_minibatches": 2,
+    "max_kl": None,
+    "value_clip": 0.2,
+}
+
+
+def test_a_checkpoint_rebuilds_the_algorithm_and_continues(tmp_path):
+    first = PPO(make_spec(), seed=5, **SAVED)
+    for seed in range(2):
+        iterate(first, seed)
+    second = PPO.load_from_checkpoint(save(first, tmp_path))
+    assert changed(second, copy_of(first)) == set()
+    assert second.num_iterations == 2
+    assert second.collection == first.collection == (16, 3, 2)
+    assert second.noise.minimum == -1.5
+    assert second.return_scale.step_size == 0.1
+    assert second.learning_rate.factor(1.0) == pytest.approx(0.3)
+    attach(second)
+    continue_optimizers(first, second)
+    for ppo in (first, second):
+        iterate(ppo, seed=2, progress=0.5)
+    assert changed(second, copy_of(first)) == set()
+    assert second.drain_metrics() == first.drain_metrics()
+
+
+def test_the_policy_of_a_checkpoint_acts_alone(tmp_path):
+    ppo = PPO(make_spec(), seed=5, **SAVED)
+    iterate(ppo)
+    policy = load_policy(save(ppo, tmp_path))
+    for mode in ("exploit", "explore", "random"):
+        wanted = ppo.act(OBSERVATION_ED, TASK_E, mode)
+        wanted_EA = wanted[0] if isinstance(wanted, tuple) else wanted
+        assert np.array_equal(policy.act(OBSERVATION_ED, TASK_E, mode), wanted_EA), mode
+
+
+@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
+def test_a_reset_gives_other_weights_and_keeps_the_statistics(critic):
+    ppo = make_ppo(critic=critic, encoder=Standardize, noise=partial(TaskNoise, initial=-0.5))
+    for seed in range(2):
+        iterate(ppo, seed)
+    before = copy_of(ppo)
+    ppo.reset_networks()
+    scale = ppo.return_scale
+    assert all(torch.equal(before[f"return_scale.{n}"], b) for n, b in scale.named_buffers())
+    assert changed(ppo.encoder, {n: before[f"encoder.{n}"] for n in ppo.encoder.state_dict()}) == (
+        set()
+    )
+    assert ppo.noise.log_std_TA.tolist() == [[-0.5] * 2] * 3
+    weights = [name for name, _ in ppo.named_parameters() if "return_scale" not in name]
+    assert all((ppo.get_parameter(name) != before[name]).any() for name in weights)
+    assert all(not update.optimizer.state for update in ppo.updates)
+    # outputs near 0 are values near the mean of the returns
+    collected = make_collected(ppo, gap=0.0)
+    value_SE = ppo.begin_iteration(collected, 0.0)["value"]
+    mean_E = before["return_scale.mean_T"][collected.task_E]
+    std_E = before["return_scale.variance_T"].sqrt()[collected.task_E]
+    assert ((value_SE - mean_E).abs() < 2 * std_E).all()
+    after = copy_of(ppo)
+    iterate(ppo, seed=3)
+    assert changed(ppo, after) >= set(weights)
+    assert all(value.isfinite().all() for value in ppo.state_dict().values())
+
+
+# ---- precision ----
+
+
+class TypeSpy(MLP):
+    def forward(self, x_BD, task_B):
+        out = super().forward(x_BD, task_B)
+        if torch.is_grad_enabled():
+            self.seen.add(out.dtype)
+        return out
+
+
+@pytest.mark.parametrize("noise", [TaskNoise, StateNoise])
+def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
+    actor_types, critic_types = set(), set()
+    ppo = make_ppo(
+        actor=partial(TypeSpy, width=16, depth=2, output_bound=0.3),
+        critic=partial(TypeSpy, width=16, depth=2, output_bound=0.3),
+        noise=noise,
+    )
+    ppo.actor.seen, ppo.critic.seen = actor_types, critic_types
+    attach(ppo)
+    collected = make_collected(ppo)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, rows_of(collected)[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, (log_prob_B, _) = ppo.actor_loss(batch)
+        torch.testing.assert_close(log_prob_B, batch.extra["log_prob"], rtol=1e-5, atol=1e-5)
+        ppo.training_step(batch, 0)
+    assert actor_types == {torch.float32}
+    assert critic_types == {torch.bfloat16}, "the critic ran in half precision"
+    metrics = ppo.drain_metrics()
+    assert metrics["train/kl"] < 1e-9
+    assert metrics["train/clip_fraction"] == 0
+    assert {p.dtype for p in ppo.parameters()} == {torch.float32}
+    assert all(value.isfinite().all() for value in ppo.state_dict().values())
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_steps": 0}, "num_steps is 0"),
+        ({"num_epochs": 0}, "num_epochs is 0"),
+        ({"num_minibatches": 0}, "num_minibatches is 0"),
+        ({"discount": 1.01}, r"discount is 1\.01"),
+        ({"discount": math.nan}, "discount is nan"),
+        ({"trace_decay": 2}, "trace_decay is 2"),
+        ({"trace_decay": -0.1}, r"trace_decay is -0\.1"),
+        ({"clip": 0}, "^clip is 0"),
+        ({"clip": -0.2}, r"^clip is -0\.2"),
+        ({"value_clip": 0.0}, r"value_clip is 0\.0"),
+        ({"entropy_weight": -1}, "entropy_weight is -1"),
+        ({"entropy_weight": math.nan}, "entropy_weight is nan"),
+        ({"max_kl": 0}, "max_kl is 0"),
+        ({"actor_max_grad_norm": 0.0}, r"actor_max_grad_norm is 0\.0"),
+        ({"critic_max_grad_norm": -1.0}, r"critic_max_grad_norm is -1\.0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, named):
+    with pytest.raises(ConfigurationError, match=named):
+        make_ppo(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"discount": 0.0},
+        {"discount": 1.0},
+        {"trace_decay": 0.0},
+        {"trace_decay": 1.0},
+        {"entropy_weight": 0.0},
+        {"max_kl": None, "value_clip": None},
+        {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
+    ],
+)
+def test_numbers_at_the_end_of_their_range_are_taken(options):
+    ppo = make_ppo(**options)
+    iterate(ppo)
+    assert all(value.isfinite().all() for value in ppo.state_dict().values())

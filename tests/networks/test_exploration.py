@@ -1,0 +1,138 @@
+"""How far a policy explores, and the bounds of it."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from mtrl_lightning.algorithms.divergence import DivergenceGuard
+from mtrl_lightning.algorithms.state import Generators, MeanMetrics
+from mtrl_lightning.algorithms.update import Update
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import ExplorationNoise, StateNoise, TaskNoise
+from tests.networks import uniform
+
+NUM_TASKS, ACTION_DIM = 3, 2
+TASK_B = torch.tensor([2, 0, 0, 1])
+NOISES = [TaskNoise, StateNoise]
+
+
+def make(noise, **options) -> ExplorationNoise:
+    return noise(NUM_TASKS, ACTION_DIM, **options)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_each_task_and_action_dimension_begins_with_the_initial_deviation(noise):
+    made = make(noise, initial=-0.5)
+    assert made.log_std_TA.tolist() == [[-0.5] * ACTION_DIM] * NUM_TASKS
+    mean = uniform(4, ACTION_DIM)
+    change = torch.zeros(4, ACTION_DIM * (made.outputs_per_action - 1))
+    policy = made.distribution(torch.cat([mean, change], dim=1), TASK_B)
+    assert torch.equal(policy.mean_BA, mean)
+    assert policy.log_std_BA.tolist() == [[-0.5] * ACTION_DIM] * 4
+
+
+def test_each_row_has_the_noise_of_its_task():
+    made = make(TaskNoise)
+    with torch.no_grad():
+        made.log_std_TA.copy_(torch.tensor([[0.1, 0.2], [-1.0, -1.1], [-2.0, 0.3]]))
+    policy = made.distribution(uniform(4, ACTION_DIM), TASK_B)
+    wanted = torch.tensor([[-2.0, 0.3], [0.1, 0.2], [0.1, 0.2], [-1.0, -1.1]])
+    assert torch.equal(policy.log_std_BA, wanted)
+
+
+def test_the_second_half_of_the_outputs_changes_the_deviation_within_the_bounds():
+    made = make(StateNoise, initial=-1.0, minimum=-2.0, maximum=0.5)
+    with torch.no_grad():
+        made.log_std_TA[2] = torch.tensor([-0.5, 0.25])
+    output_BO = torch.tensor(
+        [[1.0, 2.0, 0.125, 0.125], [3.0, 4.0, 0.5, -5.0], [5.0, 6.0, -1.0, 1.5], [0.0] * 4]
+    )
+    policy = made.distribution(output_BO, TASK_B)
+    assert policy.mean_BA.tolist() == [[1, 2], [3, 4], [5, 6], [0, 0]]
+    assert policy.log_std_BA.tolist() == [[-0.375, 0.375], [-0.5, -2], [-2, 0.5], [-1, -1]]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_half_precision_is_left_behind(noise):
+    made = make(noise)
+    output_BO = torch.zeros(4, ACTION_DIM * made.outputs_per_action, dtype=torch.bfloat16)
+    policy = made.distribution(output_BO, TASK_B)
+    assert {value.dtype for value in policy} == {torch.float32}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_noise_of_a_task_is_its_own(noise):
+    made = make(noise)
+    assert list(made.shared_parameters()) == []
+    assert [name for name, _ in made.named_parameters()] == ["log_std_TA"]
+    output_BO = uniform(4, ACTION_DIM * made.outputs_per_action)
+    made.distribution(output_BO, TASK_B).entropy()[:1].sum().backward()
+    assert made.log_std_TA.grad.tolist() == [[0, 0], [0, 0], [1, 1]]
+
+
+def update_of(made, learning_rate=1.0):
+    """What makes optimizer steps, as an algorithm does."""
+    update = Update(
+        "actor",
+        [made],
+        partial(SGD, lr=learning_rate),
+        generators=Generators(0),
+        metrics=MeanMetrics(),
+        guard=DivergenceGuard("stop", 0, ["a", "b", "c"], Counters()),
+        train_tasks=range(NUM_TASKS),
+    )
+    update.configure_optimizer()
+    return update
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_step_beyond_a_bound_is_pulled_back_and_the_next_can_leave_it(noise):
+    made = make(noise, initial=-1.0, minimum=-2.0, maximum=0.5)
+    update = update_of(made)
+    push_T1 = torch.tensor([[30.0], [-30.0], [0.3]])
+
+    def push(sign):
+        # the gradient of the mean over the tasks is a third of the push
+        update(lambda: (sign * (push_T1 * made.log_std_TA).mean(1) * ACTION_DIM, None))
+
+    push(1)
+    assert made.log_std_TA[:2].tolist() == [[-2, -2], [0.5, 0.5]]
+    assert made.log_std_TA[2].tolist() == pytest.approx([-1.1, -1.1])
+    push(-0.01)
+    # a clamp in the forward pass would leave no gradient at a bound, or beyond it
+    assert made.log_std_TA[0].tolist() == pytest.approx([-1.9, -1.9])
+    assert made.log_std_TA[1].tolist() == pytest.approx([0.4, 0.4])
+
+
+def test_at_a_bound_the_noise_still_has_a_gradient():
+    made = make(TaskNoise, initial=0.4, maximum=0.4)
+    policy = made.distribution(torch.zeros(4, ACTION_DIM), TASK_B)
+    policy.entropy().sum().backward()
+    assert made.log_std_TA.grad.tolist() == [[2, 2], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"initial": 1.0}, r"is 1\.0, its minimum -2\.3, its maximum 0\.4"),
+        ({"initial": -3.0}, r"is -3\.0"),
+        ({"minimum": 0.5, "maximum": -0.5}, r"minimum 0\.5, its maximum -0\.5"),
+        ({"initial": math.nan}, "is nan"),
+    ],
+)
+def test_an_initial_deviation_out_of_its_bounds_is_refused(noise, options, named):
+    with pytest.raises(ConfigurationError, match=named):
+        make(noise, **options)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_bounds_themselves_are_taken(noise):
+    assert make(noise, initial=0.4).log_std_TA.max().item() == pytest.approx(0.4)
+    assert make(noise, initial=-2.3).log_std_TA.min().item() == pytest.approx(-2.3)

@@ -1,0 +1,411 @@
+"""The minibatches of an on-policy iteration: every row once in an epoch, and exact resumption."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.replay import HorizonDataset
+from mtrl_lightning.replay.horizon import Horizon
+from mtrl_lightning.schema import Field
+from mtrl_lightning.types import OnPolicy
+from tests.replay import assert_same_batch, ids_of, make_spec, make_transitions
+
+NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 6, 3, 4
+TASKS = [0, 0, 1, 1, 2, 2]
+"""Two environments for each task: 12 rows of a task, 3 of them in a minibatch."""
+COLLECTION = OnPolicy(NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES)
+POLICY_FIELDS = (Field("unclipped_action", (2,)), Field("log_prob"))
+
+
+def make(collection=COLLECTION, tasks=TASKS, seed=0, spec=None):
+    return Horizon(spec or make_spec(3), tasks, collection, POLICY_FIELDS, seed)
+
+
+def row_id(step, env, iteration=0):
+    return 10_000 * iteration + 1000 * env + step
+
+
+def add_step(horizon, step, tasks=TASKS, missing=(), iteration=0):
+    """Add the transitions of one vector step, without those of environments that broke."""
+    envs = [env for env in range(len(tasks)) if (step, env) not in missing]
+    ids = np.array([row_id(step, env, iteration) for env in envs])
+    transitions = make_transitions(ids, [tasks[env] for env in envs], envs)
+    extra = {"unclipped_action": np.stack([ids / 7, -ids / 7], axis=1), "log_prob": -0.5 * ids}
+    is_truncated_E = ids % 5 == 0
+    horizon.add(transitions._replace(extra=extra, truncated_E=is_truncated_E))
+
+
+def collect(horizon, first=0, end=None, **options):
+    for step in range(first, horizon.collection.num_steps if end is None else end):
+        add_step(horizon, step, **options)
+
+
+def begin(horizon):
+    """Begin with a column that carries each row's number, as advantages would be."""
+    observation_SED = horizon.collected().columns["observation"]
+    horizon.begin({"advantage": 3 * observation_SED[:, :, 0]})
+
+
+def ready(**options):
+    horizon = make()
+    collect(horizon, **options)
+    begin(horizon)
+    return horizon
+
+
+def checked_ids(batch):
+    """The rows' numbers; fails if a row's fields do not belong together."""
+    ids = ids_of(batch)
+    id_B = torch.tensor(ids)
+    assert torch.equal(batch.extra["log_prob"], -0.5 * id_B)
+    torch.testing.assert_close(
+        batch.extra["unclipped_action"], torch.stack([id_B / 7, -id_B / 7], dim=1)
+    )
+    assert torch.equal(batch.extra["truncated"], id_B % 5 == 0)
+    assert torch.equal(batch.extra["advantage"], 3.0 * id_B)
+    assert set(batch.extra) == {"log_prob", "unclipped_action", "truncated", "advantage"}
+    return ids
+
+
+def epoch(horizon, num_minibatches=NUM_MINIBATCHES):
+    """The rows' numbers of one epoch, ``[minibatches, B]``."""
+    return np.stack([checked_ids(horizon.next_minibatch()) for _ in range(num_minibatches)])
+
+
+def all_ids(missing=(), tasks=TASKS, num_steps=NUM_STEPS):
+    places = [(step, env) for step in range(num_steps) for env in range(len(tasks))]
+    return sorted(row_id(*place) for place in places if place not in missing)
+
+
+# ---- minibatches ----
+
+
+def test_each_epoch_uses_every_row_exactly_once():
+    horizon = ready()
+    for _ in range(NUM_EPOCHS):
+        assert not horizon.is_used_up
+        assert sorted(epoch(horizon).ravel()) == all_ids()
+    assert horizon.is_used_up
+
+
+def test_a_minibatch_is_task_major_with_the_same_number_of_rows_for_each_task():
+    horizon = ready()
+    for _ in range(NUM_EPOCHS * NUM_MINIBATCHES):
+        batch = horizon.next_minibatch()
+        assert batch.task_B.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+        assert [TASKS[env] for env in checked_ids(batch) // 1000] == batch.task_B.tolist()
+
+
+def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
+    spec = make_spec(5, (1, 4))
+    horizon = Horizon(spec, [1, 4], OnPolicy(4, 1, 2), POLICY_FIELDS)
+    collect(horizon, tasks=[1, 4])
+    begin(horizon)
+    batch = horizon.next_minibatch()
+    assert batch.task_B.tolist() == [1, 1, 4, 4]
+    assert (checked_ids(batch) // 1000).tolist() == [0, 0, 1, 1]
+
+
+def test_epochs_have_orders_of_their_own():
+    horizon = ready()
+    orders = [epoch(horizon).tolist() for _ in range(NUM_EPOCHS)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    in_task_order = np.stack(orders).reshape(NUM_EPOCHS, NUM_MINIBATCHES, 3, 3)
+    # the rows of one task are not drawn in the same order as those of another
+    steps = in_task_order % 1000
+    assert (steps[:, :, 0] != steps[:, :, 1]).any()
+
+
+def test_the_same_seed_gives_the_same_orders_and_another_does_not():
+    orders = []
+    for seed in (4, 4, 5):
+        horizon = make(seed=seed)
+        collect(horizon)
+        begin(horizon)
+        orders.append([epoch(horizon).tolist() for _ in range(NUM_EPOCHS)])
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+
+
+def test_orders_are_uniform():
+    # the place of each of 4 rows in the epoch's order, over many epochs
+    horizon = make(OnPolicy(4, 1000, 4), tasks=[0], spec=make_spec(1))
+    collect(horizon, tasks=[0])
+    begin(horizon)
+    counts = np.zeros((4, 4))
+    for _ in range(1000):
+        drawn = [int(horizon.next_minibatch().reward_B) // -2 for _ in range(4)]
+        counts[np.arange(4), drawn] += 1
+    # binomial with the probability 1/4: five standard deviations on either side
+    assert np.abs(counts - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)
+
+
+def test_orders_leave_the_global_generators_alone():
+    before = torch.get_rng_state()
+    epoch(ready())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---- phases ----
+
+
+def test_an_iteration_goes_through_its_phases():
+    horizon = make()
+    for step in range(NUM_STEPS):
+        assert not horizon.is_full
+        assert len(horizon) == 6 * step
+        add_step(horizon, step)
+    assert horizon.is_full
+    assert not horizon.has_begun
+    assert not horizon.is_used_up
+    begin(horizon)
+    assert horizon.has_begun
+    epoch(horizon)
+    assert not horizon.is_used_up
+    horizon.skip_rest()
+    assert horizon.is_used_up
+    horizon.clear()
+    assert (len(horizon), horizon.is_full, horizon.has_begun) == (0, False, False)
+
+
+def test_nothing_of_an_iteration_is_in_the_next():
+    horizon = ready()
+    epoch(horizon)
+    horizon.clear()
+    collect(horizon, iteration=1)
+    begin(horizon)
+    for _ in range(NUM_EPOCHS):
+        assert sorted(epoch(horizon).ravel()) == [10_000 + number for number in all_ids()]
+    assert horizon.is_used_up
+
+
+def test_what_was_collected_is_what_was_added():
+    horizon = make()
+    missing = {(2, 3), (5, 0)}
+    collect(horizon, missing=missing)
+    collected = horizon.collected()
+    assert collected.task_E.tolist() == TASKS
+    assert not collected.valid_SE[2, 3]
+    assert not collected.valid_SE[5, 0]
+    assert collected.valid_SE.sum() == len(horizon) == 34
+    step_SE, env_SE = np.indices((NUM_STEPS, len(TASKS)))
+    ids_SE = torch.from_numpy(row_id(step_SE, env_SE)).float()
+    valid_SE = collected.valid_SE
+    rewards = collected.columns["reward"]
+    assert torch.equal(rewards[valid_SE], -2 * ids_SE[valid_SE])
+    assert torch.equal(collected.columns["log_prob"][valid_SE], -0.5 * ids_SE[valid_SE])
+    assert torch.equal(collected.columns["truncated"][valid_SE], ids_SE[valid_SE] % 5 == 0)
+
+
+def test_the_stream_hands_out_the_minibatches_and_measures_the_time():
+    horizon, other = ready(), ready()
+    stream = HorizonDataset(horizon)
+    assert len(stream) >= 10**12
+    for batch in islice(stream, NUM_EPOCHS * NUM_MINIBATCHES):
+        assert_same_batch(batch, other.next_minibatch())
+    assert horizon.is_used_up
+    assert set(horizon.stopwatch.drain()) == {"sample"}
+
+
+def test_the_memory_is_that_of_one_iteration():
+    horizon = make()
+    # single precision: 3 + 3 numbers of observations, 2 + 2 of actions, the reward and the log
+    # density; a byte for each of the two ends
+    row_bytes = 4 * (3 + 3 + 2 + 2 + 1 + 1) + 2
+    assert horizon.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
+    collect(horizon)
+    assert horizon.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
+
+
+# ---- faults ----
+
+
+def test_dropped_rows_never_appear_and_rows_of_their_task_are_used_twice():
+    missing = {(0, 2), (3, 2), (3, 3), (4, 5)}
+    horizon = make()
+    # the places of the dropped rows hold those of the iteration before
+    collect(horizon, iteration=1)
+    begin(horizon)
+    horizon.clear()
+    collect(horizon, missing=missing)
+    begin(horizon)
+    for _ in range(NUM_EPOCHS):
+        ids_MTn = epoch(horizon).reshape(NUM_MINIBATCHES, 3, -1)
+        assert set(ids_MTn.ravel().tolist()) == set(all_ids(missing))
+        for task, num_missing in enumerate([0, 3, 1]):
+            counts = np.unique(ids_MTn[:, task], return_counts=True)[1]
+            assert sorted(counts) == [1] * (12 - 2 * num_missing) + [2] * num_missing
+
+
+def test_a_task_with_one_row_left_gives_its_full_share():
+    missing = {(step, env) for step in range(NUM_STEPS) for env in (2, 3)} - {(4, 3)}
+    horizon = make()
+    collect(horizon, missing=missing)
+    begin(horizon)
+    ids_MTn = epoch(horizon).reshape(NUM_MINIBATCHES, 3, -1)
+    assert set(ids_MTn[:, 1].ravel().tolist()) == {row_id(4, 3)}
+    assert len(set(ids_MTn[:, 0].ravel().tolist())) == 12
+
+
+def test_a_task_without_any_row_is_a_fault_that_names_it():
+    missing = {(step, env) for step in range(NUM_STEPS) for env in (2, 3)}
+    horizon = make()
+    collect(horizon, missing=missing)
+    with pytest.raises(EnvironmentFaultError, match="task 1 has no transition"):
+        horizon.collected()
+
+
+# ---- resumption ----
+
+
+def resumed(horizon, **options):
+    """Another horizon, with another seed, that continues where this one is."""
+    other = make(**{"seed": 99, **options})
+    other.load_state_dict(horizon.state_dict())
+    return other
+
+
+def assert_same_rest(first, second):
+    """Both hand out the same minibatches from here, in this iteration and the next."""
+    while not first.is_used_up:
+        assert not second.is_used_up
+        assert_same_batch(second.next_minibatch(), first.next_minibatch())
+    assert second.is_used_up
+    for horizon in (first, second):
+        horizon.clear()
+        collect(horizon, iteration=2)
+        begin(horizon)
+    for _ in range(NUM_EPOCHS * NUM_MINIBATCHES):
+        assert_same_batch(second.next_minibatch(), first.next_minibatch())
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4, NUM_STEPS])
+def test_a_collection_is_resumed_in_its_middle(num_steps):
+    first = make()
+    collect(first, iteration=1)
+    begin(first)
+    epoch(first)
+    first.clear()
+    missing = {(0, 2), (2, 5)}
+    collect(first, end=num_steps, missing=missing)
+    second = resumed(first)
+    assert len(second) == len(first)
+    assert second.is_full == first.is_full
+    for horizon in (first, second):
+        collect(horizon, first=num_steps, missing=missing)
+        begin(horizon)
+    assert_same_rest(first, second)
+
+
+@pytest.mark.parametrize("num_made", [0, 1, 3, 4, 6, 11, 12])
+def test_the_minibatches_are_resumed_in_the_middle_of_an_epoch(num_made):
+    first = ready(missing={(1, 4)})
+    for _ in range(num_made):
+        first.next_minibatch()
+    second = resumed(first)
+    assert second.has_begun
+    assert second.is_used_up == first.is_used_up == (num_made == 12)
+    assert_same_rest(first, second)
+
+
+def test_an_iteration_whose_rest_is_left_out_stays_over():
+    first = ready()
+    epoch(first)
+    first.skip_rest()
+    second = resumed(first)
+    assert second.is_used_up
+    assert_same_rest(first, second)
+
+
+def test_what_is_saved_does_not_change_with_what_follows():
+    missing = {(1, 4), (2, 0)}
+    first, reference = ready(missing=missing), ready(missing=missing)
+    for horizon in (first, reference):
+        horizon.next_minibatch()
+    state = first.state_dict()
+    first.skip_rest()
+    first.clear()
+    collect(first, iteration=3)
+    second = make(seed=99)
+    second.load_state_dict(state)
+    assert len(second) == 34
+    assert_same_rest(reference, second)
+
+
+OTHERS = {
+    "num_steps": {"collection": COLLECTION._replace(num_steps=8)},
+    "num_epochs": {"collection": COLLECTION._replace(num_epochs=5)},
+    "num_minibatches": {"collection": COLLECTION._replace(num_minibatches=6)},
+    "environments": {"tasks": [0] * 4 + [1] * 4 + [2] * 4},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("is_learning", [False, True])
+def test_other_numbers_are_refused_in_the_middle_of_an_iteration(other, is_learning):
+    first = ready() if is_learning else make()
+    if not is_learning:
+        collect(first, end=2)
+    with pytest.raises(ConfigurationError, match="in the middle of an iteration") as caught:
+        resumed(first, **OTHERS[other])
+    assert "'num_steps': 6, 'num_epochs': 3, 'num_minibatches': 4" in str(caught.value)
+
+
+@pytest.mark.parametrize("other", list(OTHERS)[:3])
+def test_other_numbers_are_taken_between_two_iterations(other):
+    first = ready()
+    epoch(first)
+    first.clear()
+    second = resumed(first, **OTHERS[other])
+    collect(second)
+    begin(second)
+    collection = second.collection
+    for _ in range(collection.num_epochs):
+        ids = epoch(second, collection.num_minibatches).ravel()
+        assert sorted(ids) == all_ids(num_steps=collection.num_steps)
+    assert second.is_used_up
+
+
+# ---- numbers that do not fit ----
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "envs_per_task", "num_minibatches"),
+    [(10, 1, 4), (10, 1, 3), (7, 1, 2), (5, 3, 4), (100, 2, 48), (3, 1, 200)],
+)
+def test_rows_that_cannot_be_shared_out_are_refused_with_a_number_that_is_taken(
+    num_steps, envs_per_task, num_minibatches
+):
+    tasks = np.repeat([0, 1, 2], envs_per_task).tolist()
+    collection = OnPolicy(num_steps, 2, num_minibatches)
+    with pytest.raises(ConfigurationError, match="num_minibatches") as caught:
+        make(collection, tasks)
+    message = str(caught.value)
+    assert f"{num_steps * envs_per_task} env steps of each task" in message
+    assert f"{num_minibatches} minibatches" in message
+    suggested = int(re.search(r"num_minibatches to (\d+)", message).group(1))
+    assert f"num_steps to a multiple of {num_minibatches}" in message
+    for taken in (
+        collection._replace(num_minibatches=suggested),
+        collection._replace(num_steps=num_minibatches),
+        collection._replace(num_steps=3 * num_minibatches),
+    ):
+        horizon = make(taken, tasks)
+        collect(horizon, tasks=tasks)
+        begin(horizon)
+        ids = epoch(horizon, taken.num_minibatches).ravel()
+        assert sorted(ids) == all_ids(tasks=tasks, num_steps=taken.num_steps)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_minibatches", "suggested"), [(10, 4, 5), (100, 48, 50), (3, 200, 3)]
+)
+def test_the_suggested_number_of_minibatches_is_the_nearest(num_steps, num_minibatches, suggested):
+    with pytest.raises(ConfigurationError, match=f"num_minibatches to {suggested},"):
+        make(OnPolicy(num_steps, 1, num_minibatches), [0, 1, 2])
