@@ -22,6 +22,7 @@ from mtrl_lightning.algorithms.learning_rate import Constant, LearningRate
 from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.task_rows import apart, task_by_task
+from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
@@ -196,6 +197,18 @@ class PPO(Algorithm):
             "actor_gradient": self._make_actor_gradient(self.num_trained),
             "critic_gradient": self._make_critic_gradient(self.num_trained),
         }
+
+    def add_transform(self, transform: Transform) -> None:
+        """Refuse: advantages are computed once, of the transitions as they were collected.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"PPO takes no {type(transform).__name__}: it keeps no replay whose batches would be"
+            " changed; its critic learns returns of one scale (return_scale), and an encoder such"
+            " as Standardize changes observations"
+        )
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution over actions."""
@@ -395,7 +408,9 @@ class PPO(Algorithm):
             gradients = TaskGradients.from_losses(self._value_loss(value_B, batch), parameters)
         gram_RR = gradients.gram()
         norm_R = gram_RR.diagonal().sqrt()
-        self._log_per_task("critic_gradient_share", norm_R / norm_R.sum())
+        self._log_per_task(
+            "critic_gradient_share", norm_R / norm_R.sum().clamp(min=advantages.EPSILON)
+        )
         if self.critic_gradient.is_one_pass:  # the others log it in every update
             weight_R = equal_weights(self.num_trained)
             found = statistics(gram_RR, weight_R, weight_R)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import PPO, Linear, PopArt, ReturnScale
+from mtrl_lightning.algorithms import PPO, Linear, PopArt, ReturnScale, Transform
 from mtrl_lightning.algorithms.learning_rate import Constant
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
@@ -1012,3 +1012,8 @@ def test_numbers_at_the_end_of_their_range_are_taken(options):
     ppo = make_ppo(**options)
     iterate(ppo)
     assert all(value.isfinite().all() for value in ppo.state_dict().values())
+
+
+def test_a_transform_is_refused_with_what_to_use():
+    with pytest.raises(ConfigurationError, match=r"PPO takes no Transform: .*return_scale"):
+        make_ppo().add_transform(Transform(make_spec()))
