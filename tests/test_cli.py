@@ -65,6 +65,7 @@ def test_metric_names_are_those_of_the_contract(command_line):
     expected |= {f"eval/{name}" for name in PER_TASK} | {
         f"eval/{name}/{task}" for name in PER_TASK for task in TASKS
     }
+    expected.add("eval/success_worst_1")
     rollout = ("return", "success", "length")
     expected |= {f"rollout/{name}" for name in rollout} | {
         f"rollout/{name}/{task}" for name in rollout for task in TASKS
