@@ -57,12 +57,12 @@ FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
 """What ends a run with its message and the exit code 1."""
 
 
-OF_A_REPLAY = {
-    "reward_scale": "its critic learns returns of one scale (return_scale)",
-    "auxiliaries": "representation losses need a replay: take SAC",
+NO_ON_POLICY_OPTION = {
+    "reward_scale": "its critic learns normalized returns (return_scale)",
+    "auxiliaries": "representation losses need a replay: use SAC",
     "transforms": "it keeps no replay whose batches would be changed",
 }
-"""What a user of an on-policy algorithm needs in place of an option that it does not have."""
+"""Why an on-policy algorithm lacks an option of off-policy ones, or what replaces it."""
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -269,7 +269,7 @@ def main(args: ArgsType = None) -> None:
         tips = ["configs/quickstart.yaml is complete; fit --help lists every option"]
         tips += [
             f"an on-policy algorithm such as PPO has no {name}: {remedy}"
-            for name, remedy in OF_A_REPLAY.items()
+            for name, remedy in NO_ON_POLICY_OPTION.items()
             if f"Option '{name}' is not accepted" in str(error)
         ]
         _exit(2, "\n".join([str(error), *(f"tip: {tip}" for tip in tips)]))

@@ -18,7 +18,7 @@ class EnvironmentFaultError(RuntimeError):
 
 
 class RestartsExhaustedError(EnvironmentFaultError):
-    """Environments failed more often than allowed; networks and replay are not affected."""
+    """Environments failed more often than allowed; networks and transitions are not affected."""
 
 
 class CallError(EnvironmentFaultError):

@@ -150,7 +150,7 @@ class Session:
 
     @property
     def horizon(self) -> Horizon:
-        """The iteration of an on-policy algorithm."""
+        """The transitions of an on-policy algorithm's iteration."""
         assert self.data.horizon is not None, "the session is not open"
         return self.data.horizon
 
@@ -158,6 +158,11 @@ class Session:
     def transitions(self) -> ReplayBuffer | Horizon:
         """What holds the transitions that are learned from."""
         return self.replay if self.algorithm.collection is None else self.horizon
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether an on-policy algorithm is in the middle of an iteration."""
+        return self.algorithm.collection is not None and len(self.horizon) > 0
 
     def note_restart(self, envs: VectorEnv, reason: str) -> None:
         """Count environments that were rebuilt after a fault, and say why."""

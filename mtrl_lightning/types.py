@@ -55,7 +55,7 @@ class OnPolicy(NamedTuple):
     """How an on-policy algorithm collects, and how often it uses what it has collected."""
 
     num_steps: int
-    """Steps of each environment in an iteration: the horizon of the collection."""
+    """Steps of each environment in an iteration."""
     num_epochs: int
     """Passes over them."""
     num_minibatches: int
@@ -68,7 +68,7 @@ class StepResult(NamedTuple):
     observation_ED: npt.NDArray
     """What to act on next: after an episode's end, the first observation of the next episode."""
     next_observation_ED: npt.NDArray
-    """The true successor, which the replay stores: at an episode's end, its last observation."""
+    """The true successor, which is stored: at an episode's end, its last observation."""
     reward_E: npt.NDArray
     terminated_E: npt.NDArray
     """The task ended: nothing is bootstrapped."""
@@ -82,7 +82,7 @@ class StepResult(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """Transitions as they happened, one per row; what a collector hands to a replay buffer."""
+    """Transitions as they happened, one per row; what a collector hands to what stores them."""
 
     observation_ED: npt.NDArray
     action_EA: npt.NDArray

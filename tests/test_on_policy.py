@@ -26,7 +26,7 @@ OPTIONS = [
     "--model.init_args.num_epochs=3",
     "--model.init_args.num_minibatches=4",
     "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
-    "--model.init_args.learning_rate=mtrl_lightning.algorithms.Linear",
+    "--model.init_args.learning_rate=mtrl_lightning.algorithms.LinearRate",
     "--rollout.total_steps=576",
     "--rollout.num_workers=0",
     "--evaluation.num_workers=0",
@@ -154,16 +154,16 @@ def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
 
 def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(command_line):
     options = ["--trainer.precision=bf16-mixed", "--checkpoint.every=288"]
-    fit(command_line, *options, "--name=whole", "--model.init_args.learning_rate=Constant")
+    fit(command_line, *options, "--name=whole", "--model.init_args.learning_rate=ConstantRate")
     fit(
         command_line,
         *options,
         "--name=parts",
         "--rollout.total_steps=288",
-        "--model.init_args.learning_rate=Constant",
+        "--model.init_args.learning_rate=ConstantRate",
     )
     assert len(checkpoint(command_line, "parts")["MultiTaskData"]["horizon"]["valid"]) == 0
-    more = ["--ckpt_path=last", "--model.init_args.learning_rate=Constant"]
+    more = ["--ckpt_path=last", "--model.init_args.learning_rate=ConstantRate"]
     fit(command_line, *options, "--name=parts", *more)
     ends = [checkpoint(command_line, run) for run in ("whole", "parts")]
     for end in ends:  # the former end evaluated and logged once more
@@ -256,16 +256,32 @@ def test_a_large_step_ends_an_iteration(command_line):
     assert 4 <= counters["updates"] < 48 / 2
 
 
-def test_networks_are_reset(command_line):
-    fit(command_line, "--resets.every=288")
-    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
-    assert counters["network_resets"] == 1
+def test_networks_are_reset_between_two_iterations_also_when_a_run_is_prolonged(
+    command_line, monkeypatch
+):
+    resets = []
+    reset_networks = PPO.reset_networks
+
+    def reset(self):
+        resets.append(self.counters.env_steps)
+        reset_networks(self)
+
+    monkeypatch.setattr(PPO, "reset_networks", reset)
+    fit(command_line, "--resets.every=200", "--name=whole")
+    assert resets == [288, 432]
+    resets.clear()
+    fit(command_line, "--resets.every=200", "--name=parts", "--rollout.total_steps=288")
+    assert resets == []
+    more = ("--rollout.total_steps=576", "--ckpt_path=last")
+    fit(command_line, "--resets.every=200", "--name=parts", *more)
+    assert resets == [288, 432]
 
 
 REPLAY_OPTIONS = {
     "--data.batch_size=96": "data.batch_size 96",
     "--data.capacity=3000": "data.capacity 3000",
     "--data.memory_map=true": "data.memory_map True",
+    "--data.on_device=false": "data.on_device False",
     "--rollout.warmup_steps=300": "rollout.warmup_steps 300",
     "--rollout.warmup_updates=3": "rollout.warmup_updates 3",
     "--rollout.updates_per_step=0.5": "rollout.updates_per_step 0.5",
@@ -293,7 +309,7 @@ def test_options_of_a_replay_are_named_together(command_line, capsys):
         ("num_epochs=0", "num_epochs is 0: give at least 1"),
         ("num_minibatches=5", "48 env steps of each task"),
         ("num_steps=0", "num_steps is 0: give at least 1"),
-        ("reward_scale=mtrl_lightning.algorithms.MeanReward", "scale (return_scale)"),
+        ("reward_scale=mtrl_lightning.algorithms.MeanReward", "learns normalized returns (return_scale)"),
         ("auxiliaries=[]", "PPO has no auxiliaries: representation losses need a replay"),
     ],
 )

@@ -1,7 +1,7 @@
 """LightningModules that learn from a ``TransitionBatch``; they import no environments."""
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.learning_rate import Constant, LearningRate, Linear
+from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate, LinearRate
 from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
@@ -19,10 +19,10 @@ __all__ = [
     "ByHand",
     "ByTemperature",
     "Categorical",
-    "Constant",
+    "ConstantRate",
     "EqualWeights",
     "LearningRate",
-    "Linear",
+    "LinearRate",
     "MeanReward",
     "PopArt",
     "ReturnRange",

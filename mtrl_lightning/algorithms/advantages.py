@@ -16,7 +16,7 @@ from torch import Tensor
 from mtrl_lightning.algorithms.losses import per_task
 
 EPSILON = 1e-8
-"""Added to a standard deviation of advantages: where all are equal, they are divided by it."""
+"""Keeps divisors above 0: deviations of advantages, variances of returns, sums of norms."""
 
 
 def episode_cuts(terminated_SE: Tensor, truncated_SE: Tensor, valid_SE: Tensor) -> Tensor:
@@ -36,12 +36,12 @@ def generalized_advantages(
     terminated_SE: Tensor,
     cut_SE: Tensor,
     discount: float,
-    trace_decay: float,
+    gae_lambda: float,
 ) -> Tensor:
     """Return the advantages ``[S, E]``, equation 16 of Schulman et al. 2016.
 
     ``delta_t = r_t + discount (1 - terminated_t) V(s'_t) - V(s_t)`` and
-    ``A_t = delta_t + discount trace_decay (1 - cut_t) A_(t+1)``.
+    ``A_t = delta_t + discount gae_lambda (1 - cut_t) A_(t+1)``.
 
     Args:
         reward_SE: rewards.
@@ -50,11 +50,11 @@ def generalized_advantages(
         terminated_SE: where the task ended, so that nothing is bootstrapped.
         cut_SE: where the next row is no successor; see ``episode_cuts``.
         discount: gamma.
-        trace_decay: lambda.
+        gae_lambda: lambda.
     """
     bootstrap_SE = torch.where(terminated_SE, 0.0, next_value_SE)
     delta_SE = reward_SE + discount * bootstrap_SE - value_SE
-    decay_SE = discount * trace_decay * (~cut_SE).to(delta_SE)
+    decay_SE = discount * gae_lambda * (~cut_SE).to(delta_SE)
     advantage_SE = torch.empty_like(delta_SE)
     advantage_E = torch.zeros_like(delta_SE[0])
     for step in reversed(range(len(delta_SE))):
@@ -103,8 +103,8 @@ def value_loss(
 ) -> Tensor:
     """Return each task's mean squared error of the values ``[R]``.
 
-    With ``clip``, a value counts as no further than that from the one at the collection, where this
-    makes the error larger (as in the authors' program, baselines/ppo2).
+    With ``clip``, the larger of this error and that of the value clipped to ``old_value +- clip``
+    (as in the authors' program, baselines/ppo2).
     """
     error_B = (value_B - target_B).square()
     if clip is not None:

@@ -17,7 +17,7 @@ class LearningRate:
         raise NotImplementedError
 
 
-class Constant(LearningRate):
+class ConstantRate(LearningRate):
     """Leave the learning rates as they are."""
 
     def factor(self, progress: float) -> float:
@@ -25,8 +25,10 @@ class Constant(LearningRate):
         return 1.0
 
 
-class Linear(LearningRate):
-    """Change the learning rates in proportion to the environment steps made.
+class LinearRate(LearningRate):
+    """Change the factor linearly from 1 over the environment steps of the run.
+
+    Each iteration uses the factor at its start.
 
     Args:
         final: factor at the end of the run (``rollout.total_steps``), at least 0.

@@ -16,7 +16,9 @@ from mtrl_lightning.networks import Network, TaskModule
 
 
 class ReturnScale(TaskModule):
-    """Leave a critic's targets as they are; built by ``(critic, num_tasks) -> ReturnScale``.
+    """The scale of a critic's targets; this one leaves them as they are.
+
+    Built by a factory ``(critic, num_tasks) -> ReturnScale``.
 
     Args:
         critic: the network whose outputs are scaled.
@@ -114,8 +116,8 @@ class PopArt(ReturnScale):
     def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:
         """Move the statistics, and rescale the outputs so that the values stay.
 
-        A task's first statistics are taken as they are: its outputs are near 0 then, so that its
-        values begin at the mean.
+        A task's first statistics are adopted without rescaling: its outputs are near 0 at first, so
+        its values start at the mean return.
         """
         is_seen_T = count_T > 0
         is_first_T = is_seen_T & ~self.is_known_T

@@ -18,7 +18,7 @@ from mtrl_lightning.algorithms import advantages
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.compiling import Compile
 from mtrl_lightning.algorithms.divergence import OnNonfinite
-from mtrl_lightning.algorithms.learning_rate import Constant, LearningRate
+from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.task_rows import apart, task_by_task
@@ -47,7 +47,7 @@ class PPO(Algorithm):
 
     An iteration collects ``num_steps`` of every environment, then makes ``num_epochs`` passes over
     them in ``num_minibatches`` minibatches. Advantages are normalized per task. The critic learns
-    returns of one scale for all tasks (``return_scale``).
+    returns normalized per task (``return_scale``).
 
     Args:
         spec: the tasks; filled in from the data.
@@ -62,20 +62,21 @@ class PPO(Algorithm):
         return_scale: to which scale the critic's targets are brought.
         noise: how far the policy explores.
         learning_rate: factor of all learning rates in the course of a run.
-        num_steps: steps of each environment in an iteration (the horizon of the collection), at
-            least 1.
+        num_steps: steps of each environment in an iteration, at least 1.
         num_epochs: passes over an iteration's transitions, at least 1.
         num_minibatches: minibatches of a pass, at least 1; every trained task has the same number
             of rows in each.
         discount: gamma, between 0 and 1.
-        trace_decay: lambda of the advantages, between 0 and 1.
+        gae_lambda: lambda of generalized advantage estimation, between 0 and 1.
         clip: how far the ratio of probabilities may move from 1, above 0 (``epsilon`` in the
             paper; 0.2).
-        value_clip: how far a value may move in an iteration before its error grows no less, in
-            standard deviations of the returns where they are scaled; None for no clipping.
-        entropy_weight: weight of the entropy, at least 0.
-        max_kl: estimated KL divergence between the policies before and after an iteration at which
-            its remaining minibatches are left out, above 0; None for no limit.
+        value_clip: range around the value at the collection to which the new value is clipped; the
+            loss is the larger of the two squared errors. In standard deviations of the task's
+            returns with PopArt, above 0; None for no clipping.
+        entropy_coef: coefficient of the entropy bonus, at least 0.
+        max_kl: the rest of an iteration's minibatches is skipped once the estimated KL divergence
+            from the policy that collected it, on one minibatch and averaged over tasks, exceeds
+            this; that minibatch's own update is made. Above 0; None for no limit.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critic and the encoder.
@@ -115,15 +116,15 @@ class PPO(Algorithm):
         critic_gradient: Callable[[int], GradientMethod] = Mean,
         return_scale: Callable[[Network, int], ReturnScale] = PopArt,
         noise: Callable[[int, int], ExplorationNoise] = TaskNoise,
-        learning_rate: Callable[[], LearningRate] = Constant,
+        learning_rate: Callable[[], LearningRate] = ConstantRate,
         num_steps: int = 200,
         num_epochs: int = 8,
         num_minibatches: int = 16,
         discount: float = 0.99,
-        trace_decay: float = 0.95,
+        gae_lambda: float = 0.95,
         clip: float = 0.2,
         value_clip: float | None = None,
-        entropy_weight: float = 0.002,
+        entropy_coef: float = 0.002,
         max_kl: float | None = 0.05,
         actor_max_grad_norm: float | None = 1.0,
         critic_max_grad_norm: float | None = 1.0,
@@ -143,14 +144,14 @@ class PPO(Algorithm):
         )
         self.collection = OnPolicy(num_steps, num_epochs, num_minibatches)
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
-        _check_ranges(self.collection, discount, trace_decay, clip, value_clip, max_kl)
-        if not entropy_weight >= 0:
-            raise ConfigurationError(f"entropy_weight is {entropy_weight}: give 0 or more")
+        _check_ranges(self.collection, discount, gae_lambda, clip, value_clip, max_kl)
+        if not entropy_coef >= 0:
+            raise ConfigurationError(f"entropy_coef is {entropy_coef}: give 0 or more")
         self.discount = discount
-        self.trace_decay = trace_decay
+        self.gae_lambda = gae_lambda
         self.clip = clip
         self.value_clip = value_clip
-        self.entropy_weight = entropy_weight
+        self.entropy_coef = entropy_coef
         self.max_kl = max_kl
         self.learning_rate = learning_rate()
         self._make_actor = with_conditioning(actor, conditioning, spec.num_tasks)
@@ -206,7 +207,7 @@ class PPO(Algorithm):
         """
         raise ConfigurationError(
             f"PPO takes no {type(transform).__name__}: it keeps no replay whose batches would be"
-            " changed; its critic learns returns of one scale (return_scale), and an encoder such"
+            " changed; its critic learns normalized returns (return_scale), and an encoder such"
             " as Standardize changes observations"
         )
 
@@ -242,7 +243,8 @@ class PPO(Algorithm):
         columns = collected.columns
         task_E = collected.task_E
         if self.num_iterations == 0:
-            # there are no statistics yet, and the policy is near its initial one for any scale
+            # the encoder has no statistics yet. The actor's small output layer leaves the collected
+            # log densities nearly valid under the new ones
             self._observe(collected)
         cut_SE = advantages.episode_cuts(
             columns["terminated"], columns["truncated"], collected.valid_SE
@@ -255,20 +257,20 @@ class PPO(Algorithm):
             columns["terminated"],
             cut_SE,
             self.discount,
-            self.trace_decay,
+            self.gae_lambda,
         )
         target_SE = advantage_SE + value_SE
         target_moments = self._task_moments(target_SE, collected)
         self.return_scale.observe(*target_moments)
         mean_T, variance_T, _ = self._task_moments(advantage_SE, collected)
         std_T = variance_T.sqrt()
-        # the advantage is what the values leave of the returns
+        # the target is value + advantage, so the advantage is the residual of the value
         explained_T = 1 - variance_T / target_moments[1].clamp(min=advantages.EPSILON)
         self._log_per_task("advantage_std", std_T[self._task_R])
         self._log_per_task("explained_variance", explained_T[self._task_R])
         normalized_SE = (advantage_SE - mean_T[task_E]) / (std_T[task_E] + advantages.EPSILON)
         if self.value_clip is not None:
-            # a task's first statistics move its values: they are clipped around the new ones
+            # a task's first statistics change its values: clip around the changed ones
             value_SE = self._observation_values(columns["observation"], task_E)
         return {"advantage": normalized_SE, "value": value_SE, "target": target_SE}
 
@@ -316,7 +318,7 @@ class PPO(Algorithm):
             self.clip,
             self.num_trained,
         )
-        loss_R = surrogate_R - self.entropy_weight * per_task(entropy_B, self.num_trained)
+        loss_R = surrogate_R - self.entropy_coef * per_task(entropy_B, self.num_trained)
         return loss_R, (log_prob_B.detach(), entropy_B.detach().mean())
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
@@ -426,7 +428,7 @@ class PPO(Algorithm):
 def _check_ranges(
     collection: OnPolicy,
     discount: float,
-    trace_decay: float,
+    gae_lambda: float,
     clip: float,
     value_clip: float | None,
     max_kl: float | None,
@@ -434,7 +436,7 @@ def _check_ranges(
     for name, number in collection._asdict().items():
         if number < 1:
             raise ConfigurationError(f"{name} is {number}: give at least 1")
-    for name, value in (("discount", discount), ("trace_decay", trace_decay)):
+    for name, value in (("discount", discount), ("gae_lambda", gae_lambda)):
         if not 0 <= value <= 1:
             raise ConfigurationError(f"{name} is {value}: give a number from 0 to 1")
     for name, limit in (("clip", clip), ("value_clip", value_clip), ("max_kl", max_kl)):

@@ -35,8 +35,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
     """Write ``checkpoints/step_<env steps>.ckpt`` on a schedule, at the end, and at interruptions.
 
     ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the best one. The
-    replay is kept beside them in ``replay/``; its files are deleted with the last checkpoint that
-    needs them.
+    replay of an off-policy algorithm is kept beside them in ``replay/``; its files are deleted with
+    the last checkpoint that needs them. The iteration of an on-policy one is in the checkpoint.
 
     Args:
         every: environment steps between two checkpoints.

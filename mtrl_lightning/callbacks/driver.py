@@ -1,4 +1,4 @@
-"""The loop of a run: what happens after each vector step, and in which order."""
+"""What happens after each vector step, in which order; and the base class of the loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mtrl_lightning.types import Mode
 class Driver(SessionCallback, Checkpoint):
     """Step the training environments; after each vector step evaluate, log, save and reset.
 
-    A subclass decides when environments are stepped, when updates are made, and when a vector step
+    A ``Loop`` decides when environments are stepped, when updates are made, and when a vector step
     is complete; it then calls ``complete_step``. A checkpoint that one of the calls after a vector
     step writes, or that is written when one is interrupted, remembers which call is next: the
     resumed run starts there.

@@ -55,6 +55,8 @@ class OnPolicyLoop(Loop):
         if self.session.horizon.has_begun:
             return
         self.driver.continue_calls()
+        # a run that is prolonged skipped the reset that was due at its former end
+        self.session.reset_networks(self.session.counters.env_steps, self.is_finished())
         if not self.is_finished():
             self._collect()
 

@@ -13,7 +13,9 @@ from mtrl_lightning.schedules import Every
 
 
 class ResetCallback(SessionCallback):
-    """Reset the networks every N env steps and keep the replay.
+    """Reset the networks every N env steps; the replay is kept.
+
+    An on-policy algorithm resets them between two iterations.
 
     Networks lose the ability to learn with time: Nikishin et al. 2022 ("The Primacy Bias in Deep
     Reinforcement Learning"). ARS (Cho et al. 2025) resets 4 times on MT10 and 6 times on MT50. An
@@ -49,6 +51,8 @@ class ResetCallback(SessionCallback):
         assert self._every is not None
         if at_end:
             return  # a run that is prolonged resets here before its next action
+        if self.session.is_collecting:
+            return  # what is collected is of the present policy, and so must be its updates
         is_due = self._every(env_steps) and self._has_started
         self._has_started = True
         counters = self.session.counters

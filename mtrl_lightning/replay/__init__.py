@@ -1,4 +1,4 @@
-"""Remembering: what was seen, in memory and on disk, and the stream of batches."""
+"""The transitions that are learned from, in memory and on disk, and the stream of batches."""
 
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.datamodule import MultiTaskData

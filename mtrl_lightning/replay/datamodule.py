@@ -39,16 +39,16 @@ class MultiTaskData(LightningDataModule):
 
     Args:
         benchmark: the tasks, chosen by ``class_path``.
-        batch_size: transitions of a batch over all trained tasks; each gets the same number. Null
-            for 128 per task.
-        capacity: transitions kept, over all trained tasks; each environment has an equal share.
-            Null for 100,000 per task.
+        batch_size: off-policy only: transitions of a batch over all trained tasks; each gets the
+            same number. Null for 128 per task.
+        capacity: off-policy only: transitions kept, over all trained tasks; each environment has an
+            equal share. Null for 100,000 per task.
         exclude_from_training: names of tasks that are evaluated but never trained on.
-        memory_map: keep the replay in a file in the run's folder, mapped into memory, for one
-            larger than the memory.
-        on_device: keep the replay in the memory of the GPU that trains, if it takes at most half of
-            what is free there.
-        seed: of the draws from the replay.
+        memory_map: off-policy only: keep the replay in a file in the run's folder, mapped into
+            memory, for one larger than the memory.
+        on_device: off-policy only: keep the replay in the memory of the GPU that trains, if it
+            takes at most half of what is free there.
+        seed: of the draws of batches.
 
     Raises:
         ConfigurationError: if a task is unknown, all are excluded, the batch cannot be shared out
@@ -71,6 +71,7 @@ class MultiTaskData(LightningDataModule):
             "data.batch_size": batch_size,
             "data.capacity": capacity,
             "data.memory_map": memory_map or None,
+            "data.on_device": None if on_device else False,
         }
         self._memory_map = memory_map
         self._on_device = on_device

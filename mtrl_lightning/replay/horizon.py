@@ -31,7 +31,7 @@ class Horizon:
     which the next iteration starts.
 
     A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. Where
-    transitions were dropped because of a fault, as many rows of the task are used twice.
+    transitions were dropped because of a fault, rows of the same task are repeated.
 
     Args:
         spec: the trained tasks, shapes and types.
@@ -62,6 +62,7 @@ class Horizon:
         self._device = device
         self._rows_per_task = rows_per_task(len(tasks), len(spec.train_tasks), collection)
         self._train_tasks = spec.train_tasks
+        self._task_names = spec.task_names
         self._task_R = torch.tensor(spec.train_tasks, device=device)
         self._generator = torch.Generator().manual_seed(seed)
         fields = (*transition_fields(spec, policy_fields), Field("truncated", (), "bool"))
@@ -123,8 +124,8 @@ class Horizon:
         for task in self._train_tasks:
             if not self._valid_SE[:, self._task_E == task].any():
                 raise EnvironmentFaultError(
-                    f"task {task} has no transition in this iteration, because its environments"
-                    " broke at each step: see the warnings above"
+                    f"{self._task_names[task]} has no transition in this iteration: its"
+                    " environments failed at every step; see the warnings above"
                 )
         columns = {name: to_device(array, self._device) for name, array in self._arrays.items()}
         valid_SE = to_device(self._valid_SE, self._device)
@@ -250,7 +251,7 @@ def rows_per_task(num_envs: int, num_tasks: int, collection: OnPolicy) -> int:
     """Return the rows of a trained task in an iteration.
 
     Args:
-        num_envs: number of environments, the same for every task.
+        num_envs: number of environments over all trained tasks; each task has the same number.
         num_tasks: number of trained tasks, ``R``.
         collection: steps, epochs and minibatches.
 

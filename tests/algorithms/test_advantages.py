@@ -45,7 +45,7 @@ def by_hand(terminated=(), cut=(2,)):
         terminated_SE=flags(3, *terminated),
         cut_SE=flags(3, *cut),
         discount=0.5,
-        trace_decay=0.4,
+        gae_lambda=0.4,
     )[:, 0].tolist()
 
 
@@ -87,7 +87,7 @@ class Rollout:
         following_SE = torch.cat([self.value_SE[1:], own_SE[-1:]])
         self.next_value_SE = torch.where(self.cut_SE, own_SE, following_SE)
 
-    def advantages(self, discount=DISCOUNT, trace_decay=TRACE_DECAY):
+    def advantages(self, discount=DISCOUNT, gae_lambda=TRACE_DECAY):
         return advantages.generalized_advantages(
             self.reward_SE,
             self.value_SE,
@@ -95,7 +95,7 @@ class Rollout:
             self.terminated_SE,
             self.cut_SE,
             discount,
-            trace_decay,
+            gae_lambda,
         )
 
     def chains(self, env):
@@ -112,7 +112,7 @@ class Rollout:
         if first < NUM_STEPS:
             yield first, NUM_STEPS
 
-    def naive_advantages(self, discount=DISCOUNT, trace_decay=TRACE_DECAY):
+    def naive_advantages(self, discount=DISCOUNT, gae_lambda=TRACE_DECAY):
         """Equation 16 as the double sum that it is; NaN where nothing happened."""
         wanted_SE = torch.full((NUM_STEPS, NUM_ENVS), math.nan, dtype=torch.float64)
         for env in range(NUM_ENVS):
@@ -125,18 +125,18 @@ class Rollout:
                             successor = 0.0
                         delta = self.reward_SE[later, env] + discount * successor
                         delta = delta - self.value_SE[later, env]
-                        total += (discount * trace_decay) ** (later - step) * delta
+                        total += (discount * gae_lambda) ** (later - step) * delta
                     wanted_SE[step, env] = total
         return wanted_SE
 
 
 @pytest.mark.parametrize("discount", [1.0, DISCOUNT, 0.0])
-@pytest.mark.parametrize("trace_decay", [1.0, TRACE_DECAY, 0.0])
-def test_advantages_equal_a_loop_over_each_environments_episodes(draw, discount, trace_decay):
+@pytest.mark.parametrize("gae_lambda", [1.0, TRACE_DECAY, 0.0])
+def test_advantages_equal_a_loop_over_each_environments_episodes(draw, discount, gae_lambda):
     rollout = Rollout(draw)
     assert 0.01 < (~rollout.valid_SE).float().mean() < 0.2
-    found_SE = rollout.advantages(discount, trace_decay)
-    wanted_SE = rollout.naive_advantages(discount, trace_decay)
+    found_SE = rollout.advantages(discount, gae_lambda)
+    wanted_SE = rollout.naive_advantages(discount, gae_lambda)
     assert torch.equal(wanted_SE.isnan(), ~rollout.valid_SE)
     torch.testing.assert_close(found_SE[rollout.valid_SE], wanted_SE[rollout.valid_SE])
 
@@ -157,12 +157,12 @@ def test_with_lambda_0_the_advantage_is_the_one_step_error(draw):
     wanted_SE = (
         rollout.reward_SE + DISCOUNT * continues_SE * rollout.next_value_SE - rollout.value_SE
     )
-    torch.testing.assert_close(rollout.advantages(trace_decay=0.0), wanted_SE)
+    torch.testing.assert_close(rollout.advantages(gae_lambda=0.0), wanted_SE)
 
 
 def test_with_lambda_1_the_advantage_is_the_discounted_return_minus_the_value(draw):
     rollout = Rollout(draw)
-    found_SE = rollout.advantages(trace_decay=1.0)
+    found_SE = rollout.advantages(gae_lambda=1.0)
     for env in range(NUM_ENVS):
         for first, end in rollout.chains(env):
             is_over = rollout.terminated_SE[end - 1, env]

@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import PPO, Linear, PopArt, ReturnScale, Transform
-from mtrl_lightning.algorithms.learning_rate import Constant
+from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale, Transform
+from mtrl_lightning.algorithms.learning_rate import ConstantRate
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
@@ -208,7 +208,7 @@ class PlainPPO:
 
     def begin_iteration(self, collected):
         self.is_first_update = True
-        discount, decay = self.options["discount"], self.options["trace_decay"]
+        discount, decay = self.options["discount"], self.options["gae_lambda"]
         columns, task_E, valid_SE = collected.columns, collected.task_E.tolist(), collected.valid_SE
         num_steps, num_envs = valid_SE.shape
         observation, next_observation = columns["observation"], columns["next_observation"]
@@ -308,7 +308,7 @@ class PlainPPO:
                 torch.min(ratio_B[i] * advantage, ratio_B[i].clip(1 - clip, 1 + clip) * advantage)
             )
         entropy_B = policy.entropy().sum(1)
-        objective_B = torch.stack(gains) + self.options["entropy_weight"] * entropy_B
+        objective_B = torch.stack(gains) + self.options["entropy_coef"] * entropy_B
         actor_loss = -sum(self.task_losses(objective_B)) / NUM_TASKS
         self.step("actor", actor_loss, self.actor_parameters, self.actor_optimizer)
         with torch.no_grad():
@@ -351,10 +351,10 @@ class PlainPPO:
 
 DEFAULTS = {
     "discount": 0.9,
-    "trace_decay": 0.8,
+    "gae_lambda": 0.8,
     "clip": 0.1,
     "value_clip": None,
-    "entropy_weight": 0.01,
+    "entropy_coef": 0.01,
     "actor_max_grad_norm": 0.1,
     "critic_max_grad_norm": 0.5,
     "step_size": 0.4,
@@ -368,7 +368,7 @@ VARIANTS = {
         {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
         {"critic": SMALL_HEADS},
     ),
-    "a narrow clip": ({"clip": 0.01, "entropy_weight": 0.0}, {}),
+    "a narrow clip": ({"clip": 0.01, "entropy_coef": 0.0}, {}),
 }
 
 
@@ -432,7 +432,7 @@ def test_the_gradients_are_clipped_in_the_comparison():
 def test_one_epoch_with_one_minibatch_is_a_policy_gradient_step():
     learning_rate = 0.1
     sgd = partial(SGD, lr=learning_rate)
-    ppo = make_ppo(actor_optimizer=sgd, entropy_weight=0.0, actor_max_grad_norm=None)
+    ppo = make_ppo(actor_optimizer=sgd, entropy_coef=0.0, actor_max_grad_norm=None)
     attach(ppo)
     collected = make_collected(ppo, gap=0.0)
     computed = ppo.begin_iteration(collected, 0.0)
@@ -506,7 +506,7 @@ def by_hand(observations, successors, rewards, terminated=(), truncated=(), gaps
         critic=HandCritic,
         return_scale=ReturnScale,
         discount=0.5,
-        trace_decay=0.4,
+        gae_lambda=0.4,
     )
     attach(ppo)
     steps = range(len(rewards))
@@ -724,22 +724,22 @@ def learning_rates(ppo):
 
 
 def test_the_factors_of_the_schedules_by_hand():
-    assert [Linear().factor(x) for x in (0, 0.25, 1)] == [1, 0.75, 0]
-    assert [Linear(0.2).factor(x) for x in (0, 0.5, 1)] == pytest.approx([1, 0.6, 0.2])
-    assert [Linear(3.0).factor(x) for x in (0, 0.5, 1)] == [1, 2, 3]
-    assert [Constant().factor(x) for x in (0, 0.5, 1)] == [1, 1, 1]
+    assert [LinearRate().factor(x) for x in (0, 0.25, 1)] == [1, 0.75, 0]
+    assert [LinearRate(0.2).factor(x) for x in (0, 0.5, 1)] == pytest.approx([1, 0.6, 0.2])
+    assert [LinearRate(3.0).factor(x) for x in (0, 0.5, 1)] == [1, 2, 3]
+    assert [ConstantRate().factor(x) for x in (0, 0.5, 1)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("final", [-0.1, math.nan])
 def test_a_negative_final_factor_is_refused(final):
     with pytest.raises(ConfigurationError, match=f"final factor is {final}"):
-        Linear(final)
+        LinearRate(final)
 
 
 def test_the_learning_rates_follow_the_schedule_also_after_a_resumption():
     def make():
         return make_ppo(
-            learning_rate=partial(Linear, final=0.5),
+            learning_rate=partial(LinearRate, final=0.5),
             actor_optimizer=partial(Adam, lr=0.01),
             critic_optimizer=partial(Adam, lr=0.04),
         )
@@ -759,7 +759,7 @@ def test_the_learning_rates_follow_the_schedule_also_after_a_resumption():
 
 
 def test_no_step_is_made_with_a_learning_rate_of_zero():
-    ppo = make_ppo(learning_rate=Linear, return_scale=ReturnScale)
+    ppo = make_ppo(learning_rate=LinearRate, return_scale=ReturnScale)
     before = copy_of(ppo)
     iterate(ppo, progress=1.0)
     assert changed(ppo, before) == {"num_iterations"}
@@ -865,7 +865,7 @@ SAVED = {
     "encoder": Standardize,
     "noise": partial(StateNoise, initial=-0.25, minimum=-1.5),
     "return_scale": partial(PopArt, step_size=0.1),
-    "learning_rate": partial(Linear, final=0.3),
+    "learning_rate": partial(LinearRate, final=0.3),
     "num_steps": 16,
     "num_epochs": 3,
     "num_minibatches": 2,
@@ -979,13 +979,13 @@ def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
         ({"num_minibatches": 0}, "num_minibatches is 0"),
         ({"discount": 1.01}, r"discount is 1\.01"),
         ({"discount": math.nan}, "discount is nan"),
-        ({"trace_decay": 2}, "trace_decay is 2"),
-        ({"trace_decay": -0.1}, r"trace_decay is -0\.1"),
+        ({"gae_lambda": 2}, "gae_lambda is 2"),
+        ({"gae_lambda": -0.1}, r"gae_lambda is -0\.1"),
         ({"clip": 0}, "^clip is 0"),
         ({"clip": -0.2}, r"^clip is -0\.2"),
         ({"value_clip": 0.0}, r"value_clip is 0\.0"),
-        ({"entropy_weight": -1}, "entropy_weight is -1"),
-        ({"entropy_weight": math.nan}, "entropy_weight is nan"),
+        ({"entropy_coef": -1}, "entropy_coef is -1"),
+        ({"entropy_coef": math.nan}, "entropy_coef is nan"),
         ({"max_kl": 0}, "max_kl is 0"),
         ({"actor_max_grad_norm": 0.0}, r"actor_max_grad_norm is 0\.0"),
         ({"critic_max_grad_norm": -1.0}, r"critic_max_grad_norm is -1\.0"),
@@ -1001,9 +1001,9 @@ def test_numbers_out_of_range_are_refused(options, named):
     [
         {"discount": 0.0},
         {"discount": 1.0},
-        {"trace_decay": 0.0},
-        {"trace_decay": 1.0},
-        {"entropy_weight": 0.0},
+        {"gae_lambda": 0.0},
+        {"gae_lambda": 1.0},
+        {"entropy_coef": 0.0},
         {"max_kl": None, "value_clip": None},
         {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
     ],

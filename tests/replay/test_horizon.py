@@ -257,7 +257,7 @@ def test_a_task_without_any_row_is_a_fault_that_names_it():
     missing = {(step, env) for step in range(NUM_STEPS) for env in (2, 3)}
     horizon = make()
     collect(horizon, missing=missing)
-    with pytest.raises(EnvironmentFaultError, match="task 1 has no transition"):
+    with pytest.raises(EnvironmentFaultError, match="task-1 has no transition"):
         horizon.collected()
 
 
