@@ -309,7 +309,10 @@ def test_options_of_a_replay_are_named_together(command_line, capsys):
         ("num_epochs=0", "num_epochs is 0: give at least 1"),
         ("num_minibatches=5", "48 env steps of each task"),
         ("num_steps=0", "num_steps is 0: give at least 1"),
-        ("reward_scale=mtrl_lightning.algorithms.MeanReward", "learns normalized returns (return_scale)"),
+        (
+            "reward_scale=mtrl_lightning.algorithms.MeanReward",
+            "learns normalized returns (return_scale)",
+        ),
         ("auxiliaries=[]", "PPO has no auxiliaries: representation losses need a replay"),
     ],
 )
