@@ -15,6 +15,20 @@ WARMUP_STEPS = 10_000
 """Environment steps of the warm-up if none are given."""
 
 
+def check_warmup(warmup_steps: int, total_steps: int) -> None:
+    """Check the environment steps of the warm-up and of the run.
+
+    Raises:
+        ConfigurationError: if there is no warm-up, or nothing after it.
+    """
+    if warmup_steps < 1:
+        raise ConfigurationError(f"rollout.warmup_steps is {warmup_steps}: give at least 1")
+    if total_steps <= warmup_steps:
+        raise ConfigurationError(
+            f"rollout.total_steps {total_steps} must be above rollout.warmup_steps {warmup_steps}"
+        )
+
+
 class OffPolicyLoop(Loop):
     """Step the environments: at random until the warm-up is over, then with the policy.
 
@@ -28,34 +42,24 @@ class OffPolicyLoop(Loop):
         total_steps: environment steps after which training ends.
         warmup_steps: environment steps with uniformly random actions before the first update;
             None for 10,000.
-        warmup_updates: updates made at once when the warm-up ends; None for none.
-        updates_per_step: updates per vector step; None for 1.
+        ratio: of updates to vector steps.
 
     Raises:
-        ConfigurationError: if a number is out of range.
+        ConfigurationError: if the warm-up is out of range.
     """
 
     def __init__(
         self,
         driver: Driver,
         total_steps: int,
-        warmup_steps: int | None = None,
-        warmup_updates: int | None = None,
-        updates_per_step: float | None = None,
+        warmup_steps: int | None,
+        ratio: UpdateRatio,
     ) -> None:
         super().__init__(driver, total_steps)
         warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
-        warmup_updates = 0 if warmup_updates is None else warmup_updates
-        updates_per_step = 1.0 if updates_per_step is None else updates_per_step
-        if warmup_steps < 1:
-            raise ConfigurationError(f"rollout.warmup_steps is {warmup_steps}: give at least 1")
-        if total_steps <= warmup_steps:
-            raise ConfigurationError(
-                f"rollout.total_steps {total_steps} must be above rollout.warmup_steps"
-                f" {warmup_steps}"
-            )
+        check_warmup(warmup_steps, total_steps)
         self._warmup = Until(warmup_steps)
-        self._ratio = UpdateRatio(updates_per_step, warmup_updates)
+        self._ratio = ratio
         self._is_step_under_way = False
 
     def check(self, num_envs: int) -> None:

@@ -11,11 +11,12 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.driver import Driver, Loop
-from mtrl_lightning.callbacks.off_policy import OffPolicyLoop
+from mtrl_lightning.callbacks.off_policy import OffPolicyLoop, check_warmup
 from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
+from mtrl_lightning.schedules import UpdateRatio
 
 
 class RolloutCallback(Driver):
@@ -79,13 +80,19 @@ class RolloutCallback(Driver):
                 f"rollout.window is {window}, rollout.timeout {timeout}: both must be above 0;"
                 f" rollout.max_restarts is {max_restarts}: give 0 or more"
             )
+        if warmup_steps is not None:
+            check_warmup(warmup_steps, total_steps)
         super().__init__()
+        self._warmup_steps = warmup_steps
+        self._ratio = UpdateRatio(
+            1.0 if updates_per_step is None else updates_per_step, warmup_updates
+        )
         self.total_steps = total_steps
         self.learner_threads = learner_threads
-        self._off_policy_options: dict[str, Any] = {
-            "warmup_steps": warmup_steps,
-            "warmup_updates": warmup_updates or None,
-            "updates_per_step": updates_per_step,
+        self._off_policy_options = {
+            "rollout.warmup_steps": warmup_steps,
+            "rollout.warmup_updates": warmup_updates or None,
+            "rollout.updates_per_step": updates_per_step,
         }
         self._envs_per_task = envs_per_task
         self._num_workers = num_workers
@@ -124,11 +131,9 @@ class RolloutCallback(Driver):
         self.loop.open()
 
     def _make_loop(self) -> Loop:
-        given = self._off_policy_options
         if self.session.algorithm.collection is not None:
-            unused = {f"rollout.{name}": value for name, value in given.items()}
-            return OnPolicyLoop(self, self.total_steps, unused)
-        return OffPolicyLoop(self, self.total_steps, **given)
+            return OnPolicyLoop(self, self.total_steps, self._off_policy_options)
+        return OffPolicyLoop(self, self.total_steps, self._warmup_steps, self._ratio)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Step until there is something to learn from; do what an interruption left undone.

@@ -95,3 +95,14 @@ def test_one_temperature_for_all_tasks(command_line):
     command_line("fit", "--model.init_args.temperature.init_args.per_task=false", configs=CONFIGS)
     state = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["state_dict"]
     assert state["temperature.log_alpha"].shape == (1,) and state["temperature.log_alpha"] != 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["warmup_steps=0", "warmup_steps=900", "warmup_updates=-1", "updates_per_step=0", "window=0"],
+)
+def test_numbers_out_of_range_are_refused_before_the_run_has_a_folder(command_line, option):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line("fit", f"--rollout.{option}")
+    assert exit_info.value.code == 2
+    assert not command_line.folder().exists()
