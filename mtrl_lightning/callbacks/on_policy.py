@@ -11,6 +11,7 @@ from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.replay import HorizonDataset
 from mtrl_lightning.replay.datamodule import refuse_replay_options
 from mtrl_lightning.replay.horizon import rows_per_task
+from mtrl_lightning.threads import one_thread
 
 
 class OnPolicyLoop(Loop):
@@ -64,19 +65,24 @@ class OnPolicyLoop(Loop):
         """Step until the iteration is complete, and let the algorithm begin to learn from it."""
         session = self.session
         horizon = session.horizon
-        while not self.driver.should_stop:
-            self.driver.send("explore")
-            self.driver.receive()
-            if horizon.is_full:
-                break
-            self.driver.complete_step()
-            session.check_signals()
-        else:
+        with one_thread():
+            self._step_until_full()
+        if not horizon.is_full:
             return
         steps_before = session.counters.env_steps - len(horizon)
         progress = min(steps_before / self.total_steps, 1.0)
         with session.stopwatch.measure("update"):
             horizon.begin(session.algorithm.begin_iteration(horizon.collected(), progress))
+
+    def _step_until_full(self) -> None:
+        """Step until the iteration is complete, or the trainer is asked to end the run."""
+        while not self.driver.should_stop:
+            self.driver.send("explore")
+            self.driver.receive()
+            if self.session.horizon.is_full:
+                return
+            self.driver.complete_step()
+            self.session.check_signals()
 
     def after_batch(self) -> None:
         """After the iteration's last minibatch, do what is due and collect the next iteration."""

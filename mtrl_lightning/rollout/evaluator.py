@@ -16,6 +16,7 @@ from mtrl_lightning.errors import (
     RestartsExhaustedError,
 )
 from mtrl_lightning.rollout.collector import Collector, quotas
+from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode, Policy
 
 METRICS = ("success", "success_last", "return")
@@ -137,7 +138,8 @@ class Evaluator:
         """
         while True:
             try:
-                return self._run(policy, on_step)
+                with one_thread():
+                    return self._run(policy, on_step)
             except EnvironmentFaultError as fault:
                 self.close()
                 if self.num_restarts >= self._max_restarts:
