@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import Horizon, MultiTaskData, ReplayBuffer
+from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, RolloutBuffer
 from mtrl_lightning.rollout import Collector
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Session:
         if collection is None:
             self.data.open_replay(tasks, self.folder, device, fields)
         else:
-            self.data.open_horizon(tasks, collection, fields, device)
+            self.data.open_rollout_buffer(tasks, collection, fields, device)
 
     @property
     def collector(self) -> Collector:
@@ -149,20 +149,20 @@ class Session:
         return self.data.buffer
 
     @property
-    def horizon(self) -> Horizon:
+    def rollout_buffer(self) -> RolloutBuffer:
         """The transitions of an on-policy algorithm's iteration."""
-        assert self.data.horizon is not None, "the session is not open"
-        return self.data.horizon
+        assert self.data.rollout_buffer is not None, "the session is not open"
+        return self.data.rollout_buffer
 
     @property
-    def transitions(self) -> ReplayBuffer | Horizon:
+    def transitions(self) -> ReplayBuffer | RolloutBuffer:
         """What holds the transitions that are learned from."""
-        return self.replay if self.algorithm.collection is None else self.horizon
+        return self.replay if self.algorithm.collection is None else self.rollout_buffer
 
     @property
     def is_collecting(self) -> bool:
         """Whether an on-policy algorithm is in the middle of an iteration."""
-        return self.algorithm.collection is not None and len(self.horizon) > 0
+        return self.algorithm.collection is not None and len(self.rollout_buffer) > 0
 
     def note_restart(self, envs: VectorEnv, reason: str) -> None:
         """Count environments that were rebuilt after a fault, and say why."""

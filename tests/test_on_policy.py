@@ -142,7 +142,7 @@ def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
         fit(command_line, "--name=parts", configs=configs)
     assert exit_info.value.code == 143
     monkeypatch.setattr(owner, method, original)
-    state = checkpoint(command_line, "parts")["MultiTaskData"]["horizon"]
+    state = checkpoint(command_line, "parts")["MultiTaskData"]["rollout_buffer"]
     if kind == "collecting":
         assert 0 < len(state["valid"]) < 48 and not state["computed"]
     else:
@@ -162,7 +162,7 @@ def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(c
         "--rollout.total_steps=288",
         "--model.init_args.learning_rate=ConstantRate",
     )
-    assert len(checkpoint(command_line, "parts")["MultiTaskData"]["horizon"]["valid"]) == 0
+    assert len(checkpoint(command_line, "parts")["MultiTaskData"]["rollout_buffer"]["valid"]) == 0
     more = ["--ckpt_path=last", "--model.init_args.learning_rate=ConstantRate"]
     fit(command_line, *options, "--name=parts", *more)
     ends = [checkpoint(command_line, run) for run in ("whole", "parts")]

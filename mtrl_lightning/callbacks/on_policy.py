@@ -8,9 +8,9 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.callbacks.driver import Driver, Loop
-from mtrl_lightning.replay import HorizonDataset
+from mtrl_lightning.replay import RolloutDataset
 from mtrl_lightning.replay.datamodule import refuse_replay_options
-from mtrl_lightning.replay.horizon import rows_per_task
+from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.threads import one_thread
 
 
@@ -41,19 +41,19 @@ class OnPolicyLoop(Loop):
 
     def open(self) -> None:
         """Let training batches be those of the iteration."""
-        horizon = self.session.horizon
-        rows = horizon.collection.num_steps * horizon.num_envs
+        buffer = self.session.rollout_buffer
+        rows = buffer.collection.num_steps * buffer.num_envs
         if self.total_steps % rows:
             whole = -(-self.total_steps // rows) * rows
             rank_zero_info(
                 f"rollout.total_steps {self.total_steps:,} is rounded up to {whole:,},"
                 f" whole iterations of {rows:,} env steps"
             )
-        self.session.data.stream = HorizonDataset(horizon)
+        self.session.data.stream = RolloutDataset(buffer)
 
     def start(self) -> None:
         """Continue the iteration of a checkpoint, or collect the first."""
-        if self.session.horizon.has_begun:
+        if self.session.rollout_buffer.has_begun:
             return
         self.driver.continue_calls()
         # a run that is prolonged skipped the reset that was due at its former end
@@ -64,22 +64,22 @@ class OnPolicyLoop(Loop):
     def _collect(self) -> None:
         """Step until the iteration is complete, and let the algorithm begin to learn from it."""
         session = self.session
-        horizon = session.horizon
+        buffer = session.rollout_buffer
         with one_thread():
             self._step_until_full()
-        if not horizon.is_full:
+        if not buffer.is_full:
             return
-        steps_before = session.counters.env_steps - len(horizon)
+        steps_before = session.counters.env_steps - len(buffer)
         progress = min(steps_before / self.total_steps, 1.0)
         with session.stopwatch.measure("update"):
-            horizon.begin(session.algorithm.begin_iteration(horizon.collected(), progress))
+            buffer.begin(session.algorithm.begin_iteration(buffer.collected(), progress))
 
     def _step_until_full(self) -> None:
         """Step until the iteration is complete, or the trainer is asked to end the run."""
         while not self.driver.should_stop:
             self.driver.send("explore")
             self.driver.receive()
-            if self.session.horizon.is_full:
+            if self.session.rollout_buffer.is_full:
                 return
             self.driver.complete_step()
             self.session.check_signals()
@@ -87,18 +87,18 @@ class OnPolicyLoop(Loop):
     def after_batch(self) -> None:
         """After the iteration's last minibatch, do what is due and collect the next iteration."""
         session = self.session
-        horizon = session.horizon
+        buffer = session.rollout_buffer
         if session.algorithm.is_iteration_over():
-            horizon.skip_rest()
-        if horizon.is_used_up:
-            session.algorithm.end_iteration(horizon.collected())
-            horizon.clear()
+            buffer.skip_rest()
+        if buffer.is_used_up:
+            session.algorithm.end_iteration(buffer.collected())
+            buffer.clear()
             self.driver.complete_step()
         session.check_signals()
-        if not horizon.has_begun and not self.is_finished():
+        if not buffer.has_begun and not self.is_finished():
             self._collect()
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
         has_stepped = self.session.counters.env_steps >= self.total_steps
-        return has_stepped and len(self.session.horizon) == 0
+        return has_stepped and len(self.session.rollout_buffer) == 0

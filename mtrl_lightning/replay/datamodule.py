@@ -16,7 +16,7 @@ from mtrl_lightning.envs.benchmark import Benchmark, check_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
-from mtrl_lightning.replay.horizon import Horizon
+from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import EnvSpec, OnPolicy, known_tasks
@@ -84,7 +84,7 @@ class MultiTaskData(LightningDataModule):
         self.session: Any = None
         """The run that these data are part of, while it lasts."""
         self.buffer: ReplayBuffer | None = None
-        self.horizon: Horizon | None = None
+        self.rollout_buffer: RolloutBuffer | None = None
         """What an on-policy algorithm learns from, in place of the buffer."""
         self._opened_for: tuple[Any, ...] = ()
         self.stream: IterableDataset | None = None
@@ -134,13 +134,13 @@ class MultiTaskData(LightningDataModule):
         )
         return self.buffer
 
-    def open_horizon(
+    def open_rollout_buffer(
         self,
         tasks: Sequence[int],
         collection: OnPolicy,
         policy_fields: Sequence[Field] = (),
         device: torch.device = CPU,
-    ) -> Horizon:
+    ) -> RolloutBuffer:
         """Take the memory for an iteration of an on-policy algorithm, and print how much it is.
 
         Args:
@@ -153,23 +153,23 @@ class MultiTaskData(LightningDataModule):
             ConfigurationError: if the rows cannot be shared out among the minibatches.
         """
         opened_for = (tuple(tasks), collection, device, tuple(policy_fields))
-        if self.horizon is not None and self._opened_for == opened_for:
-            return self.horizon  # a second fit continues in the middle of its iteration
+        if self.rollout_buffer is not None and self._opened_for == opened_for:
+            return self.rollout_buffer  # a second fit continues in the middle of its iteration
         self._forget(opened_for)
-        self.horizon = Horizon(
+        self.rollout_buffer = RolloutBuffer(
             self.spec, tasks, collection, policy_fields, seed=self._seed, device=device
         )
         rows = collection.num_steps * len(tasks)
         rank_zero_info(
-            f"Iterations of {rows:,} env steps ({self.horizon.num_bytes / 2**20:,.0f} MiB),"
+            f"Iterations of {rows:,} env steps ({self.rollout_buffer.num_bytes / 2**20:,.0f} MiB),"
             f" {collection.num_epochs} epochs of {collection.num_minibatches} minibatches of"
             f" {rows // collection.num_minibatches:,}"
         )
-        return self.horizon
+        return self.rollout_buffer
 
     def _forget(self, opened_for: tuple[Any, ...]) -> None:
         self.buffer = None
-        self.horizon = None
+        self.rollout_buffer = None
         self.stream = None
         self._opened_for = opened_for
 
@@ -199,16 +199,16 @@ class MultiTaskData(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the manifest of the replay's files and its generator, or an iteration's state."""
-        if self.horizon is not None:
-            return {"horizon": self.horizon.state_dict()}
+        if self.rollout_buffer is not None:
+            return {"rollout_buffer": self.rollout_buffer.state_dict()}
         if self.buffer is None:
             return {}
         return {"replay": self.manifest, "buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; ``ReplayCallback`` reads the replay's transitions."""
-        if self.horizon is not None and "horizon" in state_dict:
-            self.horizon.load_state_dict(state_dict["horizon"])
+        if self.rollout_buffer is not None and "rollout_buffer" in state_dict:
+            self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
         if self.buffer is not None and "buffer" in state_dict:
             self.manifest = state_dict["replay"]
             self.buffer.load_state_dict(state_dict["buffer"])

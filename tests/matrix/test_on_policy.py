@@ -13,7 +13,7 @@ from jsonargparse import dict_to_namespace
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import Horizon
+from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.rollout import Collector
 from tests.conftest import ROOT
 from tests.matrix import (
@@ -46,19 +46,19 @@ def iteration(model: PPO) -> dict[str, float]:
     """Collect an iteration and learn from it, as a run does; return the metrics."""
     envs = VectorEnv(BENCHMARKS["toy"], list(range(4)), num_workers=0)
     collector = Collector(envs, model)
-    horizon = Horizon(model.spec, list(range(4)), model.collection, model.policy_fields)
-    while not horizon.is_full:
+    buffer = RolloutBuffer(model.spec, list(range(4)), model.collection, model.policy_fields)
+    while not buffer.is_full:
         transitions, _ = collector.step("explore")
-        horizon.add(transitions)
+        buffer.add(transitions)
     envs.close()
     optimizers = model.configure_optimizers()
     model.optimizers = lambda use_pl_optimizer=True: optimizers
-    horizon.begin(model.begin_iteration(horizon.collected(), 0.0))
+    buffer.begin(model.begin_iteration(buffer.collected(), 0.0))
     batch_idx = 0
-    while not horizon.is_used_up:
-        model.training_step(horizon.next_minibatch(), batch_idx)
+    while not buffer.is_used_up:
+        model.training_step(buffer.next_minibatch(), batch_idx)
         batch_idx += 1
-    model.end_iteration(horizon.collected())
+    model.end_iteration(buffer.collected())
     return model.drain_metrics()
 
 

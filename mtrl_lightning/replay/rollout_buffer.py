@@ -23,7 +23,7 @@ from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch, Transitions
 
 
-class Horizon:
+class RolloutBuffer:
     """Hold the transitions of one iteration; then hand them out in minibatches.
 
     An iteration goes through three phases: ``add`` until it ``is_full``; ``begin`` with what the
@@ -225,15 +225,15 @@ class Horizon:
             self._num_minibatches = state["num_minibatches"]
 
 
-class HorizonDataset(IterableDataset[TransitionBatch]):
+class RolloutDataset(IterableDataset[TransitionBatch]):
     """Hand out the minibatches of one iteration after another, each when it is asked for.
 
     Args:
-        horizon: what to take them from.
+        buffer: what to take them from.
     """
 
-    def __init__(self, horizon: Horizon) -> None:
-        self._horizon = horizon
+    def __init__(self, buffer: RolloutBuffer) -> None:
+        self._buffer = buffer
 
     def __len__(self) -> int:
         """Return a number that is never reached."""
@@ -242,8 +242,8 @@ class HorizonDataset(IterableDataset[TransitionBatch]):
     def __iter__(self) -> Iterator[TransitionBatch]:
         """Hand out minibatches."""
         while True:
-            with self._horizon.stopwatch.measure("sample"):
-                batch = self._horizon.next_minibatch()
+            with self._buffer.stopwatch.measure("sample"):
+                batch = self._buffer.next_minibatch()
             yield batch
 
 

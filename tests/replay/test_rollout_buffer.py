@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.replay import HorizonDataset
-from mtrl_lightning.replay.horizon import Horizon
+from mtrl_lightning.replay import RolloutDataset
+from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import OnPolicy
 from tests.replay import assert_same_batch, ids_of, make_spec, make_transitions
@@ -24,39 +24,39 @@ POLICY_FIELDS = (Field("unclipped_action", (2,)), Field("log_prob"))
 
 
 def make(collection=COLLECTION, tasks=TASKS, seed=0, spec=None):
-    return Horizon(spec or make_spec(3), tasks, collection, POLICY_FIELDS, seed)
+    return RolloutBuffer(spec or make_spec(3), tasks, collection, POLICY_FIELDS, seed)
 
 
 def row_id(step, env, iteration=0):
     return 10_000 * iteration + 1000 * env + step
 
 
-def add_step(horizon, step, tasks=TASKS, missing=(), iteration=0):
+def add_step(buffer, step, tasks=TASKS, missing=(), iteration=0):
     """Add the transitions of one vector step, without those of environments that broke."""
     envs = [env for env in range(len(tasks)) if (step, env) not in missing]
     ids = np.array([row_id(step, env, iteration) for env in envs])
     transitions = make_transitions(ids, [tasks[env] for env in envs], envs)
     extra = {"unclipped_action": np.stack([ids / 7, -ids / 7], axis=1), "log_prob": -0.5 * ids}
     is_truncated_E = ids % 5 == 0
-    horizon.add(transitions._replace(extra=extra, truncated_E=is_truncated_E))
+    buffer.add(transitions._replace(extra=extra, truncated_E=is_truncated_E))
 
 
-def collect(horizon, first=0, end=None, **options):
-    for step in range(first, horizon.collection.num_steps if end is None else end):
-        add_step(horizon, step, **options)
+def collect(buffer, first=0, end=None, **options):
+    for step in range(first, buffer.collection.num_steps if end is None else end):
+        add_step(buffer, step, **options)
 
 
-def begin(horizon):
+def begin(buffer):
     """Begin with a column that carries each row's number, as advantages would be."""
-    observation_SED = horizon.collected().columns["observation"]
-    horizon.begin({"advantage": 3 * observation_SED[:, :, 0]})
+    observation_SED = buffer.collected().columns["observation"]
+    buffer.begin({"advantage": 3 * observation_SED[:, :, 0]})
 
 
 def ready(**options):
-    horizon = make()
-    collect(horizon, **options)
-    begin(horizon)
-    return horizon
+    buffer = make()
+    collect(buffer, **options)
+    begin(buffer)
+    return buffer
 
 
 def checked_ids(batch):
@@ -73,9 +73,9 @@ def checked_ids(batch):
     return ids
 
 
-def epoch(horizon, num_minibatches=NUM_MINIBATCHES):
+def epoch(buffer, num_minibatches=NUM_MINIBATCHES):
     """The rows' numbers of one epoch, ``[minibatches, B]``."""
-    return np.stack([checked_ids(horizon.next_minibatch()) for _ in range(num_minibatches)])
+    return np.stack([checked_ids(buffer.next_minibatch()) for _ in range(num_minibatches)])
 
 
 def all_ids(missing=(), tasks=TASKS, num_steps=NUM_STEPS):
@@ -87,34 +87,34 @@ def all_ids(missing=(), tasks=TASKS, num_steps=NUM_STEPS):
 
 
 def test_each_epoch_uses_every_row_exactly_once():
-    horizon = ready()
+    buffer = ready()
     for _ in range(NUM_EPOCHS):
-        assert not horizon.is_used_up
-        assert sorted(epoch(horizon).ravel()) == all_ids()
-    assert horizon.is_used_up
+        assert not buffer.is_used_up
+        assert sorted(epoch(buffer).ravel()) == all_ids()
+    assert buffer.is_used_up
 
 
 def test_a_minibatch_is_task_major_with_the_same_number_of_rows_for_each_task():
-    horizon = ready()
+    buffer = ready()
     for _ in range(NUM_EPOCHS * NUM_MINIBATCHES):
-        batch = horizon.next_minibatch()
+        batch = buffer.next_minibatch()
         assert batch.task_B.tolist() == [0] * 3 + [1] * 3 + [2] * 3
         assert [TASKS[env] for env in checked_ids(batch) // 1000] == batch.task_B.tolist()
 
 
 def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
     spec = make_spec(5, (1, 4))
-    horizon = Horizon(spec, [1, 4], OnPolicy(4, 1, 2), POLICY_FIELDS)
-    collect(horizon, tasks=[1, 4])
-    begin(horizon)
-    batch = horizon.next_minibatch()
+    buffer = RolloutBuffer(spec, [1, 4], OnPolicy(4, 1, 2), POLICY_FIELDS)
+    collect(buffer, tasks=[1, 4])
+    begin(buffer)
+    batch = buffer.next_minibatch()
     assert batch.task_B.tolist() == [1, 1, 4, 4]
     assert (checked_ids(batch) // 1000).tolist() == [0, 0, 1, 1]
 
 
 def test_epochs_have_orders_of_their_own():
-    horizon = ready()
-    orders = [epoch(horizon).tolist() for _ in range(NUM_EPOCHS)]
+    buffer = ready()
+    orders = [epoch(buffer).tolist() for _ in range(NUM_EPOCHS)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
     in_task_order = np.stack(orders).reshape(NUM_EPOCHS, NUM_MINIBATCHES, 3, 3)
     # the rows of one task are not drawn in the same order as those of another
@@ -125,22 +125,22 @@ def test_epochs_have_orders_of_their_own():
 def test_the_same_seed_gives_the_same_orders_and_another_does_not():
     orders = []
     for seed in (4, 4, 5):
-        horizon = make(seed=seed)
-        collect(horizon)
-        begin(horizon)
-        orders.append([epoch(horizon).tolist() for _ in range(NUM_EPOCHS)])
+        buffer = make(seed=seed)
+        collect(buffer)
+        begin(buffer)
+        orders.append([epoch(buffer).tolist() for _ in range(NUM_EPOCHS)])
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
 
 
 def test_orders_are_uniform():
     # the place of each of 4 rows in the epoch's order, over many epochs
-    horizon = make(OnPolicy(4, 1000, 4), tasks=[0], spec=make_spec(1))
-    collect(horizon, tasks=[0])
-    begin(horizon)
+    buffer = make(OnPolicy(4, 1000, 4), tasks=[0], spec=make_spec(1))
+    collect(buffer, tasks=[0])
+    begin(buffer)
     counts = np.zeros((4, 4))
     for _ in range(1000):
-        drawn = [int(horizon.next_minibatch().reward_B) // -2 for _ in range(4)]
+        drawn = [int(buffer.next_minibatch().reward_B) // -2 for _ in range(4)]
         counts[np.arange(4), drawn] += 1
     # binomial with the probability 1/4: five standard deviations on either side
     assert np.abs(counts - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)
@@ -156,44 +156,44 @@ def test_orders_leave_the_global_generators_alone():
 
 
 def test_an_iteration_goes_through_its_phases():
-    horizon = make()
+    buffer = make()
     for step in range(NUM_STEPS):
-        assert not horizon.is_full
-        assert len(horizon) == 6 * step
-        add_step(horizon, step)
-    assert horizon.is_full
-    assert not horizon.has_begun
-    assert not horizon.is_used_up
-    begin(horizon)
-    assert horizon.has_begun
-    epoch(horizon)
-    assert not horizon.is_used_up
-    horizon.skip_rest()
-    assert horizon.is_used_up
-    horizon.clear()
-    assert (len(horizon), horizon.is_full, horizon.has_begun) == (0, False, False)
+        assert not buffer.is_full
+        assert len(buffer) == 6 * step
+        add_step(buffer, step)
+    assert buffer.is_full
+    assert not buffer.has_begun
+    assert not buffer.is_used_up
+    begin(buffer)
+    assert buffer.has_begun
+    epoch(buffer)
+    assert not buffer.is_used_up
+    buffer.skip_rest()
+    assert buffer.is_used_up
+    buffer.clear()
+    assert (len(buffer), buffer.is_full, buffer.has_begun) == (0, False, False)
 
 
 def test_nothing_of_an_iteration_is_in_the_next():
-    horizon = ready()
-    epoch(horizon)
-    horizon.clear()
-    collect(horizon, iteration=1)
-    begin(horizon)
+    buffer = ready()
+    epoch(buffer)
+    buffer.clear()
+    collect(buffer, iteration=1)
+    begin(buffer)
     for _ in range(NUM_EPOCHS):
-        assert sorted(epoch(horizon).ravel()) == [10_000 + number for number in all_ids()]
-    assert horizon.is_used_up
+        assert sorted(epoch(buffer).ravel()) == [10_000 + number for number in all_ids()]
+    assert buffer.is_used_up
 
 
 def test_what_was_collected_is_what_was_added():
-    horizon = make()
+    buffer = make()
     missing = {(2, 3), (5, 0)}
-    collect(horizon, missing=missing)
-    collected = horizon.collected()
+    collect(buffer, missing=missing)
+    collected = buffer.collected()
     assert collected.task_E.tolist() == TASKS
     assert not collected.valid_SE[2, 3]
     assert not collected.valid_SE[5, 0]
-    assert collected.valid_SE.sum() == len(horizon) == 34
+    assert collected.valid_SE.sum() == len(buffer) == 34
     step_SE, env_SE = np.indices((NUM_STEPS, len(TASKS)))
     ids_SE = torch.from_numpy(row_id(step_SE, env_SE)).float()
     valid_SE = collected.valid_SE
@@ -204,23 +204,23 @@ def test_what_was_collected_is_what_was_added():
 
 
 def test_the_stream_hands_out_the_minibatches_and_measures_the_time():
-    horizon, other = ready(), ready()
-    stream = HorizonDataset(horizon)
+    buffer, other = ready(), ready()
+    stream = RolloutDataset(buffer)
     assert len(stream) >= 10**12
     for batch in islice(stream, NUM_EPOCHS * NUM_MINIBATCHES):
         assert_same_batch(batch, other.next_minibatch())
-    assert horizon.is_used_up
-    assert set(horizon.stopwatch.drain()) == {"sample"}
+    assert buffer.is_used_up
+    assert set(buffer.stopwatch.drain()) == {"sample"}
 
 
 def test_the_memory_is_that_of_one_iteration():
-    horizon = make()
+    buffer = make()
     # single precision: 3 + 3 numbers of observations, 2 + 2 of actions, the reward and the log
     # density; a byte for each of the two ends
     row_bytes = 4 * (3 + 3 + 2 + 2 + 1 + 1) + 2
-    assert horizon.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
-    collect(horizon)
-    assert horizon.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
+    assert buffer.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
+    collect(buffer)
+    assert buffer.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
 
 
 # ---- faults ----
@@ -228,15 +228,15 @@ def test_the_memory_is_that_of_one_iteration():
 
 def test_dropped_rows_never_appear_and_rows_of_their_task_are_used_twice():
     missing = {(0, 2), (3, 2), (3, 3), (4, 5)}
-    horizon = make()
+    buffer = make()
     # the places of the dropped rows hold those of the iteration before
-    collect(horizon, iteration=1)
-    begin(horizon)
-    horizon.clear()
-    collect(horizon, missing=missing)
-    begin(horizon)
+    collect(buffer, iteration=1)
+    begin(buffer)
+    buffer.clear()
+    collect(buffer, missing=missing)
+    begin(buffer)
     for _ in range(NUM_EPOCHS):
-        ids_MTn = epoch(horizon).reshape(NUM_MINIBATCHES, 3, -1)
+        ids_MTn = epoch(buffer).reshape(NUM_MINIBATCHES, 3, -1)
         assert set(ids_MTn.ravel().tolist()) == set(all_ids(missing))
         for task, num_missing in enumerate([0, 3, 1]):
             counts = np.unique(ids_MTn[:, task], return_counts=True)[1]
@@ -245,29 +245,29 @@ def test_dropped_rows_never_appear_and_rows_of_their_task_are_used_twice():
 
 def test_a_task_with_one_row_left_gives_its_full_share():
     missing = {(step, env) for step in range(NUM_STEPS) for env in (2, 3)} - {(4, 3)}
-    horizon = make()
-    collect(horizon, missing=missing)
-    begin(horizon)
-    ids_MTn = epoch(horizon).reshape(NUM_MINIBATCHES, 3, -1)
+    buffer = make()
+    collect(buffer, missing=missing)
+    begin(buffer)
+    ids_MTn = epoch(buffer).reshape(NUM_MINIBATCHES, 3, -1)
     assert set(ids_MTn[:, 1].ravel().tolist()) == {row_id(4, 3)}
     assert len(set(ids_MTn[:, 0].ravel().tolist())) == 12
 
 
 def test_a_task_without_any_row_is_a_fault_that_names_it():
     missing = {(step, env) for step in range(NUM_STEPS) for env in (2, 3)}
-    horizon = make()
-    collect(horizon, missing=missing)
+    buffer = make()
+    collect(buffer, missing=missing)
     with pytest.raises(EnvironmentFaultError, match="task-1 has no transition"):
-        horizon.collected()
+        buffer.collected()
 
 
 # ---- resumption ----
 
 
-def resumed(horizon, **options):
-    """Another horizon, with another seed, that continues where this one is."""
+def resumed(buffer, **options):
+    """Another buffer, with another seed, that continues where this one is."""
     other = make(**{"seed": 99, **options})
-    other.load_state_dict(horizon.state_dict())
+    other.load_state_dict(buffer.state_dict())
     return other
 
 
@@ -277,10 +277,10 @@ def assert_same_rest(first, second):
         assert not second.is_used_up
         assert_same_batch(second.next_minibatch(), first.next_minibatch())
     assert second.is_used_up
-    for horizon in (first, second):
-        horizon.clear()
-        collect(horizon, iteration=2)
-        begin(horizon)
+    for buffer in (first, second):
+        buffer.clear()
+        collect(buffer, iteration=2)
+        begin(buffer)
     for _ in range(NUM_EPOCHS * NUM_MINIBATCHES):
         assert_same_batch(second.next_minibatch(), first.next_minibatch())
 
@@ -297,9 +297,9 @@ def test_a_collection_is_resumed_in_its_middle(num_steps):
     second = resumed(first)
     assert len(second) == len(first)
     assert second.is_full == first.is_full
-    for horizon in (first, second):
-        collect(horizon, first=num_steps, missing=missing)
-        begin(horizon)
+    for buffer in (first, second):
+        collect(buffer, first=num_steps, missing=missing)
+        begin(buffer)
     assert_same_rest(first, second)
 
 
@@ -326,8 +326,8 @@ def test_an_iteration_whose_rest_is_left_out_stays_over():
 def test_what_is_saved_does_not_change_with_what_follows():
     missing = {(1, 4), (2, 0)}
     first, reference = ready(missing=missing), ready(missing=missing)
-    for horizon in (first, reference):
-        horizon.next_minibatch()
+    for buffer in (first, reference):
+        buffer.next_minibatch()
     state = first.state_dict()
     first.skip_rest()
     first.clear()
@@ -396,10 +396,10 @@ def test_rows_that_cannot_be_shared_out_are_refused_with_a_number_that_is_taken(
         collection._replace(num_steps=num_minibatches),
         collection._replace(num_steps=3 * num_minibatches),
     ):
-        horizon = make(taken, tasks)
-        collect(horizon, tasks=tasks)
-        begin(horizon)
-        ids = epoch(horizon, taken.num_minibatches).ravel()
+        buffer = make(taken, tasks)
+        collect(buffer, tasks=tasks)
+        begin(buffer)
+        ids = epoch(buffer, taken.num_minibatches).ravel()
         assert sorted(ids) == all_ids(tasks=tasks, num_steps=taken.num_steps)
 
 
