@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import shutil
 from functools import partial
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.optim import SGD, Adam
 
 from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale, Transform
 from mtrl_lightning.algorithms.learning_rate import ConstantRate
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, DivergenceError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.loading import load_policy
@@ -966,6 +967,58 @@ def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
     assert metrics["train/clip_fraction"] == 0
     assert {p.dtype for p in ppo.parameters()} == {torch.float32}
     assert all(value.isfinite().all() for value in ppo.state_dict().values())
+
+
+# ---- compiled losses, and gradients that are not finite ----
+
+
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU"
+)
+def test_compiled_losses_give_the_same_updates():
+    plain, compiled = make_ppo(), make_ppo(compile="default")
+    for ppo in (plain, compiled):
+        iterate(ppo, num_epochs=1)
+        iterate(ppo, seed=1, num_epochs=1)
+    for name, value in plain.state_dict().items():
+        found = compiled.state_dict()[name]
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5, msg=name)
+    wanted = plain.drain_metrics()
+    assert compiled.drain_metrics() == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
+def broken(batch):
+    """The batch with an advantage of the second task that is no number."""
+    advantage_B = torch.where(batch.task_B == 1, math.nan, batch.extra["advantage"])
+    return batch._replace(extra={**batch.extra, "advantage": advantage_B})
+
+
+def test_a_skipped_step_of_the_actor_changes_nothing_and_the_next_one_is_made():
+    ppo = make_ppo(on_nonfinite="skip", max_kl=None)
+    attach(ppo)
+    collected = make_collected(ppo)
+    computed = ppo.begin_iteration(collected, 0.0)
+    first, second = (batch_of(collected, computed, row_B) for row_B in rows_of(collected))
+    ppo.training_step(first, 0)
+    actor, noise, critic = (copy_of(part) for part in (ppo.actor, ppo.noise, ppo.critic))
+    ppo.training_step(broken(second), 1)
+    assert not changed(ppo.actor, actor) and not changed(ppo.noise, noise)
+    assert changed(ppo.critic, critic) == set(critic), "the critic's own loss is finite"
+    ppo.training_step(second, 2)
+    assert changed(ppo.actor, actor) == set(actor)
+    ppo.guard.read()
+    assert ppo.counters.skipped_updates == 1
+    assert all(value.isfinite().all() for value in ppo.state_dict().values())
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_task():
+    ppo = make_ppo()
+    attach(ppo)
+    collected = make_collected(ppo)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batch = broken(batch_of(collected, computed, rows_of(collected)[0]))
+    with pytest.raises(DivergenceError, match=r"the actor loss is not finite for task-1 \(nan\)"):
+        ppo.training_step(batch, 0)
 
 
 # ---- options ----
