@@ -15,7 +15,7 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli import MultiTaskCLI
 from mtrl_lightning.config_files import ConfigFileParser, ExtendingConfigFile
 from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.replay.horizon import rows_per_task
+from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.types import OnPolicy
 from tests.conftest import CONFIGS, ROOT, resolve
 
@@ -25,7 +25,7 @@ FILES = sorted(
 )
 SUITES = [name for name in FILES if name.startswith("env/metaworld")]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
-PUBLISHED = [name for name in EXPERIMENTS if not name.endswith(("_brc", "ppo"))]
+PUBLISHED = [name for name in EXPERIMENTS if not name.endswith(("_brc", "_cpu", "ppo"))]
 LOGGERS = [name for name in FILES if name.startswith("logger/")]
 TINY = [
     "--trainer.enable_progress_bar=false",
@@ -61,7 +61,7 @@ def test_every_file_is_known():
         for tasks in TASKS
         for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))
     ]
-    others = ("mt10_brc", "mt10_mtppo", "mt10_toppo", "mt50_toppo")
+    others = ("mt10_brc", "mt10_cpu", "mt10_mtppo", "mt10_toppo", "mt50_toppo")
     experiments += [f"experiment/{name}" for name in others]
     assert sorted(experiments) == sorted(EXPERIMENTS)
     assert [name for name in FILES if name not in EXPERIMENTS] == [
