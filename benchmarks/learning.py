@@ -40,7 +40,7 @@ from benchmarks.measuring import (
     slow_bfloat16,
 )
 from benchmarks.trial import COMMAND
-from mtrl_lightning.callbacks.curves import read_metrics
+from mtrl_lightning.callbacks.curves import Curve, read_metrics
 from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 
@@ -59,6 +59,8 @@ class Curves(NamedTuple):
 
     env_steps_N: npt.NDArray[np.int64]
     scores_STN: npt.NDArray[np.float64]
+    minutes_SN: npt.NDArray[np.float64]
+    """Minutes of training until each evaluation, evaluations and checkpoints included."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -253,16 +255,29 @@ def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
             steps.
     """
     found = []
+    minutes = []
     ticks = set()
     for seed in seeds:
         metrics = read_metrics(next((folder / f"{name}_{seed}").glob("version_*")))
         curves = [metrics[key] for key in sorted(metrics) if key.startswith(f"{metric}/")]
         ticks |= {tuple(env_steps) for env_steps, _ in curves}
         found.append([values for _, values in curves])
+        minutes += [minutes_until(env_steps, metrics) for env_steps, _ in curves[:1]]
     if len(ticks) != 1 or len({len(curves) for curves in found}) != 1:
         what = "has no values" if not ticks else "was not measured at the same steps in all runs"
         raise ConfigurationError(f"{metric} of {name} {what}: give a --metric such as eval/success")
-    return Curves(np.array(ticks.pop()), np.array(found))
+    return Curves(np.array(ticks.pop()), np.array(found), np.array(minutes))
+
+
+def minutes_until(env_steps_N: Sequence[int], metrics: dict[str, Curve]) -> npt.NDArray[np.float64]:
+    """Return the minutes of training until each number of env steps.
+
+    They are summed from the rows' env steps per second, so the time between an interruption and
+    the continuation does not count.
+    """
+    logged, rates = metrics["time/env_steps_per_second"]
+    seconds = np.cumsum(np.diff(logged, prepend=0) / rates)
+    return np.interp(env_steps_N, [0, *logged], [0, *seconds]) / 60
 
 
 def interquartile_mean(scores: npt.NDArray) -> float:
@@ -287,16 +302,18 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
     """Return a row for each variant.
 
     It has the score at the end, the average over training and its difference from the first
-    variant's, and the environment steps to the threshold.
+    variant's, and the environment steps and minutes to the threshold.
     """
     rows = []
     first = next(iter(curves.values()))
-    for name, (env_steps_N, scores_STN) in curves.items():
+    for name, (env_steps_N, scores_STN, minutes_SN) in curves.items():
         generator = np.random.default_rng(0)
         final_ST = scores_STN[:, :, -1]
         area_ST = scores_STN.mean(2)
         reached_SN = scores_STN.mean(1) >= threshold
-        steps = [int(env_steps_N[row.argmax()]) for row in reached_SN if row.any()]
+        places = {s: int(row.argmax()) for s, row in enumerate(reached_SN) if row.any()}
+        steps = [int(env_steps_N[n]) for n in places.values()]
+        minutes = [float(minutes_SN[s, n]) for s, n in places.items()]
         final_interval = interval(final_ST, generator)
         average_interval = interval(area_ST, generator)
         difference = None
@@ -313,6 +330,8 @@ def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]
                 "reached": len(steps),
                 "seeds": len(scores_STN),
                 "env_steps_to_threshold": float(np.median(steps)) if steps else None,
+                "minutes_to_threshold": float(np.median(minutes)) if minutes else None,
+                "minutes": float(np.median(minutes_SN[:, -1])),
                 "final_of_seeds": final_ST.mean(1).tolist(),
             }
         )
@@ -336,6 +355,8 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         "over training",
         "less the first",
         f"env steps to {given.threshold:g}",
+        f"minutes to {given.threshold:g}",
+        "minutes in all",
     ]
     lines = [header, ["---"] * len(header)]
     for row in rows:
@@ -349,34 +370,38 @@ def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         steps = row["env_steps_to_threshold"]
         median_steps = f"{steps:,.0f}" if steps else "-"
         reached = f"{median_steps} ({row['reached']} of {row['seeds']})"
-        lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached])
+        minutes = row["minutes_to_threshold"]
+        times = ["-" if minutes is None else f"{minutes:.1f}", f"{row['minutes']:.1f}"]
+        lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached, *times])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{given.config}, {given.metric}: interquartile mean [95 % bootstrap interval]\n\n{text}"
 
 
 def plot(curves: dict[str, Curves], metric: str, path: Path) -> Path:
-    """Plot all variants over each other; return the file's path."""
+    """Plot all variants, by env steps and by minutes (the mean of the seeds').
+
+    Returns:
+        The file's path.
+    """
     from matplotlib.figure import Figure  # takes a second to import
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, (env_steps_N, scores_STN)) in enumerate(curves.items()):
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    by_steps, by_minutes = figure.subplots(ncols=2, sharey=True)
+    for i, (name, (env_steps_N, scores_STN, minutes_SN)) in enumerate(curves.items()):
         generator = np.random.default_rng(0)
         ticks = range(len(env_steps_N))
         means = [interquartile_mean(scores_STN[:, :, n]) for n in ticks]
         low, high = zip(*(interval(scores_STN[:, :, n], generator) for n in ticks), strict=True)
-        (line,) = axes.plot(
-            env_steps_N,
-            means,
-            marker=".",
-            linestyle=("-", "--", ":")[i // 10 % 3],
-            label=f"{name} ({len(scores_STN)} seeds)",
-        )
-        axes.fill_between(env_steps_N, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    axes.set(xlabel="environment steps, all tasks", ylabel=f"{metric}, interquartile mean")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.3)
+        style = {"marker": ".", "linestyle": ("-", "--", ":")[i // 10 % 3], "color": f"C{i % 10}"}
+        by_steps.plot(env_steps_N, means, label=f"{name} ({len(scores_STN)} seeds)", **style)
+        by_steps.fill_between(env_steps_N, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        by_minutes.plot(minutes_SN.mean(0), means, **style)
+    by_steps.set(xlabel="environment steps, all tasks", ylabel=f"{metric}, interquartile mean")
+    by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
+    by_minutes.set(xlabel="minutes of training")
+    for axes in (by_steps, by_minutes):
+        axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120)
     return path

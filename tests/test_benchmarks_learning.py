@@ -72,8 +72,9 @@ def test_the_interval_covers_what_resampling_gives():
 
 def test_a_comparison_by_hand():
     steps_N = np.array([10, 20, 30])
-    first = Curves(steps_N, np.array([[[0.0, 0.5, 1.0]], [[0.0, 1.0, 1.0]]]))
-    other = Curves(steps_N, np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]))
+    minutes_SN = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 8.0]])
+    first = Curves(steps_N, np.array([[[0.0, 0.5, 1.0]], [[0.0, 1.0, 1.0]]]), minutes_SN)
+    other = Curves(steps_N, np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]), 2 * minutes_SN)
     rows = learning.compare({"a": first, "b": other}, 0.8)
     assert [row["final"] for row in rows] == pytest.approx([1.0, 0.7])
     assert [row["average"] for row in rows] == pytest.approx(
@@ -83,6 +84,8 @@ def test_a_comparison_by_hand():
         (2, 25.0),
         (1, 30.0),
     ]
+    times = [(row["minutes_to_threshold"], row["minutes"]) for row in rows]
+    assert times == [(3.5, 6.0), (16.0, 12.0)]
     assert rows[0]["less_first"] is None
     assert rows[1]["less_first"][0] == pytest.approx((0.2 + 0.8 / 3) / 2 - (0.5 + 2 / 3) / 2)
     assert rows[1]["less_first"][2] < 0, (
@@ -90,7 +93,14 @@ def test_a_comparison_by_hand():
     )
     assert rows[1]["final_of_seeds"] == pytest.approx([0.6, 0.8])
     text = learning.markdown(rows, Namespace(threshold=0.8, config="x.yaml", metric="eval/success"))
-    assert "| b | 2 | 0.70 [0.60, 0.80] |" in text and "30 (1 of 2)" in text
+    assert "| b | 2 | 0.70 [0.60, 0.80] |" in text
+    assert "| 30 (1 of 2) | 16.0 | 12.0 |" in text
+
+
+def test_minutes_are_summed_from_the_rates_by_hand():
+    metrics = {"time/env_steps_per_second": ([600, 1200, 2400], [10.0, 5.0, 20.0])}
+    minutes = learning.minutes_until([300, 1200, 1800, 2400], metrics)
+    assert minutes == pytest.approx([0.5, 3.0, 3.5, 4.0])
 
 
 def test_variants_take_the_options_that_follow_them():
