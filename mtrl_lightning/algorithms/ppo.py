@@ -74,9 +74,9 @@ class PPO(Algorithm):
             loss is the larger of the two squared errors. In standard deviations of the task's
             returns with PopArt, above 0; None for no clipping.
         entropy_coef: coefficient of the entropy bonus, at least 0.
-        max_kl: the rest of an iteration's minibatches is skipped once the estimated KL divergence
-            from the policy that collected it, on one minibatch and averaged over tasks, exceeds
-            this; that minibatch's own update is made. Above 0; None for no limit.
+        max_kl: the rest of an iteration's epochs is skipped once an epoch's mean estimated KL
+            divergence from the policy that collected it exceeds this. One minibatch alone says
+            little: few rows can have a large ratio. Above 0; None for no limit.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critic and the encoder.
@@ -103,6 +103,8 @@ class PPO(Algorithm):
     actor_gradient: GradientMethod
     critic_gradient: GradientMethod
     num_iterations: Tensor
+    epoch_kl: Tensor
+    epoch_updates: Tensor
 
     def __init__(
         self,
@@ -161,9 +163,11 @@ class PPO(Algorithm):
         self._make_noise = noise
         self._make_actor_gradient = actor_gradient
         self._make_critic_gradient = critic_gradient
-        self._is_iteration_over = False
         self._is_first_update = False
         self.register_buffer("num_iterations", torch.tensor(0))
+        # of this epoch: the sum of the estimated KL divergences, and the number of updates
+        self.register_buffer("epoch_kl", torch.tensor(0.0))
+        self.register_buffer("epoch_updates", torch.tensor(0))
         self.add_networks()
         self._actor_loss = self.compiled(self.actor_loss)
         self._critic_loss = self.compiled(self.critic_loss)
@@ -237,7 +241,6 @@ class PPO(Algorithm):
             ``advantage``, normalized per task; ``value`` at the collection; ``target``, the return
             that the critic learns.
         """
-        self._is_iteration_over = False
         self._is_first_update = True
         self._set_learning_rates(progress)
         columns = collected.columns
@@ -275,14 +278,17 @@ class PPO(Algorithm):
         return {"advantage": normalized_SE, "value": value_SE, "target": target_SE}
 
     def is_iteration_over(self) -> bool:
-        """Return whether the policy has moved too far for a further minibatch."""
-        return self._is_iteration_over
+        """Return whether the policy has moved too far for a further epoch."""
+        if self.max_kl is None or self.epoch_updates < self.collection.num_minibatches:
+            return False
+        return bool(self.epoch_kl / self.epoch_updates > self.max_kl)
 
     def end_iteration(self, collected: Collected) -> None:
         """Move the encoder's statistics, between two iterations and never within one."""
         if self.num_iterations > 0:
             self._observe(collected)
         self.num_iterations += 1
+        self._begin_epoch()
 
     def update(self, batch: TransitionBatch) -> None:
         """Make one step of the actor and one of the critic."""
@@ -299,7 +305,7 @@ class PPO(Algorithm):
             {"kl": kl, "clip_fraction": is_clipped_B.float().mean(), "entropy": entropy}
         )
         if self.max_kl is not None:
-            self._is_iteration_over = bool(kl > self.max_kl)
+            self._add_to_epoch(kl)
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return each task's actor loss ``[R]``; log densities ``[B]`` and the mean entropy."""
@@ -376,6 +382,16 @@ class PPO(Algorithm):
             self._normalized_values(observation_ND, task_N), task_N
         )
         return value_N.view(num_envs, num_steps).t()
+
+    def _add_to_epoch(self, kl: Tensor) -> None:
+        if self.epoch_updates == self.collection.num_minibatches:
+            self._begin_epoch()
+        self.epoch_kl += kl
+        self.epoch_updates += 1
+
+    def _begin_epoch(self) -> None:
+        self.epoch_kl.zero_()
+        self.epoch_updates.zero_()
 
     def _observe(self, collected: Collected) -> None:
         self.encoder.observe(collected.columns["observation"][collected.valid_SE])

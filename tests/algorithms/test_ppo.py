@@ -634,7 +634,7 @@ def test_values_are_clipped_around_those_that_the_critic_has_when_learning_begin
 
 def test_the_rest_of_an_iteration_is_left_out_when_the_policy_has_moved_too_far():
     fast = partial(Adam, lr=0.01)
-    ppo = make_ppo(max_kl=1e-6, actor_optimizer=fast)
+    ppo = make_ppo(max_kl=1e-6, num_minibatches=2, actor_optimizer=fast)
     attach(ppo)
     for seed in range(2):
         collected = make_collected(ppo, seed)
@@ -642,7 +642,7 @@ def test_the_rest_of_an_iteration_is_left_out_when_the_policy_has_moved_too_far(
         batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
         assert not ppo.is_iteration_over()
         ppo.training_step(batches[0], 0)
-        assert not ppo.is_iteration_over(), "the first update sees the policy that has acted"
+        assert not ppo.is_iteration_over(), "an epoch is always completed"
         ppo.training_step(batches[1], 0)
         assert ppo.is_iteration_over()
         ppo.end_iteration(collected)
@@ -650,7 +650,7 @@ def test_the_rest_of_an_iteration_is_left_out_when_the_policy_has_moved_too_far(
 
 @pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False), (None, False)])
 def test_the_limit_of_the_divergence_by_hand(max_kl, is_over):
-    ppo = make_ppo(max_kl=max_kl)
+    ppo = make_ppo(max_kl=max_kl, num_minibatches=1)
     attach(ppo)
     collected = make_collected(ppo, gap=0.0)
     # every action is now exp(0.8) times as likely: the estimate is exp(0.8) - 1 - 0.8 = 0.4255
@@ -661,6 +661,27 @@ def test_the_limit_of_the_divergence_by_hand(max_kl, is_over):
     metrics = ppo.drain_metrics()
     assert metrics["train/kl"] == pytest.approx(math.exp(0.8) - 1.8, rel=1e-4)
     assert metrics["train/clip_fraction"] == 1
+
+
+@pytest.mark.parametrize(("max_kl", "epochs"), [(0.2, [True]), (0.22, [False, True])])
+def test_the_divergence_is_the_mean_of_an_epoch_by_hand(max_kl, epochs):
+    still = partial(SGD, lr=0.0)
+    ppo = make_ppo(max_kl=max_kl, num_minibatches=2, actor_optimizer=still)
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, all_rows(collected))
+    far = batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8})
+    # of 0 and 0.4255 in the first epoch: 0.2128; of 0.4255 alone in the second
+    minibatches = [batch, far, far, far]
+    found = []
+    for place, minibatch in enumerate(minibatches[: 2 * len(epochs)]):
+        ppo.training_step(minibatch, 0)
+        if place % 2:
+            found.append(ppo.is_iteration_over())
+        else:
+            assert not ppo.is_iteration_over()
+    assert found == epochs
 
 
 def test_the_encoders_statistics_move_between_iterations_only():
