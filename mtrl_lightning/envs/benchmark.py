@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Box
 
+from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
@@ -56,8 +58,17 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
 
     Raises:
         ConfigurationError: if a task or a field appears twice, or actions are not bounded by -1
-            and 1.
+            and 1, or the spaces are not continuous.
     """
+    wrong = what_is_wrong(spec.action_space)
+    if wrong is not None:
+        names = ", ".join(spec.task_names)
+        raise ConfigurationError(f"the benchmark's spec (tasks {names}): {wrong}")
+    if not isinstance(spec.observation_space, Box):
+        raise ConfigurationError(
+            f"the benchmark's observation space is {spec.observation_space}: observations must be a"
+            " Box. Wrap the environments in gymnasium.wrappers.FlattenObservation"
+        )
     duplicates = sorted({name for name in spec.task_names if spec.task_names.count(name) > 1})
     if duplicates:
         raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")

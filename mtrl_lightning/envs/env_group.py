@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.spaces import Box
 
+from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.arrays import StepArrays
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import StabilityCheck
@@ -39,6 +41,9 @@ class EnvGroup:
     Args:
         plan: what the group is made of.
         arrays: where actions are read and results written.
+
+    Raises:
+        ConfigurationError: if an environment's actions are not those of the benchmark's spec.
     """
 
     def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
@@ -48,6 +53,8 @@ class EnvGroup:
             plan.benchmark.make_env(task, plan.split, seed)
             for task, seed in zip(plan.tasks, plan.seeds, strict=True)
         ]
+        for name, env in zip(self._names, self._envs, strict=True):
+            _check_actions(name, env, spec.action_space)
         self._states = [EnvState(env) for env in self._envs]
         self._stability = [StabilityCheck(state.simulations) for state in self._states]
         self._arrays = arrays
@@ -200,3 +207,17 @@ class EnvGroup:
 
     def _where(self, i: int) -> str:
         return f"task {self._names[i]!r}, step {self._steps[i]} of its episode"
+
+
+def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
+    space = getattr(env, "action_space", None)
+    if space is None:
+        return  # what an environment does not say cannot be compared
+    wrong = what_is_wrong(space)
+    if wrong is None and space.shape != expected.shape:
+        wrong = (
+            f"its action space is {space}, and the benchmark's spec says {expected}:"
+            " make them agree"
+        )
+    if wrong is not None:
+        raise ConfigurationError(f"task {name!r}: {wrong}")
