@@ -17,6 +17,7 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import StabilityCheck
 from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.schema import info_column
 
 
 class GroupPlan(NamedTuple):
@@ -60,6 +61,7 @@ class EnvGroup:
         self._arrays = arrays
         self._first = plan.first
         self._info_fields = spec.info_fields
+        self._info_keys = [(key, info_column(key)) for key in spec.info_keys]
         self._steps = [0] * len(self._envs)
 
     def reset(self, seeds: Sequence[int | None], options: dict | None) -> None:
@@ -78,7 +80,8 @@ class EnvGroup:
         Raises:
             EnvironmentFaultError: if an environment raises, returns a NaN or an infinite number, or
                 its simulation becomes unstable.
-            ConfigurationError: if ``info`` lacks one of the spec's ``info_fields``.
+            ConfigurationError: if ``info`` lacks one of the spec's ``info_fields``, or one of its
+                ``info_keys`` is no number.
         """
         arrays = self._arrays
         for i, env in enumerate(self._envs):
@@ -111,6 +114,8 @@ class EnvGroup:
             arrays["success"][row] = bool(info.get("success", False))
             if self._info_fields:
                 self._write_info(i, info)
+            if self._info_keys:
+                self._write_logged_info(i, info)
             if terminated or truncated:
                 self._reset(i)
             else:
@@ -186,6 +191,18 @@ class EnvGroup:
                     i, f"info[{field.name!r}] is {info[field.name]}; fix the environment"
                 )
             self._arrays[field.name][self._first + i] = value
+
+    def _write_logged_info(self, i: int, info: dict[str, Any]) -> None:
+        """Write the numbers that are logged; NaN where this step does not report one."""
+        for key, column in self._info_keys:
+            value = info.get(key)
+            number = np.asarray(math.nan if value is None else value)
+            if number.ndim or number.dtype.kind not in "biuf":
+                raise ConfigurationError(
+                    f"{self._where(i)}: info[{key!r}] is {value!r}, one of data.info_keys:"
+                    " name only numbers, or let the environment report its parts"
+                )
+            self._arrays[column][self._first + i] = number
 
     def _check_finite(self, i: int, observation: npt.NDArray) -> None:
         observation = np.asarray(observation)

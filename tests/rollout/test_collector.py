@@ -26,13 +26,15 @@ from tests.fakes import (
 )
 
 
-def scripted_episode(task, number):
+def scripted_episode(task, number, env=None):
+    """Return an episode of ``Scripted``; where tasks are 0, 1, 2, environments have their place."""
     return Episode(
         task,
         scripted_return(task, number),
         scripted_length(task, number),
         scripted_success(task, number, 0),
         scripted_success(task, number, scripted_length(task, number)),
+        task if env is None else env,
     )
 
 
@@ -144,8 +146,8 @@ def test_what_a_restarted_worker_did_is_dropped_and_counts_nowhere():
     assert [transitions.reward_E.tolist() for transitions, _ in steps] == [[1, 10], [20], [4, 40]]
     assert [transitions.task_E.tolist() for transitions, _ in steps] == [[0, 1], [1], [0, 1]]
     assert steps[2][1] == {
-        0: Episode(0, 4.0, 1, False, False),
-        1: Episode(1, 70.0, 3, False, False),
+        0: Episode(0, 4.0, 1, False, False, env=0),
+        1: Episode(1, 70.0, 3, False, False, env=1),
     }
     assert collector.counters == Counters(
         env_steps=5, vector_steps=3, updates=0, episodes=2, dropped_transitions=1
@@ -358,7 +360,7 @@ def test_listeners_hear_of_every_episode_in_order():
                 ("stepped", e, task, scripted_return(task, episode) if last else 0.0, step)
             )
             if last:
-                expected.append(("ended", e, scripted_episode(task, episode)))
+                expected.append(("ended", e, scripted_episode(task, episode, e)))
                 episode, step = episode + 1, 0
         if step == 0:  # the next one has begun at once
             expected += [("created", e, task), ("started", e, task, [task, episode, 0, 0])]
