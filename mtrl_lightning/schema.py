@@ -2,7 +2,8 @@
 
 A further field of a step that is stored, saved and sampled (such as ``truncated``) is one more name
 in ``STORED``. What an environment reports in ``info`` is one entry of ``EnvSpec.info_fields``, and
-what a policy's ``act`` returns beside its actions one of ``Algorithm.policy_fields``.
+what a policy's ``act`` returns beside its actions one of ``Algorithm.policy_fields``. What is only
+logged of ``info`` is named in ``EnvSpec.info_keys`` and is no field of a transition.
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
         Field("truncated", (), "bool"),
         Field("success", (), "bool"),
         *spec.info_fields,
+        *(Field(info_column(key), (), "float64") for key in spec.info_keys),
     )
+
+
+def info_column(key: str) -> str:
+    """Return the column of a logged number of ``info``, which no field of a transition is named."""
+    return f"info/{key}"
 
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")

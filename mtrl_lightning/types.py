@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,8 @@ class EnvSpec(NamedTuple):
 
     info_fields: tuple[Field, ...] = ()
     """Numbers that environments report in ``info`` and that belong to a transition."""
+    info_keys: tuple[str, ...] = ()
+    """Numbers that environments may report in ``info`` and whose means are logged."""
 
     @property
     def num_tasks(self) -> int:
@@ -79,6 +81,8 @@ class StepResult(NamedTuple):
     """False where a worker was restarted: the transition never happened."""
     extra: Mapping[str, npt.NDArray] = {}
     """The spec's ``info_fields`` by name, one row per environment."""
+    info: Mapping[str, npt.NDArray] = {}
+    """The spec's ``info_keys``, one number per environment; NaN where the step reported none."""
 
 
 class Transitions(NamedTuple):
@@ -136,6 +140,11 @@ class Episode(NamedTuple):
     """Success in any step."""
     success_last: bool
     """Success in the last step."""
+    env: int = -1
+    """Place in the vector of the environment that it comes from; -1 if that is not known."""
+    info: Mapping[str, float] = {}
+    """For each of the spec's ``info_keys`` that it reported, the mean over its steps by the key's
+    name, and the last value by ``<key>_last``."""
 
 
 Chosen: TypeAlias = (
@@ -149,6 +158,15 @@ class Policy(Protocol):
 
     def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
         """Choose actions ``[E, A]`` between -1 and 1."""
+        ...
+
+
+@runtime_checkable
+class SeededPolicy(Policy, Protocol):
+    """A policy whose draws of actions can be seeded."""
+
+    def seed_actions(self, seed: int) -> None:
+        """Seed all further draws of actions."""
         ...
 
 

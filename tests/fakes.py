@@ -150,8 +150,8 @@ class _Breaking(gym.Wrapper):
 
 def arrays_of(result):
     """Every array of a step result, by name."""
-    core = {name: getattr(result, name) for name in result._fields if name != "extra"}
-    return core | dict(result.extra)
+    core = {name: getattr(result, name) for name in result._fields[:-2]}
+    return core | dict(result.extra) | dict(result.info)
 
 
 class ReplayedEnvs:
@@ -160,6 +160,7 @@ class ReplayedEnvs:
     def __init__(self, task_E, results):
         self.spec_ = Scripted(max(task_E) + 1).spec
         self.task_E, self.num_envs = np.asarray(task_E, np.int64), len(task_E)
+        self.builds_E = np.ones(self.num_envs, np.int64)
         self._results = iter(results)
 
     def reset(self, *, seed=None, options=None):

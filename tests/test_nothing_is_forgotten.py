@@ -14,10 +14,11 @@ from mtrl_lightning.callbacks import CheckpointCallback, InterruptionCallback
 from tests.object_graph import graph_of
 
 DEAD = {
-    r"stopwatch\.": "times",
+    r"stopwatch\.|collector\.times\.": "times",
     r"MetricsCallback\._measured": "times",
     r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "the last step's values, never read",
     r"RolloutCallback\._is_step_under_way": "set when a batch begins",
+    r"\._announced_builds_E": "each process builds the environments and calls the listeners",
     r"session\.is_training": "set by the driver, which Lightning calls last, when training starts",
     r"RolloutCallback\._next_call": "the rest of the list is done when a continued run starts",
     r"MetricsCallback\._csv_fingerprint": "of the checkpoint that is continued",
@@ -42,7 +43,7 @@ def living(graph):
 
 
 @pytest.mark.parametrize(
-    "benchmark", ["mtrl_lightning.envs.ToyReach", "mtrl_lightning.envs.MetaWorld"]
+    "benchmark", ["tests.altered_reach.Reporting", "mtrl_lightning.envs.MetaWorld"]
 )
 def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatch, benchmark):
     graphs = {}
@@ -70,6 +71,11 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         options += [
             "--data.benchmark.init_args.tasks=[reach,push,box-close]",
             "--data.benchmark.init_args.horizon=23",
+        ]
+    else:
+        options += [
+            "--data.info_keys=[place,steps,score]",
+            "--rollout.listeners+=tests.diary.Diary",
         ]
     command_line("fit", *options)
     monkeypatch.setattr(CheckpointCallback, "_write", write)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Box
 
+from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec
 
 
@@ -51,19 +55,83 @@ class Benchmark(ABC):
         """
 
 
+class WithInfo(Benchmark):
+    """A benchmark that also logs numbers which its environments report in ``info``.
+
+    Args:
+        benchmark: the tasks.
+        keys: names in ``info`` of numbers. A step may leave one out.
+        store: whether they are also fields of the transitions, in single precision, and in batches
+            as ``batch.extra[key]``. Then every step has to report them.
+
+    Raises:
+        ConfigurationError: if a name is given twice, or one is stored that is a field already.
+    """
+
+    def __init__(self, benchmark: Benchmark, keys: Sequence[str], store: bool = False) -> None:
+        self.benchmark = benchmark
+        self.keys = tuple(keys)
+        self.store = store
+        self.splits = benchmark.splits
+        check_spec(self.spec)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The benchmark's, with these numbers."""
+        spec = self.benchmark.spec
+        stored = tuple(Field(key) for key in self.keys) if self.store else ()
+        return spec._replace(
+            info_fields=(*spec.info_fields, *stored),
+            info_keys=(*spec.info_keys, *(k for k in self.keys if k not in spec.info_keys)),
+        )
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments."""
+        return self.benchmark.make_env(task, split, seed)
+
+
+def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:
+    """Return the benchmark itself, or one that logs numbers of ``info`` if there are ``keys``.
+
+    Raises:
+        ConfigurationError: as ``WithInfo`` does, or if there is nothing to store.
+    """
+    if store and not keys:
+        raise ConfigurationError(
+            "data.store_info is true and data.info_keys names nothing: name what is to be stored"
+        )
+    return WithInfo(benchmark, keys, store) if keys else benchmark
+
+
 def check_spec(spec: EnvSpec) -> EnvSpec:
     """Return the spec if the package can work with it.
 
     Raises:
         ConfigurationError: if a task or a field appears twice, or actions are not bounded by -1
-            and 1.
+            and 1, or the spaces are not continuous.
     """
+    wrong = what_is_wrong(spec.action_space)
+    if wrong is not None:
+        names = ", ".join(spec.task_names)
+        raise ConfigurationError(f"the benchmark's spec (tasks {names}): {wrong}")
+    if not isinstance(spec.observation_space, Box):
+        raise ConfigurationError(
+            f"the benchmark's observation space is {spec.observation_space}: observations must be a"
+            " Box. Wrap the environments in gymnasium.wrappers.FlattenObservation"
+        )
     duplicates = sorted({name for name in spec.task_names if spec.task_names.count(name) > 1})
     if duplicates:
         raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
     if not (np.all(spec.action_space.low == -1) and np.all(spec.action_space.high == 1)):
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
+        )
+    logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
+    duplicates = sorted({name for name in logged if logged.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(
+            f"info_keys {', '.join(spec.info_keys)} give {duplicates} twice: name each once, and"
+            " none that is another's with _last"
         )
     fields = [field.name for field in array_fields(spec)]
     duplicates = sorted({name for name in fields if fields.count(name) > 1})
@@ -72,3 +140,19 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
             f"info_fields name {duplicates} twice, or as a step already has: rename them"
         )
     return spec
+
+
+def check_same(former: EnvSpec, changed: EnvSpec) -> None:
+    """Check that what an algorithm knows of a benchmark holds for another one.
+
+    Raises:
+        ConfigurationError: naming what differs. Horizon, success and protocol may.
+    """
+    for name in ("task_names", "observation_space", "action_space", "info_fields", "info_keys"):
+        was = getattr(former, name)
+        is_now = getattr(changed, name)
+        if was != is_now:
+            raise ConfigurationError(
+                f"the new benchmark's {name} is {is_now}, the former's {was}: they must be equal,"
+                " because the algorithm and its replay are made for them"
+            )

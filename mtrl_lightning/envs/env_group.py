@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.spaces import Box
 
+from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.arrays import StepArrays
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import StabilityCheck
 from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.schema import info_column
 
 
 class GroupPlan(NamedTuple):
@@ -39,6 +42,9 @@ class EnvGroup:
     Args:
         plan: what the group is made of.
         arrays: where actions are read and results written.
+
+    Raises:
+        ConfigurationError: if an environment's actions are not those of the benchmark's spec.
     """
 
     def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
@@ -48,11 +54,14 @@ class EnvGroup:
             plan.benchmark.make_env(task, plan.split, seed)
             for task, seed in zip(plan.tasks, plan.seeds, strict=True)
         ]
+        for name, env in zip(self._names, self._envs, strict=True):
+            _check_actions(name, env, spec.action_space)
         self._states = [EnvState(env) for env in self._envs]
         self._stability = [StabilityCheck(state.simulations) for state in self._states]
         self._arrays = arrays
         self._first = plan.first
         self._info_fields = spec.info_fields
+        self._info_keys = [(key, info_column(key)) for key in spec.info_keys]
         self._steps = [0] * len(self._envs)
 
     def reset(self, seeds: Sequence[int | None], options: dict | None) -> None:
@@ -71,7 +80,8 @@ class EnvGroup:
         Raises:
             EnvironmentFaultError: if an environment raises, returns a NaN or an infinite number, or
                 its simulation becomes unstable.
-            ConfigurationError: if ``info`` lacks one of the spec's ``info_fields``.
+            ConfigurationError: if ``info`` lacks one of the spec's ``info_fields``, or one of its
+                ``info_keys`` is no number.
         """
         arrays = self._arrays
         for i, env in enumerate(self._envs):
@@ -104,6 +114,8 @@ class EnvGroup:
             arrays["success"][row] = bool(info.get("success", False))
             if self._info_fields:
                 self._write_info(i, info)
+            if self._info_keys:
+                self._write_logged_info(i, info)
             if terminated or truncated:
                 self._reset(i)
             else:
@@ -180,6 +192,18 @@ class EnvGroup:
                 )
             self._arrays[field.name][self._first + i] = value
 
+    def _write_logged_info(self, i: int, info: dict[str, Any]) -> None:
+        """Write the numbers that are logged; NaN where this step does not report one."""
+        for key, column in self._info_keys:
+            value = info.get(key)
+            number = np.asarray(math.nan if value is None else value)
+            if number.ndim or number.dtype.kind not in "biuf":
+                raise ConfigurationError(
+                    f"{self._where(i)}: info[{key!r}] is {value!r}, one of data.info_keys:"
+                    " name only numbers, or let the environment report its parts"
+                )
+            self._arrays[column][self._first + i] = number
+
     def _check_finite(self, i: int, observation: npt.NDArray) -> None:
         observation = np.asarray(observation)
         if (
@@ -200,3 +224,17 @@ class EnvGroup:
 
     def _where(self, i: int) -> str:
         return f"task {self._names[i]!r}, step {self._steps[i]} of its episode"
+
+
+def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
+    space = getattr(env, "action_space", None)
+    if space is None:
+        return  # what an environment does not say cannot be compared
+    wrong = what_is_wrong(space)
+    if wrong is None and space.shape != expected.shape:
+        wrong = (
+            f"its action space is {space}, and the benchmark's spec says {expected}:"
+            " make them agree"
+        )
+    if wrong is not None:
+        raise ConfigurationError(f"task {name!r}: {wrong}")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
 
+from mtrl_lightning.envs.actions import leaves, what_is_wrong
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
@@ -233,7 +234,7 @@ def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
 def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     """Return the environment with a box of observations, and actions in [-1, 1]."""
     space = env.observation_space
-    if isinstance(space, (Dict, Tuple)) and all(isinstance(leaf, Box) for leaf in _leaves(space)):
+    if isinstance(space, (Dict, Tuple)) and all(isinstance(leaf, Box) for leaf in leaves(space)):
         env = FlattenObservation(env)
     elif not isinstance(space, Box):
         raise ConfigurationError(
@@ -242,11 +243,10 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
             " Wrap the environment in gymnasium.wrappers.FlattenObservation"
         )
     actions = env.action_space
-    if not isinstance(actions, Box):
-        raise ConfigurationError(
-            f"task {name!r}: its action space is {actions};"
-            " only continuous actions (a Box) can be learned"
-        )
+    wrong = what_is_wrong(actions)
+    if wrong is not None:
+        raise ConfigurationError(f"task {name!r}: {wrong}")
+    assert isinstance(actions, Box)
     if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all()):
         raise ConfigurationError(
             f"task {name!r}: its action space {actions} is not bounded,"
@@ -256,17 +256,6 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     if np.all(actions.low == -1) and np.all(actions.high == 1):
         return env
     return RescaleAction(env, np.float32(-1), np.float32(1))
-
-
-def _leaves(space: gym.Space) -> Iterator[gym.Space]:
-    if isinstance(space, Dict):
-        for inner in space.values():
-            yield from _leaves(inner)
-    elif isinstance(space, Tuple):
-        for inner in space:
-            yield from _leaves(inner)
-    else:
-        yield space
 
 
 def _check_equal(spaces: dict[str, tuple[Box, Box]]) -> None:

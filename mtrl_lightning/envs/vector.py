@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from mtrl_lightning.envs.arrays import SharedMemory, arrays_in, num_bytes
-from mtrl_lightning.envs.benchmark import Benchmark, check_spec
+from mtrl_lightning.envs.benchmark import Benchmark, WithInfo, check_same, check_spec
 from mtrl_lightning.envs.env_group import GroupPlan
 from mtrl_lightning.envs.groups import LocalGroup, WorkerGroup, close_together
 from mtrl_lightning.errors import (
@@ -23,7 +23,7 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.schema import step_fields
+from mtrl_lightning.schema import info_column, step_fields
 from mtrl_lightning.types import StepResult
 
 
@@ -118,6 +118,8 @@ class VectorEnv(gym.vector.VectorEnv):
         self._restarts_E = np.zeros(self.num_envs, np.int64)
         # Where a new episode was started and the caller does not know its observation.
         self._new_E = np.zeros(self.num_envs, np.bool_)
+        self.builds_E = np.zeros(self.num_envs, np.int64)
+        """How often this object has built each environment."""
 
         if num_workers is None:
             num_workers = default_num_workers(self.num_envs)
@@ -127,6 +129,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._buffer = bytearray(size) if self._memory is None else self._memory.buffer
         self._arrays = arrays_in(self._buffer, self.num_envs, spec)
         self._info_names = [field.name for field in spec.info_fields]
+        self._info_columns = {key: info_column(key) for key in spec.info_keys}
         self._reported = [field.name for field in step_fields(spec) if field.name != "action"]
         parts = np.array_split(range(self.num_envs), self._workers or 1)
         self._slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
@@ -199,6 +202,7 @@ class VectorEnv(gym.vector.VectorEnv):
             success_E=copies["success"],
             valid_E=valid_E,
             extra={name: copies[name] for name in self._info_names},
+            info={key: copies[column] for key, column in self._info_columns.items()},
         )
 
     def reset(
@@ -301,6 +305,39 @@ class VectorEnv(gym.vector.VectorEnv):
         ]
         self._each("set_state", [(parts[rows],) for rows in self._slices])
 
+    def remake(self, benchmark: Benchmark | None = None) -> None:
+        """Close every environment, and build new ones, with draws of their own.
+
+        They start new episodes. The next step is not valid: the caller does not know the
+        observation.
+
+        Args:
+            benchmark: that makes them, with the same tasks, spaces and fields; None for the former
+                one, whose attributes may have changed.
+
+        Raises:
+            ConfigurationError: if its tasks, spaces or fields are not the former ones.
+        """
+        benchmark = self._benchmark if benchmark is None else benchmark
+        if isinstance(self._benchmark, WithInfo) and not isinstance(benchmark, WithInfo):
+            benchmark = WithInfo(benchmark, self._benchmark.keys, self._benchmark.store)
+        spec = check_spec(benchmark.spec)
+        check_same(self.spec_, spec)
+        if self._split not in benchmark.splits:
+            raise ConfigurationError(
+                f"the new benchmark has the splits {', '.join(benchmark.splits)}:"
+                f" give one with {self._split}"
+            )
+        close_together(self._groups)
+        self._benchmark = benchmark
+        self.spec_ = spec
+        self.fault = None
+        self._dead.clear()
+        self._restarts_E += 1
+        self._groups = [self._start(i) for i in range(len(self._slices))]
+        self._each("reset", [([None] * len(self.task_E[rows]), None) for rows in self._slices])
+        self._new_E[:] = True
+
     def unsavable(self) -> dict[str, str]:
         """Return the tasks whose environments cannot be saved, with the reason for each.
 
@@ -332,6 +369,7 @@ class VectorEnv(gym.vector.VectorEnv):
 
     def _start(self, i: int) -> LocalGroup | WorkerGroup:
         rows = self._slices[i]
+        self.builds_E[rows] += 1
         plan = GroupPlan(
             benchmark=self._benchmark,
             tasks=self.task_E[rows].tolist(),

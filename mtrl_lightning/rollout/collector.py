@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.counters import Counters
+from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import from_text, to_text
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
-from mtrl_lightning.types import Episode, Mode, Policy, Transitions
+from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
+from mtrl_lightning.types import Episode, Mode, Policy, SeededPolicy, Transitions
 
 
 class Sample(NamedTuple):
@@ -26,7 +28,17 @@ class Sample(NamedTuple):
 
 
 class EpisodeListener:
-    """Override the events you want; ``env`` is an environment's place in the vector."""
+    """Is called at the events of training episodes; override those you want.
+
+    ``env`` is an environment's place in the vector. A listener whose state is to be saved with the
+    checkpoints overrides ``state_dict`` and ``load_state_dict``.
+    """
+
+    def on_environment_created(self, env: int, task: int) -> None:
+        """Called when an environment was built: before its first episode, and when it is rebuilt.
+
+        A resumed run builds all of them, and then continues their episodes.
+        """
 
     def on_episode_created(self, env: int, task: int) -> None:
         """Called before the first observation of a new episode is there."""
@@ -41,7 +53,21 @@ class EpisodeListener:
         """Called when an episode has finished."""
 
     def on_sample_end(self, sample: Sample) -> None:
-        """Called before ``Collector.sample`` returns."""
+        """Called before ``Collector.sample`` returns; training does not call that."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it, as plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it; called only if the checkpoint has kept anything."""
+
+
+COMPONENTS = ("windows", "episodes", "listeners")
+"""Parts of a collector's state.
+
+Statistics of finished episodes; running episodes with their environments; the listeners' states.
+"""
 
 
 class Collector:
@@ -75,7 +101,12 @@ class Collector:
         self.counters = Counters() if counters is None else counters
         self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
         self.listeners = list(listeners)
-        self._running = RunningEpisodes(envs.task_E)
+        self.times = EpisodeTimes(envs.task_E)
+        """Wall-clock seconds of finished episodes."""
+        self._running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
+        self._unreported_info = set(envs.spec_.info_keys)
+        self._announced_builds_E = np.zeros(envs.num_envs, np.int64)
+        """How often each environment was built when the listeners were called last."""
         self._env_E = np.arange(envs.num_envs)
         self._observation_ED: npt.NDArray | None = None
         self._action_EA: npt.NDArray[np.float32] | None = None
@@ -95,10 +126,29 @@ class Collector:
         """
         assert self._action_EA is None, "a step is under way"
         everywhere = range(self.envs.num_envs)
+        self._announce_environments()
         self._notify(lambda listener, e, task: listener.on_episode_created(e, task), everywhere)
         self._running.reset()
         self._observation_ED, _ = self.envs.reset(seed=seed)
+        self.times.start(slice(None))
         self._notify_started(self._observation_ED, everywhere)
+
+    def remake_envs(self, benchmark: Benchmark | None = None) -> None:
+        """Build every environment again, as for a curriculum that changes them.
+
+        Unfinished episodes are dropped and not counted. The next step is dropped, too: its actions
+        were chosen for the former environments. A resumed run builds its environments from its
+        configuration: remake them again there, before training starts.
+
+        Args:
+            benchmark: that makes them, with the same tasks and spaces; None for the former one,
+                whose attributes may have changed.
+
+        Raises:
+            ConfigurationError: if its tasks, spaces or fields differ.
+        """
+        assert self._action_EA is None, "a step is under way: use session.after_vector_step"
+        self.envs.remake(benchmark)  # the next step is not valid, which ends the running episodes
 
     def send(self, mode: Mode) -> None:
         """Choose actions and let the environments step; the first call resets them.
@@ -109,6 +159,7 @@ class Collector:
         assert self._action_EA is None, "a step is under way"
         if self._observation_ED is None:
             self.reset()
+        self._announce_environments()
         assert self._observation_ED is not None
         # a copy, because this observation becomes part of the transition, and a policy may write
         # into what it is given (MetaWorld's scripted door-open policy does)
@@ -138,6 +189,12 @@ class Collector:
         self._observation_ED = result.observation_ED
         ended = self._running.add(result)
         self.windows.add(ended.values())
+        self.times.end(ended)
+        done_E = result.terminated_E | result.truncated_E | ~result.valid_E
+        if done_E.any():
+            self.times.start(done_E)
+        if ended and self._unreported_info:
+            self._warn_of_unreported_info(ended)
         kept_E = result.valid_E if wanted_E is None else result.valid_E & wanted_E
         kept = slice(None) if kept_E.all() else kept_E
         extra = {**result.extra, **self._policy_columns}
@@ -157,11 +214,8 @@ class Collector:
         self.counters.dropped_transitions += int((~result.valid_E).sum())
         self.counters.episodes += len(ended)
         if self.listeners:
-            self._notify_step(
-                ended,
-                result.observation_ED,
-                result.terminated_E | result.truncated_E | ~result.valid_E,
-            )
+            self._announce_environments()
+            self._notify_step(ended, result.observation_ED, done_E)
         return transitions, ended
 
     def step(self, mode: Mode) -> tuple[Transitions, dict[int, Episode]]:
@@ -188,7 +242,9 @@ class Collector:
                 dropped.
             mode: how the policy acts.
             force_reset: begin new episodes also when collecting steps.
-            seed: reset with this seed: the same seed gives the same episodes.
+            seed: of the environments and of the policy's draws, from here on: the same seed gives
+                the same episodes. The policy's are seeded if it has ``seed_actions``, as every
+                algorithm and loaded policy has.
 
         Raises:
             ConfigurationError: unless exactly one of the two numbers is given, and is positive.
@@ -204,6 +260,8 @@ class Collector:
             or self._observation_ED is None
         ):
             self.reset(seed)
+        if seed is not None and isinstance(self.policy, SeededPolicy):
+            self.policy.seed_actions(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         if num_episodes is None:
             assert num_steps is not None
             sample = self._steps(-(-num_steps // self.envs.num_envs), mode)
@@ -245,6 +303,28 @@ class Collector:
             left_E[list(counted)] -= 1
             yield transitions, list(counted.values())
 
+    def _warn_of_unreported_info(self, ended: Mapping[int, Episode]) -> None:
+        """Warn once if no environment has reported a number that is to be logged."""
+        for episode in ended.values():
+            self._unreported_info -= set(episode.info)
+        if self.windows.count_T[np.unique(self.envs.task_E)].all() and self._unreported_info:
+            names = ", ".join(sorted(self._unreported_info))
+            warnings.warn(
+                f"no environment has reported {names} in info in an episode of every task:"
+                " correct data.info_keys if that is not what you expect",
+                stacklevel=2,
+            )
+            self._unreported_info = set()
+
+    def _announce_environments(self) -> None:
+        """Call the listeners for environments that were built since the last call."""
+        if not self.listeners:
+            return
+        builds_E = self.envs.builds_E
+        new = np.flatnonzero(builds_E > self._announced_builds_E).tolist()
+        self._announced_builds_E = builds_E.copy()
+        self._notify(lambda listener, e, task: listener.on_environment_created(e, task), new)
+
     def _notify(
         self, call: Callable[[EpisodeListener, int, int], None], which: Sequence[int] | range
     ) -> None:
@@ -275,22 +355,40 @@ class Collector:
         self._notify(lambda listener, e, task: listener.on_episode_created(e, task), new)
         self._notify_started(observation_ED, new)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return windows, running episodes and the environments' states, as plain values."""
-        assert self._action_EA is None, "a step is under way"
-        observation = None
-        if self._observation_ED is not None:
-            observation = [self._observation_ED.dtype.str, to_text(self._observation_ED)]
-        return {
-            "tasks": self.envs.task_E.tolist(),
-            "windows": self.windows.state_dict(),
-            "running": self._running.state_dict(),
-            "observation": observation,
-            "envs": self.envs.get_state(),
-        }
+    def get_state(self, components: Sequence[str] = COMPONENTS) -> dict[str, Any]:
+        """Return parts of the state as plain values, for ``set_state``.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them: the next step is that of the uninterrupted run.
+        Args:
+            components: some of ``windows`` (finished episodes), ``episodes`` (running episodes and
+                the environments' states, for which the workers are asked) and ``listeners``.
+
+        Raises:
+            ConfigurationError: if a component is unknown.
+        """
+        assert self._action_EA is None, "a step is under way"
+        unknown = sorted({*components} - {*COMPONENTS})
+        if unknown:
+            raise ConfigurationError(
+                f"components has {', '.join(unknown)}: give some of {', '.join(COMPONENTS)}"
+            )
+        state: dict[str, Any] = {"tasks": self.envs.task_E.tolist()}
+        if "windows" in components:
+            state["windows"] = self.windows.state_dict()
+        if "episodes" in components:
+            observation = None
+            if self._observation_ED is not None:
+                observation = [self._observation_ED.dtype.str, to_text(self._observation_ED)]
+            state["running"] = self._running.state_dict()
+            state["observation"] = observation
+            state["envs"] = self.envs.get_state()
+        if "listeners" in components:
+            state["listeners"] = {
+                name: listener.state_dict() for name, listener in self._named_listeners().items()
+            }
+        return state
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the parts that are in a state; with all: the next step is the uninterrupted one.
 
         Raises:
             ConfigurationError: if the state is of other environments.
@@ -301,14 +399,42 @@ class Collector:
                 f" this run of {self.envs.task_E.tolist()}:"
                 " continue with the same rollout.envs_per_task and data.exclude_from_training"
             )
-        self.windows.load_state_dict(state["windows"])
+        if "windows" in state:
+            self.windows.load_state_dict(state["windows"])
+            self._unreported_info -= set(self.windows.info())
+        if "envs" in state:
+            self._set_episodes(state)
+        saved = state.get("listeners", {})
+        for name, listener in self._named_listeners().items():
+            if saved.get(name):
+                listener.load_state_dict(saved[name])
+
+    def _set_episodes(self, state: Mapping[str, Any]) -> None:
         self._running.load_state_dict(state["running"])
+        self.times.forget()
         self.envs.set_state(state["envs"])
         self._observation_ED = None
         if state["observation"] is not None:
             dtype, text = state["observation"]
             shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
             self._observation_ED = from_text(text, dtype).reshape(shape)
+
+    def _named_listeners(self) -> dict[str, EpisodeListener]:
+        """Return the listeners by class and by their place among those of the class."""
+        named: dict[str, EpisodeListener] = {}
+        for listener in self.listeners:
+            kind = f"{type(listener).__module__}.{type(listener).__qualname__}"
+            place = sum(name.rpartition(":")[0] == kind for name in named)
+            named[f"{kind}:{place}"] = listener
+        return named
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, for a checkpoint."""
+        return self.get_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it; see ``set_state``."""
+        self.set_state(state)
 
 
 def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:

@@ -1,9 +1,11 @@
-"""Episodes: those that run, and windows over those that ended."""
+"""Episodes: those that run, windows over those that ended, and how long they took."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,20 +14,24 @@ import numpy.typing as npt
 from mtrl_lightning.types import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
+SPREADS = ("min", "max", "std")
+"""What is logged beside the means of returns and lengths; that of a share would say nothing."""
 
 
 class RunningEpisodes:
-    """Add up returns, lengths and successes, one episode per environment.
+    """Add up returns, lengths, successes and numbers of ``info``, one episode per environment.
 
     Args:
         task_E: the task of each environment.
+        info_keys: see ``EnvSpec``.
     """
 
-    def __init__(self, task_E: npt.NDArray[np.int64]) -> None:
+    def __init__(self, task_E: npt.NDArray[np.int64], info_keys: Sequence[str] = ()) -> None:
         self._task_E = task_E
         self.return_E = np.zeros(len(task_E))
         self.length_E = np.zeros(len(task_E), np.int64)
         self._success_E = np.zeros(len(task_E), np.bool_)
+        self._info = {key: _RunningMean(len(task_E)) for key in info_keys}
 
     def reset(self) -> None:
         """Forget all running episodes."""
@@ -39,6 +45,8 @@ class RunningEpisodes:
         self.return_E += result.reward_E
         self.length_E += 1
         self._success_E |= result.success_E
+        for key, mean in self._info.items():
+            mean.add(result.info[key])
         done_E = result.terminated_E | result.truncated_E | ~result.valid_E
         if not done_E.any():
             return {}
@@ -49,34 +57,82 @@ class RunningEpisodes:
                 length=int(self.length_E[e]),
                 success=bool(self._success_E[e]),
                 success_last=bool(result.success_E[e]),
+                env=int(e),
+                info=self._info_of(int(e)),
             )
             for e in np.flatnonzero(done_E & result.valid_E)
         }
         self._begin(done_E)
         return ended
 
+    def _info_of(self, e: int) -> dict[str, float]:
+        """Return mean and last value of what an environment has reported in its episode."""
+        reported = {key: mean for key, mean in self._info.items() if mean.count_E[e]}
+        means = {key: float(mean.sum_E[e] / mean.count_E[e]) for key, mean in reported.items()}
+        return means | {f"{key}_last": float(mean.last_E[e]) for key, mean in reported.items()}
+
     def _begin(self, which_E: npt.NDArray[np.bool_]) -> None:
         self.return_E[which_E] = 0
         self.length_E[which_E] = 0
         self._success_E[which_E] = False
+        for mean in self._info.values():
+            mean.reset(which_E)
 
-    def state_dict(self) -> dict[str, list]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the running sums as lists."""
         return {
             "return": self.return_E.tolist(),
             "length": self.length_E.tolist(),
             "success": self._success_E.tolist(),
+            "info": {key: mean.state_dict() for key, mean in self._info.items()},
         }
 
-    def load_state_dict(self, state: dict[str, list]) -> None:
-        """Restore the running sums."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the running sums; those of ``info`` that it lacks start from here."""
         self.return_E[:] = state["return"]
         self.length_E[:] = state["length"]
         self._success_E[:] = state["success"]
+        saved = state.get("info", {})
+        for key, mean in self._info.items():
+            mean.reset(np.ones(len(self._task_E), np.bool_))
+            if key in saved:
+                mean.load_state_dict(saved[key])
+
+
+class _RunningMean:
+    """Sum, number and last of the values that each environment reports; NaN is none."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.sum_E = np.zeros(num_envs)
+        self.count_E = np.zeros(num_envs, np.int64)
+        self.last_E = np.zeros(num_envs)
+
+    def add(self, value_E: npt.NDArray[np.float64]) -> None:
+        is_reported_E = ~np.isnan(value_E)
+        self.sum_E[is_reported_E] += value_E[is_reported_E]
+        self.count_E += is_reported_E
+        self.last_E[is_reported_E] = value_E[is_reported_E]
+
+    def reset(self, which_E: npt.NDArray[np.bool_]) -> None:
+        self.sum_E[which_E] = 0
+        self.count_E[which_E] = 0
+        self.last_E[which_E] = 0
+
+    def state_dict(self) -> dict[str, list]:
+        return {
+            "sum": self.sum_E.tolist(),
+            "count": self.count_E.tolist(),
+            "last": self.last_E.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, list]) -> None:
+        self.sum_E[:] = state["sum"]
+        self.count_E[:] = state["count"]
+        self.last_E[:] = state["last"]
 
 
 class EpisodeWindows:
-    """The last episodes of each task.
+    """The last episodes of each task, and how many there were.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -85,34 +141,142 @@ class EpisodeWindows:
 
     def __init__(self, num_tasks: int, size: int) -> None:
         self._windows: list[deque[Episode]] = [deque(maxlen=size) for _ in range(num_tasks)]
+        self.count_T = np.zeros(num_tasks, np.int64)
+        """Episodes of each task since the start."""
 
     def add(self, episodes: Iterable[Episode]) -> None:
         """Remember episodes."""
         for episode in episodes:
             self._windows[episode.task].append(episode)
+            self.count_T[episode.task] += 1
 
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
-        """Return mean, min and max of return, length and success of each task with episodes.
+        """Return statistics of return, length and success of each task with episodes.
 
         Returns:
-            ``{task: {"return" | "length" | "success": {"mean", "min", "max"}}}``.
+            ``{task: {"return" | "length" | "success": {"mean", "min", "max", "std"}}}``; the
+            standard deviation is that of the episodes in the window.
         """
         result: dict[int, dict[str, dict[str, float]]] = {}
         for task, window in enumerate(self._windows):
             if window:
                 values = np.array([(e.return_, e.length, e.success) for e in window], np.float64)
                 result[task] = {
-                    name: {"mean": float(v.mean()), "min": float(v.min()), "max": float(v.max())}
+                    name: {
+                        "mean": float(v.mean()),
+                        "min": float(v.min()),
+                        "max": float(v.max()),
+                        "std": float(v.std()),
+                    }
                     for name, v in zip(STATISTICS, values.T, strict=True)
                 }
         return result
 
+    def info(self) -> dict[str, dict[int, float]]:
+        """Return the means of what episodes have in ``info``: ``{name: {task: mean}}``."""
+        return mean_info(dict(enumerate(self._windows)))
+
+    def metrics(self, task_names: Sequence[str]) -> dict[str, float]:
+        """Return what is logged beside the means: spreads and numbers of ``info``.
+
+        They are called ``rollout/return_min``, ``rollout/length_std``, ``rollout/info/<key>``, and
+        those of a task end with ``/<task>``. Over all tasks it is the smallest minimum, the largest
+        maximum, and the mean of the standard deviations and of the numbers.
+        """
+        over_tasks: dict[str, Callable[[list[float]], float]]
+        over_tasks = {"min": min, "max": max, "std": statistics.fmean}
+        summary = self.summary()
+        result: dict[str, float] = {}
+        for name in ("return", "length") if summary else ():
+            for spread in SPREADS:
+                values = {task: of_task[name][spread] for task, of_task in summary.items()}
+                over_all = over_tasks[spread](list(values.values()))
+                result |= named(f"rollout/{name}_{spread}", over_all, values, task_names)
+        return result | info_metrics("rollout", self.info(), task_names)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the windows as lists of plain values."""
-        return {"windows": [[list(episode) for episode in window] for window in self._windows]}
+        return {
+            "windows": [[list(episode) for episode in window] for window in self._windows],
+            "counts": self.count_T.tolist(),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the windows."""
         for window, rows in zip(self._windows, state["windows"], strict=True):
             window.clear()
             window.extend(Episode(*row) for row in rows)
+        self.count_T[:] = state.get("counts", [len(window) for window in self._windows])
+
+
+class EpisodeTimes:
+    """Wall-clock seconds of episodes; those that a checkpoint interrupts are left out.
+
+    Args:
+        task_E: the task of each environment.
+    """
+
+    def __init__(self, task_E: npt.NDArray[np.int64]) -> None:
+        self._task_E = task_E
+        self._started_at_E = np.full(len(task_E), np.nan)
+        self._seconds: dict[int, list[float]] = {}
+
+    def start(self, which_E: npt.NDArray[np.bool_] | slice) -> None:
+        """Start to measure the episodes of some environments."""
+        self._started_at_E[which_E] = time.perf_counter()
+
+    def forget(self) -> None:
+        """Leave the running episodes out."""
+        self._started_at_E[:] = np.nan
+
+    def end(self, envs: Iterable[int]) -> None:
+        """Add the seconds of the episodes that these environments have finished."""
+        now = time.perf_counter()
+        for e in envs:
+            if not np.isnan(self._started_at_E[e]):
+                seconds = now - float(self._started_at_E[e])
+                self._seconds.setdefault(int(self._task_E[e]), []).append(seconds)
+
+    def drain(self) -> dict[int, float]:
+        """Return each task's mean over the episodes finished since the last call."""
+        means = {task: float(np.mean(seconds)) for task, seconds in sorted(self._seconds.items())}
+        self._seconds = {}
+        return means
+
+
+def mean_info(episodes: Mapping[int, Iterable[Episode]]) -> dict[str, dict[int, float]]:
+    """Return the means of what episodes have in ``info``, by name and task.
+
+    Args:
+        episodes: of each task; one that lacks a number does not count for it.
+
+    Returns:
+        ``{name: {task: mean}}``.
+    """
+    values: dict[str, dict[int, list[float]]] = {}
+    for task, of_task in episodes.items():
+        for episode in of_task:
+            for name, value in episode.info.items():
+                values.setdefault(name, {}).setdefault(task, []).append(value)
+    return {
+        name: {task: float(np.mean(numbers)) for task, numbers in by_task.items()}
+        for name, by_task in values.items()
+    }
+
+
+def info_metrics(
+    prefix: str, means: Mapping[str, Mapping[int, float]], task_names: Sequence[str]
+) -> dict[str, float]:
+    """Return ``<prefix>/info/<key>`` and ``<prefix>/info/<key>_last``, on average and per task."""
+    result: dict[str, float] = {}
+    for name, values in means.items():
+        over_all = float(np.mean(list(values.values())))
+        result |= named(f"{prefix}/info/{name}", over_all, values, task_names)
+    return result
+
+
+def named(
+    name: str, over_all: float, values: Mapping[int, float], task_names: Sequence[str]
+) -> dict[str, float]:
+    """Return ``{name: over_all, name/<task>: value, ...}``."""
+    return {name: over_all} | {f"{name}/{task_names[t]}": value for t, value in values.items()}

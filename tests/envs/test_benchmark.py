@@ -7,9 +7,9 @@ import metaworld
 import mujoco
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
 
-from mtrl_lightning.envs import MetaWorld, ToyReach
+from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmark import check_spec
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.types import known_tasks
@@ -167,3 +167,33 @@ def test_check_spec_refuses_duplicates_and_unbounded_actions():
     for low, high in ((-1.0, 2.0), (-2.0, 1.0), (0.0, 1.0)):
         with pytest.raises(ConfigurationError, match="RescaleAction"):
             check_spec(spec._replace(action_space=Box(low, high, (2,), np.float32)))
+
+
+@pytest.mark.parametrize("space", [Discrete(4), Dict(a=Box(-1, 1, (2,))), Box(-1, 1, (2, 2))])
+def test_actions_that_are_no_row_of_numbers_are_refused_by_name(space):
+    with pytest.raises(ConfigurationError, match=r"tasks goal-0, goal-1.*TransformAction"):
+        check_spec(ToyReach(2).spec._replace(action_space=space))
+    with pytest.raises(ConfigurationError, match="FlattenObservation"):
+        check_spec(ToyReach(2).spec._replace(observation_space=Discrete(3)))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (Discrete(4), r"task 'goal-1': its action space is Discrete\(4\)"),
+        (Box(-1, 1, (3,)), r"task 'goal-1': .* the benchmark's spec says Box.*make them agree"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_environment_whose_actions_are_not_those_of_the_spec_is_named(workers, space, message):
+    class Odd(ToyReach):
+        def make_env(self, task, split, seed):
+            env = super().make_env(task, split, seed)
+            if task == 1:
+                env.action_space = space
+            return env
+
+    envs = VectorEnv(Odd(3), [0, 1, 2], num_workers=workers)
+    with pytest.raises(ConfigurationError, match=message):
+        envs.reset()
+    envs.close()

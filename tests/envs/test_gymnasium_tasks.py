@@ -5,7 +5,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
@@ -209,7 +209,17 @@ class NoEnv:
         ({"a": 3}, r"task 'a' is 3: give a function"),
         ({"a": NoEnv}, "makes a NoEnv, which is no gymnasium.Env"),
         ({"a": Line}, "its episodes have no limit; set horizon"),
-        ({"a": "CartPole-v1"}, r"its action space is Discrete\(2\); only continuous"),
+        (
+            {"a": limited(5), "b": "CartPole-v1"},
+            r"task 'b': its action space is Discrete\(2\), and only continuous.*takes 2 numbers",
+        ),
+        ({"a": limited(5, actions=MultiDiscrete([2, 3]))}, r"MultiDiscrete.*takes a Box"),
+        (
+            {"a": limited(5, actions=Dict(x=Box(-1, 1, (2,)), y=Discrete(2)))},
+            r"task 'a': its action space is Dict.*takes one Box",
+        ),
+        ({"a": limited(5, actions=Box(0, 9, (2,), np.int64))}, "Box of floats and rounds"),
+        ({"a": limited(5, actions=Text(3))}, r"Text.*: only continuous actions"),
         (
             {"a": limited(5, actions=Box(-np.inf, 1.0, (1,), np.float32))},
             r"is not bounded, so actions cannot be rescaled",
@@ -231,6 +241,45 @@ class NoEnv:
 def test_what_cannot_be_used_is_refused_at_the_start(tasks, message):
     with pytest.raises(ConfigurationError, match=message):
         GymnasiumTasks(tasks)
+
+
+class Remembering(Line):
+    """Remembers the action that reaches it."""
+
+    def step(self, action):
+        self.action = action
+        return self.observe(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (Discrete(3, start=5), 6),
+        (Dict(x=Box(0, 2, (1,)), y=Box(-1, 1, (1, 2))), {"x": [1.5], "y": [[0.75, 0.25]]}),
+        (Tuple((Box(0, 2, (1,)), Box(-1, 1, (2,)))), ([1.5], [0.75, 0.25])),
+        (Box(-4, 4, (3, 1)), [[2.0], [3.0], [1.0]]),
+    ],
+)
+def test_the_remedy_for_other_actions_works_as_it_is_written(space, expected):
+    with pytest.raises(ConfigurationError, match=r"task 'a'.*TransformAction") as refused:
+        GymnasiumTasks({"a": limited(5, actions=space)})
+    code = "gymnasium.wrappers" + str(refused.value).split("gymnasium.wrappers")[1]
+
+    def make():
+        return TimeLimit(eval(code, {"gymnasium": gym, "env": Remembering(actions=space)}), 5)
+
+    benchmark = GymnasiumTasks({"a": make})
+    env = benchmark.make_env(0, "train", 0)
+    env.reset()
+    env.step(np.array([0.5, 0.75, 0.25], np.float32))
+    found = env.unwrapped.action
+    if isinstance(expected, dict):
+        found = {name: value.tolist() for name, value in found.items()}
+    elif isinstance(expected, tuple):
+        found = tuple(value.tolist() for value in found)
+    elif isinstance(expected, list):
+        found = found.tolist()
+    assert found == expected
 
 
 def test_a_horizon_below_one_is_refused():

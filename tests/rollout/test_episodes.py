@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.rollout import EpisodeWindows, RunningEpisodes
+from mtrl_lightning.rollout.episodes import EpisodeTimes
 from mtrl_lightning.types import Episode
 from tests.fakes import step_result
 
@@ -36,7 +37,7 @@ def naive(results, task_E):
             if result.terminated_E[e] or result.truncated_E[e] or not result.valid_E[e]:
                 if not broken:
                     ended[s, e] = Episode(
-                        task, sum(rewards), len(rewards), any(successes), successes[-1]
+                        task, sum(rewards), len(rewards), any(successes), successes[-1], e
                     )
                 rewards = []
                 successes = []
@@ -68,10 +69,10 @@ def test_the_last_steps_reward_and_success_count_and_those_after_the_end_do_not(
     running = RunningEpisodes(np.array([0]))
     assert running.add(step_result([1.0], [False], [False], [False], [True])) == {}
     assert running.add(step_result([10.0], [False], [True], [True], [True])) == {
-        0: Episode(0, 11.0, 2, True, True)
+        0: Episode(0, 11.0, 2, True, True, env=0)
     }
     assert running.add(step_result([100.0], [True], [False], [False], [True])) == {
-        0: Episode(0, 100.0, 1, False, False)
+        0: Episode(0, 100.0, 1, False, False, env=0)
     }
 
 
@@ -81,7 +82,10 @@ def test_an_episode_of_a_restarted_worker_counts_nowhere_and_the_next_begins_ane
     running.add(step_result([1.0, 1.0], go, go, [True, True], [True, True]))
     assert running.add(step_result([5.0, 5.0], go, go, go, [False, True])) == {}
     ended = running.add(step_result([2.0, 2.0], stop, go, go, [True, True]))
-    assert ended == {0: Episode(0, 2.0, 1, False, False), 1: Episode(1, 8.0, 3, True, False)}
+    assert ended == {
+        0: Episode(0, 2.0, 1, False, False, env=0),
+        1: Episode(1, 8.0, 3, True, False, env=1),
+    }
 
 
 def test_an_end_that_a_restarted_worker_reports_is_no_episode():
@@ -94,7 +98,7 @@ def test_reset_forgets_what_runs():
     running.add(step_result([1.0], [False], [False], [True], [True]))
     running.reset()
     assert running.add(step_result([2.0], [True], [False], [False], [True])) == {
-        0: Episode(0, 2.0, 1, False, False)
+        0: Episode(0, 2.0, 1, False, False, env=0)
     }
 
 
@@ -120,14 +124,14 @@ def test_windows_by_hand():
     windows.add([episode(0, 2.0, 6), episode(0, 6.0, 10, True, True), episode(0, -1.0, 3, True)])
     assert windows.summary() == {
         0: {
-            "return": {"mean": 2.0, "min": -1.0, "max": 6.0},
-            "length": {"mean": 6.0, "min": 3.0, "max": 10.0},
-            "success": {"mean": 0.75, "min": 0.0, "max": 1.0},
+            "return": {"mean": 2.0, "min": -1.0, "max": 6.0, "std": pytest.approx(26**0.5 / 2)},
+            "length": {"mean": 6.0, "min": 3.0, "max": 10.0, "std": pytest.approx(26**0.5 / 2)},
+            "success": {"mean": 0.75, "min": 0.0, "max": 1.0, "std": pytest.approx(3**0.5 / 4)},
         },
         2: {
-            "return": {"mean": -4.0, "min": -4.0, "max": -4.0},
-            "length": {"mean": 7.0, "min": 7.0, "max": 7.0},
-            "success": {"mean": 0.0, "min": 0.0, "max": 0.0},
+            "return": {"mean": -4.0, "min": -4.0, "max": -4.0, "std": 0.0},
+            "length": {"mean": 7.0, "min": 7.0, "max": 7.0, "std": 0.0},
+            "success": {"mean": 0.0, "min": 0.0, "max": 0.0, "std": 0.0},
         },
     }
 
@@ -137,8 +141,8 @@ def test_windows_hold_the_last_episodes_of_each_task():
     windows.add(episode(0, float(k)) for k in range(10))
     windows.add([episode(1, 50.0)])
     summary = windows.summary()
-    assert summary[0]["return"] == {"mean": 8.0, "min": 7.0, "max": 9.0}
-    assert summary[1]["return"] == {"mean": 50.0, "min": 50.0, "max": 50.0}
+    assert summary[0]["return"] == {"mean": 8.0, "min": 7.0, "max": 9.0, "std": (2 / 3) ** 0.5}
+    assert summary[1]["return"] == {"mean": 50.0, "min": 50.0, "max": 50.0, "std": 0.0}
 
 
 def test_windows_go_on_from_their_state():
@@ -152,4 +156,124 @@ def test_windows_go_on_from_their_state():
     for window in (windows, resumed):
         window.add([episode(0, 8.0)])
     assert resumed.summary() == windows.summary()
-    assert resumed.summary()[0]["return"] == {"mean": 5.0, "min": 3.0, "max": 8.0}
+    assert resumed.summary()[0]["return"] == {
+        "mean": 5.0,
+        "min": 3.0,
+        "max": 8.0,
+        "std": pytest.approx((14 / 3) ** 0.5),
+    }
+    assert resumed.count_T.tolist() == [4, 1]
+    assert resumed.metrics("ab") == windows.metrics("ab")
+
+
+def test_spreads_of_the_window_by_hand():
+    windows = EpisodeWindows(num_tasks=3, size=10)
+    windows.add([episode(0, 1.0, 5), episode(0, 5.0, 9), episode(2, -4.0, 7), episode(2, -4.0, 7)])
+    assert windows.metrics(("a", "b", "c")) == {
+        "rollout/return_min": -4.0,
+        "rollout/return_min/a": 1.0,
+        "rollout/return_min/c": -4.0,
+        "rollout/return_max": 5.0,
+        "rollout/return_max/a": 5.0,
+        "rollout/return_max/c": -4.0,
+        "rollout/return_std": 1.0,
+        "rollout/return_std/a": 2.0,
+        "rollout/return_std/c": 0.0,
+        "rollout/length_min": 5.0,
+        "rollout/length_min/a": 5.0,
+        "rollout/length_min/c": 7.0,
+        "rollout/length_max": 9.0,
+        "rollout/length_max/a": 9.0,
+        "rollout/length_max/c": 7.0,
+        "rollout/length_std": 1.0,
+        "rollout/length_std/a": 2.0,
+        "rollout/length_std/c": 0.0,
+    }
+    assert EpisodeWindows(3, 10).metrics(("a", "b", "c")) == {}
+
+
+NAN = float("nan")
+
+
+def informed(energy, truncated, valid=(True, True)):
+    """Make a step of two environments that report an energy; NaN for none."""
+    go = [False, False]
+    result = step_result([1.0, 1.0], go, truncated, go, valid)
+    return result._replace(info={"energy": np.array(energy)})
+
+
+def test_numbers_of_info_are_averaged_over_the_steps_that_report_them():
+    running = RunningEpisodes(np.array([0, 1]), ["energy"])
+    go, stop = [False, False], [True, True]
+    running.add(informed([1.0, NAN], go))
+    running.add(informed([NAN, NAN], go))
+    ended = running.add(informed([4.0, NAN], stop))
+    assert ended[0].info == {"energy": 2.5, "energy_last": 4.0}
+    assert ended[1].info == {}, "it reported nothing"
+    running.add(informed([7.0, 3.0], go))
+    running.add(informed([0.0, 5.0], go, [False, True]))
+    ended = running.add(informed([9.0, NAN], stop))
+    assert ended[0].info == {"energy": 9.0, "energy_last": 9.0}, "the rebuilt one began again"
+    assert ended[1].info == {"energy": 4.0, "energy_last": 5.0}
+
+
+def test_numbers_of_info_go_on_from_their_state_and_a_new_one_starts_there():
+    running, resumed = (RunningEpisodes(np.array([0, 1]), ["energy"]) for _ in range(2))
+    new = RunningEpisodes(np.array([0, 1]), ["energy", "heat"])
+    go, stop = [False, False], [True, True]
+    resumed.add(informed([50.0, 50.0], go))
+    running.add(informed([1.0, 2.0], go))
+    state = json.loads(json.dumps(running.state_dict()))
+    resumed.load_state_dict(state)
+    new.load_state_dict(state)
+    last = informed([3.0, NAN], stop)
+    assert resumed.add(last) == running.add(last)
+    hot = last._replace(info={**last.info, "heat": np.array([8.0, NAN])})
+    assert new.add(hot)[0].info == {
+        "energy": 2.0,
+        "energy_last": 3.0,
+        "heat": 8.0,
+        "heat_last": 8.0,
+    }
+
+
+def test_windows_average_numbers_of_info_over_the_episodes_that_have_them():
+    windows = EpisodeWindows(num_tasks=3, size=2)
+    infos = [(0, {"x": 50.0}), (0, {"x": 1.0}), (0, {"x": 2.0, "y": 7.0}), (2, {"x": 4.5})]
+    windows.add(episode(task, 0.0)._replace(info=info) for task, info in [*infos, (1, {})])
+    found = windows.metrics(("a", "b", "c"))
+    assert {name: value for name, value in found.items() if "/info/" in name} == {
+        "rollout/info/x": 3.0,
+        "rollout/info/x/a": 1.5,
+        "rollout/info/x/c": 4.5,
+        "rollout/info/y": 7.0,
+        "rollout/info/y/a": 7.0,
+    }
+    resumed = EpisodeWindows(num_tasks=3, size=2)
+    resumed.load_state_dict(json.loads(json.dumps(windows.state_dict())))
+    assert resumed.metrics(("a", "b", "c")) == found
+    assert resumed.count_T.tolist() == [3, 1, 1]
+
+
+def test_a_checkpoint_from_before_there_were_counts_is_read():
+    windows = EpisodeWindows(1, 3)
+    windows.load_state_dict({"windows": [[[0, 1.0, 2, True, False]]]})
+    assert windows.count_T.tolist() == [1] and windows.metrics("a")["rollout/return_max"] == 1.0
+
+
+def test_seconds_of_an_episode_are_those_from_its_start_to_its_end(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    times = EpisodeTimes(np.array([0, 1, 0]))
+    times.end([0])
+    assert times.drain() == {}, "its start is not known"
+    times.start(slice(None))
+    now[0] = 103.0
+    times.end([0, 1])
+    times.start(np.array([True, True, False]))
+    now[0] = 105.0
+    times.end([0, 2])
+    assert times.drain() == {0: (3 + 2 + 5) / 3, 1: 3.0}
+    times.forget()
+    times.end([1])
+    assert times.drain() == {}
