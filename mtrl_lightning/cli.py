@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import uuid
@@ -33,6 +32,7 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
+from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.config_files import ConfigFileParser
@@ -232,8 +232,10 @@ class MultiTaskCLI(LightningCLI):
 
     def _options(self) -> dict[str, Any]:
         """Return what ``config.yaml`` holds."""
-        text = self.parser.dump(self.config, format="json", skip_none=False, skip_validation=True)
-        return json.loads(text)[self.subcommand]
+        options = plain(self.config[self.subcommand])
+        options.pop("config", None)  # the files that it was read from
+        options["model"].get("init_args", {}).pop("spec", None)  # follows from the benchmark
+        return options
 
     def fit(self, model: Algorithm, **kwargs: Any) -> None:
         """Train."""

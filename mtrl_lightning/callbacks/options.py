@@ -16,14 +16,17 @@ WITHOUT_EFFECT = (
     "checkpoint",
     "ckpt_path",
     "config",
+    "data.seed",
     "evaluation",
     "metrics",
+    "model.init_args.seed",
     "name",
     "overwrite_metrics",
     "replay",
     "rollout.learner_threads",
     "rollout.max_restarts",
     "rollout.num_workers",
+    "rollout.seed",
     "rollout.timeout",
     "rollout.total_steps",
     "rollout.window",
@@ -31,7 +34,7 @@ WITHOUT_EFFECT = (
     "verbose",
     "weights_only",
 )
-"""Options, and sections of them, that do not change what is learned from a step."""
+"""Options, and sections of them, that do not change what is learned, or follow from others."""
 WITH_EFFECT = ("trainer.precision",)
 """Options of Lightning's trainer that do."""
 
@@ -102,6 +105,8 @@ def plain(value: Any) -> Any:
     """Return a value as what a YAML file holds; of other objects their class."""
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
+    if hasattr(value, "as_dict"):  # jsonargparse's Namespace
+        return plain(value.as_dict())
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if value is None or type(value) in (str, int, float, bool):
