@@ -1,3 +1,4 @@
+import re
 import shutil
 
 import pytest
@@ -189,8 +190,18 @@ def test_a_finished_run_is_left_as_it_is(command_line):
     assert command_line.rows() == rows
 
 
-def test_best_goes_by_return_where_there_is_no_success(command_line):
-    command_line("fit", "--data.benchmark=tests.altered_reach.NoSuccess")
+def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_line, capsys):
+    command_line(
+        "fit",
+        "--data.benchmark=tests.altered_reach.NoSuccess",
+        "--trainer.enable_progress_bar=true",
+    )
+    printed = capsys.readouterr()
+    assert "success" not in printed.out and "success" not in printed.err
+    assert re.search(r"task +return\ngoal-0 +-?\d+\.\d\n", printed.out)
+    assert "eval return=" in printed.err
+    assert not [name for name in command_line.rows()[0] if "success" in name]
+    assert (command_line.folder() / "curves.png").is_file()
     steps, returns = read_metrics(command_line.folder())["eval/return"]
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
     assert best == steps[returns.index(max(returns))]

@@ -29,6 +29,7 @@ WITHOUT_EFFECT = (
     "rollout.seed",
     "rollout.timeout",
     "rollout.total_steps",
+    "rollout.warmup_steps",
     "rollout.window",
     "root",
     "verbose",
