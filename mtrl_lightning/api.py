@@ -22,7 +22,7 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
-from mtrl_lightning.callbacks.common import check_trainer
+from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, with_info
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
@@ -138,6 +138,7 @@ def train(
     progress_bar: bool = True,
     accelerator: str = "auto",
     precision: str = "32-true",
+    overwrite_metrics: bool = False,
     **sections: dict[str, Any],
 ) -> Run:
     """Train an algorithm on a benchmark; what is not given is derived and printed.
@@ -169,6 +170,8 @@ def train(
         progress_bar: whether a progress bar is shown.
         accelerator: as Lightning's ``Trainer`` takes it.
         precision: ``32-true`` or ``bf16-mixed``.
+        overwrite_metrics: whether the run may continue from an older checkpoint than its last one,
+            which deletes the later rows of ``metrics.csv``.
         sections: further options of the parts of a run by the names of the command line's
             sections: ``data``, ``rollout``, ``evaluation``, ``metrics``, ``replay``,
             ``checkpoint``, ``resets``, each a dictionary; ``trainer`` for Lightning's ``Trainer``.
@@ -181,6 +184,7 @@ def train(
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
     given = _checked(sections)
+    check_trainer_options(given["trainer"])
     excluded = given["data"].get("exclude_from_training") or ()
     num_tasks = max(1, benchmark.spec.num_tasks - len(excluded))
     num_envs = num_tasks * envs_per_task
@@ -194,7 +198,14 @@ def train(
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = slurm_origin(f"{sys.argv} {name}")
-    launch = Launch(root, name, ckpt_path, given["replay"].get("restore", True), origin)
+    launch = Launch(
+        root,
+        name,
+        ckpt_path,
+        given["replay"].get("restore", True),
+        origin,
+        overwrite_metrics,
+    )
     # an evaluation steps environments no more than the training between two evaluations
     steps_of_evaluation = num_episodes * benchmark.spec.horizon * benchmark.spec.num_tasks
     derived = {
@@ -222,51 +233,65 @@ def train(
     if "capacity" in derived and arguments["capacity"] is None:
         chosen["capacity"] = max(_multiple(chosen["capacity"], num_envs), chosen["batch_size"])
     rank_zero_info(", ".join(f"{option} {value:,}" for option, value in chosen.items()))
-    try:
-        with launch.hold():
-            data = MultiTaskData(
-                benchmark,
-                chosen.get("batch_size"),
-                chosen.get("capacity"),
-                seed=seed,
-                **given["data"],
-            )
-            evaluation = EvaluationCallback(
-                every=chosen["evaluation_every"], num_episodes=num_episodes, **given["evaluation"]
-            )
-            parts = [
-                RolloutCallback(
-                    total_steps=total_steps,
-                    warmup_steps=chosen.get("warmup_steps"),
-                    updates_per_step=updates_per_step,
-                    envs_per_task=envs_per_task,
-                    num_workers=num_workers,
-                    listeners=list(listeners),
-                    seed=seed,
-                    **given["rollout"],
-                ),
-                evaluation,
-                MetricsCallback(every=chosen["metrics_every"], **given["metrics"]),
-                ReplayCallback(**given["replay"]),
-                CheckpointCallback(every=chosen["checkpoint_every"], **given["checkpoint"]),
-                ResetCallback(**given["resets"]),
-            ]
-            launch.check(data.spec, must_match=True)
-            trainer = Trainer(
-                default_root_dir=str(launch.folder),
-                logger=[MetricsCSV(str(launch.folder)), *loggers],
-                callbacks=[*parts, *standard_callbacks(True, progress_bar, origin), *callbacks],
-                accelerator=accelerator,
-                devices=1,
-                precision=precision,  # type: ignore[arg-type]
-                enable_progress_bar=progress_bar,
-                **{**TRAINER, "enable_model_summary": False, **given["trainer"]},
-            )
-            check_trainer(trainer)
-            fit(trainer, model, data, launch.checkpoint)
-    except Exception:
-        launch.discard()
-        raise
+    options: dict[str, dict[str, Any]] = {
+        "data": {
+            "batch_size": chosen.get("batch_size"),
+            "capacity": chosen.get("capacity"),
+            "seed": seed,
+        },
+        "rollout": {
+            "total_steps": total_steps,
+            "warmup_steps": chosen.get("warmup_steps"),
+            "updates_per_step": updates_per_step,
+            "envs_per_task": envs_per_task,
+            "num_workers": num_workers,
+            "listeners": list(listeners),
+            "seed": seed,
+        },
+        "evaluation": {"every": chosen["evaluation_every"], "num_episodes": num_episodes},
+        "metrics": {"every": chosen["metrics_every"]},
+        "replay": {},
+        "checkpoint": {"every": chosen["checkpoint_every"]},
+        "resets": {},
+        "trainer": {
+            "accelerator": accelerator,
+            "devices": 1,
+            "precision": precision,
+            "enable_progress_bar": progress_bar,
+            "enable_model_summary": False,
+            **TRAINER,
+        },
+    }
+    options = {section: options[section] | given[section] for section in SECTIONS}
+    described = {
+        "name": name,
+        "root": root,
+        "seed_everything": seed,
+        "model": model.description,
+        **options,
+        "data": {"benchmark": dict(benchmark.spec.protocol), **options["data"]},
+    }
+    with launch.hold():
+        data = MultiTaskData(benchmark, **options["data"])
+        evaluation = EvaluationCallback(**options["evaluation"])
+        parts = [
+            RolloutCallback(**options["rollout"]),
+            evaluation,
+            MetricsCallback(**options["metrics"]),
+            ReplayCallback(**options["replay"]),
+            CheckpointCallback(**options["checkpoint"]),
+            ResetCallback(**options["resets"]),
+            *standard_callbacks(True, progress_bar, origin, described),
+        ]
+        launch.check(data.spec, must_match=True)
+        trainer = Trainer(
+            default_root_dir=str(launch.folder),
+            logger=[MetricsCSV(str(launch.folder)), *loggers],
+            callbacks=[*parts, *callbacks],
+            **options["trainer"],
+        )
+        check_trainer(trainer)
+        fit(trainer, model, data, launch.checkpoint)
     return Run(launch.folder, dict(evaluation.session.results), model.cpu(), benchmark)
 
 

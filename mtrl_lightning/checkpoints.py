@@ -51,6 +51,11 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> dict[str, Any]:
     return loaded
 
 
+def env_steps_of(checkpoint: dict[str, Any]) -> int:
+    """Return the environment steps that a loaded checkpoint's run had made."""
+    return checkpoint["mtrl_lightning"]["counters"]["env_steps"]
+
+
 def check_format(checkpoint: dict[str, Any]) -> None:
     """Check that a loaded checkpoint was written by this package, in the format of this version.
 

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, NoReturn
 
 import torch
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import ActionYesNo, ArgumentError, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import (
     ArgsType,
@@ -32,8 +32,9 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
-from mtrl_lightning.callbacks.common import check_trainer
+from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
+from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.config_files import ConfigFileParser
 from mtrl_lightning.errors import (
     ConfigurationError,
@@ -128,6 +129,13 @@ class MultiTaskCLI(LightningCLI):
             help="name of the run: its folder is ROOT/NAME/version_N",
         )
         parser.add_argument("--root", type=str, default="runs", help="folder of all runs")
+        parser.add_argument(
+            "--overwrite_metrics",
+            action=ActionYesNo,
+            default=False,
+            help="continue from an older checkpoint than the last, which deletes the later rows of"
+            " metrics.csv",
+        )
         for callback, section in (
             (ResetCallback, "resets"),
             (RolloutCallback, "rollout"),
@@ -152,6 +160,7 @@ class MultiTaskCLI(LightningCLI):
         self._given = self.config.clone()
         config = self.config[self.subcommand]
         is_fitting = self.subcommand == "fit"
+        check_trainer_options(vars(config.trainer))
         if not is_fitting and not config.ckpt_path:
             raise ConfigurationError(
                 "validate needs --ckpt_path: a checkpoint's path, last, or best"
@@ -162,6 +171,7 @@ class MultiTaskCLI(LightningCLI):
             None if config.ckpt_path is None else str(config.ckpt_path),
             restore_replay=is_fitting and config.replay.restore,
             origin=self._origin if is_fitting else None,
+            overwrite_metrics=config.overwrite_metrics,
         )
         if self._launch.checkpoint is not None:
             config.ckpt_path = str(self._launch.checkpoint)
@@ -195,12 +205,7 @@ class MultiTaskCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
-        try:
-            super().instantiate_classes()
-        except Exception:
-            self._held.close()
-            self._launch.discard()
-            raise
+        super().instantiate_classes()
         self._launch.check(self.model.spec, must_match=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -211,16 +216,26 @@ class MultiTaskCLI(LightningCLI):
             own = MetricsCSV(str(self._launch.folder))
             kwargs["logger"] = [own, *_as_list(config.get("logger"))]
         has_bar = config.get("enable_progress_bar") is not False
-        self.trainer_defaults["callbacks"] = standard_callbacks(is_fitting, has_bar, self._origin)
         # what is saved is what was given: a run repeated from it is a new run, not a continued one
         self._given[self.subcommand].ckpt_path = None
+        self._given[self.subcommand].overwrite_metrics = False
         self.config = self._given
+        self.trainer_defaults["callbacks"] = standard_callbacks(
+            is_fitting, has_bar, self._origin, self._options()
+        )
         if self._launch.checkpoint is not None:
             name = f"config_from_{self._launch.env_steps:012d}.yaml"
             self.save_config_kwargs["config_filename"] = name
         trainer = super().instantiate_trainer(**kwargs)
         check_trainer(trainer)
         return trainer
+
+    def _options(self) -> dict[str, Any]:
+        """Return what ``config.yaml`` holds."""
+        options = plain(self.config[self.subcommand])
+        options.pop("config", None)  # the files that it was read from
+        options["model"].get("init_args", {}).pop("spec", None)  # follows from the benchmark
+        return options
 
     def fit(self, model: Algorithm, **kwargs: Any) -> None:
         """Train."""
@@ -274,8 +289,7 @@ def main(args: ArgsType = None) -> None:
         ]
         _exit(2, "\n".join([str(error), *(f"tip: {tip}" for tip in tips)]))
     except MisconfigurationException as error:
-        hint = "; clipping is model.init_args.actor_max_grad_norm and critic_max_grad_norm"
-        _exit(2, f"{error}{hint if 'gradient_clip_val' in str(error) else ''}")
+        _exit(2, str(error))
     except (ValueError, *FAULTS) as error:
         cause = _own_error(error)
         if cause is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,25 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.algorithm import check_tasks
-from mtrl_lightning.callbacks import CurvesCallback, EnvStepProgressBar, InterruptionCallback
+from mtrl_lightning.callbacks import (
+    CurvesCallback,
+    EnvStepProgressBar,
+    InterruptionCallback,
+    MetricsCSV,
+    OptionsCallback,
+)
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
-from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import manifest_of
 from mtrl_lightning.runs import (
+    check_name,
+    discard_unstarted,
     ensure_writable,
     find_checkpoint,
+    missing_folders,
     new_run_folder,
     run_folder_of,
     run_lock,
@@ -66,9 +75,12 @@ class Launch:
             checkpoint whose files are whole.
         origin: the job and command line of a SLURM job; a checkpoint with the same mark is
             continued.
+        overwrite_metrics: whether a run may continue from an older checkpoint than its last one,
+            which drops the later rows of ``metrics.csv``.
 
     Raises:
-        ConfigurationError: if there is no such checkpoint, or none is whole.
+        ConfigurationError: if the name leads out of the root folder, there is no such checkpoint,
+            or none is whole.
     """
 
     def __init__(
@@ -78,7 +90,12 @@ class Launch:
         ckpt_path: str | None = None,
         restore_replay: bool = True,
         origin: dict[str, str] | None = None,
+        overwrite_metrics: bool = False,
     ) -> None:
+        check_name(name)
+        self._overwrite_metrics = overwrite_metrics
+        self._missing = missing_folders(Path(root) / name)
+        """Folders that a new run makes beside its own, inner ones first."""
         self.checkpoint: Path | None = None
         self.content: dict[str, Any] = {}
         """What the checkpoint holds; empty for a new run."""
@@ -97,25 +114,57 @@ class Launch:
     @property
     def env_steps(self) -> int:
         """Environment steps that the checkpoint's run had made; 0 for a new run."""
-        if not self.content:
-            return 0
-        return self.content["mtrl_lightning"]["counters"]["env_steps"]
+        return env_steps_of(self.content) if self.content else 0
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Keep other processes from training in the run's folder.
 
-        Raises:
-            ConfigurationError: if another one is, or the folder cannot be written.
-        """
-        ensure_writable(self.folder)
-        with run_lock(self.folder):
-            yield
+        The folder of a new run that cannot start is deleted.
 
-    def discard(self) -> None:
-        """Delete the folder of a new run that could not start."""
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()  # only if it is empty
+        Raises:
+            ConfigurationError: if another process trains in it, it cannot be written, or rows of
+                ``metrics.csv`` would be lost.
+        """
+        try:
+            ensure_writable(self.folder)
+            with run_lock(self.folder):
+                self._check_metrics()
+                yield
+        except BaseException:
+            if self.checkpoint is None:
+                self._discard()
+            raise
+
+    def _discard(self) -> None:
+        discard_unstarted(self.folder)
+        with contextlib.suppress(OSError):  # the first that is not empty
+            for folder in self._missing:
+                folder.rmdir()
+
+    def _check_metrics(self) -> None:
+        """Check that no rows of ``metrics.csv`` are lost because the run has a later checkpoint."""
+        if self.checkpoint is None or self._overwrite_metrics:
+            return
+        last = self.checkpoint.with_name("last.ckpt")
+        try:
+            last_env_steps = env_steps_of(load_checkpoint(last, verify=False))
+        except ConfigurationError:
+            return  # it is missing or damaged: an older one is what there is to continue from
+        if last_env_steps <= self.env_steps:
+            return
+        later = [
+            row for row in MetricsCSV(str(self.folder)).rows() if row["env_steps"] > self.env_steps
+        ]
+        if later:
+            raise ConfigurationError(
+                f"{self.checkpoint} was saved after {self.env_steps:,} env steps, and the run's"
+                f" last checkpoint after {last_env_steps:,}: continuing from it deletes the"
+                f" {len(later)} later rows of {self.folder / 'metrics.csv'}. Give"
+                " --overwrite_metrics (Python: overwrite_metrics=True) to delete them,"
+                " --ckpt_path last to continue from the end, or continue from a copy of the run's"
+                " folder"
+            )
 
     def saved_capacity(self) -> int | None:
         """Return the capacity of the checkpoint's replay; None without one."""
@@ -183,7 +232,10 @@ def _requeued(
 
 
 def standard_callbacks(
-    fitting: bool, progress_bar: bool, origin: dict[str, str] | None = None
+    fitting: bool,
+    progress_bar: bool,
+    origin: dict[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Callback]:
     """Return the callbacks that every run has and that have no options.
 
@@ -191,10 +243,12 @@ def standard_callbacks(
         fitting: whether it trains.
         progress_bar: whether a progress bar is shown.
         origin: marks the checkpoints of a SLURM job.
+        options: all options of the run, as ``config.yaml`` holds them.
     """
     callbacks: list[Callback] = []
     if fitting:
         callbacks += [CurvesCallback(), InterruptionCallback(origin)]
+        callbacks.append(OptionsCallback(options or {}))
     if progress_bar:
         callbacks.append(EnvStepProgressBar())
     return callbacks

@@ -17,6 +17,22 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "run.lock"
+FILES_BEFORE_THE_START = ("config.yaml", "hparams.yaml")
+"""Files that a run may have written before its first environment step."""
+
+
+def check_name(name: str) -> None:
+    """Check that the folder of a run's name lies in the root folder.
+
+    Raises:
+        ConfigurationError: if it does not.
+    """
+    path = Path(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ConfigurationError(
+            f"the run's name is {name!r}, and its folder would not lie in the root folder:"
+            " give a name such as try_1, and choose the folder of all runs by --root"
+        )
 
 
 def versions(root: str, name: str) -> list[Path]:
@@ -52,6 +68,29 @@ def new_run_folder(root: str, name: str) -> Path:
             raise ConfigurationError(
                 f"the run's folder {folder} cannot be created ({error}): choose another --root"
             ) from error
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """Return those of a folder and its parents that do not exist, inner ones first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def discard_unstarted(folder: Path) -> None:
+    """Delete the folder of a run that could not start.
+
+    It stays if anything but a copy of the configuration is in it.
+    """
+    contents = sorted(folder.rglob("*"), reverse=True)
+    files = [path for path in contents if path.is_symlink() or not path.is_dir()]
+    if any(path.name not in FILES_BEFORE_THE_START for path in files):
+        return
+    with contextlib.suppress(OSError):
+        for path in files:
+            path.unlink()
+        for path in contents:
+            if path not in files:
+                path.rmdir()
+        folder.rmdir()
 
 
 def find_checkpoint(which: str, root: str, name: str) -> Path:

@@ -34,10 +34,7 @@ class PostStepCall(Protocol):
 
 
 class ReplayFiles(Protocol):
-    """The replay on disk."""
-
-    def write(self) -> None:
-        """Write what the next checkpoint needs."""
+    """The replay on disk, which is written with every checkpoint."""
 
     def prune(self, manifests: list[dict[str, Any]]) -> None:
         """Delete the files that none of the checkpoints needs."""
@@ -129,6 +126,7 @@ class Session:
         """
         rank_zero_info(", ".join(f"{key} {value}" for key, value in self.spec.protocol.items()))
         num_tasks = len(self.spec.train_tasks)
+        rank_zero_info(self.algorithm.summary)
         rank_zero_info(
             f"Stepping {envs.num_envs} environments of {num_tasks} tasks"
             f" in {envs.num_workers} workers"
@@ -199,6 +197,8 @@ class Session:
     def rollout_metrics(self) -> dict[str, float]:
         """Return ``rollout/return``, ``rollout/success``, ``rollout/length`` and ``fault/...``.
 
+        A benchmark without success has no ``rollout/success``.
+
         The former are means over the windows of finished episodes, on average and for each task;
         the latter are counts since the run began.
         """
@@ -208,7 +208,10 @@ class Session:
             "fault/skipped_updates": self.counters.skipped_updates,
         }
         summary = self.collector.windows.summary()
-        for name in ("return", "success", "length") if summary else ():
+        measured = (
+            ("return", "success", "length") if self.spec.has_success else ("return", "length")
+        )
+        for name in measured if summary else ():
             means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
             metrics[f"rollout/{name}"] = float(np.mean(list(means.values())))
             for task, mean in means.items():

@@ -7,13 +7,14 @@ import random
 import tempfile
 import warnings
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from mtrl_lightning import (
     SAC,
@@ -38,6 +39,7 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.launch import fit
 from mtrl_lightning.networks import MLP
+from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.runs import new_run_folder
 
 SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width=16))
@@ -221,12 +223,15 @@ def test_a_run_continues_exactly(tmp_path):
         ({"data": {"exclude_from_training": ["goal-9"]}}, "unknown task 'goal-9'"),
         ({"checkpoint": {"best_metric": "eval/sucess"}}, "best_metric is 'eval/sucess'"),
         ({"ckpt_path": "last"}, "has a last.ckpt"),
+        ({"trainer": {"max_steps": 5}}, "set rollout.total_steps"),
+        ({"callbacks": [ModelCheckpoint(monitor="eval/return")]}, "best_metric eval/return"),
+        ({"name": "../x"}, "would not lie in the root folder"),
     ],
 )
 def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, options, message):
     with pytest.raises(ConfigurationError, match=message):
         small(ToyReach(3), tmp_path, **options)
-    assert not list(tmp_path.glob("run/version_0/checkpoints/*.ckpt"))
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_evaluation_steps_environments_no_more_than_training_does(tmp_path, caplog):
@@ -263,14 +268,53 @@ def test_training_leaves_the_process_as_it_was(tmp_path, monkeypatch):
 
 def test_a_run_with_derived_options_can_be_prolonged(tmp_path):
     small(ToyReach(2), tmp_path, total_steps=300)
-    run = small(ToyReach(2), tmp_path, total_steps=600, ckpt_path="last")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = small(ToyReach(2), tmp_path, total_steps=600, ckpt_path="last")
+    assert "with other options" not in str([str(warning.message) for warning in caught])
+    other = {"algorithm": partial(SMALL_SAC, discount=0.9), "ckpt_path": "last"}
+    with pytest.warns(UserWarning, match=r"discount 0.99 there and 0.9 here; it is not"):
+        small(ToyReach(2), tmp_path, total_steps=600, **other)
     assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 600
 
 
-def test_lightnings_early_stopping_sees_the_evaluations(tmp_path):
-    watch = EarlyStopping("eval/return", patience=1, mode="min", check_on_train_epoch_end=False)
+class Watching(Callback):
+    """Notes Lightning's hooks of a validation, and saves a checkpoint of its own at the first."""
+
+    def __init__(self):
+        self.hooks = []
+        self.returns = []
+
+    def on_validation_start(self, trainer, pl_module):
+        self.hooks.append("start")
+
+    def on_validation_epoch_start(self, trainer, pl_module):
+        self.hooks.append("epoch_start")
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        self.hooks.append("epoch_end")
+
+    def on_validation_end(self, trainer, pl_module):
+        self.hooks.append("end")
+        self.returns.append(float(trainer.callback_metrics["eval/return"]))
+        if len(self.returns) == 1:
+            folder = Path(trainer.default_root_dir)
+            trainer.save_checkpoint(folder / "checkpoints" / "mine.ckpt")
+
+
+def test_lightnings_callbacks_see_the_evaluations(tmp_path):
+    watch = EarlyStopping("eval/return", patience=1, mode="min")
+    watching = Watching()
     options = {"total_steps": 9000, "warmup_steps": 30, "evaluation_every": 30}
-    run = small(ToyReach(1), tmp_path, callbacks=[watch], **options)
+    run = small(ToyReach(1), tmp_path, callbacks=[watching, watch], **options)
+    assert watching.hooks == ["start", "epoch_start", "epoch_end", "end"] * len(watching.returns)
+    logged = [float(row["eval/return"]) for row in rows_of(run.folder) if row.get("eval/return")]
+    assert watching.returns == pytest.approx(logged)
+    # a checkpoint that a callback saves lists the replay's files, and they stay
+    mine = load_checkpoint(run.folder / "checkpoints" / "mine.ckpt")
+    replay = mine["MultiTaskData"]["replay"]
+    assert sum(replay["added"]) == mine["mtrl_lightning"]["counters"]["env_steps"]
+    ReplaySnapshots(run.folder / "replay").verify(replay)
     values = [float(row["eval/return"]) for row in rows_of(run.folder) if row.get("eval/return")]
     assert watch.stopped_epoch == 0 and len(values) < 300, "it ended before its time"
     assert values[-1] >= min(values)
@@ -317,7 +361,12 @@ def test_a_second_trainer_with_the_same_objects_has_a_session_of_its_own(tmp_pat
     data = MultiTaskData(ToyReach(3), batch_size=12, capacity=900)
     model = SMALL_SAC(data.spec)
     evaluation = EvaluationCallback(num_episodes=1, num_workers=0)
-    trainer_in(tmp_path / "first", [evaluation]).validate(model, datamodule=data, verbose=False)
+    first = trainer_in(tmp_path / "first", [evaluation])
+    assert first.validate(model, datamodule=data, verbose=False) == [
+        pytest.approx(evaluation.session.results)
+    ]
+    assert "eval/return/goal-2" in evaluation.session.results
+    assert not (tmp_path / "first" / "metrics.csv").exists() and first.loggers
     fit(trainer_in(tmp_path / "second", parts_of_a_run()), model, data)
     assert (tmp_path / "second" / "checkpoints" / "last.ckpt").is_file()
     assert not (tmp_path / "first" / "checkpoints").exists()

@@ -22,7 +22,7 @@ BENCHMARKS = {
     for path in (PACKAGE.parent / "benchmarks").glob("*.py")
 }
 
-BASE = {"types", "schema", "counters", "schedules", "errors", "memory", "precision"}
+BASE = {"types", "schema", "counters", "schedules", "errors", "memory", "precision", "threads"}
 ROOMS = {
     "envs",
     "rollout",
@@ -62,9 +62,10 @@ FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
-    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision"}},
+    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision", "threads"}},
     "memory": LIGHTNING,
     "precision": LIGHTNING,
+    "threads": LIGHTNING,
 }
 
 

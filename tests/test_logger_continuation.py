@@ -147,7 +147,7 @@ def test_points_later_than_an_older_checkpoint_stay_in_w_and_b_and_are_not_repea
     older = folder / "checkpoints" / "step_000000000600.ckpt"
     # the same options: the points that stay are those of this run
     with pytest.warns(UserWarning, match="has points up to env step 900, later than .* 600"):
-        fit(KEEP, f"--ckpt_path={older}", "--rollout.total_steps=1200")
+        fit(KEEP, f"--ckpt_path={older}", "--overwrite_metrics", "--rollout.total_steps=1200")
     expected = check_csv_and_tensorboard(folder, 1200)
     assert path.read_bytes() == file
     points, ids = wandb_points(folder)
@@ -158,6 +158,7 @@ def test_points_later_than_an_older_checkpoint_stay_in_w_and_b_and_are_not_repea
         fit(
             KEEP,
             f"--ckpt_path={older}",
+            "--overwrite_metrics",
             "--rollout.total_steps=1050",
             "--model.init_args.actor_max_grad_norm=0.1",
         )
@@ -170,7 +171,13 @@ def test_a_given_id_starts_a_w_and_b_run_that_has_all_points(fit, command_line):
     fit(KEEP)
     older = folder / "checkpoints" / "step_000000000600.ckpt"
     branch = ["--trainer.logger.id=branch", "--model.init_args.actor_max_grad_norm=0.1"]
-    fit(KEEP, f"--ckpt_path={older}", *branch, configs=(*CONFIGS, "logger/wandb"))
+    fit(
+        KEEP,
+        f"--ckpt_path={older}",
+        "--overwrite_metrics",
+        *branch,
+        configs=(*CONFIGS, "logger/wandb"),
+    )
     for path in wandb_files(folder):
         if path.name != "run-branch.wandb":
             path.unlink()

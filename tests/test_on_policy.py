@@ -325,7 +325,12 @@ def test_another_size_of_iterations_is_refused_only_in_the_middle_of_one(command
     folder = command_line.folder() / "checkpoints"
     other = "--model.init_args.num_steps=60"
     with pytest.raises(SystemExit):
-        fit(command_line, other, f"--ckpt_path={folder / 'step_000000000150.ckpt'}")
+        fit(
+            command_line,
+            other,
+            f"--ckpt_path={folder / 'step_000000000150.ckpt'}",
+            "--overwrite_metrics",
+        )
     assert "in the middle of an iteration" in capsys.readouterr().err
     fit(command_line, other, f"--ckpt_path={folder / 'step_000000000288.ckpt'}")
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]

@@ -1,3 +1,4 @@
+import re
 import shutil
 
 import pytest
@@ -66,13 +67,25 @@ def test_weights_targets_temperatures_and_replay_come_back_exactly(command_line)
     assert chunks[:-1] == [c["file"] for c in first["MultiTaskData"]["replay"]["chunks"]]
 
 
-def test_going_on_from_an_older_checkpoint_drops_later_rows_and_keeps_later_files(command_line):
+def test_an_older_checkpoint_drops_later_rows_only_when_asked_and_keeps_later_files(
+    command_line, capsys, caplog
+):
     command_line("fit", "--checkpoint.keep_last=-1")
     folder = command_line.folder() / "checkpoints"
     newer = (folder / "step_000000000900.ckpt").read_bytes()
-    command_line(
-        "fit", f"--ckpt_path={folder / 'step_000000000600.ckpt'}", "--rollout.total_steps=750"
-    )
+    older = ["fit", f"--ckpt_path={folder / 'step_000000000600.ckpt'}", "--rollout.total_steps=750"]
+    before = (command_line.folder() / "metrics.csv").read_bytes()
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(*older)
+    assert exit_info.value.code == 2
+    refused = capsys.readouterr().err
+    later = sum(int(row["env_steps"]) > 600 for row in command_line.rows())
+    assert later == 3 and f"deletes the {later} later rows of" in refused
+    assert "--overwrite_metrics" in refused and "after 600 env steps" in refused
+    assert (command_line.folder() / "metrics.csv").read_bytes() == before
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        command_line(*older, "--overwrite_metrics")
+    assert f"the {later} rows later than the checkpoint" in caplog.text
     assert max(int(row["env_steps"]) for row in command_line.rows()) == 750
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 750
     assert (folder / "step_000000000900.ckpt").read_bytes() == newer
@@ -138,15 +151,16 @@ def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, ca
     command_line("fit", "--checkpoint.keep_last=-1", "--rollout.total_steps=1500")
     folder = command_line.folder() / "checkpoints"
     old = folder / "step_000000000600.ckpt"
-    command_line(
-        "fit", f"--ckpt_path={old}", "--rollout.total_steps=900", "--checkpoint.keep_last=-1"
-    )
+    options = ["--checkpoint.keep_last=-1", "--overwrite_metrics"]
+    command_line("fit", f"--ckpt_path={old}", "--rollout.total_steps=900", *options)
     state = checkpoint(command_line)["callbacks"]["checkpoint"]
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
     assert f"step_{best:012d}.ckpt" == state["best"][1] and best <= 900
     for which in ("best", "last", folder / "step_000000001500.ckpt"):
-        command_line("fit", f"--ckpt_path={which}", "--rollout.total_steps=1600")
+        command_line(
+            "fit", f"--ckpt_path={which}", "--rollout.total_steps=1600", "--overwrite_metrics"
+        )
 
 
 def test_the_saved_config_stays_that_of_a_new_run(command_line):
@@ -176,8 +190,18 @@ def test_a_finished_run_is_left_as_it_is(command_line):
     assert command_line.rows() == rows
 
 
-def test_best_goes_by_return_where_there_is_no_success(command_line):
-    command_line("fit", "--data.benchmark=tests.altered_reach.NoSuccess")
+def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_line, capsys):
+    command_line(
+        "fit",
+        "--data.benchmark=tests.altered_reach.NoSuccess",
+        "--trainer.enable_progress_bar=true",
+    )
+    printed = capsys.readouterr()
+    assert "success" not in printed.out and "success" not in printed.err
+    assert re.search(r"task +return\ngoal-0 +-?\d+\.\d\n", printed.out)
+    assert "eval return=" in printed.err
+    assert not [name for name in command_line.rows()[0] if "success" in name]
+    assert (command_line.folder() / "curves.png").is_file()
     steps, returns = read_metrics(command_line.folder())["eval/return"]
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
     assert best == steps[returns.index(max(returns))]

@@ -11,6 +11,7 @@ from mtrl_lightning import runs
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.cli import main
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.launch import Launch
 from mtrl_lightning.runs import check_idle, run_lock
 from tests.test_interruption import ENDLESS, wait_for
 
@@ -142,7 +143,35 @@ def test_a_run_in_training_is_refused_until_its_process_is_killed(
             worker.resume()
 
 
-def test_a_new_run_that_cannot_be_built_leaves_no_folder(command_line):
-    with pytest.raises(SystemExit):
-        command_line("fit", "--data.batch_size=1000")
-    assert not command_line.folder().exists()
+def fail_to_start(root, name, *files):
+    """Start a run that fails when these files are in its folder; return the folder."""
+    launch = Launch(str(root), name)
+    with pytest.raises(ZeroDivisionError), launch.hold():
+        for file in files:
+            path = launch.folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        raise ZeroDivisionError
+    return launch.folder
+
+
+def test_a_run_that_cannot_start_leaves_nothing_but_what_was_there(tmp_path):
+    fail_to_start(tmp_path / "new", "group/run", "config.yaml", "hparams.yaml")
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "run" / "version_3").mkdir(parents=True)
+    folder = fail_to_start(tmp_path, "run", "config.yaml")
+    assert folder.name == "version_4"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_3"]
+
+
+@pytest.mark.parametrize("file", ["metrics.csv", "checkpoints/last.ckpt", "replay/rows.npy"])
+def test_a_run_that_has_started_keeps_its_folder(tmp_path, file):
+    folder = fail_to_start(tmp_path, "run", "config.yaml", file)
+    assert (folder / "config.yaml").is_file() and (folder / file).is_file()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "", "."])
+def test_a_name_that_leads_out_of_the_root_folder_is_refused(tmp_path, name):
+    with pytest.raises(ConfigurationError, match="would not lie in the root folder"):
+        Launch(str(tmp_path / "runs"), name)
+    assert not any(tmp_path.iterdir())

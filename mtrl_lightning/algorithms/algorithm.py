@@ -27,6 +27,7 @@ from mtrl_lightning.algorithms.description import (
     describe_algorithm,
     describe_spec,
     rebuild_algorithm,
+    summarize,
     warn_of_unknown,
 )
 from mtrl_lightning.algorithms.divergence import DivergenceGuard, OnNonfinite
@@ -130,6 +131,11 @@ class Algorithm(LightningModule):
         self._seed = seed
         self._network_names: list[str] = []
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
+
+    @property
+    def summary(self) -> str:
+        """The classes of the algorithm and of its parts, in a line."""
+        return summarize(self.description)
 
     def make_networks(self) -> dict[str, nn.Module]:
         """Build what ``reset_networks`` replaces: networks and gradient methods by attribute name.

@@ -56,6 +56,20 @@ def describe_algorithm(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return {_CLASS_PATH: path, _INIT_ARGS: _describe_arguments(kind, arguments)}
 
 
+def summarize(description: Mapping[str, Any]) -> str:
+    """Return the classes of a described algorithm and of its parts, as ``SAC: actor MLP, ...``."""
+    parts = [
+        f"{name} {_short_name(value)}"
+        for name, value in description[_INIT_ARGS].items()
+        if isinstance(value, Mapping) and _CLASS_PATH in value
+    ]
+    return f"{_short_name(description)}: {', '.join(parts)}"
+
+
+def _short_name(description: Mapping[str, Any]) -> str:
+    return str(description[_CLASS_PATH]).rsplit(".", 1)[-1]
+
+
 def cannot_rebuild(described: Any, argument: str = "") -> dict[str, str]:
     """Return the arguments, such as ``actor.conditioning``, that a description has no class of.
 

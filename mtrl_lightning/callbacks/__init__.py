@@ -5,6 +5,7 @@ from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_metrics
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.metrics import MetricsCallback
+from mtrl_lightning.callbacks.options import OptionsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.replay import ReplayCallback
 from mtrl_lightning.callbacks.resets import ResetCallback
@@ -21,6 +22,7 @@ __all__ = [
     "InterruptionCallback",
     "MetricsCSV",
     "MetricsCallback",
+    "OptionsCallback",
     "ReplayCallback",
     "ResetCallback",
     "RolloutCallback",

@@ -264,8 +264,6 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 self._saved_at = self._moment()
                 if best is not None:
                     self._best = (best, name)
-                if self._trainer.is_global_zero and self.session.replay_files is not None:
-                    self.session.replay_files.write()
                 self._trainer.save_checkpoint(unfinished, weights_only=False)
                 if self._trainer.is_global_zero:
                     unfinished.replace(self.folder / name)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.callbacks.trainer_options import check_trainer
 from mtrl_lightning.session import Session
 
 
@@ -23,22 +23,10 @@ class SessionCallback(Callback):
         return self.key
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Get the run's session."""
+        """Get the run's session.
+
+        Raises:
+            ConfigurationError: if the trainer has an option that a run does not follow.
+        """
+        check_trainer(trainer)
         self.session = Session.of(trainer, pl_module)
-
-
-def check_trainer(trainer: Trainer) -> None:
-    """Check that the trainer's options are among those that the algorithms work with.
-
-    Raises:
-        ConfigurationError: naming the option to change.
-    """
-    if trainer.world_size > 1:
-        raise ConfigurationError(
-            "training on several devices is not supported yet:"
-            " set trainer.devices and num_nodes to 1"
-        )
-    if trainer.precision not in ("32-true", "bf16-mixed"):
-        raise ConfigurationError(
-            f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
-        )

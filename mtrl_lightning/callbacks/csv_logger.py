@@ -15,7 +15,7 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 
 class MetricsCSV(CSVLogger):
@@ -173,6 +173,12 @@ class _Writer(ExperimentWriter):
                 f"{self._path}: dropped {num_damaged} damaged line(s), as a killed run leaves them"
             )
         kept = [row for row in rows if int(row["env_steps"]) <= env_steps]
+        num_later = len(rows) - len(kept)
+        if num_later:
+            rank_zero_info(
+                f"{self._path}: the {num_later} rows later than the checkpoint, which was saved"
+                f" after {env_steps:,} env steps, are deleted"
+            )
         if fingerprint is not None:
             if _fingerprint(kept[: fingerprint["rows"]]) == fingerprint:
                 # further rows of the checkpoint's env step were logged after it was written

@@ -28,7 +28,7 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
 
 
 def plot_curves(run_folder: str | Path) -> Path:
-    """Plot evaluation success and return, by task and on average.
+    """Plot evaluation success and return, by task and on average; return alone without success.
 
     Args:
         run_folder: The folder with ``metrics.csv``.
@@ -42,9 +42,11 @@ def plot_curves(run_folder: str | Path) -> Path:
 
     curves = read_metrics(run_folder)
     path = Path(run_folder) / "curves.png"
+    quantities = ("success", "return") if "eval/success" in curves else ("return",)
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     handles: list[Any] = []
-    for axes, quantity in zip(figure.subplots(1, 2), ("success", "return"), strict=True):
+    all_axes = figure.subplots(1, len(quantities), squeeze=False)[0]
+    for axes, quantity in zip(all_axes, quantities, strict=True):
         prefix = f"eval/{quantity}/"
         for name in sorted(n for n in curves if n.startswith(prefix)):
             axes.plot(*curves[name], marker=".", linewidth=1, label=name.removeprefix(prefix))
@@ -55,7 +57,8 @@ def plot_curves(run_folder: str | Path) -> Path:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
         handles = axes.get_legend_handles_labels()
-    figure.axes[0].set_ylim(-0.03, 1.03)
+        if quantity == "success":
+            axes.set_ylim(-0.03, 1.03)
     if handles and len(handles[0]) <= 30:
         figure.legend(*handles, loc="outside right upper", fontsize="small")
     unfinished = path.with_suffix(".unfinished.png")

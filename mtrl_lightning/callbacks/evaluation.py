@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -16,6 +16,33 @@ from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.schedules import Every
+
+
+class _Column(NamedTuple):
+    """A column of the table that an evaluation prints."""
+
+    name: str
+    width: int
+    decimals: int
+
+    @property
+    def head(self) -> str:
+        """Its title."""
+        return f"  {self.name:>{self.width}}"
+
+    def cell(self, value: float) -> str:
+        """Return a value as it is printed."""
+        return f"  {value:{self.width}.{self.decimals}f}"
+
+
+COLUMNS = {
+    column.name: column
+    for column in (
+        _Column("success", 7, decimals=2),
+        _Column("success_last", 12, decimals=2),
+        _Column("return", 9, decimals=1),
+    )
+}
 
 
 class EvaluationCallback(SessionCallback):
@@ -100,7 +127,14 @@ class EvaluationCallback(SessionCallback):
         """Evaluate for ``validate``; what is logged here is what ``Trainer.validate`` returns."""
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._evaluate()
-            pl_module.log_dict(self.session.results, logger=False)
+            # it returns what goes to loggers: there are none, as their rows would lack env_steps
+            trainer.loggers = []
+            pl_module.log_dict(self.session.results)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the trainer its loggers back."""
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            trainer.loggers = self.session.loggers
 
     def evaluate_at_start(self) -> None:
         """Evaluate before the first environment step if that is wanted; not twice."""
@@ -120,6 +154,7 @@ class EvaluationCallback(SessionCallback):
     def _evaluate(self) -> None:
         session = self.session
         results: dict[str, float] = {}
+        self._call_in_fit("on_validation_start", "on_validation_epoch_start")
         for evaluator in self._evaluators:
             with session.stopwatch.measure("evaluate"):
                 evaluation = evaluator.evaluate(session.algorithm, session.check_signals)
@@ -134,15 +169,24 @@ class EvaluationCallback(SessionCallback):
                 logger.save()
             for call in session.after_evaluation:
                 call()
-            self._notify_lightning()
+            metrics = {name: torch.tensor(value) for name, value in results.items()}
+            self._trainer.callback_metrics.update(metrics)
+        self._call_in_fit("on_validation_epoch_end", "on_validation_end")
 
-    def _notify_lightning(self) -> None:
-        """Let callbacks that wait for Lightning's validation, such as ``EarlyStopping``, see it."""
-        assert self._trainer is not None
-        metrics = {name: torch.tensor(value) for name, value in self.session.results.items()}
-        self._trainer.callback_metrics.update(metrics)
-        for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
-            callback.on_validation_end(self._trainer, self.session.algorithm)
+    def _call_in_fit(self, *hooks: str) -> None:
+        """Call Lightning's hooks of a validation, for callbacks such as ``EarlyStopping``.
+
+        ``Trainer.validate`` calls them itself.
+        """
+        trainer = self._trainer
+        assert trainer is not None
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        algorithm = self.session.algorithm
+        for hook in hooks:
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                getattr(callback, hook)(trainer, algorithm)
+            getattr(algorithm, hook)()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the last results."""
@@ -176,30 +220,19 @@ class EvaluationCallback(SessionCallback):
 def table(evaluation: Evaluation, task_names: tuple[str, ...], env_steps: int) -> str:
     """Return a text table of every task's success and return, and of their averages.
 
-    Its columns are the success in any step, the success in the last step, and the return.
+    Its columns are the success in any step, the success in the last step, and the return; without
+    success the return alone.
     """
+    columns = evaluation.values()
+    width = max(len(name) for name in (*task_names, "average"))
+    head = f"{'task':<{width}}" + "".join(COLUMNS[name].head for name in columns)
     rows = [
-        (name, evaluation.success_T[i], evaluation.success_last_T[i], evaluation.return_T[i])
-        for i, name in enumerate(task_names)
+        f"{task:<{width}}" + "".join(COLUMNS[name].cell(v_T[i]) for name, v_T in columns.items())
+        for i, task in enumerate(task_names)
     ]
-    rows.append(
-        (
-            "average",
-            *(
-                v.mean()
-                for v in (evaluation.success_T, evaluation.success_last_T, evaluation.return_T)
-            ),
-        )
-    )
-    width = max(len(name) for name, *_ in rows)
-    head = f"{evaluation.split} after {env_steps:,} env steps"
-    lines = [head, f"{'task':<{width}}  success  success_last     return"]
-    lines += [
-        f"{name:<{width}}  {any_:7.2f}  {last:12.2f}  {return_:9.1f}"
-        for name, any_, last, return_ in rows
-    ]
-    lines.insert(-1, "-" * len(lines[1]))
-    return "\n".join(lines)
+    averages = "".join(COLUMNS[name].cell(v_T.mean()) for name, v_T in columns.items())
+    title = f"{evaluation.split} after {env_steps:,} env steps"
+    return "\n".join([title, head, *rows, "-" * len(head), f"{'average':<{width}}{averages}"])
 
 
 @rank_zero_only

@@ -90,4 +90,6 @@ def _latest(session: Session) -> dict[str, str]:
         "success": rollout.get("rollout/success"),
         "return": rollout.get("rollout/return"),
     }
+    if not session.spec.has_success:
+        values = {"eval return": session.results.get("eval/return")} | values
     return {name: f"{value:.2f}" for name, value in values.items() if value is not None}

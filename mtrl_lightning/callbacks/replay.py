@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
-from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
 from mtrl_lightning.replay.datamodule import refuse_replay_options, replay_folder
 
 CHUNK_MEBIBYTES = 32.0
@@ -123,6 +123,18 @@ class ReplayCallback(SessionCallback):
             f"The replay in {folder} is deleted (replay.delete_at_end):"
             " continue this run, if at all, with replay.restore false"
         )
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the replay and list its files, whoever saves the checkpoint.
+
+        Raises:
+            OSError: if the disk is full or broken; what was saved before stays whole.
+        """
+        if self.session.replay_files is self and trainer.is_global_zero:
+            self.write()
+            checkpoint[MultiTaskData.__qualname__]["replay"] = self.session.data.manifest
 
     def write(self) -> None:
         """Write what the next checkpoint needs.

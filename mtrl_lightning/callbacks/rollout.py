@@ -9,10 +9,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.callbacks.off_policy import OffPolicyLoop, check_warmup
 from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
+from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
@@ -114,7 +114,7 @@ class RolloutCallback(Driver):
         self.loop = self._make_loop()
         if stage != TrainerFn.FITTING or session.is_open:
             return
-        check_trainer(trainer)
+        check_checkpoint_callbacks(trainer)
         device = trainer.strategy.root_device
         check_precision(trainer.precision, device)
         tasks = np.repeat(session.spec.train_tasks, self._envs_per_task).tolist()

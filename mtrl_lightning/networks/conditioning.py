@@ -147,19 +147,27 @@ class TaskEncoder(TaskConditioning):
         return self.output(self.hidden(self.embedding(self.tasks_T)))[task_B]
 
 
-def require_task_input(conditioning: TaskConditioning, network: str) -> TaskConditioning:
+def require_task_input(
+    conditioning: TaskConditioning, network: str, computed: str = "its mixture weights"
+) -> TaskConditioning:
     """Return the conditioning if it has features.
 
-    A network that computes mixture weights from the task input alone would be constant without it.
+    What a network computes from the task input alone would be constant without it.
+
+    Args:
+        conditioning: the network's task conditioning.
+        network: the network's name, for the error.
+        computed: what it computes from the task input.
 
     Raises:
         ConfigurationError: if the conditioning has no features.
     """
     if conditioning.out_dim < 1:
         raise ConfigurationError(
-            f"{network} computes its mixture weights from the task input,"
+            f"{network} computes {computed} from the task input,"
             f" and {type(conditioning).__name__} gives none:"
-            " set the network's conditioning to OneHot"
+            " set the network's conditioning to OneHot, or choose an encoder whose features do"
+            " not contain the task (-c configs/encoder/identity.yaml)"
         )
     return conditioning
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import require_at_least_one
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
@@ -41,7 +41,8 @@ class FiLM(Network):
             the algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
-        ConfigurationError: if ``width`` or ``depth`` is below 1.
+        ConfigurationError: if ``width`` or ``depth`` is below 1, or the conditioning has no
+            features.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class FiLM(Network):
     ) -> None:
         super().__init__()
         require_at_least_one(depth=depth, width=width)
-        self.conditioning = (conditioning or OneHot)(num_tasks)
+        self.conditioning = require_task_input(
+            (conditioning or OneHot)(num_tasks), "FiLM", "scales and shifts"
+        )
         num_factors = 1 if scalar else width
         self._split = (depth, 2, num_factors)
         # no bias: it would be redundant with the layers' own weights and biases

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts, require_at_least_one
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
@@ -56,7 +56,7 @@ class SoftModularization(Network):
             algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
-        ConfigurationError: if a size is below 1.
+        ConfigurationError: if a size is below 1, or the conditioning has no features.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class SoftModularization(Network):
         require_at_least_one(
             width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim
         )
-        self.conditioning = (conditioning or OneHot)(num_tasks)
+        self.conditioning = require_task_input(
+            (conditioning or OneHot)(num_tasks), "SoftModularization", "its routing"
+        )
         self.encoder = nn.Sequential(
             he_linear(in_dim, embedding_dim), nn.ReLU(), he_linear(embedding_dim, embedding_dim)
         )

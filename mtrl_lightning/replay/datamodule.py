@@ -100,6 +100,15 @@ class MultiTaskData(LightningDataModule):
         self.manifest: dict[str, Any] | None = None
         """The replay's files according to the last checkpoint; None if they are not saved."""
 
+    def setup(self, stage: str) -> None:
+        """Let callbacks such as ``EarlyStopping`` look at evaluations, not at the end of an epoch.
+
+        A run has one epoch without an end. Lightning calls this before any callback's ``setup``.
+        """
+        assert self.trainer is not None
+        if stage == TrainerFn.FITTING:
+            self.trainer.check_val_every_n_epoch = None
+
     def open_replay(
         self,
         tasks: Sequence[int],

@@ -22,6 +22,8 @@ from mtrl_lightning.types import Episode, Policy
 
 METRICS = ("success", "success_last", "return")
 """What an evaluation measures of every task."""
+WITHOUT_SUCCESS = ("return",)
+"""What it measures where the benchmark has no success."""
 WORST = (1, 5)
 """Numbers of worst tasks whose mean success is logged, where there are more tasks than that."""
 
@@ -35,8 +37,16 @@ class Evaluation(NamedTuple):
     success_last_T: npt.NDArray[np.float64]
     """Share of episodes with success in the last step."""
     return_T: npt.NDArray[np.float64]
+    has_success: bool = True
+    """Whether the benchmark reports success; without it there are no metrics of it."""
     info: Mapping[str, Mapping[int, float]] = {}
     """Means of the numbers of ``info`` that are logged, by name and task."""
+
+    def values(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Return what was measured of every task, by name."""
+        values_T = (self.success_T, self.success_last_T, self.return_T)
+        measured = dict(zip(METRICS, values_T, strict=True))
+        return {name: measured[name] for name in _measured(self.has_success)}
 
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
         """Return success in any step and in the last one, and return: on average and per task.
@@ -45,13 +55,13 @@ class Evaluation(NamedTuple):
         ``eval``, ``eval_<split>/...`` in others, and those of a task end with ``/<task>``.
         ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks,
         ``eval/info/<key>`` the mean of a number of ``info`` over steps and episodes.
+        A benchmark without success has those of the return alone.
         """
         prefix = _prefix(self.split)
-        values_T = (self.success_T, self.success_last_T, self.return_T)
-        values = dict(zip(METRICS, values_T, strict=True))
+        values = self.values()
         result = {f"{prefix}/{name}": float(value_T.mean()) for name, value_T in values.items()}
         ascending_T = np.sort(self.success_T)
-        for k in _worst(len(task_names)):
+        for k in _worst(len(task_names)) if self.has_success else ():
             result[f"{prefix}/success_worst_{k}"] = float(ascending_T[:k].mean())
         for name, value_T in values.items():
             result |= {
@@ -59,6 +69,10 @@ class Evaluation(NamedTuple):
                 for task, v in zip(task_names, value_T, strict=True)
             }
         return result | info_metrics(prefix, self.info, task_names)
+
+
+def _measured(has_success: bool) -> tuple[str, ...]:
+    return METRICS if has_success else WITHOUT_SUCCESS
 
 
 def _worst(num_tasks: int) -> list[int]:
@@ -72,10 +86,13 @@ def _prefix(split: str) -> str:
 def metric_names(benchmark: Benchmark) -> list[str]:
     """Return the names of all metrics of an evaluation, averages first."""
     prefixes = [_prefix(split) for split in benchmark.splits[1:]]
-    task_names = benchmark.spec.task_names
-    names = [f"{prefix}/{metric}" for prefix in prefixes for metric in METRICS]
-    worst = [f"{prefix}/success_worst_{k}" for prefix in prefixes for k in _worst(len(task_names))]
-    logged = [name for key in benchmark.spec.info_keys for name in (key, f"{key}_last")]
+    spec = benchmark.spec
+    task_names = spec.task_names
+    measured = _measured(spec.has_success)
+    names = [f"{prefix}/{metric}" for prefix in prefixes for metric in measured]
+    numbers = _worst(len(task_names)) if spec.has_success else []
+    worst = [f"{prefix}/success_worst_{k}" for prefix in prefixes for k in numbers]
+    logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
     info = [f"{prefix}/info/{name}" for prefix in prefixes for name in logged]
     per_task = [f"{name}/{task}" for name in (*names, *info) for task in task_names]
     return names + worst + info + per_task
@@ -187,7 +204,8 @@ class Evaluator:
             for field in ("success", "success_last", "return_")
         )
         info = mean_info(dict(enumerate(per_task)))
-        return Evaluation(self._split, success, success_last, returns, info)
+        has_success = self._benchmark.spec.has_success
+        return Evaluation(self._split, success, success_last, returns, has_success, info)
 
     def remake_envs(self, benchmark: Benchmark) -> None:
         """Evaluate in environments of another benchmark from here on.

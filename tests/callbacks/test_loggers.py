@@ -1,7 +1,10 @@
 import json
 import struct
 
+import yaml
+
 from mtrl_lightning.callbacks import MetricsCSV, read_metrics
+from mtrl_lightning.callbacks.options import _flat
 from tests.conftest import CONFIGS
 
 
@@ -27,6 +30,12 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     logged = events.Scalars("eval/return")
     assert [event.step for event in logged] == steps
     assert all(abs(event.value - value) < 1e-4 for event, value in zip(logged, values, strict=True))
+    folder = command_line.folder()
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    logged = yaml.safe_load((folder / "tensorboard" / "hparams.yaml").read_text())
+    assert dict(_flat(saved)).items() <= dict(_flat(logged)).items()
+    table = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    assert b"seed_everything" in table and b"rollout.total_steps" in table
 
 
 def wandb_records(path):
@@ -91,6 +100,10 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
     rows, config, run_ids = wandb_history(command_line.folder())
     assert len(run_ids) == 1
     assert config["protocol/benchmark"] == "toy"
+    saved = (command_line.folder() / "config_from_000000000900.yaml").read_text()
+    of_the_run = dict(_flat(yaml.safe_load(saved)))
+    assert len(of_the_run) > 100 and of_the_run["seed_everything"] == 1
+    assert of_the_run.items() <= dict(_flat(config)).items()
     for name in ("eval/success", "train/q"):
         assert [row["env_steps"] for row in rows if name in row] == read_metrics(
             command_line.folder()

@@ -450,7 +450,8 @@ def test_two_attributes_that_share_an_array_still_share_it():
     assert other.b[0] is other.b[1] is other.a
     assert other.c.tolist() == [0, 1, 2]
     assert other.list[0] is other.list[1] is other.memory
-    assert other.memory == Memory(1, other.memory.places) and other.memory.places.tolist() == [0, 0]
+    assert other.memory.count == 1 and other.memory.below is None
+    assert other.memory.places.tolist() == [0, 0]
     assert shared[0] == 0
 
 

@@ -49,6 +49,32 @@ def test_a_network_without_task_conditioning_refuses_one_with_numbers():
         with_conditioning(make, Embedding, 3)
 
 
+@pytest.mark.parametrize(
+    ("make", "computed"),
+    [
+        (TAKE_ONE[2], "FiLM computes scales and shifts"),
+        (TAKE_ONE[3], "MOORE computes its mixture weights"),
+        (TAKE_ONE[4], "PaCo computes its mixture weights"),
+        (TAKE_ONE[5], "SoftModularization computes its routing"),
+    ],
+)
+def test_a_network_that_computes_from_the_task_refuses_features_that_contain_it(make, computed):
+    expected = f"{computed} from the task input, and NoConditioning gives none.*encoder/identity"
+    with pytest.raises(ConfigurationError, match=expected):
+        with_conditioning(make, NoConditioning, 3)(4, 2, 3)
+
+
+def test_a_network_given_after_an_experiment_leaves_its_encoder():
+    care = resolve("experiment/mt10_mtrl_care")["model"]["init_args"]
+    found = resolve("experiment/mt10_mtrl_care", "network/multi_head")["model"]["init_args"]
+    assert found["actor"]["class_path"].endswith("MultiHead")
+    for name in ("encoder", "conditioning"):
+        assert found[name] == care[name]
+    plain = ("experiment/mt10_mtrl_care", "network/mlp", "encoder/identity")
+    found = resolve(*plain)["model"]["init_args"]
+    assert found["encoder"]["class_path"].endswith("Identity") and found["conditioning"] is None
+
+
 def test_sac_passes_it_to_actor_and_critics_with_the_same_weights_as_an_own_one():
     small, shared = partial(MLP, width=8), partial(Embedding, dim=5)
     own = partial(small, conditioning=shared)

@@ -185,6 +185,15 @@ def test_metrics_have_their_names_and_means_over_tasks():
     assert all(type(value) is float for value in evaluation.metrics(NAMES).values())
 
 
+def test_without_success_there_are_metrics_of_the_return_alone():
+    zero_T = np.zeros(6)
+    evaluation = Evaluation("eval", zero_T, zero_T, np.arange(6.0), has_success=False)
+    tasks = tuple("abcdef")
+    expected = {"eval/return": 2.5}
+    expected |= {f"eval/return/{task}": float(i) for i, task in enumerate(tasks)}
+    assert evaluation.metrics(tasks) == expected
+
+
 def test_the_success_of_the_worst_tasks_is_their_mean():
     success_T = np.array([0.9, 0.1, 1.0, 0.4, 0.0, 0.6])
     metrics = Evaluation("eval", success_T, success_T, success_T).metrics(tuple("abcdef"))

@@ -1,0 +1,78 @@
+import warnings
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from jsonargparse import Namespace
+
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.callbacks.options import OptionsCallback, plain
+
+OPTIONS = {
+    "seed_everything": 3,
+    "name": "a",
+    "data": {"batch_size": 96, "capacity": 900},
+    "rollout": {"total_steps": 900, "envs_per_task": 2},
+    "trainer": {"precision": "32-true", "enable_progress_bar": True},
+    "model": {"class_path": "SAC", "init_args": {"discount": 0.99}},
+}
+
+
+class Logger:
+    def __init__(self):
+        self.received = {}
+
+    def log_hyperparams(self, params):
+        self.received.update(params)
+
+
+def start(options, former=None):
+    """Start a run with options, continued from one with others; return what a logger receives."""
+    callback = OptionsCallback(options)
+    if former is not None:
+        callback.load_state_dict(OptionsCallback(former).state_dict())
+    logger = Logger()
+    callback.on_fit_start(SimpleNamespace(loggers=[logger]), None)
+    return logger.received
+
+
+def test_a_logger_receives_every_option():
+    assert start(OPTIONS) == OPTIONS
+
+
+def test_a_continued_run_says_which_options_differ():
+    other = {
+        **OPTIONS,
+        "data": {"batch_size": 48, "capacity": 900},
+        "model": {"class_path": "SAC", "init_args": {"discount": 0.9}},
+        "trainer": {"precision": "bf16-mixed", "enable_progress_bar": True},
+    }
+    expected = (
+        "data.batch_size 96 there and 48 here, model.init_args.discount 0.99 there and 0.9 here,"
+        " trainer.precision 32-true there and bf16-mixed here;"
+    )
+    with pytest.warns(UserWarning, match=expected):
+        start(other, OPTIONS)
+
+
+def test_what_changes_nothing_that_is_learned_is_not_said():
+    other = {
+        **OPTIONS,
+        "name": "b",
+        "rollout": {"total_steps": 1200, "envs_per_task": 2},
+        "trainer": {"precision": "32-true", "enable_progress_bar": False},
+        "new": {"option": 3},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(other, OPTIONS)
+        start(OPTIONS)
+
+
+def test_options_become_plain_values():
+    given = Namespace(a=Namespace(b=(1, SAC)), c=[Namespace(d=None)], e=partial(SAC))
+    assert plain(given) == {
+        "a": {"b": [1, "mtrl_lightning.algorithms.sac.SAC"]},
+        "c": [{"d": None}],
+        "e": "functools.partial",
+    }
