@@ -26,6 +26,7 @@ from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
+from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import (
     ROWS_PER_TASK,
@@ -147,8 +148,8 @@ def train(
         seed: of weights, environments and all draws, also of this process's own generators.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
         root: folder of all runs.
-        ckpt_path: continue from this checkpoint: a path, or ``last`` or ``best`` of the newest run
-            of that name.
+        ckpt_path: continue from this checkpoint; from the last one of this run's folder; or from
+            ``last`` or ``best`` of the newest run of that name.
         batch_size: transitions of a batch; rounded to a multiple of the trained tasks. This and the
             next three are options of off-policy algorithms.
         capacity: transitions that the replay keeps.
@@ -246,16 +247,17 @@ def train(
                 ResetCallback(**given["resets"]),
             ]
             launch.check(data.spec, must_match=True)
-            trainer = Trainer(
-                default_root_dir=str(launch.folder),
-                logger=[MetricsCSV(str(launch.folder)), *loggers],
-                callbacks=[*parts, *standard_callbacks(True, progress_bar, origin), *callbacks],
-                accelerator=accelerator,
-                devices=1,
-                precision=precision,  # type: ignore[arg-type]
-                enable_progress_bar=progress_bar,
-                **{**TRAINER, "enable_model_summary": False, **given["trainer"]},
-            )
+            with quiet():
+                trainer = Trainer(
+                    default_root_dir=str(launch.folder),
+                    logger=[MetricsCSV(str(launch.folder)), *loggers],
+                    callbacks=[*parts, *standard_callbacks(True, progress_bar, origin), *callbacks],
+                    accelerator=accelerator,
+                    devices=1,
+                    precision=precision,  # type: ignore[arg-type]
+                    enable_progress_bar=progress_bar,
+                    **{**TRAINER, "enable_model_summary": False, **given["trainer"]},
+                )
             check_trainer(trainer)
             fit(trainer, model, data, launch.checkpoint)
     except Exception:

@@ -22,7 +22,16 @@ BENCHMARKS = {
     for path in (PACKAGE.parent / "benchmarks").glob("*.py")
 }
 
-BASE = {"types", "schema", "counters", "schedules", "errors", "memory", "precision"}
+BASE = {
+    "types",
+    "schema",
+    "counters",
+    "schedules",
+    "errors",
+    "memory",
+    "precision",
+    "threads",
+}
 ROOMS = {
     "envs",
     "rollout",
@@ -45,11 +54,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loading": {"algorithms", "checkpoints"},
     "session": {"envs", "rollout", "replay", "algorithms"},
     "callbacks": {"session", "rollout", "replay", "algorithms", "envs", "runs", "checkpoints"},
-    "launch": {"callbacks", "algorithms", "replay", "runs", "checkpoints"},
-    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
-    "cli": {*ROOMS, "launch", "clear", "config_files"},
-    "config_files": set(),
+    "launch": {"callbacks", "algorithms", "replay", "runs", "checkpoints", "quiet"},
+    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay", "quiet"},
+    "cli": {*ROOMS, "launch", "config_files", "help_texts", "suggestions", "quiet"},
+    "__main__": {"commands", "cli"},
+    "commands": set(),
+    "config_names": set(),
+    "config_list": {"config_names"},
+    "config_files": {"config_names", "arguments", "help_texts"},
+    "arguments": {"runs"},
+    "help_texts": {"arguments", "commands"},
+    "suggestions": set(),
+    "quiet": set(),
     "clear": {"runs"},
+    "doctor": {"__version__"},
+    "completion": {"config_names", "cli"},
     "runs": set(),
     "__init__": set(),
     **{name: set() for name in BASE},
@@ -62,7 +81,7 @@ FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
-    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision"}},
+    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision", "threads"}},
     "memory": LIGHTNING,
     "precision": LIGHTNING,
 }
