@@ -26,7 +26,6 @@ from mtrl_lightning.callbacks.common import check_trainer
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
-from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import (
     ROWS_PER_TASK,
@@ -247,17 +246,16 @@ def train(
                 ResetCallback(**given["resets"]),
             ]
             launch.check(data.spec, must_match=True)
-            with quiet():
-                trainer = Trainer(
-                    default_root_dir=str(launch.folder),
-                    logger=[MetricsCSV(str(launch.folder)), *loggers],
-                    callbacks=[*parts, *standard_callbacks(True, progress_bar, origin), *callbacks],
-                    accelerator=accelerator,
-                    devices=1,
-                    precision=precision,  # type: ignore[arg-type]
-                    enable_progress_bar=progress_bar,
-                    **{**TRAINER, "enable_model_summary": False, **given["trainer"]},
-                )
+            trainer = Trainer(
+                default_root_dir=str(launch.folder),
+                logger=[MetricsCSV(str(launch.folder)), *loggers],
+                callbacks=[*parts, *standard_callbacks(True, progress_bar, origin), *callbacks],
+                accelerator=accelerator,
+                devices=1,
+                precision=precision,  # type: ignore[arg-type]
+                enable_progress_bar=progress_bar,
+                **{**TRAINER, "enable_model_summary": False, **given["trainer"]},
+            )
             check_trainer(trainer)
             fit(trainer, model, data, launch.checkpoint)
     except Exception:

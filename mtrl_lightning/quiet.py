@@ -23,6 +23,7 @@ LOGGER = "lightning.pytorch.utilities.rank_zero"
 def quiet() -> Iterator[None]:
     """Leave out advertisements and harmless warnings; all other settings stay as they are."""
     logger = logging.getLogger(LOGGER)
+    is_outermost = _is_wanted not in logger.filters
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message)
@@ -30,7 +31,8 @@ def quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            logger.removeFilter(_is_wanted)
+            if is_outermost:
+                logger.removeFilter(_is_wanted)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": {"envs", "rollout", "replay", "algorithms"},
     "callbacks": {"session", "rollout", "replay", "algorithms", "envs", "runs", "checkpoints"},
     "launch": {"callbacks", "algorithms", "replay", "runs", "checkpoints", "quiet"},
-    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay", "quiet"},
+    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
     "cli": {*ROOMS, "launch", "config_files", "help_texts", "suggestions", "quiet"},
     "__main__": {"commands", "cli"},
     "commands": set(),
