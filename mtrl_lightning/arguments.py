@@ -15,6 +15,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import checkpoint_at, config_file_of, run_folder_of
 
 RESUME = "--resume"
+FLAGS = ("--help", ".help", "-h", "--print_config")
+"""Ends of the options that may stand without a value."""
 
 
 def rewritten(args: Sequence[str]) -> list[str]:
@@ -37,8 +39,8 @@ def _with_run(args: Sequence[str]) -> list[str]:
     command, *rest = args or [""]
     if command == "fit":
         run, others = _without_resume(rest)
-    elif command == "validate" and rest and not rest[0].startswith("-"):
-        run, *others = rest
+    elif command == "validate":
+        run, others = _without_run(rest)
     else:
         return list(args)
     if run is None:
@@ -72,6 +74,17 @@ def _without_resume(args: Sequence[str]) -> tuple[str | None, list[str]]:
             value = remaining.pop(0)
         run = value
     return run, others
+
+
+def _without_run(args: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the first argument that is no option and no option's value, and all others."""
+    is_value = False
+    for place, argument in enumerate(args):
+        if not is_value and not argument.startswith("-"):
+            return argument, [*args[:place], *args[place + 1 :]]
+        is_value = not is_value and argument.startswith("-") and "=" not in argument
+        is_value &= not argument.endswith(FLAGS)
+    return None, list(args)
 
 
 def _folder_and_checkpoint(run: Path, prefers_best: bool) -> tuple[Path, Path]:

@@ -97,13 +97,13 @@ class Launch:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other processes from training in the run's folder, and libraries from advertising.
+        """Keep other processes from training in the run's folder.
 
         Raises:
             ConfigurationError: if another one is, or the folder cannot be written.
         """
         ensure_writable(self.folder)
-        with run_lock(self.folder), quiet():
+        with quiet(), run_lock(self.folder):
             yield
 
     def discard(self) -> None:
