@@ -395,7 +395,7 @@ def printed_help(command_line, capsys, *args):
 
 def test_help_explains_every_option_of_the_essential_callbacks(command_line, capsys):
     text = printed_help(command_line, capsys, "fit", "--help")
-    sections = ("data", "rollout", "evaluation", "metrics", "checkpoint", "replay", "resets")
+    sections = ("data", "rollout", "evaluation", "metrics", "checkpoint", "replay")
     for section in sections:
         options = re.findall(rf"\n  --{section}\.(\w+) [A-Z_]+\n((?: {{20,}}.*\n)+)", text)
         assert options
