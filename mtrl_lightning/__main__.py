@@ -26,6 +26,8 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     from mtrl_lightning.cli import main as train_or_validate
 
+    if not given:
+        train_or_validate(["--help"])
     train_or_validate(None if args is None else given)
 
 

@@ -1,4 +1,4 @@
-"""The nearest known name, for a class or an option that does not exist."""
+"""What a user may have meant by a class, an option or a command that does not exist."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
@@ -29,6 +30,8 @@ UNKNOWN_CLASS = re.compile(
     r"Expected a dot import path string: (\w+)"
     r"|module '[\w.]+' has no attribute '(\w+)'"
 )
+UNKNOWN_COMMAND = re.compile(r"invalid choice: '(\w+)' \(choose from ([^)]*)\)")
+UNKNOWN_MODULE = re.compile(r"No module named '([\w.]+)'")
 CLASS_PATH = re.compile(r"class_path=? ?'([\w.]+)'")
 
 
@@ -56,6 +59,17 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
         similar = _nearest(unknown, _class_names())
         if similar is not None:
             found[unknown] = f"did you mean {similar}? No class is called {unknown}"
+    for unknown, choices in UNKNOWN_COMMAND.findall(message):
+        similar = _nearest(unknown, re.findall(r"\w+", choices))
+        if similar is not None:
+            found[unknown] = f"did you mean {similar}? There is no command {unknown}"
+    for unknown in UNKNOWN_MODULE.findall(message):
+        found[unknown] = (
+            f"there is no module {unknown} in the working directory {Path.cwd()}"
+            " and no installed package of this name"
+        )
+    if "required: validate." in message:
+        found["validate"] = "give the run to evaluate: validate runs/NAME/version_0"
     return list(found.values())
 
 
