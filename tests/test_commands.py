@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 
 from mtrl_lightning import cli, completion, config_list, doctor
 from mtrl_lightning.__main__ import main
+from mtrl_lightning.callbacks import EnvStepWandbLogger
 from mtrl_lightning.config_names import config_names, find_config
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.quiet import LOGGER, quiet
@@ -214,6 +215,14 @@ def test_advertisements_and_harmless_warnings_are_left_out(caplog):
     assert [str(warning.message) for warning in warned] == ["the replay is empty"]
     Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt quiet.py"
+
+
+def test_wandb_does_not_warn_of_a_setting_that_was_not_given(tmp_path, capfd):
+    wandb = pytest.importorskip("wandb")
+    logger = EnvStepWandbLogger(offline=True, save_dir=str(tmp_path))
+    assert "anonymous" not in logger._wandb_init
+    wandb.Settings(anonymous=None)
+    assert "anonymous" in capfd.readouterr().err, "W&B accepts it now: no need to leave it out"
 
 
 def test_a_module_in_the_working_directory_is_found_also_by_workers(
