@@ -22,7 +22,11 @@ def main(args: Sequence[str] | None = None) -> None:
     find_modules_in_working_directory()
     given = list(sys.argv[1:] if args is None else args)
     if given and given[0] in COMMANDS:
-        importlib.import_module(COMMANDS[given[0]]).main(given[1:])
+        try:
+            importlib.import_module(COMMANDS[given[0]]).main(given[1:])
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody reads on, as in `list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     from mtrl_lightning.cli import main as train_or_validate
 

@@ -87,6 +87,12 @@ def test_list_of_one_group(capsys):
     assert exit_info.value.code == 2 and "give one of" in capsys.readouterr().err
 
 
+def test_list_ends_quietly_where_nobody_reads_on():
+    line = f"set -o pipefail; '{sys.executable}' -m mtrl_lightning list | head -n 1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == (f"{config_list.COMPLETE}\n", "")
+
+
 def test_every_configuration_has_a_comment():
     folder = ROOT / "configs"
     assert [path for path in folder.rglob("*.yaml") if not config_list.first_comment(path)] == []
