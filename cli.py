@@ -1,16 +1,9 @@
-"""Train and evaluate: ``python cli.py fit -c configs/quickstart.yaml``.
+"""Train and evaluate in a source checkout: ``python cli.py fit -c quickstart``.
 
-``python cli.py fit --help`` explains the options.
-
-The imports are inside, so that ``clear`` starts without PyTorch.
+The same program as ``mtrl-lightning`` and ``python -m mtrl_lightning``.
 """
 
+from mtrl_lightning.__main__ import main
+
 if __name__ == "__main__":
-    import sys
-
-    if sys.argv[1:2] == ["clear"]:
-        from mtrl_lightning.clear import main
-    else:
-        from mtrl_lightning.cli import main
-
     main()

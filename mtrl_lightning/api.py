@@ -150,8 +150,8 @@ def train(
         seed: of weights, environments and all draws, also of this process's own generators.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
         root: folder of all runs.
-        ckpt_path: continue from this checkpoint: a path, or ``last`` or ``best`` of the newest run
-            of that name.
+        ckpt_path: continue from this checkpoint; from the last one of this run's folder; or from
+            ``last`` or ``best`` of the newest run of that name.
         batch_size: transitions of a batch; rounded to a multiple of the trained tasks. This and the
             next three are options of off-policy algorithms.
         capacity: transitions that the replay keeps.

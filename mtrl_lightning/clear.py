@@ -1,4 +1,4 @@
-"""Delete the files of a run: ``python cli.py clear --run runs/try/version_0``.
+"""Delete the files of a run: ``mtrl-lightning clear --run runs/try/version_0``.
 
 Without ``--yes`` the files are only listed. Only files that the program wrote are deleted. Links
 are never followed. PyTorch is not imported.
@@ -18,10 +18,7 @@ from typing import NamedTuple
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import LOCK, check_idle, run_lock
 
-HELP = (
-    "clear --run PATH lists the files that would be deleted in a run's folder,"
-    " and deletes them with --yes; see clear --help"
-)
+HELP = "List the files that would be deleted in a run's folder; delete them with --yes."
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
 FILES = (
     "config.yaml",
@@ -55,18 +52,8 @@ class _Contents(NamedTuple):
     """Everything else: it is not deleted."""
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``clear``; an error of the user is printed and ends with exit code 2.
-
-    Args:
-        args: arguments after ``clear``; None for those of the process.
-    """
-    parser = argparse.ArgumentParser(
-        prog=f"{Path(sys.argv[0]).name} clear",
-        description="List, with sizes, the files that would be deleted in a run's folder; delete"
-        " them with --yes. Files that the program did not write are kept, links are never followed,"
-        " and a run in training is refused.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``clear``."""
     parser.add_argument(
         "--run",
         required=True,
@@ -82,6 +69,21 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="delete the files instead of only listing them"
     )
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run ``clear``; an error of the user is printed and ends with exit code 2.
+
+    Args:
+        args: arguments after ``clear``; None for those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mtrl-lightning clear",
+        description="List, with sizes, the files that would be deleted in a run's folder; delete"
+        " them with --yes. Files that the program did not write are kept, links are never followed,"
+        " and a run in training is refused.",
+    )
+    add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     try:
         clear(options.run, replay_only=options.replay_only, yes=options.yes)

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import sys
 import uuid
-import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +20,6 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from mtrl_lightning import clear
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
@@ -43,8 +41,8 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     import_optional,
 )
+from mtrl_lightning.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
 from mtrl_lightning.launch import (
-    HARMLESS_WARNINGS,
     TRAINER,
     Launch,
     fit,
@@ -52,7 +50,9 @@ from mtrl_lightning.launch import (
     standard_callbacks,
 )
 from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.suggestions import suggestions
 
 FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
 """What ends a run with its message and the exit code 1."""
@@ -79,8 +79,6 @@ class _SaveConfig(SaveConfigCallback):
 class MultiTaskCLI(LightningCLI):
     """Train and continue with ``fit``, evaluate a checkpoint with ``validate``.
 
-    ``clear`` is a program of its own.
-
     Args:
         args: in place of the process' command line.
     """
@@ -97,7 +95,11 @@ class MultiTaskCLI(LightningCLI):
                 save_config_kwargs={"overwrite": True},
                 trainer_defaults=dict(TRAINER),
                 parser_class=ConfigFileParser,
-                parser_kwargs={"exit_on_error": False, "epilog": clear.HELP}
+                parser_kwargs={
+                    "prog": PROGRAM,
+                    "exit_on_error": False,
+                    "description": DESCRIPTION,
+                }
                 | {name: {"exit_on_error": False} for name in self.subcommands()},
                 args=args,
             )
@@ -110,6 +112,25 @@ class MultiTaskCLI(LightningCLI):
             "fit": {*both, "train_dataloaders", "val_dataloaders", "weights_only"},
             "validate": {*both, "dataloaders", "verbose", "weights_only"},
         }
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        super()._add_subcommands(parser, **kwargs)
+        for name, subparser in self._subcommand_parsers.items():
+            arrange_help(subparser, name)
+        add_other_commands(parser)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the arguments; an error names the options and classes with similar names.
+
+        Raises:
+            ArgumentError: if an argument is unknown or its value does not fit.
+        """
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            lines = suggestions(str(error), self._subcommand_parsers.values())
+            error.message = "\n".join([error.message, *(f"tip: {line}" for line in lines)])
+            raise
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the seed, which Lightning would also take as true or false."""
@@ -163,7 +184,7 @@ class MultiTaskCLI(LightningCLI):
         check_trainer_options(vars(config.trainer))
         if not is_fitting and not config.ckpt_path:
             raise ConfigurationError(
-                "validate needs --ckpt_path: a checkpoint's path, last, or best"
+                "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
         self._launch = Launch(
             config.root,
@@ -251,6 +272,25 @@ class MultiTaskCLI(LightningCLI):
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
 
 
+class _ParserOnlyCLI(MultiTaskCLI):
+    """Stop when the parser is built."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        raise _ParserBuiltError
+
+
+class _ParserBuiltError(Exception):
+    pass
+
+
+def build_parser() -> LightningArgumentParser:
+    """Return the parser of ``fit`` and ``validate``, without reading any argument."""
+    command_line = _ParserOnlyCLI.__new__(_ParserOnlyCLI)
+    with contextlib.suppress(_ParserBuiltError):
+        command_line.__init__([])  # type: ignore[misc]
+    return command_line.parser
+
+
 def set_process_options(learner_threads: int | None) -> None:
     """Set what concerns the whole process, which only the command line does.
 
@@ -269,19 +309,15 @@ def _as_list(loggers: Any) -> list[Any]:
 
 
 def main(args: ArgsType = None) -> None:
-    """Run the command line.
+    """Run ``fit`` or ``validate``.
 
     A user's mistake ends it with exit code 2, a fault while it runs with exit code 1.
     """
-    given = sys.argv[1:] if args is None else args
-    if isinstance(given, list) and given[:1] == ["clear"]:
-        return clear.main(given[1:])
-    for message in HARMLESS_WARNINGS:
-        warnings.filterwarnings("ignore", message)
     try:
-        MultiTaskCLI(args)
+        with quiet():
+            MultiTaskCLI(args)
     except ArgumentError as error:
-        tips = ["configs/quickstart.yaml is complete; fit --help lists every option"]
+        tips = ["-c quickstart is complete; fit --help lists every option"]
         tips += [
             f"an on-policy algorithm such as PPO has no {name}: {remedy}"
             for name, remedy in NO_ON_POLICY_OPTION.items()

@@ -1,14 +1,15 @@
-"""Configuration files that extend others.
+"""Configuration files that are given by name and that extend others.
 
 A file's top-level key ``extends`` names one file or a list of files, relative to the file itself.
 ``-c FILE`` is then exactly ``-c EXTENDED_1 -c EXTENDED_2 ... -c FILE``: what comes later overrides
 what comes earlier, by the rules of jsonargparse. The key itself is not part of the configuration.
+Where no such file exists, the name of a configuration of the package, such as ``env/toy``, is
+accepted, both after ``-c`` and in ``extends``.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import sys
 from argparse import Action
 from collections.abc import Sequence
@@ -19,9 +20,14 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+from mtrl_lightning.arguments import rewritten
+from mtrl_lightning.config_names import find_config, hint_of, named_config
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.help_texts import only_groups, own_groups
 
 KEY = "extends"
+FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
+"""What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
 
 
 def extended_files(path: str | Path) -> list[Path]:
@@ -47,10 +53,13 @@ def _extended_files(path: Path, extending: tuple[Path, ...]) -> list[Path]:
     for name in _names_of(path):
         file = path.parent / name
         if not file.is_file():
-            raise ConfigurationError(
-                f"{path} extends {name}, and there is no file {file}:"
-                f" {KEY} takes paths relative to the file that it stands in"
-            )
+            named = named_config(name)
+            if named is None:
+                raise ConfigurationError(
+                    f"{path} extends {name}, and there is no file {file}{hint_of(name)}."
+                    f" {KEY} takes names and paths relative to the file that it stands in"
+                )
+            file = named
         files += _extended_files(file, (*extending, path))
     return [*files, path]
 
@@ -74,7 +83,7 @@ def _names_of(path: Path) -> list[str]:
 
 
 class ExtendingConfigFile(ActionConfigFile):
-    """The option ``-c``, for files that extend others."""
+    """The option ``-c``, for files that are given by name and that extend others."""
 
     def __call__(  # type: ignore[override]
         self,
@@ -83,17 +92,21 @@ class ExtendingConfigFile(ActionConfigFile):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Apply the extended files, then the file itself."""
-        if not os.path.isfile(values):  # a configuration as a string, or a missing file
+        """Apply the extended files, then the file itself.
+
+        Raises:
+            ConfigurationError: if there is neither a file nor a configuration of this name.
+        """
+        if not isinstance(values, str) or FILE_OR_NAME.fullmatch(values) is None:
             super().__call__(parser, cfg, values, option_string)
             return
-        for file in extended_files(values):
+        for file in extended_files(find_config(values)):
             super().__call__(parser, cfg, str(file), option_string)
             cfg.pop(KEY, None)
 
 
 class ConfigFileParser(LightningArgumentParser):
-    """Lightning's parser, with files that extend others and with ``null`` in nested options."""
+    """Lightning's parser, with our configuration files and rewritten arguments."""
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Action:
         """Add an argument; that of configuration files is replaced by ours."""
@@ -106,35 +119,9 @@ class ConfigFileParser(LightningArgumentParser):
     ) -> Namespace:
         """Parse the arguments of the command line."""
         given = sys.argv[1:] if args is None else args
-        return super().parse_args(_with_nested_nulls(given), *rest, **kwargs)
+        return super().parse_args(rewritten(given), *rest, **kwargs)
 
-
-def _with_nested_nulls(args: Sequence[str]) -> list[str]:
-    """Replace ``--a.init_args.b.init_args.c null`` by a configuration with the same effect.
-
-    jsonargparse 4.53 passes the value on as the text ``None`` when a class is nested in another
-    one, and no type but a string accepts that. ``--config`` with a string takes effect in its
-    place.
-    """
-    replaced: list[str] = []
-    remaining = list(args)
-    while remaining:
-        argument = remaining.pop(0)
-        option, has_value, value = argument.partition("=")
-        if not option.startswith("--") or option.count(".init_args.") < 2:
-            replaced.append(argument)
-        elif has_value and value == "null":
-            replaced.append(f"--config={_config_with_null(option)}")
-        elif not has_value and remaining[:1] == ["null"]:
-            remaining.pop(0)
-            replaced.append(f"--config={_config_with_null(option)}")
-        else:
-            replaced.append(argument)
-    return replaced
-
-
-def _config_with_null(option: str) -> str:
-    config: Any = None
-    for key in reversed(option.removeprefix("--").split(".")):
-        config = {key: config}
-    return json.dumps(config)
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """Return the help, with our own options first and without the trainer's."""
+        with only_groups(self, own_groups(self)):
+            return super().format_help(*args, **kwargs)

@@ -27,6 +27,7 @@ from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import manifest_of
 from mtrl_lightning.runs import (
@@ -41,13 +42,6 @@ from mtrl_lightning.runs import (
     versions,
 )
 from mtrl_lightning.types import EnvSpec
-
-HARMLESS_WARNINGS = (
-    ".*LeafSpec",  # Lightning's own use of torch
-    "Your `IterableDataset` has `__len__` defined",  # ours never ends, see ReplayDataset
-    "Total length of `list` across ranks is zero",  # evaluation runs in a callback
-)
-
 
 TRAINER: dict[str, Any] = {
     "max_epochs": -1,
@@ -69,10 +63,10 @@ class Launch:
     Args:
         root: folder of all runs.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
-        ckpt_path: a checkpoint's path, ``last`` or ``best`` of the newest run of that name; None
-            for a new run.
-        restore_replay: whether the checkpoint's replay is needed: ``last`` goes back to the newest
-            checkpoint whose files are whole.
+        ckpt_path: a checkpoint; the folder of a run, for its last one; ``last`` or ``best`` of the
+            newest run of that name; None for a new run.
+        restore_replay: whether the checkpoint's replay is needed: ``last`` and a folder go back to
+            the newest checkpoint whose files are whole.
         origin: the job and command line of a SLURM job; a checkpoint with the same mark is
             continued.
         overwrite_metrics: whether a run may continue from an older checkpoint than its last one,
@@ -104,7 +98,7 @@ class Launch:
             self.folder = new_run_folder(root, name)
             return
         path = requeued or find_checkpoint(str(ckpt_path), root, name)
-        if requeued or ckpt_path == "last":
+        if requeued or ckpt_path == "last" or Path(str(ckpt_path)).is_dir():
             path, self.content = load_newest_whole(path, restore_replay)
         else:
             self.content = load_checkpoint(path)
@@ -128,7 +122,7 @@ class Launch:
         """
         try:
             ensure_writable(self.folder)
-            with run_lock(self.folder):
+            with quiet(), run_lock(self.folder):
                 self._check_metrics()
                 yield
         except BaseException:
@@ -217,7 +211,10 @@ def _requeued(
     """Return the last checkpoint that this command wrote before SLURM started its job again."""
     if origin is None:
         return None
-    given = [Path(ckpt_path).resolve().parent.parent] if ckpt_path else []
+    given = []
+    if ckpt_path:
+        path = Path(ckpt_path).resolve()
+        given = [path if path.is_dir() else path.parent.parent]
     for folder in [*reversed(versions(root, name)), *given]:
         path = folder / "checkpoints" / "last.ckpt"
         with contextlib.suppress(ConfigurationError), warnings.catch_warnings():
@@ -262,9 +259,7 @@ def fit(
     Raises:
         Interrupted: if a signal ended the run, which is saved by then.
     """
-    with warnings.catch_warnings():
-        for message in HARMLESS_WARNINGS:
-            warnings.filterwarnings("ignore", message)
+    with quiet():
         try:
             trainer.fit(
                 algorithm,

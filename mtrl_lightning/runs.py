@@ -97,7 +97,8 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
     """Return the path of a checkpoint.
 
     Args:
-        which: a path, or ``last`` or ``best`` for that of the newest run that has one.
+        which: a checkpoint; the folder of a run, for its last one; or ``last`` or ``best`` for that
+            of the newest run that has one.
         root: root folder of all runs.
         name: name of the runs.
 
@@ -105,20 +106,67 @@ def find_checkpoint(which: str, root: str, name: str) -> Path:
         ConfigurationError: if there is no such checkpoint.
     """
     if which not in ("last", "best"):
-        if not Path(which).is_file():
-            raise ConfigurationError(
-                f"there is no checkpoint {which}:"
-                " give a file in a run's checkpoints folder, last, or best"
-            )
-        return Path(which)
+        return checkpoint_at(Path(which))
     for folder in reversed(versions(root, name)):
         path = folder / "checkpoints" / f"{which}.ckpt"
-        if path.is_file() or (which == "last" and any(path.parent.glob("step_*.ckpt"))):
+        if path.is_file() or (which == "last" and _has_step_checkpoint(folder)):
             return path
     raise ConfigurationError(
         f"no run in {Path(root) / name} has a {which}.ckpt:"
         " give --name and --root of the run, or the path of a checkpoint"
     )
+
+
+def checkpoint_at(path: Path) -> Path:
+    """Return a checkpoint that is given, or the last one of the run whose folder is given.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise ConfigurationError(
+            f"there is no checkpoint {path}:"
+            " give a file in a run's checkpoints folder, or the folder of a run;"
+            " --ckpt_path also takes last and best"
+        )
+    last = path / "checkpoints" / "last.ckpt"
+    if last.is_file() or _has_step_checkpoint(path):
+        return last
+    inner = [*versions(path.parent.as_posix(), path.name), *path.glob("*/version_*")]
+    if inner:
+        raise ConfigurationError(
+            f"{path} contains runs but is not the folder of one run:"
+            f" give one of them, such as {inner[-1]}"
+        )
+    raise ConfigurationError(
+        f"{path} has no checkpoint: give the folder of a run, such as runs/NAME/version_0,"
+        " that was trained until its first checkpoint"
+    )
+
+
+def _has_step_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("step_*.ckpt"))
+
+
+def config_file_of(folder: Path) -> Path:
+    """Return the configuration with which a run was started or last continued.
+
+    Args:
+        folder: the folder of the run.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    found = [folder / "config.yaml", *sorted(folder.glob("config_from_*.yaml"))]
+    existing = [path for path in found if path.is_file()]
+    if not existing:
+        raise ConfigurationError(
+            f"{folder} has no config.yaml: a run that was started from Python is continued by"
+            " train(..., ckpt_path=...) and evaluated by load_policy and evaluate"
+        )
+    return max(reversed(existing), key=lambda path: path.stat().st_mtime_ns)
 
 
 def run_folder_of(checkpoint: Path) -> Path:

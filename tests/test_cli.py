@@ -195,8 +195,9 @@ def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
 
 
 BAD = [
-    ("unrecognized arguments: --rollout.total_stesp", ["--rollout.total_stesp=5"]),
-    ("Option 'widht' is not accepted", ["--model.init_args.actor.init_args.widht=5"]),
+    ("did you mean rollout.total_steps? There is no option", ["--rollout.total_stesp=5"]),
+    ("did you mean width? MLP has no", ["--model.init_args.actor.init_args.widht=5"]),
+    ("did you mean MLP? No class is called MPL", ["--model.init_args.actor=MPL"]),
     ("cannot be shared out equally among 3 tasks: give 99 or 102", ["--data.batch_size=100"]),
     ("smaller than what a batch of 96 needs", ["--data.capacity=50"]),
     ("evaluation.every is 0", ["--evaluation.every=0"]),
@@ -216,7 +217,7 @@ BAD = [
     ("GiB are free: lower data.capacity to at most", ["--data.capacity=100000000000"]),
     ("there is no checkpoint nowhere.ckpt", ["--ckpt_path=nowhere.ckpt"]),
     ("has a last.ckpt: give --name", ["--ckpt_path=last"]),
-    ("File does not exist", ["--config=nowhere.yaml"]),
+    ("File does not exist: nowhere.yaml, and no configuration", ["--config=nowhere.yaml"]),
     ("training on several devices is not supported yet", ["--trainer.devices=2"]),
     ("trainer.precision is 64-true", ["--trainer.precision=64-true"]),
     ("actor_max_grad_norm", ["--trainer.gradient_clip_val=1.0"]),
@@ -271,26 +272,41 @@ def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
         assert len(steps) == len(set(steps)) and steps[-1] == 900
 
 
-def test_last_is_the_newest_run_and_a_path_is_that_run(command_line, capsys):
+def test_last_is_the_newest_run_and_a_path_or_a_folder_is_that_run(command_line, capsys):
     command_line("fit")
+    first = command_line.folder()
     command_line("fit", "--rollout.total_steps=1200")
     for which, steps in (
         ("last", 1200),
-        (str(command_line.folder() / "checkpoints" / "last.ckpt"), 900),
+        (str(first / "checkpoints" / "last.ckpt"), 900),
     ):
         capsys.readouterr()
         command_line("validate", f"--ckpt_path={which}")
         assert f"eval after {steps:,} env steps" in capsys.readouterr().out
+    alone = {"configs": (), "small": False}
+    command_line("fit", f"--resume={first}", "--rollout.total_steps=960", **alone)
+    assert saved_steps(first / "checkpoints" / "last.ckpt") == 960
+    command_line("fit", "--resume", str(first), "--rollout.total_steps=990", **alone)
+    assert saved_steps(first / "checkpoints" / "last.ckpt") == 990
+    assert len(list(first.parent.iterdir())) == 2
+    capsys.readouterr()
+    command_line("validate", str(first), **alone)
+    best = saved_steps(first / "checkpoints" / "best.ckpt")
+    assert f"eval after {best:,} env steps" in capsys.readouterr().out
+
+
+def saved_steps(checkpoint):
+    return load_checkpoint(checkpoint)["mtrl_lightning"]["counters"]["env_steps"]
 
 
 def test_missing_arguments_point_to_the_quickstart(command_line, capsys):
     code, error = fails(command_line, capsys, "fit", configs=(), small=False)
-    assert code == 2 and "configs/quickstart.yaml" in error
+    assert code == 2 and "-c quickstart is complete" in error
 
 
 def test_validate_without_a_checkpoint(command_line, capsys):
     code, error = fails(command_line, capsys, "validate")
-    assert code == 2 and "validate needs --ckpt_path" in error
+    assert code == 2 and "validate needs a run" in error
 
 
 def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
@@ -379,13 +395,39 @@ def test_a_broken_environment_ends_the_run_naming_task_and_step(
     assert code == 1 and message in error and "task 'goal-1', step 7 of its episode" in error
 
 
+def printed_help(command_line, capsys, *args):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(*args, configs=(), small=False)
+    assert exit_info.value.code == 0
+    return capsys.readouterr().out
+
+
 def test_help_explains_every_option_of_the_essential_callbacks(command_line, capsys):
-    with pytest.raises(SystemExit):
-        command_line("fit", "--help", configs=(), small=False)
-    text = capsys.readouterr().out
-    for section in ("rollout", "evaluation", "metrics", "replay", "checkpoint", "data"):
+    text = printed_help(command_line, capsys, "fit", "--help")
+    sections = ("data", "rollout", "evaluation", "metrics", "checkpoint", "replay")
+    for section in sections:
         options = re.findall(rf"\n  --{section}\.(\w+) [A-Z_]+\n((?: {{20,}}.*\n)+)", text)
         assert options
         for option, explained in options:
             assert len(explained.split("(type:")[0].split()) >= 3, option
-    assert "environment steps after which training ends" in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "environment steps after which training ends" in words
+    # our own options, in this order, and none of the trainer's
+    places = [text.index(f"\n  --{section} ") for section in ("name", "model", *sections)]
+    assert places == sorted(places)
+    assert "--trainer.help" in text and "--trainer.accelerator ACCELERATOR" not in text
+    assert "-->" not in text
+    assert "usage: mtrl-lightning fit -c NAME_OR_FILE" in text and "fit --resume RUN" in text
+    assert "--ckpt_path CKPT_PATH continue from this checkpoint" in words
+    assert "registry" not in text and "full optimization routine" not in text
+
+
+def test_help_of_the_trainer_and_of_the_program(command_line, capsys):
+    text = printed_help(command_line, capsys, "fit", "--trainer.help")
+    assert "--trainer.precision PRECISION" in text and "--rollout.total_steps" not in text
+    text = printed_help(command_line, capsys, "--help")
+    for command in ("fit", "validate", "list", "doctor", "clear", "completion"):
+        assert f"\n    {command} " in text
+    assert "Multi-task reinforcement learning" in text and "Trainer" not in text
+    text = printed_help(command_line, capsys, "validate", "--help")
+    assert "usage: mtrl-lightning validate RUN" in text and "--resume" not in text

@@ -51,9 +51,25 @@ def test_files_come_in_the_order_in_which_they_are_named(tmp_path):
     assert [path.stem for path in extended_files(tmp_path / "a.yaml")] == ["d", "b", "d", "c", "a"]
 
 
+def test_names_stand_for_files_after_c_and_in_extends(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [word for name in CONFIGS for word in ("-c", name)]
+    found, expected = parse(*names), parse(*config_args(*CONFIGS))
+    for config in (found, expected):
+        config.pop("config")
+    assert found == expected
+    (tmp_path / "env").mkdir()
+    write(tmp_path, "env/toy.yaml", "data: {batch_size: 3}\n")  # wins over the name
+    text = f"extends: [base, env/toy.yaml, {', '.join(CONFIGS[1:])}]\n"
+    extended = parse("-c", write(tmp_path, "own.yaml", text))
+    assert extended.data.batch_size == 3
+    assert extended.data.benchmark == expected.data.benchmark
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("extends: network/mpl", r"did you mean network/mlp\?"),
         ("extends: nowhere.yaml", "own.yaml extends nowhere.yaml, and there is no file"),
         ("extends: {a: b}", "own.yaml is {'a': 'b'}: give a file, or a list of files"),
         ("extends: [1]", r"own.yaml is \[1\]: give a file, or a list of files"),

@@ -1,5 +1,7 @@
-"""What is installed: the package alone, with its data and without what measures or tests it."""
+"""What is installed: the package with its configurations, without what measures or tests it."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -7,43 +9,105 @@ import zipfile
 
 import pytest
 
-from tests.conftest import ROOT
+import mtrl_lightning
+from tests.conftest import ROOT, SMALL
 
+COPIED = ("mtrl_lightning", "benchmarks", "tests", "configs")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info")
+FILES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "MANIFEST.in",
+    "constraints.txt",
+    "cli.py",
+)
+PIP = [sys.executable, "-m", "pip"]
+OFFLINE = ["--no-deps", "--no-index", "--disable-pip-version-check"]
+SDIST = "import setuptools.build_meta as build; build.build_sdist('dist')"
 
 
-@pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in ("mtrl_lightning", "benchmarks", "tests", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=NOT_COPIED)
-    for name in ("pyproject.toml", "README.md", "cli.py"):
-        shutil.copy(ROOT / name, source)
-    line = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+def run(line, folder, **environment):
+    """Run a program outside the repository and return what it prints."""
+    names = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
-        [*line, "--wheel-dir", str(folder), str(source)],
+        [str(word) for word in line],
+        cwd=folder,
+        env={**names, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    (wheel,) = folder.glob("*.whl")
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that is built from the sdist."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in COPIED:
+        shutil.copytree(ROOT / name, source / name, ignore=NOT_COPIED)
+    for name in FILES:
+        shutil.copy(ROOT / name, source)
+    run([sys.executable, "-c", SDIST], source)
+    (sdist,) = (source / "dist").glob("*.tar.gz")
+    options = ["--no-build-isolation", "--wheel-dir", folder]
+    run([*PIP, "wheel", *OFFLINE, *options, sdist], folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def names(wheel):
     with zipfile.ZipFile(wheel) as opened:
         return opened.namelist()
 
 
-def test_the_wheel_has_the_package_and_nothing_else(wheel_names):
-    top = {name.split("/")[0] for name in wheel_names}
+def test_the_wheel_has_the_package_and_nothing_else(names):
+    top = {name.split("/")[0] for name in names}
     (about,) = (name for name in top if name.endswith(".dist-info"))
     assert top == {"mtrl_lightning", about}
-    inside = {name.split("/")[1] for name in wheel_names if name.startswith("mtrl_lightning/")}
+    inside = {name.split("/")[1] for name in names if name.startswith("mtrl_lightning/")}
     assert not inside & {"benchmarks", "results", "tests"}
+    assert f"{about}/licenses/LICENSE" in names
 
 
-def test_every_module_and_the_data_are_in_the_wheel(wheel_names):
+def test_every_module_the_data_and_the_configurations_are_in_the_wheel(names):
     package = ROOT / "mtrl_lightning"
-    wanted = [*package.rglob("*.py"), *package.glob("networks/data/*.json")]
-    missing = {path.relative_to(ROOT).as_posix() for path in wanted} - set(wheel_names)
-    assert missing == set()
+    wanted = [*package.rglob("*.py"), *package.glob("networks/data/*.json"), package / "py.typed"]
+    expected = {path.relative_to(ROOT).as_posix() for path in wanted}
+    expected |= {
+        f"mtrl_lightning/{path.relative_to(ROOT).as_posix()}"
+        for path in ROOT.glob("configs/**/*.yaml")
+    }
+    assert expected - set(names) == set()
+
+
+def test_the_installed_program_works_outside_the_repository(wheel, tmp_path):
+    installed = tmp_path / "installed"
+    run([*PIP, "install", *OFFLINE, "--target", installed, wheel], tmp_path)
+    program = installed / ("Scripts" if os.name == "nt" else "bin") / "mtrl-lightning"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    path = {"PYTHONPATH": str(installed)}
+    assert "\n  env/toy\n" in run([program, "list"], elsewhere, **path)
+    line = [sys.executable, "-m", "mtrl_lightning", "doctor"]
+    printed = run(line, elsewhere, MUJOCO_GL="none", **path)
+    assert f"{mtrl_lightning.__version__} in {installed / 'mtrl_lightning'}\n" in printed
+    configs = ("base", "env/toy", "algorithm/mtsac", "network/mlp")
+    options = [word for name in configs for word in ("-c", name)]
+    run([program, "fit", *options, *SMALL, "--rollout.total_steps=320"], elsewhere, **path)
+    assert (elsewhere / "runs" / "run" / "version_0" / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_the_version_is_the_same_everywhere():
+    version = mtrl_lightning.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    released = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == version

@@ -14,7 +14,7 @@ COMMANDS = [
     for block in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     for line in block.splitlines()
 ]
-RUNS = [command for command in COMMANDS if command.startswith("python cli.py")]
+RUNS = [command for command in COMMANDS if command.startswith("mtrl-lightning")]
 PROGRAMS = [
     command
     for command in COMMANDS
@@ -51,8 +51,7 @@ STEPS_ON_POLICY = [
 
 def run(command, *extra, folder):
     words = shlex.split(command)
-    assert words[:2] == ["python", "cli.py"]
-    words = [str(ROOT / word) if word.startswith("configs/") else word for word in words[2:]]
+    assert words.pop(0) == "mtrl-lightning"
     options = [
         *SHORT[words[0]],
         *(["--data.benchmark.init_args.horizon=5"] if words[0] == "fit" else []),
@@ -71,10 +70,15 @@ def run(command, *extra, folder):
 
 def test_the_first_two_commands_need_nothing_and_train_and_test():
     first, second = COMMANDS[:2]
+    venv = "python -m venv .venv"
+    torch = (
+        ".venv/bin/pip install --no-deps -c constraints.txt"
+        " --extra-index-url https://download.pytorch.org/whl/cpu torch"
+    )
     install = '.venv/bin/pip install -c constraints.txt -e ".[{}]"'
-    setup = f"python -m venv .venv && {install} && .venv/bin/python "
-    assert first == setup.format("metaworld") + "cli.py fit -c configs/quickstart.yaml"
-    assert second == setup.format("dev") + "-m pytest"
+    fit = ".venv/bin/mtrl-lightning fit -c quickstart"
+    assert first == " && ".join([venv, torch, install.format("metaworld"), fit])
+    assert second == f"{venv} && {install.format('dev')} && .venv/bin/python -m pytest"
     script = (ROOT / ".ci" / "run").read_text()
     for part in (
         "python3 -m venv",
@@ -99,20 +103,20 @@ def test_the_python_code_runs_as_a_script_without_a_main_guard(tmp_path):
 @pytest.fixture(scope="module")
 def quickstart_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
-    command = COMMANDS[0].split("&& ")[-1].replace(".venv/bin/python", "python")
+    command = COMMANDS[0].split(".venv/bin/")[-1]
     assert "average" in run(command, *STEPS, folder=folder)
     return folder
 
 
 @pytest.mark.parametrize("command", RUNS)
 def test_every_command_runs(quickstart_folder, command):
-    continuing = "--ckpt_path" in command
+    continuing = "--resume" in command
     if continuing:
         command = command.replace("500000", "240")
-    begins = command.split()[2] == "fit" and not continuing
+    begins = command.split()[1] == "fit" and not continuing
     steps = STEPS_ON_POLICY if "mtppo" in command else STEPS
     printed = run(command, *(steps if begins else []), folder=quickstart_folder)
-    assert EXPECTED[command.split()[2]] in printed
+    assert EXPECTED[command.split()[1]] in printed
 
 
 @pytest.mark.parametrize("command", PROGRAMS)

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from mtrl_lightning import runs
+from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
-from mtrl_lightning.cli import main
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import Launch
 from mtrl_lightning.runs import check_idle, run_lock

@@ -51,6 +51,8 @@ class EnvStepWandbLogger(WandbLogger):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self._wandb_init["anonymous"] is None:
+            del self._wandb_init["anonymous"]  # Lightning's default, of which W&B warns
         self._note = dict(EMPTY_NOTE)
         self._unwritten: deque[tuple[float, int]] = deque()
 

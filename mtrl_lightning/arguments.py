@@ -1,0 +1,144 @@
+"""Arguments of the command line that are rewritten before they are parsed.
+
+``fit --resume RUN`` and ``validate RUN`` stand for the run's configuration and a checkpoint of it,
+``None`` for ``null``, and ``null`` for an option of a nested class for a configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.runs import checkpoint_at, config_file_of, run_folder_of
+
+RESUME = "--resume"
+FLAGS = ("--help", ".help", "-h", "--print_config")
+"""Ends of the options that may stand without a value."""
+
+
+def rewritten(args: Sequence[str]) -> list[str]:
+    """Return the arguments as the parser understands them.
+
+    Args:
+        args: what follows the program's name on the command line.
+
+    Raises:
+        ConfigurationError: if a run is given that cannot be used.
+    """
+    return _with_nested_nulls(_with_nulls(_with_run(args)))
+
+
+def _with_run(args: Sequence[str]) -> list[str]:
+    """Replace ``fit --resume RUN`` and ``validate RUN`` by ``-c CONFIG --ckpt_path CHECKPOINT``.
+
+    They come first, so that all other arguments override the run's configuration.
+    """
+    command, *rest = args or [""]
+    if command == "fit":
+        run, others = _without_resume(rest)
+    elif command == "validate":
+        run, others = _without_run(rest)
+    else:
+        return list(args)
+    if run is None:
+        return list(args)
+    if any(argument.split("=")[0] == "--ckpt_path" for argument in others):
+        raise ConfigurationError(
+            f"a run, {run}, and --ckpt_path are both given: give one of them."
+            " In place of the run's folder, one of its checkpoints can be given"
+        )
+    folder, checkpoint = _folder_and_checkpoint(Path(run), prefers_best=command == "validate")
+    config = config_file_of(folder)
+    return [command, "-c", str(config), f"--ckpt_path={checkpoint}", *others]
+
+
+def _without_resume(args: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the value of ``--resume``, None without it, and the other arguments."""
+    run: str | None = None
+    others: list[str] = []
+    remaining = list(args)
+    while remaining:
+        argument = remaining.pop(0)
+        option, has_value, value = argument.partition("=")
+        if option != RESUME:
+            others.append(argument)
+            continue
+        if not has_value:
+            if not remaining or remaining[0].startswith("-"):
+                raise ConfigurationError(
+                    f"{RESUME} needs the folder of a run, such as runs/NAME/version_0"
+                )
+            value = remaining.pop(0)
+        run = value
+    return run, others
+
+
+def _without_run(args: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the first argument that is no option and no option's value, and all others."""
+    is_value = False
+    for place, argument in enumerate(args):
+        if not is_value and not argument.startswith("-"):
+            return argument, [*args[:place], *args[place + 1 :]]
+        is_value = not is_value and argument.startswith("-") and "=" not in argument
+        is_value &= not argument.endswith(FLAGS)
+    return None, list(args)
+
+
+def _folder_and_checkpoint(run: Path, prefers_best: bool) -> tuple[Path, Path]:
+    """Return the folder of a run and what ``--ckpt_path`` is to be: a checkpoint or the folder.
+
+    A folder stands for its newest complete checkpoint.
+    """
+    if run.is_file():
+        return run_folder_of(run), run
+    best = run / "checkpoints" / "best.ckpt"
+    if prefers_best and best.is_file():
+        return run, best
+    checkpoint_at(run)  # names what is missing
+    return run, run
+
+
+def _with_nulls(args: Sequence[str]) -> list[str]:
+    """Replace the value ``None`` by ``null``: Python's word for YAML's."""
+    return [
+        "null"
+        if argument == "None"
+        else f"{argument.removesuffix('None')}null"
+        if argument.startswith("--") and argument.endswith("=None")
+        else argument
+        for argument in args
+    ]
+
+
+def _with_nested_nulls(args: Sequence[str]) -> list[str]:
+    """Replace ``--a.init_args.b.init_args.c null`` by a configuration with the same effect.
+
+    jsonargparse 4.53 passes the value on as the text ``None`` when a class is nested in another
+    one, and no type but a string accepts that. ``--config`` with a string takes effect in its
+    place.
+    """
+    replaced: list[str] = []
+    remaining = list(args)
+    while remaining:
+        argument = remaining.pop(0)
+        option, has_value, value = argument.partition("=")
+        if not option.startswith("--") or option.count(".init_args.") < 2:
+            replaced.append(argument)
+        elif has_value and value == "null":
+            replaced.append(f"--config={_config_with_null(option)}")
+        elif not has_value and remaining[:1] == ["null"]:
+            remaining.pop(0)
+            replaced.append(f"--config={_config_with_null(option)}")
+        else:
+            replaced.append(argument)
+    return replaced
+
+
+def _config_with_null(option: str) -> str:
+    config: Any = None
+    for key in reversed(option.removeprefix("--").split(".")):
+        config = {key: config}
+    return json.dumps(config)

@@ -1,0 +1,255 @@
+"""Print what this machine offers to training, and what to do where something is missing.
+
+``mtrl-lightning doctor`` needs no package but the standard library: it runs where the installation
+is incomplete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import netrc
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlparse
+
+from mtrl_lightning import __version__
+
+HELP = "Print what this machine offers to training, and what to do where something is missing."
+PYTHONS = ((3, 10), (3, 13))
+"""The first and the last supported version."""
+REQUIRED = ("torch", "lightning", "jsonargparse", "gymnasium", "numpy", "scipy", "psutil")
+OPTIONAL = {
+    "metaworld": "the MetaWorld tasks",
+    "mujoco": "the simulator of MetaWorld",
+    "wandb": "-c logger/wandb",
+    "tensorboard": "-c logger/tensorboard",
+}
+"""Packages that only some configurations need, and what for."""
+EXTRAS = {"mujoco": "metaworld"}
+"""The extra that installs a package, where it has another name."""
+PYTORCH_SELECTOR = "https://pytorch.org/get-started/locally"
+RENDERERS = ("egl", "osmesa", "glfw")
+"""Values of MUJOCO_GL: a GPU without a screen, software, a screen."""
+RENDER = (
+    "import mujoco; model = mujoco.MjModel.from_xml_string('<mujoco/>');"
+    " renderer = mujoco.Renderer(model, 16, 16); renderer.update_scene(mujoco.MjData(model));"
+    " renderer.render(); renderer.close()"
+)
+RENDER_SECONDS = 60.0
+"""After which a renderer counts as hung."""
+LITTLE_MEMORY = 4.0
+"""GiB below which a replay of images or a large network does not fit."""
+LITTLE_DISK = 5.0
+"""GiB below which the checkpoints and the replay of a long run may not fit."""
+GIB = 2**30
+
+
+class Finding(NamedTuple):
+    """What was found out about one thing."""
+
+    name: str
+    value: str
+    remedy: str = ""
+    """What to do; empty where nothing is missing."""
+    is_fatal: bool = False
+    """Whether nothing can be trained without the remedy."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``doctor``: it has none."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run ``doctor``; it ends with exit code 1 if nothing can be trained on this machine.
+
+    Args:
+        args: arguments after ``doctor``; None for those of the process.
+    """
+    parser = argparse.ArgumentParser(prog="mtrl-lightning doctor", description=HELP)
+    parser.parse_args(sys.argv[2:] if args is None else args)
+    is_fatal = False
+    for check in CHECKS:
+        for finding in check():
+            mark = " " if not finding.remedy else "!"
+            print(f"{mark} {finding.name:<14} {finding.value}")
+            if finding.remedy:
+                print(f"{'':<17}-> {finding.remedy}")
+            is_fatal |= finding.is_fatal
+    sys.exit(1 if is_fatal else 0)
+
+
+def check_versions() -> Iterator[Finding]:
+    """Find the versions of Python and of the packages."""
+    yield Finding("mtrl_lightning", f"{__version__} in {Path(__file__).parent}")
+    first, last = (".".join(str(part) for part in version) for version in PYTHONS)
+    is_supported = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
+    remedy = "" if is_supported else f"install Python {first} to {last}"
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding("python", f"{platform.python_version()}, {system}", remedy, not is_supported)
+    for name in REQUIRED:
+        version = _version(name)
+        remedy = "" if version else "pip install mtrl_lightning"
+        yield Finding(name, version or "not installed", remedy, not version)
+    for name, purpose in OPTIONAL.items():
+        version = _version(name)
+        extra = EXTRAS.get(name, name)
+        remedy = "" if version else f'for {purpose}: pip install "mtrl_lightning[{extra}]"'
+        yield Finding(name, version or "not installed", remedy)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_cores() -> Iterator[Finding]:
+    """Find the cores that this process may use."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    remedy = "step the environments in the learner's process: --rollout.num_workers 0"
+    yield Finding("cores", f"{cores}", remedy if cores == 1 else "")
+
+
+def check_bfloat16() -> Iterator[Finding]:
+    """Time a layer in both precisions on the CPU."""
+    if _version("torch") is None:
+        return
+    from mtrl_lightning.precision import time_products
+
+    times = time_products()
+    ratio = f"{times.slowdown:.2f} times float32's time"
+    if times.is_bfloat16_slower:
+        yield Finding("bfloat16", f"{ratio} on the CPU: keep --trainer.precision 32-true")
+    else:
+        yield Finding("bfloat16", f"{ratio} on the CPU: --trainer.precision bf16-mixed may pay off")
+
+
+def check_gpu() -> Iterator[Finding]:
+    """Find the GPUs that PyTorch can use, and those that it cannot."""
+    if _version("torch") is None:
+        return
+    import torch
+
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        memory = properties.total_memory / GIB
+        yield Finding("gpu", f"{properties.name}, {memory:.0f} GiB, CUDA {torch.version.cuda}")
+    if torch.cuda.device_count():
+        return
+    if torch.backends.mps.is_available():
+        value = "Apple's, which was never tested: --trainer.accelerator cpu trains without it"
+        yield Finding("gpu", value)
+        return
+    if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
+        yield Finding("gpu", "none: training runs on the CPU")
+    elif torch.version.cuda is None:
+        remedy = f"pip uninstall torch, then install its CUDA build: {PYTORCH_SELECTOR}"
+        yield Finding("gpu", "present, but this build of PyTorch is for CPUs", remedy)
+    else:
+        remedy = "run nvidia-smi, and compare its CUDA version and CUDA_VISIBLE_DEVICES"
+        yield Finding("gpu", f"not usable by PyTorch for CUDA {torch.version.cuda}", remedy)
+
+
+def check_renderer() -> Iterator[Finding]:
+    """Draw an image in a process of its own: a renderer that does not work may end it."""
+    if _version("mujoco") is None:
+        return
+    chosen = os.environ.get("MUJOCO_GL")
+    if _can_render(chosen):
+        yield Finding("renderer", f"MuJoCo draws images (MUJOCO_GL {chosen or 'not set'})")
+        return
+    value = f"MuJoCo draws no images (MUJOCO_GL {chosen or 'not set'}): only videos need them"
+    for name in RENDERERS if sys.platform == "linux" else ():
+        if name != chosen and _can_render(name):
+            yield Finding("renderer", value, f"export MUJOCO_GL={name}")
+            return
+    remedy = "with a GPU its driver's libEGL and MUJOCO_GL=egl; else MUJOCO_GL=osmesa and libOSMesa"
+    yield Finding("renderer", value, f"{remedy} (Debian, Ubuntu: apt-get install libosmesa6)")
+
+
+def _can_render(name: str | None) -> bool:
+    environment = dict(os.environ) if name is None else {**os.environ, "MUJOCO_GL": name}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RENDER],
+            env=environment,
+            capture_output=True,
+            check=False,
+            timeout=RENDER_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def check_memory() -> Iterator[Finding]:
+    """Find the memory that is free."""
+    if _version("psutil") is None:
+        return
+    import psutil
+
+    memory = psutil.virtual_memory()
+    free = memory.available / GIB
+    remedy = "lower data.capacity, or keep the replay on disk: --data.memory_map true"
+    value = f"{free:.1f} of {memory.total / GIB:.1f} GiB free"
+    yield Finding("memory", value, remedy if free < LITTLE_MEMORY else "")
+
+
+def check_disk() -> Iterator[Finding]:
+    """Find the space on the disk of the working directory, where ``runs`` is created."""
+    usage = shutil.disk_usage(Path.cwd())
+    free = usage.free / GIB
+    remedy = "give another --root, save less (replay.save_last), or delete runs: clear --help"
+    value = f"{free:.1f} of {usage.total / GIB:.1f} GiB free in {Path.cwd()}"
+    yield Finding("disk", value, remedy if free < LITTLE_DISK else "")
+
+
+def check_wandb() -> Iterator[Finding]:
+    """Find out whether Weights & Biases has a key on this machine; no connection is opened."""
+    if _version("wandb") is None:
+        return
+    mode = os.environ.get("WANDB_MODE")
+    if os.environ.get("WANDB_API_KEY"):
+        yield Finding("W&B login", "a key is in WANDB_API_KEY")
+    elif _has_netrc_entry():
+        yield Finding("W&B login", "a key is in the netrc file")
+    elif mode in ("offline", "disabled"):
+        yield Finding("W&B login", f"none, and none is needed: WANDB_MODE is {mode}")
+    else:
+        remedy = "wandb login; or, to store runs here and send them later, WANDB_MODE=offline"
+        yield Finding("W&B login", "none", remedy)
+
+
+def _has_netrc_entry() -> bool:
+    url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    names = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    for name in names:
+        try:
+            found = netrc.netrc(os.path.expanduser(name)).authenticators(urlparse(url).netloc)
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if found is not None:
+            return True
+    return False
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    check_versions,
+    check_cores,
+    check_bfloat16,
+    check_gpu,
+    check_renderer,
+    check_memory,
+    check_disk,
+    check_wandb,
+)

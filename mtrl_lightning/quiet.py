@@ -1,0 +1,39 @@
+"""What libraries print during a run and is not for its user: advertisements, harmless warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+HARMLESS_WARNINGS = (
+    ".*LeafSpec",  # Lightning's own use of torch
+    "Your `IterableDataset` has `__len__` defined",  # ours never ends, see ReplayDataset
+    "Total length of `list` across ranks is zero",  # evaluation runs in a callback
+)
+"""Beginnings of warnings, as regular expressions."""
+UNWANTED_MESSAGES = ("💡 Tip", "TPU available")
+"""Beginnings of log messages: Lightning advertises services, and lists what no algorithm uses."""
+LOGGER = "lightning.pytorch.utilities.rank_zero"
+"""Lightning's logger of messages that only the first process prints."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out advertisements and harmless warnings; all other settings stay as they are."""
+    logger = logging.getLogger(LOGGER)
+    is_outermost = _is_wanted not in logger.filters
+    with warnings.catch_warnings():
+        for message in HARMLESS_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        logger.addFilter(_is_wanted)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                logger.removeFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(UNWANTED_MESSAGES)

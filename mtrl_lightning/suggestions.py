@@ -1,0 +1,103 @@
+"""What a user may have meant by a class, an option or a command that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+CLASS_MODULES = (
+    "mtrl_lightning.algorithms",
+    "mtrl_lightning.envs",
+    "mtrl_lightning.networks",
+    "mtrl_lightning.gradients",
+    "mtrl_lightning.auxiliaries",
+    "mtrl_lightning.callbacks",
+    "torch.optim",
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.loggers",
+)
+"""Where the classes are whose names can be misspelled."""
+UNKNOWN_OPTION = re.compile(r"unrecognized arguments: --([\w.]+)")
+UNKNOWN_KEY = re.compile(r"does not accept option '([\w.]+)'")
+UNKNOWN_ARGUMENT = re.compile(r"Option '([\w.]+)' is not accepted")
+UNKNOWN_CLASS = re.compile(
+    r"Expected a dot import path string: (\w+)"
+    r"|module '[\w.]+' has no attribute '(\w+)'"
+)
+UNKNOWN_COMMAND = re.compile(r"invalid choice: '(\w+)' \(choose from ([^)]*)\)")
+UNKNOWN_MODULE = re.compile(r"No module named '([\w.]+)'")
+CLASS_PATH = re.compile(r"class_path=? ?'([\w.]+)'")
+
+
+def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
+    """Return what a user may have meant, one line per unknown name.
+
+    Args:
+        message: of the parser that did not accept it.
+        parsers: of the subcommands, whose options are known.
+    """
+    options = sorted({name for parser in parsers for name in _options_of(parser)})
+    found: dict[str, str] = {}
+    for unknown in [*UNKNOWN_OPTION.findall(message), *UNKNOWN_KEY.findall(message)]:
+        similar = _nearest(unknown, options)
+        if similar is not None:
+            found[unknown] = f"did you mean {similar}? There is no option {unknown}"
+    for unknown in UNKNOWN_ARGUMENT.findall(message):
+        for path in CLASS_PATH.findall(message):
+            similar = _nearest(unknown, _arguments_of(path))
+            if similar is not None:
+                class_name = path.rpartition(".")[2]
+                found[unknown] = f"did you mean {similar}? {class_name} has no option {unknown}"
+    for groups in UNKNOWN_CLASS.findall(message):
+        unknown = "".join(groups)
+        similar = _nearest(unknown, _class_names())
+        if similar is not None:
+            found[unknown] = f"did you mean {similar}? No class is called {unknown}"
+    for unknown, choices in UNKNOWN_COMMAND.findall(message):
+        similar = _nearest(unknown, re.findall(r"\w+", choices))
+        if similar is not None:
+            found[unknown] = f"did you mean {similar}? There is no command {unknown}"
+    for unknown in UNKNOWN_MODULE.findall(message):
+        found[unknown] = (
+            f"there is no module {unknown} in the working directory {Path.cwd()}"
+            " and no installed package of this name"
+        )
+    if "required: validate." in message:
+        found["validate"] = "give the run to evaluate: validate runs/NAME/version_0"
+    return list(found.values())
+
+
+def _nearest(unknown: str, names: Iterable[str]) -> str | None:
+    similar = difflib.get_close_matches(unknown, list(names), n=1)
+    return similar[0] if similar else None
+
+
+def _options_of(parser: ArgumentParser) -> Iterator[str]:
+    for option in parser._option_string_actions:
+        if option.startswith("--") and not option.endswith((".help", "+")):
+            yield option.removeprefix("--")
+
+
+def _arguments_of(class_path: str) -> list[str]:
+    """Return the arguments of the constructors of a class and of its bases."""
+    module, _, name = class_path.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    constructors = [base.__init__ for base in getattr(found, "__mro__", ())] or [found]
+    return [
+        argument for function in constructors for argument in inspect.signature(function).parameters
+    ]
+
+
+def _class_names() -> list[str]:
+    return [
+        name
+        for module in CLASS_MODULES
+        for name, value in vars(importlib.import_module(module)).items()
+        if inspect.isclass(value) and not name.startswith("_")
+    ]

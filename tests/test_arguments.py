@@ -1,0 +1,111 @@
+import os
+
+import pytest
+
+from mtrl_lightning.arguments import rewritten
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.runs import config_file_of, find_checkpoint
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run that was continued once."""
+    folder = tmp_path / "try" / "version_0"
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "config_from_000000000900.yaml"):
+        (folder / name).write_text("name: try\n")
+    for name in ("best", "last", "step_000000000900"):
+        (folder / "checkpoints" / f"{name}.ckpt").touch()
+    return folder
+
+
+@pytest.mark.parametrize("option", ["two words", "one word"])
+def test_a_run_is_resumed_with_its_last_configuration(run, option):
+    given = ["--resume", str(run)] if option == "two words" else [f"--resume={run}"]
+    config = run / "config_from_000000000900.yaml"
+    expected = ["fit", "-c", str(config), f"--ckpt_path={run}"]
+    assert rewritten(["fit", *given]) == expected
+    after = rewritten(["fit", "--name", "a", *given, "-c", "own.yaml"])
+    assert after == [*expected, "--name", "a", "-c", "own.yaml"]
+
+
+def test_the_folder_of_a_run_stands_for_its_last_checkpoint(run):
+    last = run / "checkpoints" / "last.ckpt"
+    assert find_checkpoint(str(run), "", "") == last
+    last.unlink()
+    assert find_checkpoint(str(run), "", "") == last, "the newest complete one is looked for there"
+
+
+def test_a_checkpoint_may_stand_for_its_run(run):
+    step = run / "checkpoints" / "step_000000000900.ckpt"
+    for args in (["fit", f"--resume={step}"], ["validate", str(step)]):
+        assert rewritten(args)[3:] == [f"--ckpt_path={step}"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--evaluation.num_episodes", "5"],
+        ["--evaluation.num_episodes=5"],
+        ["-c", "env/toy", "--seed_everything", "2"],
+    ],
+)
+def test_validate_takes_the_best_checkpoint_of_a_run_anywhere_among_options(run, options):
+    best = run / "checkpoints" / "best.ckpt"
+    config = run / "config_from_000000000900.yaml"
+    expected = ["validate", "-c", str(config), f"--ckpt_path={best}", *options]
+    assert rewritten(["validate", str(run), *options]) == expected
+    assert rewritten(["validate", *options, str(run)]) == expected
+    best.unlink()
+    assert rewritten(["validate", str(run)])[3] == f"--ckpt_path={run}"
+    assert rewritten(["validate", *options]) == ["validate", *options]
+
+
+def test_the_newest_configuration_is_that_written_last(run):
+    assert config_file_of(run).name == "config_from_000000000900.yaml"
+    older = run / "config_from_000000000300.yaml"  # the run went back to an older checkpoint
+    older.write_text("name: try\n")
+    written = (run / "config_from_000000000900.yaml").stat().st_mtime_ns
+    os.utime(older, ns=(written + 1, written + 1))
+    assert config_file_of(run) == older
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fit", "--resume"], "needs the folder of a run"),
+        (["fit", "--resume", "--name"], "needs the folder of a run"),
+        (["fit", "--resume=nowhere"], "there is no checkpoint nowhere"),
+        (["fit", "--resume={run}", "--ckpt_path=last"], "and --ckpt_path are both given"),
+        (["validate", "{run}", "--ckpt_path", "best"], "and --ckpt_path are both given"),
+        (["validate", "{run}/.."], "contains runs but is not the folder of one run"),
+        (["validate", "{run}/checkpoints"], "has no checkpoint: give the folder of a run"),
+    ],
+)
+def test_what_is_no_run(run, args, message):
+    with pytest.raises(ConfigurationError, match=message):
+        rewritten([argument.format(run=run) for argument in args])
+
+
+def test_a_run_from_python_has_no_configuration(run):
+    for path in run.glob("config*.yaml"):
+        path.unlink()
+    with pytest.raises(ConfigurationError, match="started from Python is continued by"):
+        rewritten(["fit", f"--resume={run}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--rollout.num_workers", "None"], ["--rollout.num_workers", "null"]),
+        (["--rollout.num_workers=None"], ["--rollout.num_workers=null"]),
+        (["--name=None-of-these"], ["--name=None-of-these"]),
+        (
+            ["--model.init_args.actor.init_args.max_loss", "None"],
+            ['--config={"model": {"init_args": {"actor": {"init_args": {"max_loss": null}}}}}'],
+        ),
+    ],
+)
+def test_none_is_null(given, expected):
+    assert rewritten(["fit", *given]) == ["fit", *expected]

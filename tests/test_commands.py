@@ -1,0 +1,252 @@
+"""The commands beside fit and validate, and what surrounds all of them."""
+
+import functools
+import importlib.metadata
+import logging
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+from lightning.pytorch import Trainer
+
+from mtrl_lightning import cli, completion, config_list, doctor
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.callbacks import EnvStepWandbLogger
+from mtrl_lightning.config_names import config_names, find_config
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.quiet import LOGGER, quiet
+from tests.conftest import CONFIGS, ROOT, SMALL, config_args
+
+OWN_TASKS = """
+from mtrl_lightning.envs import ToyReach
+
+class Own(ToyReach):
+    "Two points."
+"""
+
+
+def test_a_configuration_has_a_name_in_every_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in ("env/toy", "env/toy.yaml"):
+        assert find_config(given).samefile(ROOT / "configs" / "env" / "toy.yaml")
+    assert find_config("quickstart").samefile(ROOT / "configs" / "quickstart.yaml")
+    assert {"base", "network/moore", "experiment/mt10_paco"} <= set(config_names())
+
+
+def test_an_existing_file_wins_over_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()  # no file
+    assert find_config("quickstart").samefile(ROOT / "configs" / "quickstart.yaml")
+    (tmp_path / "quickstart").rmdir()
+    (tmp_path / "quickstart").touch()
+    assert find_config("quickstart").samefile(tmp_path / "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("quickstrat", "quickstart"),
+        ("env/tyo", "env/toy"),
+        ("toy", "env/toy"),
+        ("network/more.yaml", "network/moore"),
+        ("configs/env/toy.yaml", "env/toy"),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(given, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=rf"{given}.* did you mean {meant}\?"):
+        find_config(given)
+
+
+def test_a_name_does_not_leave_the_folder_of_configurations():
+    with pytest.raises(ConfigurationError, match="File does not exist"):
+        find_config("env/../../tests/nothing")
+
+
+def test_list_names_every_configuration_with_its_comment(capsys):
+    main(["list"])
+    printed = capsys.readouterr().out.splitlines()
+    assert {f"  {name}" for name in config_names()} <= set(printed)
+    place = printed.index("  env/toy")
+    assert "Three points to be moved to three goals" in printed[place + 1]
+    assert not any("mtrl-lightning fit" in line for line in printed)
+    headings = [line for line in printed if line and not line.startswith(" ")]
+    assert headings[:3] == [config_list.COMPLETE, "env", "algorithm"]
+    assert headings[-1] == "logger"
+
+
+def test_list_of_one_group(capsys):
+    main(["list", "gradient"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("gradient\n") and "  gradient/pcgrad\n" in printed
+    assert "env/toy" not in printed
+    with pytest.raises(SystemExit) as exit_info:
+        main(["list", "gradeint"])
+    assert exit_info.value.code == 2 and "give one of" in capsys.readouterr().err
+
+
+def test_list_ends_quietly_where_nobody_reads_on():
+    line = f"set -o pipefail; '{sys.executable}' -m mtrl_lightning list | head -n 1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == (f"{config_list.COMPLETE}\n", "")
+
+
+def test_every_configuration_has_a_comment():
+    folder = ROOT / "configs"
+    assert [path for path in folder.rglob("*.yaml") if not config_list.first_comment(path)] == []
+
+
+def doctor_prints(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["doctor"])
+    return exit_info.value.code, capsys.readouterr().out
+
+
+@pytest.fixture
+def quick_doctor(monkeypatch):
+    """A doctor that starts no process and times nothing."""
+    slow = (doctor.check_bfloat16, doctor.check_renderer)
+    checks = tuple(check for check in doctor.CHECKS if check not in slow)
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+
+
+def without(monkeypatch, *missing):
+    def version(name):
+        if name in missing:
+            raise importlib.metadata.PackageNotFoundError
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_doctor_names_all_that_matters(quick_doctor, capsys):
+    code, printed = doctor_prints(capsys)
+    assert code == 0
+    for name in ("python", "torch", "mujoco", "cores", "gpu", "memory", "disk", "W&B login"):
+        assert f" {name} " in printed
+
+
+def test_doctor_says_how_to_get_what_is_missing(quick_doctor, capsys, monkeypatch):
+    without(monkeypatch, "wandb", "mujoco")
+    monkeypatch.setattr(doctor, "LITTLE_DISK", 1e9)
+    monkeypatch.setattr(doctor, "LITTLE_MEMORY", 1e9)
+    code, printed = doctor_prints(capsys)
+    assert code == 0, "training is possible all the same"
+    assert "! wandb          not installed" in printed
+    assert 'pip install "mtrl_lightning[wandb]"' in printed
+    assert 'pip install "mtrl_lightning[metaworld]"' in printed
+    assert "--data.memory_map true" in printed and "another --root" in printed
+    assert "W&B login" not in printed
+
+
+def test_doctor_fails_where_nothing_can_be_trained(quick_doctor, capsys, monkeypatch):
+    without(monkeypatch, "torch")
+    code, printed = doctor_prints(capsys)
+    assert code == 1 and "! torch          not installed" in printed
+
+
+def test_doctor_finds_a_key_of_wandb_and_never_prints_it(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (finding,) = doctor.check_wandb()
+    assert "wandb login" in finding.remedy and "WANDB_MODE=offline" in finding.remedy
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password 12345\n")
+    (finding,) = doctor.check_wandb()
+    assert not finding.remedy and "netrc" in finding.value and "12345" not in finding.value
+    (tmp_path / "netrc").unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "12345")
+    (finding,) = doctor.check_wandb()
+    assert not finding.remedy and "12345" not in finding.value
+
+
+def test_doctor_finds_a_renderer_that_works(monkeypatch):
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    monkeypatch.setattr(doctor, "_can_render", lambda name: name == "osmesa")
+    (finding,) = doctor.check_renderer()
+    assert finding.remedy == "export MUJOCO_GL=osmesa"
+    monkeypatch.setattr(doctor, "_can_render", lambda name: False)
+    (finding,) = doctor.check_renderer()
+    assert "libosmesa6" in finding.remedy and not finding.is_fatal
+    monkeypatch.setattr(doctor, "_can_render", lambda name: name == "glfw")
+    (finding,) = doctor.check_renderer()
+    assert not finding.remedy
+
+
+COMPLETE = """
+source "$1"
+COMP_WORDS=("${@:2}")
+COMP_CWORD=$(($# - 2))
+_shtab_mtrl_lightning
+echo "${COMPREPLY[@]}"
+"""
+
+
+def test_shells_complete_commands_options_and_configurations(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "build_parser", functools.cache(cli.build_parser))
+    script = tmp_path / "completion.bash"
+    script.write_text(completion.script("bash"))
+    assert script.stat().st_size < 100_000
+    for words, completed in (
+        (["comp"], "completion"),
+        (["fit", "-c", "env/to"], "env/toy env/toy_conflict"),
+        (["fit", "--rollout.num"], "--rollout.num_workers"),
+        (["clear", "--rep"], "--replay_only"),
+    ):
+        line = ["bash", "-c", COMPLETE, "bash", str(script), "mtrl-lightning", *words]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=True)
+        assert done.stdout.strip() == completed
+    main(["completion", "zsh"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("#compdef mtrl-lightning") and "env/toy_conflict" in printed
+    assert "-->" not in printed and "-->" not in script.read_text()
+
+
+def test_advertisements_and_harmless_warnings_are_left_out(caplog):
+    caplog.set_level(logging.INFO, LOGGER)
+    with quiet(), quiet():
+        pass
+    with quiet(), warnings.catch_warnings(record=True) as warned:
+        with quiet():
+            Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+        logging.getLogger(LOGGER).info("💡 Tip: still left out")
+        logging.getLogger(LOGGER).info("benchmark toy")
+        warnings.warn("isinstance(treespec, LeafSpec) is deprecated", stacklevel=1)
+        warnings.warn("the replay is empty", stacklevel=1)
+    assert "Tip" not in caplog.text and "TPU" not in caplog.text
+    assert "benchmark toy" in caplog.text and "GPU available" in caplog.text
+    assert [str(warning.message) for warning in warned] == ["the replay is empty"]
+    Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt quiet.py"
+
+
+def test_wandb_does_not_warn_of_a_setting_that_was_not_given(tmp_path, capfd):
+    wandb = pytest.importorskip("wandb")
+    logger = EnvStepWandbLogger(offline=True, save_dir=str(tmp_path))
+    assert "anonymous" not in logger._wandb_init
+    wandb.Settings(anonymous=None)
+    assert "anonymous" in capfd.readouterr().err, "W&B accepts it now: no need to leave it out"
+
+
+def test_a_module_in_the_working_directory_is_found_also_by_workers(
+    command_line, tmp_path, monkeypatch
+):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "own_toy_tasks.py").write_text(OWN_TASKS)
+    (folder / "json.py").write_text("raise RuntimeError('hides the library')")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(folder))])
+    benchmark = [
+        "--data.benchmark=own_toy_tasks.Own",
+        "--data.benchmark.init_args.num_tasks=2",
+        "--rollout.num_workers=1",
+        "--rollout.total_steps=320",
+        "--data.batch_size=64",
+    ]
+    main(["fit", *config_args(*CONFIGS), *SMALL, f"--root={tmp_path}", *benchmark])
+    assert command_line.rows()[-1]["env_steps"] == "320"
+    assert sys.path[-1] == os.getcwd()
