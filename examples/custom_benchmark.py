@@ -16,6 +16,8 @@ GRAVITIES = {
     "eval": {"light": (3.0, 4.0), "heavy": (9.0, 10.0)},
     "eval_extrapolation": {"light": (1.0, 2.0), "heavy": (11.0, 12.0)},
 }
+LOW = np.float32(-1.0)
+HIGH = np.float32(1.0)
 
 
 class Episodes(gym.Wrapper):
@@ -62,7 +64,7 @@ class Pendulums(Benchmark):
         return EnvSpec(
             task_names=names,
             observation_space=Box(-largest, largest),
-            action_space=Box(-1.0, 1.0, (1,), np.float32),
+            action_space=Box(LOW, HIGH, (1,), np.float32),
             horizon=200,
             has_success=False,
             train_tasks=tuple(range(len(names))),
@@ -72,7 +74,7 @@ class Pendulums(Benchmark):
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task; actions are rescaled to [-1, 1]."""
         gravities = GRAVITIES[split][self.spec.task_names[task]]
-        env = RescaleAction(gym.make("Pendulum-v1", max_episode_steps=200), -1.0, 1.0)
+        env = RescaleAction(gym.make("Pendulum-v1", max_episode_steps=200), LOW, HIGH)
         return Episodes(env, gravities, split != "train", seed)
 
 

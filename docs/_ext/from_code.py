@@ -16,6 +16,7 @@ import importlib
 import inspect
 import re
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,28 +46,26 @@ def default_texts(kind: type) -> dict[str, str]:
     positional = [*arguments.posonlyargs, *arguments.args]
     values = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
     values |= dict(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
-    sources = {
-        argument.arg: ast.get_source_segment(source, value)
+    names = vars(importlib.import_module(kind.__module__))
+    return {
+        argument.arg: _text(value, ast.get_source_segment(source, value) or "", names)
         for argument, value in values.items()
         if value is not None
     }
-    parameters = inspect.signature(kind).parameters
-    return {name: _text(parameters[name].default, text or "") for name, text in sources.items()}
 
 
-def _text(value: Any, source: str) -> str:
+def _text(node: ast.expr, source: str, names: Mapping[str, Any]) -> str:
+    # the signature is of no use: autodoc replaces its defaults
+    if isinstance(node, ast.Lambda):  # it builds an optimizer: ``lambda p: Adam(p, lr=3e-4)``
+        return re.sub(r"^lambda \w+: (\w+)\(\w+, ", r"\1(", source)
+    value = names[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
         return format(value, "_")
-    if isinstance(value, (float, str)):
-        return str(value)
-    if isinstance(value, type):
-        return value.__name__
-    # a lambda that builds an optimizer: ``lambda p: Adam(p, lr=3e-4)``
-    return re.sub(r"^lambda \w+: (\w+)\(\w+, ", r"\1(", source)
+    return value.__name__ if isinstance(value, type) else str(value)
 
 
 class Options(SphinxDirective):
@@ -152,7 +151,7 @@ def first_comment(file: Path) -> str:
 
 def _sentence(text: str) -> str:
     text = text[0].upper() + text[1:]
-    return text if text.endswith((".", ":", ")")) else f"{text}."
+    return text if text.endswith((".", ":")) else f"{text}."
 
 
 def find_public_name(
