@@ -1,5 +1,6 @@
 """How Sphinx builds these pages: ``python -m sphinx -n -W --keep-going docs docs/_build``."""
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"mtrl_lightning {version}"
 html_static_path = ["_static"]
+html_css_files = ["wrap.css"]
 html_copy_source = False
 html_show_copyright = False
 
@@ -46,6 +48,14 @@ def skip_member(
     return True if is_alias else None
 
 
+def prefer_constructor(app: Any, what: str, name: str, member: Any, *rest: Any) -> None:
+    """Let an argument have the constructor's type, not that of the attribute of the same name."""
+    if what == "class":
+        for argument in inspect.signature(member.__init__).parameters:
+            vars(member).get("__annotations__", {}).pop(argument, None)
+
+
 def setup(app: Any) -> None:
     """Connect the hooks above."""
     app.connect("autodoc-skip-member", skip_member)
+    app.connect("autodoc-process-signature", prefer_constructor, priority=100)
