@@ -8,7 +8,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # the clone's package, not an installed one
 
-from mtrl_lightning import __version__  # noqa: E402
+from mtrl_lightning import PPO, SAC, __version__  # noqa: E402
 
 project = "mtrl_lightning"
 version = release = __version__
@@ -40,22 +40,20 @@ napoleon_use_rtype = False
 nitpick_ignore_regex = [(r"py:.*", r"(?!mtrl_lightning).*")]
 
 
-def skip_member(
-    app: Any, what: str, name: str, member: Any, skip: bool, options: Any
-) -> bool | None:
-    """Leave out the fields of a named tuple that have no description of their own."""
-    is_alias = (getattr(member, "__doc__", None) or "").startswith("Alias for field number")
-    return True if is_alias else None
+def drop_alias(app: Any, what: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
+    """Empty what Python itself says of a named tuple's field."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
 
 
-def prefer_constructor(app: Any, what: str, name: str, member: Any, *rest: Any) -> None:
-    """Let an argument have the constructor's type, not that of the attribute of the same name."""
-    if what == "class":
-        for argument in inspect.signature(member.__init__).parameters:
-            vars(member).get("__annotations__", {}).pop(argument, None)
+def prefer_constructors() -> None:
+    """Let arguments have their own types, not those of the attributes of the same name."""
+    for algorithm in (PPO, SAC):
+        for argument in inspect.signature(algorithm).parameters:
+            vars(algorithm)["__annotations__"].pop(argument, None)
 
 
 def setup(app: Any) -> None:
-    """Connect the hooks above."""
-    app.connect("autodoc-skip-member", skip_member)
-    app.connect("autodoc-process-signature", prefer_constructor, priority=100)
+    """Connect what is above."""
+    app.connect("autodoc-process-docstring", drop_alias)
+    prefer_constructors()
