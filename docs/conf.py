@@ -40,10 +40,16 @@ napoleon_use_rtype = False
 nitpick_ignore_regex = [(r"py:.*", r"(?!mtrl_lightning).*")]
 
 
-def drop_alias(app: Any, what: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
-    """Empty what Python itself says of a named tuple's field."""
+def prepare_attribute(
+    app: Any, what: str, name: str, member: Any, options: Any, lines: list[str]
+) -> None:
+    """Drop what Python itself says of a named tuple's field; keep the first colon of others."""
+    if what not in ("attribute", "data", "property"):
+        return
     if lines and lines[0].startswith("Alias for field number"):
         lines.clear()
+    # an empty comment, before napoleon reads "What was trained: acts by ..." as "type: description"
+    lines[:0] = ["..", ""]
 
 
 def prefer_constructors() -> None:
@@ -55,5 +61,5 @@ def prefer_constructors() -> None:
 
 def setup(app: Any) -> None:
     """Connect what is above."""
-    app.connect("autodoc-process-docstring", drop_alias)
+    app.connect("autodoc-process-docstring", prepare_attribute, priority=100)
     prefer_constructors()
