@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mtrl_lightning.api import train
 from mtrl_lightning.cli import MultiTaskCLI, main
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
@@ -63,6 +64,17 @@ def resolve(*names, options=()):
     resolved = json.loads(dumped)["fit"]
     resolved.pop("config", None)
     return resolved
+
+
+def short_train(benchmark, algorithm, *, total_steps, **options):
+    """Train an off-policy algorithm as ``train`` does, for a few steps whatever is asked for."""
+    options |= {
+        "batch_size": 12,
+        "num_episodes": 1,
+        "progress_bar": False,
+        "evaluation": {"num_workers": 0},
+    }
+    return train(benchmark, algorithm, total_steps=min(total_steps, 120), **options)
 
 
 class CommandLine:

@@ -1,3 +1,7 @@
+"""Every command and every block of Python of the README and of the pages in docs/ runs."""
+
+import contextlib
+import io
 import re
 import shlex
 import subprocess
@@ -6,20 +10,41 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import ROOT, config_args
+import mtrl_lightning
+from mtrl_lightning.__main__ import main
+from tests.conftest import ROOT, resolve, short_train
 from tests.test_benchmarks_learning import TINY
 
-COMMANDS = [
-    line
-    for block in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    for line in block.splitlines()
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    """Return the code blocks of a page, dedented as they are."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(page):
+    return [line for block in blocks(page, "bash") for line in block.splitlines()]
+
+
+INSTALL = commands(README)[:2]
+COMMANDS = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
+"""The commands of all pages, each once, in the README's order first."""
+QUICKSTART = "mtrl-lightning fit -c quickstart"
+"""Run for those that continue it."""
+RUNS = [
+    command
+    for command in COMMANDS
+    if "mtrl-lightning " in command and command not in [*INSTALL, QUICKSTART]
 ]
-RUNS = [command for command in COMMANDS if command.startswith("mtrl-lightning")]
 PROGRAMS = [
     command
     for command in COMMANDS
     if command.startswith(("python -m mtrl_lightning.", "python -m benchmarks."))
 ]
+BUILD = ["python -m sphinx -n -W --keep-going docs docs/_build"]
+"""Run by tests/test_docs.py."""
 SHORT = {
     "fit": [
         "--evaluation.num_episodes=1",
@@ -40,43 +65,56 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "on_policy": ["--help"],
 }
 EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete"}
-STEPS = ["--rollout.warmup_steps=40", "--rollout.total_steps=120"]
+STEPS = [
+    "--rollout.warmup_steps=40",
+    "--rollout.total_steps=120",
+    "--data.batch_size=30",
+]
 STEPS_ON_POLICY = [
     "--rollout.total_steps=40",
     "--rollout.envs_per_task=1",
     "--model.init_args.num_steps=4",
     "--model.init_args.num_minibatches=2",
 ]
+NARROW = [f"--model.init_args.{part}.init_args.width=16" for part in ("actor", "critic")]
 
 
 def run(command, *extra, folder):
+    """Run a command of the command line in this process, and return what it prints."""
     words = shlex.split(command)
-    assert words.pop(0) == "mtrl-lightning"
-    options = [
-        *SHORT[words[0]],
-        *(["--data.benchmark.init_args.horizon=5"] if words[0] == "fit" else []),
-        *extra,
-    ]
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "cli.py"), *words, *options],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    with pytest.MonkeyPatch.context() as patch:
+        while "=" in words[0]:
+            name, _, value = words.pop(0).partition("=")
+            assert name == "PYTHONPATH"
+            patch.syspath_prepend(str(ROOT / value))
+        assert words.pop(0) == "mtrl-lightning"
+        words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+        is_fit = words[0] == "fit"
+        options = [*SHORT[words[0]], *extra]
+        if is_fit:
+            options += ["--data.benchmark.init_args.horizon=5", "--trainer.accelerator=cpu"]
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["mtrl-lightning", *words, *options])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            main()
+    return printed.getvalue()
+
+
+def run_new(command, folder):
+    """Run a command that starts a run, at a small size."""
+    steps = STEPS_ON_POLICY if "mtppo" in command else STEPS
+    return run(command, *steps, *NARROW, folder=folder)
 
 
 def test_the_first_two_commands_need_nothing_and_train_and_test():
-    first, second = COMMANDS[:2]
+    first, second = INSTALL
     venv = "python -m venv .venv"
     torch = (
         ".venv/bin/pip install --no-deps -c constraints.txt"
         " --extra-index-url https://download.pytorch.org/whl/cpu torch"
     )
     install = '.venv/bin/pip install -c constraints.txt -e ".[{}]"'
-    fit = ".venv/bin/mtrl-lightning fit -c quickstart"
+    fit = f".venv/bin/{QUICKSTART}"
     assert first == " && ".join([venv, torch, install.format("metaworld"), fit])
     assert second == f"{venv} && {install.format('dev')} && .venv/bin/python -m pytest"
     script = (ROOT / ".ci" / "run").read_text()
@@ -88,35 +126,58 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
         assert part in script
 
 
+SHORTENED = """
+import mtrl_lightning
+from tests.conftest import short_train
+mtrl_lightning.train = short_train
+"""
+
+
 def test_the_python_code_runs_as_a_script_without_a_main_guard(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = blocks(README, "python")
     script = tmp_path / "script.py"
-    script.write_text(code)
+    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r}){SHORTENED}{code}")
     result = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "runs/run/version_0" in result.stdout and "heavy" in result.stdout
-    assert (tmp_path / "runs/pendulums/version_0/metrics.csv").is_file()
+    assert "runs/run/version_0" in result.stdout and "drawer-close-v3" in result.stdout
+    assert (tmp_path / "runs/run/version_0/metrics.csv").is_file()
 
 
 @pytest.fixture(scope="module")
 def quickstart_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
-    command = COMMANDS[0].split(".venv/bin/")[-1]
-    assert "average" in run(command, *STEPS, folder=folder)
+    assert "average" in run_new(QUICKSTART, folder)
     return folder
 
 
 @pytest.mark.parametrize("command", RUNS)
 def test_every_command_runs(quickstart_folder, command):
-    continuing = "--resume" in command
-    if continuing:
-        command = command.replace("500000", "240")
-    begins = command.split()[1] == "fit" and not continuing
-    steps = STEPS_ON_POLICY if "mtppo" in command else STEPS
-    printed = run(command, *(steps if begins else []), folder=quickstart_folder)
-    assert EXPECTED[command.split()[1]] in printed
+    subcommand = command.split("mtrl-lightning ")[1].split()[0]
+    if "--resume" in command:
+        printed = run(command.replace("500000", "240"), folder=quickstart_folder)
+    elif subcommand == "fit":
+        printed = run_new(command, quickstart_folder)
+    else:
+        printed = run(command, folder=quickstart_folder)
+    assert EXPECTED[subcommand] in printed
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_the_python_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    code = blocks(page, "python")
+    if not code:
+        return
+    (networks,) = (c for c in commands(ROOT / "docs" / "custom_networks.md") if "gated" in c)
+    if "runs/gated" in "".join(code):
+        run_new(networks, tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mtrl_lightning, "train", short_train)
+    names = {"load_policy": mtrl_lightning.load_policy, "__name__": page.stem}
+    for block in code:
+        exec(block, names)
 
 
 @pytest.mark.parametrize("command", PROGRAMS)
@@ -135,14 +196,26 @@ def test_every_program_runs(command, tmp_path):
 
 
 def test_every_command_is_known():
-    assert {*COMMANDS[:2], *RUNS, *PROGRAMS} == set(COMMANDS)
+    assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD} == set(COMMANDS)
 
 
-def test_every_file_that_is_named_is_there():
-    text = (ROOT / "README.md").read_text()
-    named = set(re.findall(r"(?:configs|notebooks|benchmarks)/[\w/]+\.\w+", text))
-    assert len(named) > 20
-    assert [name for name in named if not (ROOT / name).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_file_that_is_named_is_there(page):
+    text = page.read_text().replace("docs/_build/", "")
+    named = set(re.findall(r"(?:configs|notebooks|benchmarks|examples|docs)/[\w/]+\.\w+", text))
+    in_package = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|json))`", text))
+    folders = (ROOT, ROOT / "mtrl_lightning")
+    missing = [
+        name
+        for name in named | in_package
+        if not any((folder / name).exists() for folder in folders)
+    ]
+    assert missing == []
+
+
+def test_the_pages_name_files():
+    text = "".join(page.read_text() for page in PAGES)
+    assert len(set(re.findall(r"configs/[\w/]+\.yaml", text))) > 20
 
 
 def options_of(parsed, prefix=""):
@@ -154,8 +227,8 @@ def options_of(parsed, prefix=""):
 
 
 def test_what_the_table_for_users_of_mtrl_names_are_options():
-    text = (ROOT / "README.md").read_text()
-    table = text[text.index("| mtrl | here |") : text.index("## Results")]
+    text = (ROOT / "docs" / "from_mtrl.md").read_text()
+    table = text[text.index("| mtrl | here |") :]
     here = " ".join(
         row.rsplit(" | ", 1)[1] for row in table.splitlines()[2:] if row.startswith("|")
     )
@@ -173,14 +246,6 @@ def test_what_the_table_for_users_of_mtrl_names_are_options():
         ["network/mlp", "encoder/mixture_cluster"],
         ["network/mlp", "encoder/task_encoder"],
     ):
-        configs = (
-            "base",
-            "env/metaworld_mt10",
-            "algorithm/mtsac",
-            *stack,
-            "gradient/gradnorm",
-        )
-        line = [sys.executable, "cli.py", "fit", *config_args(*configs), "--print_config"]
-        printed = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        found |= set(options_of(yaml.safe_load(printed)))
+        names = ("base", "env/metaworld_mt10", "algorithm/mtsac", *stack, "gradient/gradnorm")
+        found |= set(options_of(resolve(*names)))
     assert named - found == set()

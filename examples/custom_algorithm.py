@@ -1,0 +1,153 @@
+"""An algorithm of your own: multi-task DDPG (Lillicrap et al. 2016, arXiv 1509.02971).
+
+Shapes: ``R`` trained tasks, ``B`` batch (task-major), ``D`` observation, ``A`` action.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from mtrl_lightning import Algorithm, EnvSpec, ToyReach, train
+from mtrl_lightning.algorithms.losses import per_task
+from mtrl_lightning.algorithms.targets import PolyakAverage, frozen_copy
+from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.networks import MLP, Network
+from mtrl_lightning.types import TransitionBatch
+
+
+class NoisyAction(NamedTuple):
+    """A deterministic action, with Gaussian noise where the policy explores."""
+
+    action_BA: Tensor
+    noise_std: float
+
+    def mode(self) -> Tensor:
+        """Return the best action ``[B, A]``."""
+        return self.action_BA
+
+    def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a noisy action for standard normal noise; it has no density here, so zeros."""
+        action_BA = (self.action_BA + self.noise_std * noise_BA).clamp(-1.0, 1.0)
+        return action_BA, action_BA.new_zeros(len(action_BA))
+
+
+class DDPG(Algorithm):
+    """Multi-task deep deterministic policy gradient.
+
+    Args:
+        spec: the tasks; filled in from the data.
+        actor: network of the policy, ``(in_dim, out_dim, num_tasks) -> Network``.
+        critic: network of the Q function, likewise.
+        gradient: how the tasks' losses become one gradient, for actor and critic.
+        discount: gamma, between 0 and 1.
+        tau: how far the targets move at each update, above 0 and at most 1.
+        noise_std: standard deviation of the exploration noise.
+        optimizer: of the actor, and of the critic.
+        seed: of the weights and of all draws.
+    """
+
+    actor: Network
+    critic: Network
+    actor_gradient: GradientMethod
+    critic_gradient: GradientMethod
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        actor: Callable[[int, int, int], Network] = MLP,
+        critic: Callable[[int, int, int], Network] = MLP,
+        gradient: Callable[[int], GradientMethod] = Mean,
+        discount: float = 0.99,
+        tau: float = 0.005,
+        noise_std: float = 0.2,
+        optimizer: OptimizerCallable = lambda p: Adam(p, lr=1e-3),
+        seed: int = 0,
+    ) -> None:
+        super().__init__(spec, seed)
+        self.discount = discount
+        self.noise_std = noise_std
+        self._make_actor = actor
+        self._make_critic = critic
+        self._make_gradient = gradient
+        self.add_networks()
+        self.target_actor = frozen_copy(self.actor)
+        self.target_critic = frozen_copy(self.critic)
+        self.targets = PolyakAverage(
+            [self.actor, self.critic], [self.target_actor, self.target_critic], tau
+        )
+        self.critic_update = self.make_update(
+            "critic", [self.critic], optimizer, method=self.critic_gradient
+        )
+        self.actor_update = self.make_update(
+            "actor",
+            [self.actor],
+            optimizer,
+            method=self.actor_gradient,
+            frozen=list(self.critic.parameters()),
+        )
+
+    def make_networks(self) -> dict[str, nn.Module]:
+        """Build what a reset of the networks replaces."""
+        (observation_dim,) = self.spec.observation_space.shape
+        num_tasks = self.spec.num_tasks
+        return {
+            "actor": self._make_actor(observation_dim, self.action_dim, num_tasks),
+            "critic": self._make_critic(observation_dim + self.action_dim, 1, num_tasks),
+            "actor_gradient": self._make_gradient(self.num_trained),
+            "critic_gradient": self._make_gradient(self.num_trained),
+        }
+
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> NoisyAction:
+        """Return how the policy acts."""
+        return NoisyAction(self.actor(observation_BD, task_B).float().tanh(), self.noise_std)
+
+    def update(self, batch: TransitionBatch) -> None:
+        """Make one step of the critic, one of the actor, and move the targets."""
+        batch = self.transform(batch)
+        target_B = self.critic_target(batch)
+        self.critic_update(lambda: self.critic_loss(batch, target_B))
+        self.actor_update(lambda: self.actor_loss(batch))
+        self.targets.step()
+
+    @torch.no_grad()
+    def critic_target(self, batch: TransitionBatch) -> Tensor:
+        """Return ``r + discount (1 - terminated) Q'(s', mu'(s'))``, ``[B]``."""
+        next_BD = batch.next_observation_BD
+        next_action_BA = self.target_actor(next_BD, batch.task_B).float().tanh()
+        next_q_B = self.q(self.target_critic, next_BD, next_action_BA, batch.task_B)
+        return batch.reward_B + self.discount * torch.where(batch.terminated_B, 0.0, next_q_B)
+
+    def critic_loss(self, batch: TransitionBatch, target_B: Tensor) -> tuple[Tensor, None]:
+        """Return each task's ``mean (Q(s, a) - y)^2``, ``[R]``."""
+        q_B = self.q(self.critic, batch.observation_BD, batch.action_BA, batch.task_B)
+        return per_task((q_B - target_B).square(), self.num_trained), None
+
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
+        """Return each task's ``mean -Q(s, mu(s))``, ``[R]``."""
+        action_BA = self.policy(batch.observation_BD, batch.task_B).mode()
+        q_B = self.q(self.critic, batch.observation_BD, action_BA, batch.task_B)
+        return per_task(-q_B, self.num_trained), None
+
+    def q(
+        self, critic: Network, observation_BD: Tensor, action_BA: Tensor, task_B: Tensor
+    ) -> Tensor:
+        """Return the Q values, ``[B]``."""
+        return critic(torch.cat([observation_BD, action_BA], dim=-1), task_B).float().squeeze(-1)
+
+    def reset_networks(self) -> None:
+        """Reset actor and critic, and their targets with them."""
+        super().reset_networks()
+        self.targets.copy_parameters()
+
+
+if __name__ == "__main__":
+    small = partial(MLP, width=64, depth=2)
+    agent = partial(DDPG, actor=small, critic=small)
+    run = train(ToyReach(), agent, total_steps=6_000, batch_size=96, num_workers=0, name="ddpg")
+    print(run.evaluation["eval/success"])

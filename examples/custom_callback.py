@@ -1,0 +1,56 @@
+"""A callback of your own: end the run when every task is solved."""
+
+from functools import partial
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Adam
+
+from mtrl_lightning import SAC, Temperature, ToyReach, train
+from mtrl_lightning.networks import MLP
+
+
+class StopWhenSolved(Callback):
+    """Stop when an evaluation's worst task reaches a success.
+
+    Args:
+        success: share of test episodes that has to succeed, from 0 to 1.
+    """
+
+    def __init__(self, success: float = 0.9) -> None:
+        self.success = success
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Called after every evaluation, whose metrics are in ``trainer.callback_metrics``."""
+        found = {
+            name.removeprefix("eval/success/"): float(value)
+            for name, value in trainer.callback_metrics.items()
+            if name.startswith("eval/success/")
+        }
+        worst = min(found, key=lambda task: found[task])
+        print(f"worst task: {worst}, success {found[worst]:.2f}")
+        if found[worst] >= self.success:
+            trainer.should_stop = True  # the last checkpoint is written before the run ends
+
+
+if __name__ == "__main__":
+    small = partial(MLP, width=64, depth=2)
+    adam = partial(Adam, lr=1e-3)
+    agent = partial(
+        SAC,
+        actor=small,
+        critic=small,
+        temperature=partial(Temperature, initial=0.1),
+        actor_optimizer=adam,
+        critic_optimizer=adam,
+    )
+    run = train(
+        ToyReach(),
+        agent,
+        total_steps=9_000,
+        batch_size=96,
+        evaluation_every=1_500,
+        callbacks=[StopWhenSolved()],
+        num_workers=0,
+        name="until_solved",
+    )
+    print(f"{run.policy.counters.env_steps:,} environment steps")

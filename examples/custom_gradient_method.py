@@ -1,0 +1,60 @@
+"""A gradient method of your own: all tasks' gradients get the same length before they are averaged.
+
+Shapes: ``R`` trained tasks.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from mtrl_lightning import SAC, Temperature, ToyConflict, train
+from mtrl_lightning.gradients import GradientMethod, TaskParameters
+from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
+from mtrl_lightning.networks import MultiHead
+
+
+class EqualNorms(GradientMethod):
+    """Average the tasks' gradients after bringing each to the mean norm.
+
+    Args:
+        num_tasks: number of trained tasks, ``R``.
+        power: 1 for equal norms, 0 for the plain mean.
+    """
+
+    def __init__(self, num_tasks: int, *, power: float = 1.0) -> None:
+        super().__init__(num_tasks)
+        self.power = power  # state that changes belongs into a buffer: it is then in checkpoints
+
+    def backward(
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
+        """Set every parameter's ``.grad``; parameters of one task get the mean loss's gradient."""
+        gradients = TaskGradients.from_losses(loss_R, parameters)
+        # what is assigned here is logged, such as train/critic_conflicts
+        _, self._statistics = gradients.combine_with(self._weights, equal_weights(len(loss_R)))
+
+    def _weights(self, gram_RR: Tensor) -> Tensor:
+        """Return the weight of each task's gradient, from the products of all pairs."""
+        norm_R = gram_RR.diagonal().sqrt().clamp(min=1e-8)
+        return (norm_R.mean() / norm_R) ** self.power / len(norm_R)
+
+
+if __name__ == "__main__":
+    small = partial(MultiHead, width=64, depth=2)
+    adam = partial(Adam, lr=1e-3)
+    agent = partial(
+        SAC,
+        actor=small,
+        critic=small,
+        actor_gradient=EqualNorms,
+        critic_gradient=partial(EqualNorms, power=0.5),
+        temperature=partial(Temperature, initial=0.1),
+        actor_optimizer=adam,
+        critic_optimizer=adam,
+    )
+    run = train(
+        ToyConflict(), agent, total_steps=6_000, batch_size=96, num_workers=0, name="equal_norms"
+    )
+    print(run.evaluation["eval/success"])

@@ -1,0 +1,177 @@
+"""The examples run, at sizes that take a second each, and compute what they say."""
+
+import runpy
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import mtrl_lightning
+from mtrl_lightning import PPO, SAC, ToyConflict, ToyReach, read_metrics, train
+from mtrl_lightning.gradients import FAMO, PCGrad, TaskParameters
+from mtrl_lightning.networks import MLP
+from mtrl_lightning.types import TransitionBatch
+from tests.conftest import ROOT, resolve, short_train
+
+EXAMPLES = ROOT / "examples"
+SMALL = partial(MLP, width=8, depth=1)
+PRINTED = {
+    "custom_tasks": "heavy",
+    "custom_benchmark": "eval_extrapolation after 120 env steps",
+    "custom_network": "goal-2",
+    "custom_gradient_method": "goal-5",
+    "custom_algorithm": "goal-2",
+    "custom_callback": "worst task: goal-",
+    "load_and_act": "success",
+}
+"""What each example prints, among other things."""
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Import an example as the module that a page's YAML names, and forget it afterwards."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def imported(name):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        module = __import__(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return imported
+
+
+def test_every_example_is_known():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_every_example_runs(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mtrl_lightning, "train", short_train)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert PRINTED[name] in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").glob("*/version_0")
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(example):
+    network = example("custom_network").GatedMLP(3, 2, 4, width=5)
+    x_BD = torch.ones(2, 3)
+    first_BD, second_BD = network(x_BD, torch.tensor([0, 1]))
+    assert not torch.allclose(first_BD, second_BD)
+    shared = {id(parameter) for parameter in network.shared_parameters()}
+    own = [name for name, p in network.named_parameters() if id(p) not in shared]
+    assert own == ["gate_TH"]
+
+
+def test_yaml_names_the_custom_classes(example):
+    example("custom_network")
+    names = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "../examples/custom_network")
+    method = {
+        "class_path": "custom_gradient_method.EqualNorms",
+        "init_args": {"power": 0.5},
+    }
+    callback = {"class_path": "custom_callback.StopWhenSolved", "init_args": {"success": 0.9}}
+    options = [
+        f"--model.init_args.critic_gradient={method}",
+        f"--trainer.callbacks=[{callback}]",
+    ]
+    resolved = resolve(*names, options=options)
+    given = resolved["model"]["init_args"]
+    for part in ("actor", "critic"):
+        assert given[part]["class_path"] == "custom_network.GatedMLP"
+        assert given[part]["init_args"]["width"] == 64
+    assert given["critic_gradient"] == method
+    assert resolved["trainer"]["callbacks"] == [callback]
+    algorithm = resolve("base", "env/toy", options=["--model=custom_algorithm.DDPG"])["model"]
+    assert algorithm["class_path"] == "custom_algorithm.DDPG"
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"), [(0.0, [0.5, 2.0]), (1.0, [1.25, 1.25])], ids=["mean", "equal norms"]
+)
+def test_the_custom_gradient_method_gives_all_gradients_the_mean_norm(example, power, expected):
+    shared = torch.nn.Parameter(torch.zeros(2))
+    loss_R = torch.stack([shared[0], 4 * shared[1]])  # gradients of the norms 1 and 4, mean 2.5
+    method = example("custom_gradient_method").EqualNorms(2, power=power)
+    method.backward(loss_R, TaskParameters([shared], [], []), torch.Generator())
+    assert torch.allclose(shared.grad, torch.tensor(expected))
+    assert method.metrics()["conflicts"] == 0
+
+
+def test_the_custom_algorithm_bootstraps_where_the_task_did_not_end(example):
+    algorithm = example("custom_algorithm").DDPG(ToyReach(2).spec, discount=0.5)
+    algorithm.q = lambda critic, observation_BD, action_BA, task_B: torch.full((2,), 10.0)
+    batch = TransitionBatch(
+        observation_BD=torch.zeros(2, 2),
+        action_BA=torch.zeros(2, 2),
+        reward_B=torch.tensor([1.0, 2.0]),
+        next_observation_BD=torch.zeros(2, 2),
+        terminated_B=torch.tensor([False, True]),
+        task_B=torch.tensor([0, 1]),
+    )
+    assert algorithm.critic_target(batch).tolist() == [6.0, 2.0]
+
+
+@pytest.mark.parametrize(("worst", "stops"), [(0.8, False), (0.9, True)])
+def test_the_custom_callback_stops_when_the_worst_task_is_solved(example, worst, stops):
+    metrics = {"eval/success": 0.1, "eval/success/a": 1.0, "eval/success/b": worst}
+    trainer = SimpleNamespace(callback_metrics=metrics, should_stop=False)
+    example("custom_callback").StopWhenSolved(0.9).on_validation_end(trainer, None)
+    assert trainer.should_stop == stops
+
+
+def test_the_custom_benchmark_repeats_its_test_episodes(example):
+    benchmark = example("custom_benchmark").Pendulums()
+    starts = {}
+    for split in benchmark.splits:
+        env = benchmark.make_env(1, split, seed=5)
+        env.reset(seed=3)
+        gravities = [env.unwrapped.g]
+        for seed in (None, 4, 3):
+            env.reset(seed=seed)
+            gravities.append(env.unwrapped.g)
+        starts[split] = gravities
+    for split in ("eval", "eval_extrapolation"):
+        third, following, fourth, again = starts[split]
+        assert (third, following) == (again, fourth)
+    assert np.all(np.array(starts["eval"]) < 10.0)
+    assert np.all(np.array(starts["eval_extrapolation"]) > 11.0)
+
+
+def documented_metrics():
+    """Return the names in the tables of docs/metrics.md."""
+    lines = (ROOT / "docs" / "metrics.md").read_text().splitlines()
+    names = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    return {name.strip().strip("`") for cell in names for name in cell.split(",")}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        partial(SAC, critic_gradient=PCGrad, actor_gradient=FAMO),
+        partial(PPO, critic_gradient=PCGrad, num_steps=10, num_minibatches=2),
+    ],
+    ids=["SAC", "PPO"],
+)
+def test_every_metric_of_a_run_is_on_its_page(algorithm, tmp_path):
+    benchmark = ToyConflict()
+    run = train(
+        benchmark,
+        partial(algorithm, actor=SMALL, critic=SMALL),
+        total_steps=120,
+        num_episodes=1,
+        num_workers=0,
+        evaluation={"num_workers": 0},
+        progress_bar=False,
+        root=str(tmp_path),
+    )
+    logged = set(read_metrics(run.folder))
+    for task in benchmark.spec.task_names:
+        logged = {name.replace(f"/{task}", "/<task>") for name in logged}
+    assert len(logged) > 30
+    assert logged - documented_metrics() == set()
