@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
     from mtrl_lightning.loading import LoadedPolicy, load_policy
     from mtrl_lightning.replay import MultiTaskData
-    from mtrl_lightning.rollout import Collector, Evaluator
+    from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
     from mtrl_lightning.types import EnvSpec
 
 __version__ = "0.2.0"
@@ -51,6 +51,7 @@ _HOMES = {
     "load_policy": "loading",
     "MultiTaskData": "replay",
     "Collector": "rollout",
+    "EpisodeListener": "rollout",
     "Evaluator": "rollout",
     "EnvSpec": "types",
 }
@@ -65,6 +66,7 @@ __all__ = [
     "ConfigurationError",
     "EnvSpec",
     "EnvironmentFaultError",
+    "EpisodeListener",
     "Evaluator",
     "GymnasiumTasks",
     "LoadedPolicy",

@@ -23,7 +23,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.common import check_trainer
-from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.benchmark import Benchmark, with_info
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
 from mtrl_lightning.replay import MultiTaskData
@@ -32,7 +32,7 @@ from mtrl_lightning.replay.datamodule import (
     TRANSITIONS_PER_TASK,
     trained_spec,
 )
-from mtrl_lightning.rollout import Evaluator
+from mtrl_lightning.rollout import EpisodeListener, Evaluator
 from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
@@ -57,6 +57,7 @@ RESERVED = {
         "updates_per_step",
         "envs_per_task",
         "num_workers",
+        "listeners",
         "seed",
     ),
     "evaluation": ("every", "num_episodes"),
@@ -132,6 +133,7 @@ def train(
     metrics_every: int | None = None,
     checkpoint_every: int | None = None,
     callbacks: Sequence[Callback] = (),
+    listeners: Sequence[EpisodeListener] = (),
     loggers: Sequence[Logger] = (),
     progress_bar: bool = True,
     accelerator: str = "auto",
@@ -162,6 +164,7 @@ def train(
         metrics_every: environment steps between two rows of metrics.
         checkpoint_every: environment steps between two checkpoints.
         callbacks: further callbacks.
+        listeners: called at the events of every training episode.
         loggers: loggers beside ``metrics.csv``.
         progress_bar: whether a progress bar is shown.
         accelerator: as Lightning's ``Trainer`` takes it.
@@ -187,7 +190,9 @@ def train(
             f" {num_envs} environments"
         )
     seed_everything(seed, verbose=False)
-    model = algorithm(trained_spec(benchmark, excluded), seed=seed)
+    info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
+    reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
+    model = algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = slurm_origin(f"{sys.argv} {name}")
     launch = Launch(root, name, ckpt_path, given["replay"].get("restore", True), origin)
     # an evaluation steps environments no more than the training between two evaluations
@@ -236,6 +241,7 @@ def train(
                     updates_per_step=updates_per_step,
                     envs_per_task=envs_per_task,
                     num_workers=num_workers,
+                    listeners=list(listeners),
                     seed=seed,
                     **given["rollout"],
                 ),

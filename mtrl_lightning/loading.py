@@ -91,6 +91,10 @@ class LoadedPolicy:
         action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
         return action_EA[0] if is_one else action_EA
 
+    def seed_actions(self, seed: int) -> None:
+        """Seed the draws of actions in the modes ``explore`` and ``random`` from here on."""
+        self._algorithm.seed_actions(seed)
+
     def _task_numbers(self, task: Any, num_observations: int) -> npt.NDArray[np.int64]:
         given = [task] if isinstance(task, str) or np.ndim(task) == 0 else list(task)
         numbers = [self._task_number(one) for one in given]

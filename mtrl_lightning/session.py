@@ -6,7 +6,7 @@ order in the trainer's list is without effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, RolloutBuffer
-from mtrl_lightning.rollout import Collector
+from mtrl_lightning.rollout import Collector, EpisodeListener
+from mtrl_lightning.rollout.episodes import named
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms import Algorithm
@@ -78,6 +79,9 @@ class Session:
         """Environment steps at the last evaluation."""
         self.replay_files: ReplayFiles | None = None
 
+        self.evaluate_at_start: Callable[[], None] = lambda: None
+        self.save_at_start: Callable[[], None] = lambda: None
+        """Called in this order before the first environment step, if there was none yet."""
         self.evaluate: PostStepCall = _never
         self.log_metrics: PostStepCall = _never
         self.save_best: PostStepCall = _never
@@ -108,13 +112,20 @@ class Session:
             data.session = cls(algorithm, data, folder, trainer)  # type: ignore[arg-type]
         return data.session
 
-    def open(self, envs: VectorEnv, window: int, device: torch.device) -> None:
+    def open(
+        self,
+        envs: VectorEnv,
+        window: int,
+        device: torch.device,
+        listeners: Sequence[EpisodeListener] = (),
+    ) -> None:
         """Take the training environments, whose workers are started, and memory for transitions.
 
         Args:
             envs: the training environments.
             window: finished episodes per task over which statistics are kept.
             device: that trains.
+            listeners: called at the events of every training episode.
         """
         rank_zero_info(", ".join(f"{key} {value}" for key, value in self.spec.protocol.items()))
         num_tasks = len(self.spec.train_tasks)
@@ -122,7 +133,9 @@ class Session:
             f"Stepping {envs.num_envs} environments of {num_tasks} tasks"
             f" in {envs.num_workers} workers"
         )
-        self._collector = Collector(envs, self.algorithm, counters=self.counters, window=window)
+        self._collector = Collector(
+            envs, self.algorithm, counters=self.counters, window=window, listeners=listeners
+        )
         fields = self.algorithm.policy_fields
         tasks = envs.task_E.tolist()
         collection = self.algorithm.collection
@@ -200,6 +213,23 @@ class Session:
             metrics[f"rollout/{name}"] = float(np.mean(list(means.values())))
             for task, mean in means.items():
                 metrics[f"rollout/{name}/{self.spec.task_names[task]}"] = mean
+        return metrics
+
+    def episode_metrics(self) -> dict[str, float]:
+        """Return what is logged of finished episodes beside the means of ``rollout_metrics``.
+
+        ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
+        mean over those finished since the last call; see ``EpisodeWindows.metrics`` for the others.
+        """
+        names = self.spec.task_names
+        windows = self.collector.windows
+        counts = {task: float(windows.count_T[task]) for task in self.spec.train_tasks}
+        metrics = named("rollout/episodes", self.counters.episodes, counts, names)
+        metrics |= windows.metrics(names)
+        seconds = self.collector.times.drain()
+        if seconds:
+            mean = float(np.mean(list(seconds.values())))
+            metrics |= named("time/seconds_per_episode", mean, seconds, names)
         return metrics
 
     def close(self) -> None:

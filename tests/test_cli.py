@@ -7,6 +7,7 @@ import yaml
 
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.rollout.episodes import SPREADS
 from tests.conftest import CONFIGS
 
 
@@ -70,6 +71,9 @@ def test_metric_names_are_those_of_the_contract(command_line):
     expected |= {f"rollout/{name}" for name in rollout} | {
         f"rollout/{name}/{task}" for name in rollout for task in TASKS
     }
+    spreads = [f"{name}_{spread}" for name in ("return", "length") for spread in SPREADS]
+    counted = [f"rollout/{name}" for name in ("episodes", *spreads)] + ["time/seconds_per_episode"]
+    expected |= {*counted, *(f"{name}/{task}" for name in counted for task in TASKS)}
     expected |= {"fault/worker_restarts", "fault/dropped_transitions", "fault/skipped_updates"}
     expected |= {"time/env_steps_per_second", "time/updates_per_second"}
     expected |= {

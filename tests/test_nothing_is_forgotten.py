@@ -14,7 +14,7 @@ from mtrl_lightning.callbacks import CheckpointCallback, InterruptionCallback
 from tests.object_graph import graph_of
 
 DEAD = {
-    r"stopwatch\.": "times",
+    r"stopwatch\.|collector\.times\.": "times",
     r"MetricsCallback\._measured": "times",
     r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "the last step's values, never read",
     r"RolloutCallback\._is_step_under_way": "set when a batch begins",

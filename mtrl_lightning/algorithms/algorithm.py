@@ -272,6 +272,10 @@ class Algorithm(LightningModule):
             return chosen_EA
         return chosen_EA, {name: column.cpu().numpy() for name, column in fields.items()}
 
+    def seed_actions(self, seed: int) -> None:
+        """Seed the draws of ``act``, explored and random, from here on."""
+        self.generators.get("act", self.device).manual_seed(seed)
+
     def observe(self, transitions: Transitions) -> None:
         """Receive the transitions of one vector step, in the order in which they happen."""
         for transform in self.transforms:

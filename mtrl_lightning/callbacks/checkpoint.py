@@ -47,6 +47,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             ``eval/success/reach-v3``; null for the success of the first evaluated split, or its
             return where the benchmark has no success.
         best_mode: whether the largest (``max``) or the smallest (``min``) value is best.
+        at_start: whether one is written before the first environment step, too.
         on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue``
             warns, keeps the former ones and tries again when the next is due; ``stop`` ends the
             run. The last one of a run has to succeed.
@@ -65,6 +66,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         best_metric: str | None = None,
         best_mode: Literal["max", "min"] = "max",
         on_error: Literal["continue", "stop"] = "continue",
+        at_start: bool = False,
     ) -> None:
         if keep_last < -1:
             raise ConfigurationError(
@@ -78,6 +80,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self.best_metric = best_metric
         self._best_mode = best_mode
         self._on_error = on_error
+        self._at_start = at_start
         self._saved: list[str] = []
         self._best: tuple[float, str] | None = None
         self._saved_at: _Moment | None = None
@@ -103,6 +106,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             trainer.strategy.checkpoint_io = DurableIO()
         self.session.save_best = self.save_if_best
         self.session.save_last = self.save_if_due
+        self.session.save_at_start = self.save_at_start
         self.session.save_interrupted = self.save_interrupted
 
     def _check_best_metric(self) -> None:
@@ -157,6 +161,11 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 self._name("best.ckpt", self._best[1])
             else:
                 (self.folder / "best.ckpt").unlink(missing_ok=True)
+
+    def save_at_start(self) -> None:
+        """Save before the first environment step if that is wanted; not twice the same."""
+        if self._at_start and self._moment() not in (self._saved_at, self._failed_at):
+            self.save(self._new_best())
 
     def save_if_best(self, env_steps: int, at_end: bool) -> None:
         """Save if the evaluation at this step is the best so far."""

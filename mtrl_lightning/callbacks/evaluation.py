@@ -23,6 +23,7 @@ class EvaluationCallback(SessionCallback):
 
     Args:
         every: environment steps between two evaluations; there is one at the end, too.
+        at_start: whether there is one before the first environment step, too.
         num_episodes: test episodes per task; 50 visit each of MetaWorld's goals once.
         envs_per_task: copies of each task's environment, stepped together.
         num_workers: worker processes; null for all cores, 0 for this process.
@@ -44,6 +45,7 @@ class EvaluationCallback(SessionCallback):
         num_workers: int | None = None,
         timeout: float = 300.0,
         max_restarts: int = 10,
+        at_start: bool = False,
     ) -> None:
         if timeout <= 0 or max_restarts < 0:
             raise ConfigurationError(
@@ -56,6 +58,7 @@ class EvaluationCallback(SessionCallback):
         self._num_workers = num_workers
         self._timeout = timeout
         self._max_restarts = max_restarts
+        self._at_start = at_start
         self._evaluators: list[Evaluator] = []
         self._trainer: Trainer | None = None
 
@@ -64,6 +67,7 @@ class EvaluationCallback(SessionCallback):
         super().setup(trainer, pl_module, stage)
         self._trainer = trainer
         self.session.evaluate = self.evaluate_if_due
+        self.session.evaluate_at_start = self.evaluate_at_start
         benchmark = self.session.benchmark
         num_workers = self._num_workers
         if num_workers is None:
@@ -97,6 +101,11 @@ class EvaluationCallback(SessionCallback):
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._evaluate()
             pl_module.log_dict(self.session.results, logger=False)
+
+    def evaluate_at_start(self) -> None:
+        """Evaluate before the first environment step if that is wanted; not twice."""
+        if self._at_start and self.session.evaluated_at != 0:
+            self._evaluate()
 
     def evaluate_if_due(self, env_steps: int, at_end: bool) -> None:
         """Evaluate when it is due, and at the end."""

@@ -73,7 +73,7 @@ class MetricsCallback(SessionCallback):
             return
         algorithm = self.session.algorithm
         so_far = algorithm.mean_metrics.state_dict()
-        rollout = self.session.rollout_metrics()
+        rollout = self.session.rollout_metrics() | self.session.episode_metrics()
         self.session.log(algorithm.drain_metrics() | rollout | self._time())
         if not is_due:
             # a run that is prolonged averages over the whole interval, as if it had not ended

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.replay import ReplaySnapshots
@@ -30,6 +31,8 @@ class ReplayCallback(SessionCallback):
         save_last: transitions saved, the newest, over all environments; null for all.
         chunk_mebibytes: size of a file.
         restore: whether a continued run reads the replay of its checkpoint.
+        delete_at_end: whether the files are deleted when the run has ended by itself: it can then
+            be continued only with ``replay.restore`` false. An interrupted run keeps them.
 
     Raises:
         ConfigurationError: if a number is out of range.
@@ -43,11 +46,13 @@ class ReplayCallback(SessionCallback):
         save_last: int | None = None,
         chunk_mebibytes: float = CHUNK_MEBIBYTES,
         restore: bool = True,
+        delete_at_end: bool = False,
     ) -> None:
         self._save = save
         self._save_last = save_last
         self._chunk_mebibytes = chunk_mebibytes
         self._restore = restore
+        self._delete_at_end = delete_at_end
         self._snapshots = self._snapshots_in(Path("replay"))
         self._has_failed = False  # then nothing is written ahead until a save has succeeded
 
@@ -72,6 +77,7 @@ class ReplayCallback(SessionCallback):
             "replay.save_last": (self._save_last, None),
             "replay.chunk_mebibytes": (self._chunk_mebibytes, CHUNK_MEBIBYTES),
             "replay.restore": (self._restore, True),
+            "replay.delete_at_end": (self._delete_at_end, False),
         }
         refuse_replay_options(
             {name: value for name, (value, default) in options.items() if value != default}
@@ -104,6 +110,19 @@ class ReplayCallback(SessionCallback):
                 " (replay.save_last): the run continues without older ones,"
                 " and is not the uninterrupted one"
             )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Delete the files if that is wanted; an interrupted run does not come here."""
+        if not self._delete_at_end or not trainer.is_global_zero:
+            return
+        folder = self._snapshots.folder
+        self._snapshots_in(folder).prune([])
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only if nothing else is in it
+        rank_zero_info(
+            f"The replay in {folder} is deleted (replay.delete_at_end):"
+            " continue this run, if at all, with replay.restore false"
+        )
 
     def write(self) -> None:
         """Write what the next checkpoint needs.

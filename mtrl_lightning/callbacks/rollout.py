@@ -16,6 +16,7 @@ from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
+from mtrl_lightning.rollout import EpisodeListener
 from mtrl_lightning.schedules import UpdateRatio
 
 
@@ -46,6 +47,8 @@ class RolloutCallback(Driver):
         max_restarts: how often, from one start of the program to its end, broken environments are
             rebuilt: one that raised or returned a NaN, or whose worker died or hung. At the next
             fault the run saves and ends.
+        listeners: called at the events of every training episode, chosen by ``class_path``; see
+            ``EpisodeListener``.
         seed: of the environments.
 
     Raises:
@@ -64,6 +67,7 @@ class RolloutCallback(Driver):
         window: int = 50,
         timeout: float = 300.0,
         max_restarts: int = 10,
+        listeners: list[EpisodeListener] | None = None,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or total_steps < 1:
@@ -100,6 +104,7 @@ class RolloutCallback(Driver):
         self._timeout = timeout
         self._max_restarts = max_restarts
         self._seed = seed
+        self._listeners = listeners or []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the training environments and take the memory for their transitions."""
@@ -127,7 +132,7 @@ class RolloutCallback(Driver):
             max_restarts=self._max_restarts,
             on_restart=lambda reason: session.note_restart(envs, reason),
         )
-        session.open(envs, self._window, device)
+        session.open(envs, self._window, device, self._listeners)
         self.loop.open()
 
     def _make_loop(self) -> Loop:
@@ -146,6 +151,9 @@ class RolloutCallback(Driver):
         if not session.collector.has_started:
             session.collector.reset()
         self.warn_of_lost_states()
+        if session.counters.env_steps == 0:
+            session.evaluate_at_start()
+            session.save_at_start()
         self.loop.start()
         if self.is_finished():
             rank_zero_info(

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, IterableDataset
 
-from mtrl_lightning.envs.benchmark import Benchmark, check_spec
+from mtrl_lightning.envs.benchmark import Benchmark, check_spec, with_info
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
@@ -48,6 +48,11 @@ class MultiTaskData(LightningDataModule):
             memory, for one larger than the memory.
         on_device: off-policy only: keep the replay in the memory of the GPU that trains, if it
             takes at most half of what is free there.
+        info_keys: names of numbers in the environments' ``info`` whose means are logged, as
+            ``rollout/info/<key>`` and ``eval/info/<key>``, with ``_last`` for an episode's last
+            value.
+        store_info: whether they are also stored with the transitions, for an algorithm that reads
+            ``batch.extra[key]``; then every step has to report them.
         seed: of the draws of batches.
 
     Raises:
@@ -63,9 +68,12 @@ class MultiTaskData(LightningDataModule):
         exclude_from_training: list[str] | None = None,
         memory_map: bool = False,
         on_device: bool = True,
+        info_keys: list[str] | None = None,
+        store_info: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        benchmark = with_info(benchmark, info_keys, store_info)
         self.benchmark = benchmark
         self.given_replay_options = {
             "data.batch_size": batch_size,

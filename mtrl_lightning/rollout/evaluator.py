@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import (
     ConfigurationError,
@@ -16,6 +16,7 @@ from mtrl_lightning.errors import (
     RestartsExhaustedError,
 )
 from mtrl_lightning.rollout.collector import Collector, quotas
+from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode, Policy
 
@@ -34,13 +35,16 @@ class Evaluation(NamedTuple):
     success_last_T: npt.NDArray[np.float64]
     """Share of episodes with success in the last step."""
     return_T: npt.NDArray[np.float64]
+    info: Mapping[str, Mapping[int, float]] = {}
+    """Means of the numbers of ``info`` that are logged, by name and task."""
 
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
         """Return success in any step and in the last one, and return: on average and per task.
 
         They are called ``eval/success``, ``eval/success_last``, ``eval/return`` in the split
         ``eval``, ``eval_<split>/...`` in others, and those of a task end with ``/<task>``.
-        ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks.
+        ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks,
+        ``eval/info/<key>`` the mean of a number of ``info`` over steps and episodes.
         """
         prefix = _prefix(self.split)
         values_T = (self.success_T, self.success_last_T, self.return_T)
@@ -54,7 +58,7 @@ class Evaluation(NamedTuple):
                 f"{prefix}/{name}/{task}": float(v)
                 for task, v in zip(task_names, value_T, strict=True)
             }
-        return result
+        return result | info_metrics(prefix, self.info, task_names)
 
 
 def _worst(num_tasks: int) -> list[int]:
@@ -71,7 +75,10 @@ def metric_names(benchmark: Benchmark) -> list[str]:
     task_names = benchmark.spec.task_names
     names = [f"{prefix}/{metric}" for prefix in prefixes for metric in METRICS]
     worst = [f"{prefix}/success_worst_{k}" for prefix in prefixes for k in _worst(len(task_names))]
-    return names + worst + [f"{name}/{task}" for name in names for task in task_names]
+    logged = [name for key in benchmark.spec.info_keys for name in (key, f"{key}_last")]
+    info = [f"{prefix}/info/{name}" for prefix in prefixes for name in logged]
+    per_task = [f"{name}/{task}" for name in (*names, *info) for task in task_names]
+    return names + worst + info + per_task
 
 
 class Evaluator:
@@ -179,7 +186,18 @@ class Evaluator:
             )
             for field in ("success", "success_last", "return_")
         )
-        return Evaluation(self._split, success, success_last, returns)
+        info = mean_info(dict(enumerate(per_task)))
+        return Evaluation(self._split, success, success_last, returns, info)
+
+    def remake_envs(self, benchmark: Benchmark) -> None:
+        """Evaluate in environments of another benchmark from here on.
+
+        Raises:
+            ConfigurationError: if its tasks, spaces or fields differ.
+        """
+        check_same(self._benchmark.spec, check_spec(benchmark.spec))
+        self.close()
+        self._benchmark = benchmark
 
     def close(self) -> None:
         """End the environments."""
