@@ -152,3 +152,34 @@ class Large(ToyReach):
         env = super().make_env(task, split, seed)
         env.ballast = np.arange(600_000.0)
         return env
+
+
+class Reporting(ToyReach):
+    """Three toy tasks that report numbers in ``info``, by which transitions are recognized.
+
+    ``place`` is the point's first coordinate after the step, ``steps`` how many the episode has,
+    ``score`` comes with the episode's last step only, ``odd`` in odd tasks only.
+    """
+
+    def make_env(self, task, split, seed):
+        return _Reporting(super().make_env(task, split, seed), task)
+
+
+class _Reporting(gym.Wrapper):
+    def __init__(self, env, task):
+        super().__init__(env)
+        self._task, self._steps = task, 0
+
+    def reset(self, **kwargs):
+        self._steps = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        info |= {"place": observation[0], "steps": self._steps, "both": observation}
+        if truncated:
+            info["score"] = 10.0 * self._task
+        if self._task % 2:
+            info["odd"] = True
+        return observation, reward, terminated, truncated, info

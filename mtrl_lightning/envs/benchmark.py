@@ -126,18 +126,18 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
         )
-    fields = [field.name for field in array_fields(spec)]
-    duplicates = sorted({name for name in fields if fields.count(name) > 1})
-    if duplicates:
-        raise ConfigurationError(
-            f"info_fields name {duplicates} twice, or as a step already has: rename them"
-        )
     logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
     duplicates = sorted({name for name in logged if logged.count(name) > 1})
     if duplicates:
         raise ConfigurationError(
             f"info_keys {', '.join(spec.info_keys)} give {duplicates} twice: name each once, and"
             " none that is another's with _last"
+        )
+    fields = [field.name for field in array_fields(spec)]
+    duplicates = sorted({name for name in fields if fields.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(
+            f"info_fields name {duplicates} twice, or as a step already has: rename them"
         )
     return spec
 

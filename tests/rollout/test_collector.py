@@ -1,15 +1,21 @@
 import io
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rollout import Collector, EpisodeListener
+from mtrl_lightning.loading import LoadedPolicy
+from mtrl_lightning.networks import MLP
+from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.collector import quotas
 from mtrl_lightning.types import Episode, Transitions
+from tests import diary as kept
 from tests.altered_reach import FaultyReach
 from tests.fakes import (
     Constant,
@@ -637,3 +643,168 @@ def test_a_policy_that_writes_into_its_observation_leaves_the_transitions_true()
             assert np.array_equal(transitions.observation_ED, former.next_observation_ED)
         former = transitions
     collector.envs.close()
+
+
+# ---- seeds of the policy, parts of the state, other environments ----
+
+
+@pytest.fixture(scope="module")
+def algorithm():
+    return SAC(ToyReach(3).spec, actor=partial(MLP, width=8), critic=partial(MLP, width=8))
+
+
+@pytest.mark.parametrize("mode", ["explore", "random"])
+@pytest.mark.parametrize("kind", ["algorithm", "loaded"])
+def test_the_same_seed_gives_the_same_explored_episodes(algorithm, kind, mode):
+    policy = LoadedPolicy(algorithm) if kind == "loaded" else algorithm
+    collector = toy(policy)
+    first = collector.sample(num_episodes=6, mode=mode, seed=3)
+    collector.sample(num_steps=5, mode=mode)
+    again = collector.sample(num_episodes=6, mode=mode, seed=3)
+    other = collector.sample(num_episodes=6, mode=mode, seed=4)
+    assert same(first.transitions, again.transitions)
+    assert not np.array_equal(first.transitions.action_EA[0], other.transitions.action_EA[0])
+    by_list = collector.sample(num_episodes=6, mode=mode, seed=[3, 4, 5])
+    assert np.array_equal(by_list.transitions.observation_ED[:3], first.transitions[0][:3])
+    assert not same(by_list.transitions, first.transitions), "the actions are of another seed"
+
+
+def test_without_a_seed_the_policy_draws_on(algorithm):
+    collector = toy(algorithm)
+    first = collector.sample(num_episodes=3)
+    collector.reset(seed=0)
+    state = algorithm.generators.state_dict()["used"]["act"]["state"].clone()
+    collector.reset(seed=0)
+    assert torch.equal(algorithm.generators.state_dict()["used"]["act"]["state"], state)
+    assert not same(first.transitions, collector.sample(num_episodes=3).transitions)
+
+
+def test_an_episode_says_which_environment_it_comes_from():
+    tasks = [2, 0, 0]
+    sample = scripted(tasks).sample(num_episodes=6)
+    assert sorted((episode.env, episode.task) for episode in sample.episodes) == [
+        *[(0, 2)] * 2,
+        *[(1, 0)] * 2,
+        *[(2, 0)] * 2,
+    ]
+
+
+def test_parts_of_the_state_can_be_taken_and_restored(monkeypatch):
+    collector, other = scripted(window=2), scripted(window=2)
+    collector.sample(num_steps=24)
+    other.sample(num_steps=9)
+    before = other.get_state(["episodes"])
+    with monkeypatch.context() as patched:
+        patched.setattr(VectorEnv, "get_state", None)  # the workers are not asked
+        windows = through_a_file(collector.get_state(["windows", "listeners"]))
+    assert set(windows) == {"tasks", "windows", "listeners"}
+    other.set_state(windows)
+    assert other.windows.summary() == collector.windows.summary()
+    assert other.get_state(["episodes"]) == before
+    episodes = through_a_file(collector.get_state(["episodes"]))
+    fresh = scripted(window=2)
+    fresh.set_state(episodes)
+    assert fresh.windows.summary() == {}
+    assert fresh.sample(num_steps=30).episodes == collector.sample(num_steps=30).episodes
+    assert set(collector.state_dict()) == {*windows, *episodes}
+    with pytest.raises(ConfigurationError, match=r"envs: give some of windows, episodes, listen"):
+        collector.get_state(["envs", "windows"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_environments_are_remade_with_a_changed_benchmark(workers):
+    """One vector step is dropped; the transitions before and after are of whole episodes."""
+    diary = Diary()
+    envs = VectorEnv(ToyReach(3, horizon=6), [0, 1, 2], num_workers=workers)
+    collector = Collector(envs, Uniform(), listeners=[diary])
+    first = collector.sample(num_steps=3 * 10, seed=1)
+    assert {episode.length for episode in first.episodes} == {6}
+    pids = envs.worker_pids
+    collector.remake_envs(ToyReach(3, horizon=4))
+    assert not set(pids) & set(envs.worker_pids)
+    diary.lines.clear()
+    second = collector.sample(num_steps=3 * 9)
+    begins = [line for line in diary.lines if line[0] == "started"]
+    envs.close()
+    assert len(second.transitions.task_E) == 3 * 8
+    assert [episode.length for episode in second.episodes] == [4] * 6
+    assert collector.counters.env_steps == 3 * 18 and collector.counters.dropped_transitions == 3
+    starts = second.transitions.observation_ED[:3]
+    assert not np.array_equal(starts, first.transitions.observation_ED[:3]), "other draws"
+    assert np.array_equal(starts, [line[3] for line in begins[:3]])
+    assert_true_transitions(second.transitions, 3)
+
+
+def test_a_benchmark_whose_attributes_have_changed_is_remade_too():
+    benchmark = WithInfo(ToyReach(3, horizon=6), ["success"])
+    collector = Collector(VectorEnv(benchmark, [0, 1, 2], num_workers=0), Uniform())
+    collector.sample(num_steps=6)
+    benchmark.benchmark.horizon = 3
+    collector.remake_envs()
+    assert {episode.length for episode in collector.sample(num_episodes=6).episodes} == {3}
+    collector.remake_envs(ToyReach(3, horizon=2))
+    (episode, *_) = collector.sample(num_episodes=3).episodes
+    assert (episode.length, episode.info) == (2, {"success": 0.0, "success_last": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "message"),
+    [
+        (ToyReach(2), "task_names is .*'goal-1'.*, the former's .*'goal-2'.*must be equal"),
+        (MetaWorld(["reach", "push", "window-open"]), "task_names"),
+        (WithInfo(ToyReach(3), ["success"]), "info_keys is .*success"),
+    ],
+)
+def test_another_benchmark_is_refused_and_the_former_goes_on(benchmark, message):
+    collector = toy()
+    collector.sample(num_steps=6)
+    with pytest.raises(ConfigurationError, match=message):
+        collector.remake_envs(benchmark)
+    assert len(collector.sample(num_steps=9).transitions.task_E) == 9
+
+
+def test_an_evaluation_is_remade_with_a_changed_benchmark():
+    evaluator = Evaluator(ToyReach(3, horizon=9), num_episodes=2, num_workers=0)
+    long = evaluator.evaluate(Constant()).return_T
+    evaluator.remake_envs(ToyReach(3, horizon=3))
+    short = evaluator.evaluate(Constant()).return_T
+    evaluator.close()
+    fresh = Evaluator(ToyReach(3, horizon=3), num_episodes=2, num_workers=0)
+    assert np.array_equal(short, fresh.evaluate(Constant()).return_T)
+    assert not np.array_equal(short, long)
+    with pytest.raises(ConfigurationError, match="task_names"):
+        evaluator.remake_envs(ToyReach(2))
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_listeners_are_called_for_every_environment_that_is_built(workers):
+    diary = kept.Diary()
+    envs = VectorEnv(FaultyReach("raise"), [0, 1, 2], num_workers=workers, max_restarts=5)
+    collector = Collector(envs, Uniform(), listeners=[diary])
+    assert diary.lines == []
+    collector.step("explore")
+    assert diary.lines == [*[("built", e, e) for e in range(3)], *created(0, 1, 2)]
+    diary.lines.clear()
+    for _ in range(46):  # the middle one breaks in its 47th step
+        collector.step("explore")
+    rebuilt = [e for e in range(3) if workers == 0 or e == 1]
+    place = diary.lines.index(("built", rebuilt[0], rebuilt[0]))
+    assert diary.lines[place:] == [*[("built", e, e) for e in rebuilt], *created(*rebuilt)]
+    diary.lines.clear()
+    collector.remake_envs()
+    collector.step("explore")
+    assert [line for line in diary.lines if line[0] == "built"] == [
+        ("built", e, e) for e in range(3)
+    ]
+    resumed_diary = kept.Diary()
+    others = VectorEnv(FaultyReach("raise"), [0, 1, 2], num_workers=0, max_restarts=5)
+    resumed = Collector(others, Uniform(), listeners=[EpisodeListener(), resumed_diary])
+    resumed.load_state_dict(through_a_file(collector.state_dict()))
+    assert resumed_diary.num_ended == diary.num_ended > 5
+    resumed.step("explore")
+    assert [line[0] for line in resumed_diary.lines] == ["built"] * 3, "no episode begins"
+    envs.close()
+
+
+def created(*envs):
+    return [("created", e, e) for e in envs]
