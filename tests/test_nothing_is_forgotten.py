@@ -42,7 +42,7 @@ def living(graph):
 
 
 @pytest.mark.parametrize(
-    "benchmark", ["mtrl_lightning.envs.ToyReach", "mtrl_lightning.envs.MetaWorld"]
+    "benchmark", ["tests.altered_reach.Reporting", "mtrl_lightning.envs.MetaWorld"]
 )
 def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatch, benchmark):
     graphs = {}
@@ -70,6 +70,11 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         options += [
             "--data.benchmark.init_args.tasks=[reach,push,box-close]",
             "--data.benchmark.init_args.horizon=23",
+        ]
+    else:
+        options += [
+            "--data.info_keys=[place,steps,score]",
+            "--rollout.listeners+=tests.diary.Diary",
         ]
     command_line("fit", *options)
     monkeypatch.setattr(CheckpointCallback, "_write", write)

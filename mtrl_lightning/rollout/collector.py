@@ -403,6 +403,7 @@ class Collector:
             )
         if "windows" in state:
             self.windows.load_state_dict(state["windows"])
+            self._unreported_info -= set(self.windows.info())
         if "envs" in state:
             self._set_episodes(state)
         saved = state.get("listeners", {})

@@ -87,10 +87,10 @@ def test_two_evaluations_are_equal(benchmark):
     fresh = Evaluator(benchmark, num_episodes=4, envs_per_task=2, num_workers=0)
     third = fresh.evaluate(policy)
     fresh.close()
-    for ours, theirs in zip(first[1:], second[1:], strict=True):
+    for ours, theirs in zip(first[1:4], second[1:4], strict=True):
         assert np.array_equal(ours, theirs)
     for ours, theirs in zip(
-        first[1:], third[1:], strict=True
+        first[1:4], third[1:4], strict=True
     ):  # the same episodes, added up in another order
         np.testing.assert_allclose(ours, theirs, rtol=1e-15)
     assert len(set(first.return_T)) == benchmark.spec.num_tasks
