@@ -148,9 +148,7 @@ class Collector:
             ConfigurationError: if its tasks, spaces or fields differ.
         """
         assert self._action_EA is None, "a step is under way: use session.after_vector_step"
-        self.envs.remake(benchmark)
-        self._running.reset()
-        self.times.forget()
+        self.envs.remake(benchmark)  # the next step is not valid, which ends the running episodes
 
     def send(self, mode: Mode) -> None:
         """Choose actions and let the environments step; the first call resets them.
