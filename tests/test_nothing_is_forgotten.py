@@ -18,6 +18,7 @@ DEAD = {
     r"MetricsCallback\._measured": "times",
     r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "the last step's values, never read",
     r"RolloutCallback\._is_step_under_way": "set when a batch begins",
+    r"\._announced_builds_E": "each process builds the environments and calls the listeners",
     r"session\.is_training": "set by the driver, which Lightning calls last, when training starts",
     r"RolloutCallback\._next_call": "the rest of the list is done when a continued run starts",
     r"MetricsCallback\._csv_fingerprint": "of the checkpoint that is continued",
