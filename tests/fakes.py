@@ -150,8 +150,8 @@ class _Breaking(gym.Wrapper):
 
 def arrays_of(result):
     """Every array of a step result, by name."""
-    core = {name: getattr(result, name) for name in result._fields if name != "extra"}
-    return core | dict(result.extra)
+    core = {name: getattr(result, name) for name in result._fields[:-2]}
+    return core | dict(result.extra) | dict(result.info)
 
 
 class ReplayedEnvs:
