@@ -7,7 +7,6 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
-from mtrl_lightning.replay.horizon import rows_per_task
 
 from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import SAC, Algorithm
@@ -16,6 +15,7 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli import MultiTaskCLI
 from mtrl_lightning.config_files import ConfigFileParser, ExtendingConfigFile
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.types import OnPolicy
 from tests.conftest import CONFIGS, ROOT, resolve
 
