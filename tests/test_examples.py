@@ -139,6 +139,8 @@ def test_the_custom_benchmark_repeats_its_test_episodes(example):
     for split in ("eval", "eval_extrapolation"):
         third, following, fourth, again = starts[split]
         assert (third, following) == (again, fourth)
+    third, following, fourth, again = starts["train"]
+    assert third == again and following != fourth  # training goes through one stream of draws
     assert np.all(np.array(starts["eval"]) < 10.0)
     assert np.all(np.array(starts["eval_extrapolation"]) > 11.0)
 
