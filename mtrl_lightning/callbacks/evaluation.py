@@ -141,11 +141,6 @@ class EvaluationCallback(SessionCallback):
         if self._at_start and self.session.evaluated_at != 0:
             self._evaluate()
 
-    def evaluate_at_start(self) -> None:
-        """Evaluate before the first environment step if that is wanted; not twice."""
-        if self._at_start and self.session.evaluated_at != 0:
-            self._evaluate()
-
     def evaluate_if_due(self, env_steps: int, at_end: bool) -> None:
         """Evaluate when it is due, and at the end."""
         before = self._every.state_dict()
