@@ -252,7 +252,7 @@ def test_experiments_are_the_published_protocol(name):
     config = resolve(name)
     tasks, is_mtrl, method = parts_of(name)
     assert config["name"] == name.removeprefix("experiment/")
-    assert f"-c configs/{name}.yaml" in (ROOT / "configs" / f"{name}.yaml").read_text()
+    assert f"-c {name} " in (ROOT / "configs" / f"{name}.yaml").read_text()
     assert config["data"]["benchmark"]["init_args"] == {
         "tasks": f"MT{tasks}",
         "reward_version": "v1" if is_mtrl else "v2",
