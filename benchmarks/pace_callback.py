@@ -43,5 +43,5 @@ class PaceCallback(Callback):
     @staticmethod
     def _of_the_replay(trainer: Trainer) -> list[Stopwatch]:
         data = trainer.datamodule  # type: ignore[attr-defined]
-        found = (getattr(data, name, None) for name in ("buffer", "horizon"))
+        found = (getattr(data, name, None) for name in ("buffer", "rollout_buffer"))
         return [held.stopwatch for held in found if held is not None]

@@ -99,6 +99,8 @@ class Launch:
             return
         path = requeued or find_checkpoint(str(ckpt_path), root, name)
         if requeued or ckpt_path == "last" or Path(str(ckpt_path)).is_dir():
+            # the newest that is whole: what is later than it cannot be continued
+            self._overwrite_metrics = True
             path, self.content = load_newest_whole(path, restore_replay)
         else:
             self.content = load_checkpoint(path)

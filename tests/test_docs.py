@@ -105,7 +105,13 @@ def directive(content, path="mtrl_lightning.callbacks.ReplayCallback"):
     )
 
 
-WHEN = ["save: now", "save_last: then", "chunk_mebibytes: seldom", "restore: never"]
+WHEN = [
+    "save: now",
+    "save_last: then",
+    "chunk_mebibytes: seldom",
+    "restore: never",
+    "delete_at_end: no",
+]
 
 
 def test_options_joins_code_and_page(from_code):

@@ -105,8 +105,7 @@ class MultiTaskData(LightningDataModule):
 
         A run has one epoch without an end. Lightning calls this before any callback's ``setup``.
         """
-        assert self.trainer is not None
-        if stage == TrainerFn.FITTING:
+        if stage == TrainerFn.FITTING and self.trainer is not None:
             self.trainer.check_val_every_n_epoch = None
 
     def open_replay(
