@@ -102,7 +102,8 @@ def run(command, *extra, folder):
 
 def run_new(command, folder):
     """Run a command that starts a run, at a small size."""
-    steps = STEPS_ON_POLICY if "mtppo" in command else STEPS
+    is_on_policy = "mtppo" in command or "mt10_cpu" in command
+    steps = STEPS_ON_POLICY if is_on_policy else STEPS
     return run(command, *steps, *NARROW, folder=folder)
 
 
