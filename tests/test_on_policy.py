@@ -225,6 +225,38 @@ def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, 
     assert counters["env_steps"] + counters["dropped_transitions"] == 3 * counters["vector_steps"]
 
 
+def test_one_thread_computes_while_environments_are_stepped_and_all_while_it_learns(
+    tmp_path, monkeypatch
+):
+    threads = {"act": set(), "update": set()}
+    for name, method in (("act", PPO.act), ("update", PPO.update)):
+
+        def watched(self, *args, name=name, method=method):
+            threads[name].add(torch.get_num_threads())
+            return method(self, *args)
+
+        monkeypatch.setattr(PPO, name, watched)
+    former = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        small = partial(MLP, width=16, depth=1)
+        train(
+            ToyReach(num_tasks=3, horizon=5),
+            partial(PPO, actor=small, critic=small, num_steps=10, num_epochs=1, num_minibatches=2),
+            total_steps=60,
+            num_workers=0,
+            num_episodes=1,
+            evaluation={"num_workers": 0},
+            root=str(tmp_path),
+            progress_bar=False,
+            accelerator="cpu",
+        )
+        assert threads == {"act": {1}, "update": {2}}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(former)
+
+
 def test_early_stopping_ends_a_run_in_the_middle_of_a_collection(tmp_path):
     stop = EarlyStopping(
         "eval/return", patience=1, min_delta=1e9, check_on_train_epoch_end=False, mode="max"

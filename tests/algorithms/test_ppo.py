@@ -684,6 +684,25 @@ def test_the_divergence_is_the_mean_of_an_epoch_by_hand(max_kl, epochs):
     assert found == epochs
 
 
+def test_the_mean_of_an_epoch_continues_after_a_resumption_within_it():
+    still = partial(SGD, lr=0.0)
+    whole, resumed = (
+        make_ppo(max_kl=0.2, num_minibatches=2, actor_optimizer=still) for _ in range(2)
+    )
+    attach(whole)
+    attach(resumed)
+    collected = make_collected(whole, gap=0.0)
+    computed = whole.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, all_rows(collected))
+    far = batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8})
+    whole.training_step(far, 0)
+    resumed.load_state_dict(whole.state_dict())
+    for ppo in (whole, resumed):
+        assert not ppo.is_iteration_over()
+        ppo.training_step(batch, 1)
+        assert ppo.is_iteration_over(), "the mean of 0.4255 and 0 is above 0.2"
+
+
 def test_the_encoders_statistics_move_between_iterations_only():
     ppo = make_ppo(encoder=Standardize, max_kl=None)
     attach(ppo)
