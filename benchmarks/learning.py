@@ -255,18 +255,20 @@ def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
             steps.
     """
     found = []
-    minutes = []
+    runs = []
     ticks = set()
     for seed in seeds:
         metrics = read_metrics(next((folder / f"{name}_{seed}").glob("version_*")))
         curves = [metrics[key] for key in sorted(metrics) if key.startswith(f"{metric}/")]
         ticks |= {tuple(env_steps) for env_steps, _ in curves}
         found.append([values for _, values in curves])
-        minutes += [minutes_until(env_steps, metrics) for env_steps, _ in curves[:1]]
+        runs.append(metrics)
     if len(ticks) != 1 or len({len(curves) for curves in found}) != 1:
         what = "has no values" if not ticks else "was not measured at the same steps in all runs"
         raise ConfigurationError(f"{metric} of {name} {what}: give a --metric such as eval/success")
-    return Curves(np.array(ticks.pop()), np.array(found), np.array(minutes))
+    env_steps_N = ticks.pop()
+    minutes_SN = [minutes_until(env_steps_N, metrics) for metrics in runs]
+    return Curves(np.array(env_steps_N), np.array(found), np.array(minutes_SN))
 
 
 def minutes_until(env_steps_N: Sequence[int], metrics: dict[str, Curve]) -> npt.NDArray[np.float64]:

@@ -9,7 +9,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.pacing import Pacer
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.counters import Stopwatch
 
 
 class PaceCallback(Callback):
@@ -31,7 +30,8 @@ class PaceCallback(Callback):
         """Wait where a window is over."""
         assert isinstance(pl_module, Algorithm)
         if self._pacer is None:
-            watches = [pl_module.stopwatch, *self._of_the_replay(trainer)]
+            session = trainer.datamodule.session  # type: ignore[attr-defined]
+            watches = [pl_module.stopwatch, session.transitions.stopwatch]
             counters = pl_module.counters
             about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
             self._pacer = Pacer(
@@ -39,9 +39,3 @@ class PaceCallback(Callback):
             )
         if not self._pacer.tick():
             sys.exit(0)
-
-    @staticmethod
-    def _of_the_replay(trainer: Trainer) -> list[Stopwatch]:
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        found = (getattr(data, name, None) for name in ("buffer", "rollout_buffer"))
-        return [held.stopwatch for held in found if held is not None]

@@ -213,9 +213,8 @@ class Session:
         )
         for name in measured if summary else ():
             means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
-            metrics[f"rollout/{name}"] = float(np.mean(list(means.values())))
-            for task, mean in means.items():
-                metrics[f"rollout/{name}/{self.spec.task_names[task]}"] = mean
+            over_all = float(np.mean(list(means.values())))
+            metrics |= named(f"rollout/{name}", over_all, means, self.spec.task_names)
         return metrics
 
     def episode_metrics(self) -> dict[str, float]:

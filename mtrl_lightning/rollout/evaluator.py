@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec
+from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec, with_info_of
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import (
     ConfigurationError,
@@ -213,6 +213,7 @@ class Evaluator:
         Raises:
             ConfigurationError: if its tasks, spaces or fields differ.
         """
+        benchmark = with_info_of(self._benchmark, benchmark)
         check_same(self._benchmark.spec, check_spec(benchmark.spec))
         self.close()
         self._benchmark = benchmark

@@ -126,3 +126,13 @@ def test_a_number_that_no_environment_reports_is_named_once():
     with pytest.warns(UserWarning, match=r"no environment has reported speed in info") as warned:
         collector.sample(num_steps=30)
     assert len(warned) == 1
+
+
+def test_another_benchmark_of_an_evaluation_logs_the_same_numbers():
+    evaluator = Evaluator(
+        WithInfo(Reporting(3, horizon=2), ["steps"]), num_episodes=1, num_workers=0
+    )
+    evaluator.remake_envs(Reporting(3, horizon=4))
+    evaluation = evaluator.evaluate(Uniform())
+    assert evaluation.info["steps"] == {0: 2.5, 1: 2.5, 2: 2.5}
+    evaluator.close()
