@@ -30,8 +30,10 @@ class PaceCallback(Callback):
         """Wait where a window is over."""
         assert isinstance(pl_module, Algorithm)
         if self._pacer is None:
-            session = trainer.datamodule.session  # type: ignore[attr-defined]
-            watches = [pl_module.stopwatch, session.transitions.stopwatch]
+            watches = [pl_module.stopwatch]
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            if data is not None:  # a benchmark may give the trainer a loader alone
+                watches.append(data.session.transitions.stopwatch)
             counters = pl_module.counters
             about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
             self._pacer = Pacer(
