@@ -26,6 +26,7 @@ FILES = sorted(
 SUITES = [name for name in FILES if name.startswith("env/metaworld")]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
 PUBLISHED = [name for name in EXPERIMENTS if not name.endswith(("_brc", "_cpu", "ppo"))]
+GROUPS = ("algorithm/", "encoder/", "env/", "gradient/", "logger/", "network/", "protocol/")
 LOGGERS = [name for name in FILES if name.startswith("logger/")]
 TINY = [
     "--trainer.enable_progress_bar=false",
@@ -61,7 +62,7 @@ def test_every_file_is_known():
         for tasks in TASKS
         for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))
     ]
-    others = ("mt10_brc", "mt10_cpu", "mt10_mtppo", "mt10_toppo", "mt50_toppo")
+    others = ("mt10_brc", "mt10_cpu", "mt10_mtppo", "mt10_sac_cpu", "mt10_toppo", "mt50_toppo")
     experiments += [f"experiment/{name}" for name in others]
     assert sorted(experiments) == sorted(EXPERIMENTS)
     assert [name for name in FILES if name not in EXPERIMENTS] == [
@@ -121,6 +122,7 @@ def test_every_file_is_known():
         "protocol/mtrl_mt10",
         "protocol/mtrl_mt50",
         "quickstart",
+        "quickstart_ppo",
         "toy_conflict",
     ]
 
@@ -129,7 +131,7 @@ def test_every_file_is_known():
 def test_every_file_says_what_it_is_and_is_short(name):
     text = (ROOT / "configs" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
-    longest = 50 if name in ("quickstart", "toy_conflict", "experiment/mt10_brc") else 30
+    longest = 30 if name.startswith(GROUPS) else 50
     assert len(text.splitlines()) <= longest
     assert [line for line in text.splitlines() if len(line) > 100] == []
 
