@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.measuring import environment
 
-COMMAND = "from mtrl_lightning.cli import main; main()"
+COMMAND = "from mtrl_lightning.__main__ import main; main()"
 TOTAL_STEPS = 5_000
 TASKS = ["reach", "push"]
 HORIZON = 50

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mtrl_lightning.commands import COMMANDS
+from mtrl_lightning.cli.commands import COMMANDS
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -28,7 +28,7 @@ def main(args: Sequence[str] | None = None) -> None:
         except BrokenPipeError:  # nobody reads on, as in `list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    from mtrl_lightning.cli import main as train_or_validate
+    from mtrl_lightning.cli.lightning_cli import main as train_or_validate
 
     if not given:
         train_or_validate(["--help"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mtrl_lightning.api import train
-from mtrl_lightning.cli import MultiTaskCLI, main
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)

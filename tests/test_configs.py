@@ -12,8 +12,8 @@ from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import SAC, Algorithm
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
-from mtrl_lightning.cli import MultiTaskCLI
-from mtrl_lightning.config_files import ConfigFileParser, ExtendingConfigFile
+from mtrl_lightning.cli.config_files import ConfigFileParser, ExtendingConfigFile
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.types import OnPolicy

@@ -26,7 +26,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.cli import MultiTaskCLI
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import PCGrad
@@ -479,9 +479,9 @@ REFUSED = [
     "torch.hub.load",
     "torch.utils.data.DataLoader",
     "torch.optimistic.Adam",
-    "mtrl_lightning.cli.sys.modules",
-    "mtrl_lightning.cli.main",
-    "mtrl_lightning.clear.clear",
+    "mtrl_lightning.cli.lightning_cli.sys.modules",
+    "mtrl_lightning.cli.lightning_cli.main",
+    "mtrl_lightning.cli.clear.clear",
     "mtrl_lightning.benchmarks.faulty.Faulty",
     "mtrl_lightning.envs.ToyReach",
     "mtrl_lightning.networks",

@@ -110,7 +110,8 @@ def test_a_run_in_training_is_refused_until_its_process_is_killed(
     workers = psutil.Process(process.pid).children(recursive=True)
     with monkeypatch.context() as patched, pytest.raises(SystemExit) as exit_info:
         patched.setattr(
-            "mtrl_lightning.cli.MultiTaskCLI.instantiate_classes", lambda cli: pytest.fail("built")
+            "mtrl_lightning.cli.lightning_cli.MultiTaskCLI.instantiate_classes",
+            lambda cli: pytest.fail("built"),
         )
         command_line("fit", "--ckpt_path=last")
     error = capsys.readouterr().err

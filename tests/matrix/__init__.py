@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.cli import MultiTaskCLI
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector

@@ -20,10 +20,10 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from mtrl_lightning.arguments import rewritten
-from mtrl_lightning.config_names import find_config, hint_of, named_config
+from mtrl_lightning.cli.arguments import rewritten
+from mtrl_lightning.cli.config_names import find_config, hint_of, named_config
+from mtrl_lightning.cli.help_texts import only_groups, own_groups
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.help_texts import only_groups, own_groups
 
 KEY = "extends"
 FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")

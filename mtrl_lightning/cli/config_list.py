@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.config_names import config_names, configs_folder
+from mtrl_lightning.cli.config_names import config_names, configs_folder
 from mtrl_lightning.errors import ConfigurationError
 
 HELP = "Print the configurations that -c takes by name, by group, with what each is."

@@ -33,7 +33,9 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
-from mtrl_lightning.config_files import ConfigFileParser
+from mtrl_lightning.cli.config_files import ConfigFileParser
+from mtrl_lightning.cli.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
+from mtrl_lightning.cli.suggestions import suggestions
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
@@ -41,7 +43,6 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     import_optional,
 )
-from mtrl_lightning.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
 from mtrl_lightning.launch import (
     TRAINER,
     Launch,
@@ -52,7 +53,6 @@ from mtrl_lightning.launch import (
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.suggestions import suggestions
 
 FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
 """What ends a run with its message and the exit code 1."""

@@ -11,10 +11,10 @@ import warnings
 import pytest
 from lightning.pytorch import Trainer
 
-from mtrl_lightning import cli, completion, config_list, doctor
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import EnvStepWandbLogger
-from mtrl_lightning.config_names import config_names, find_config
+from mtrl_lightning.cli import completion, config_list, doctor, lightning_cli
+from mtrl_lightning.cli.config_names import config_names, find_config
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.quiet import LOGGER, quiet
 from tests.conftest import CONFIGS, ROOT, SMALL, config_args
@@ -186,7 +186,7 @@ echo "${COMPREPLY[@]}"
 
 
 def test_shells_complete_commands_options_and_configurations(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "build_parser", functools.cache(cli.build_parser))
+    monkeypatch.setattr(lightning_cli, "build_parser", functools.cache(lightning_cli.build_parser))
     script = tmp_path / "completion.bash"
     script.write_text(completion.script("bash"))
     assert script.stat().st_size < 100_000

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from mtrl_lightning import clear
 from mtrl_lightning.__main__ import main
+from mtrl_lightning.cli import clear
 from tests.conftest import CONFIGS, ROOT, CommandLine
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mtrl_lightning.config_names import config_names
+from mtrl_lightning.cli.config_names import config_names
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 HELP = "Print a script with which a shell completes commands, options and configurations."
@@ -55,7 +55,7 @@ def script(shell: str) -> str:
         ConfigurationError: if shtab, which writes it, is not installed.
     """
     shtab = import_optional("shtab", "shtab")
-    from mtrl_lightning.cli import build_parser
+    from mtrl_lightning.cli.lightning_cli import build_parser
 
     parser = build_parser()
     assert parser._subcommands_action is not None, "the program has subcommands"

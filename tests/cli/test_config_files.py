@@ -1,10 +1,10 @@
 import pytest
 import yaml
 
-from mtrl_lightning.config_files import extended_files
+from mtrl_lightning.cli.config_files import extended_files
 from mtrl_lightning.errors import ConfigurationError
+from tests.cli.test_lightning_cli import fails
 from tests.conftest import CONFIGS, SMALL, config_args, parser, resolve
-from tests.test_cli import fails
 
 
 def write(folder, name, text):

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from mtrl_lightning.arguments import rewritten
+from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import config_file_of, find_checkpoint
 

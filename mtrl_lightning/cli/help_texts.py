@@ -11,8 +11,8 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
-from mtrl_lightning.arguments import RESUME
-from mtrl_lightning.commands import COMMANDS
+from mtrl_lightning.cli.arguments import RESUME
+from mtrl_lightning.cli.commands import COMMANDS
 
 PROGRAM = "mtrl-lightning"
 DESCRIPTION = "Multi-task reinforcement learning: train one agent on many tasks, and evaluate it."

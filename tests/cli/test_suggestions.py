@@ -1,6 +1,6 @@
 import pytest
 
-from mtrl_lightning.suggestions import suggestions
+from mtrl_lightning.cli.suggestions import suggestions
 from tests.conftest import parser
 
 FIT = "Subcommand 'fit' does not accept option"

@@ -87,7 +87,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def check_versions() -> Iterator[Finding]:
     """Find the versions of Python and of the packages."""
-    yield Finding("mtrl_lightning", f"{__version__} in {Path(__file__).parent}")
+    yield Finding("mtrl_lightning", f"{__version__} in {Path(__file__).parent.parent}")
     first, last = (".".join(str(part) for part in version) for version in PYTHONS)
     is_supported = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
     remedy = "" if is_supported else f"install Python {first} to {last}"

@@ -20,7 +20,7 @@ def configs_folder() -> Path:
     Raises:
         ConfigurationError: if it is missing, as in an incomplete copy of the package.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "base.yaml").is_file():
             return folder

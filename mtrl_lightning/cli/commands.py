@@ -1,0 +1,10 @@
+"""The commands beside ``fit`` and ``validate``, each a module with ``main`` and ``HELP``."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "list": "mtrl_lightning.cli.config_list",
+    "doctor": "mtrl_lightning.cli.doctor",
+    "clear": "mtrl_lightning.cli.clear",
+    "completion": "mtrl_lightning.cli.completion",
+}
