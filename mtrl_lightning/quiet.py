@@ -10,6 +10,7 @@ from collections.abc import Iterator
 HARMLESS_WARNINGS = (
     ".*LeafSpec",  # Lightning's own use of torch
     "Your `IterableDataset` has `__len__` defined",  # ours never ends, see ReplayDataset
+    "Be aware that when using `ckpt_path`",  # callbacks that only train are left out of validate
     "Total length of `list` across ranks is zero",  # evaluation runs in a callback
 )
 """Beginnings of warnings, as regular expressions."""

@@ -38,7 +38,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(
     os.kill(process.pid, number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number, output
-    assert "continue with --ckpt_path" in output and "Traceback" not in output
+    assert "continue with mtrl-lightning fit --resume" in output and "Traceback" not in output
     wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
     path = command_line.folder() / "checkpoints" / "last.ckpt"
     saved = load_checkpoint(path)
@@ -99,7 +99,9 @@ def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
     wait_for(starting)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "continue with --ckpt_path" in output, output
+    assert process.returncode == 130 and "continue with mtrl-lightning fit --resume" in output, (
+        output
+    )
     assert not metrics.exists() or metrics.read_text()
 
 

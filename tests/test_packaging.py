@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 import mtrl_lightning
+from mtrl_lightning.__main__ import main
 from tests.conftest import ROOT, SMALL
 
 COPIED = ("mtrl_lightning", "benchmarks", "tests", "configs")
@@ -106,8 +107,12 @@ def test_the_installed_program_works_outside_the_repository(wheel, tmp_path):
     assert (elsewhere / "runs" / "run" / "version_0" / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_the_version_is_the_same_everywhere():
+def test_the_version_is_the_same_everywhere(capsys):
     version = mtrl_lightning.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     released = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released[0] == version
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"mtrl-lightning {version}\n"

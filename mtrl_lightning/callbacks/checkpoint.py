@@ -201,8 +201,10 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         except OSError as error:
             rank_zero_warn(f"the interrupted run could not be saved ({error}): {self._remedy()}")
         else:
-            last = self.folder / "last.ckpt"
-            rank_zero_info(f"\nInterrupted and saved; continue with --ckpt_path {last}")
+            rank_zero_info(
+                "\nInterrupted and saved; continue with mtrl-lightning fit --resume"
+                f" {self.folder.parent} (Python: ckpt_path={str(self.folder / 'last.ckpt')!r})"
+            )
 
     def _new_best(self) -> float | None:
         session = self.session

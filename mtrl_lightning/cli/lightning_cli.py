@@ -20,6 +20,7 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from mtrl_lightning import __version__
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
@@ -97,6 +98,7 @@ class MultiTaskCLI(LightningCLI):
                 parser_class=ConfigFileParser,
                 parser_kwargs={
                     "prog": PROGRAM,
+                    "version": __version__,
                     "exit_on_error": False,
                     "description": DESCRIPTION,
                 }
