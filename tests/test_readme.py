@@ -120,7 +120,7 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
     assert second == f"{venv} && {install.format('dev')} && .venv/bin/python -m pytest"
     script = (ROOT / ".ci" / "run").read_text()
     for part in (
-        "python3 -m venv",
+        "activate_fresh_environment python3\n",
         'pip install -q -c constraints.txt -e ".[dev]"',
         "python -m pytest",
     ):
