@@ -70,7 +70,8 @@ def test_a_burst_follows_the_warm_up_without_stepping(command_line, events):
 def test_threads_of_the_learner_can_be_chosen(command_line):
     before = torch.get_num_threads()
     other = 2 if before == 1 else 1
-    command_line("fit", f"--rollout.learner_threads={other}")
+    short = ["--rollout.warmup_steps=60", "--rollout.total_steps=90"]
+    command_line("fit", f"--rollout.learner_threads={other}", *short)
     assert torch.get_num_threads() == other
     torch.set_num_threads(before)
 
