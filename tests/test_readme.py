@@ -57,7 +57,7 @@ SHORT = {
 SMALL = {  # in full in tests/test_benchmarks*.py
     "snapshots": ["--rows=20000", "--every=1000", "--repeats=1"],
     "faults": ["--help"],
-    "stepping": ["--tasks=1", "--workers=0", "--env_steps=5", "--repeats=1"],
+    "stepping": ["--help"],
     "updating": ["--help"],
     "gradients": ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=1", "--repeats=1"],
     "replay": ["--tasks=3", "--rows=4", "--capacity=60", "--width=8", "--calls=2", "--repeats=1"],
