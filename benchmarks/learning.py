@@ -218,14 +218,14 @@ def _train_one(
         return
     interrupted = any((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
     say(f"{name}: {'resumed' if interrupted else 'started'}")
-    options = [
+    options = [  # the last ones override a configuration file among the variant's
+        *variant.options,
         "--root",
         str(given.folder),
         "--name",
         name,
         "--seed_everything",
         str(seed),
-        *variant.options,
     ]
     resuming = ["--ckpt_path", "last"] if interrupted else []
     line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options, *resuming]
@@ -275,10 +275,15 @@ def minutes_until(env_steps_N: Sequence[int], metrics: dict[str, Curve]) -> npt.
     """Return the minutes of training until each number of env steps.
 
     They are summed from the rows' env steps per second, so the time between an interruption and
-    the continuation does not count.
+    the continuation does not count. Nor does a row with a rate of 0, that of a run which was
+    interrupted after its last env step, in the updates of an iteration.
     """
     logged, rates = metrics["time/env_steps_per_second"]
-    seconds = np.cumsum(np.diff(logged, prepend=0) / rates)
+    env_steps = np.diff(logged, prepend=0)
+    seconds_of_rows = np.divide(
+        env_steps, rates, out=np.zeros(len(logged)), where=np.asarray(rates) > 0
+    )
+    seconds = np.cumsum(seconds_of_rows)
     return np.interp(env_steps_N, [0, *logged], [0, *seconds]) / 60
 
 

@@ -101,6 +101,8 @@ def test_minutes_are_summed_from_the_rates_by_hand():
     metrics = {"time/env_steps_per_second": ([600, 1200, 2400], [10.0, 5.0, 20.0])}
     minutes = learning.minutes_until([300, 1200, 1800, 2400], metrics)
     assert minutes == pytest.approx([0.5, 3.0, 3.5, 4.0])
+    metrics = {"time/env_steps_per_second": ([600, 1200, 2400], [10.0, 0.0, 20.0])}
+    assert learning.minutes_until([600, 1200, 2400], metrics) == pytest.approx([1.0, 1.0, 2.0])
 
 
 def test_variants_take_the_options_that_follow_them():
@@ -154,11 +156,15 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
         "2",
         "--json",
     ]
+    named = tmp_path / "named.yaml"
+    named.write_text("name: not_the_variants_name")
     variants = [
         "--variant",
         "plain",
         "--variant",
         "wide",
+        "--config",
+        str(named),
         "--model.init_args.actor.init_args.width",
         "9",
     ]

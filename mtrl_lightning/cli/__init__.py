@@ -1,4 +1,4 @@
 """The command line: what ``fit``, ``validate``, ``list``, ``doctor``, ``clear``, ``completion`` do.
 
-``lightning_cli`` trains and evaluates; the other commands start without PyTorch.
+``lightning_cli`` trains and evaluates; ``list``, ``doctor`` and ``clear`` start without PyTorch.
 """
