@@ -279,11 +279,8 @@ def minutes_until(env_steps_N: Sequence[int], metrics: dict[str, Curve]) -> npt.
     interrupted after its last env step, in the updates of an iteration.
     """
     logged, rates = metrics["time/env_steps_per_second"]
-    env_steps = np.diff(logged, prepend=0)
-    seconds_of_rows = np.divide(
-        env_steps, rates, out=np.zeros(len(logged)), where=np.asarray(rates) > 0
-    )
-    seconds = np.cumsum(seconds_of_rows)
+    made = np.diff(logged, prepend=0)
+    seconds = np.cumsum([n / rate if rate else 0.0 for n, rate in zip(made, rates, strict=True)])
     return np.interp(env_steps_N, [0, *logged], [0, *seconds]) / 60
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mtrl_lightning
+from mtrl_lightning.cli.commands import COMMANDS
 
 PACKAGE = Path(mtrl_lightning.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -71,6 +72,11 @@ FORBIDDEN_LIBRARIES = {
 
 def room_of(file: str) -> str:
     return file.split("/")[0].removesuffix(".py")
+
+
+def module_of(file: str) -> str:
+    parts = file.removesuffix(".py").removesuffix("/__init__").split("/")
+    return ".".join(["mtrl_lightning", *parts])
 
 
 def imported_modules(node: ast.AST) -> Iterator[str]:
@@ -208,14 +214,17 @@ def test_the_package_itself_imports_its_parts_only_when_they_are_asked_for():
     assert found == {"__future__", "importlib", "typing"}
 
 
-def test_environments_start_without_torch():
-    modules = ", ".join(
-        "mtrl_lightning." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        for file in TREES
-        if room_of(file) == "envs"
-    )
+@pytest.mark.parametrize(
+    "modules",
+    [
+        [module_of(file) for file in TREES if room_of(file) == "envs"],
+        ["mtrl_lightning.__main__", *COMMANDS.values()],
+    ],
+    ids=["environments", "commands"],
+)
+def test_environments_and_commands_start_without_torch(modules):
     loaded = "[name for name in ('torch', 'lightning') if name in sys.modules]"
-    code = f"import sys, {modules}\nprint({loaded})"
+    code = f"import sys, {', '.join(modules)}\nprint({loaded})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent, check=True
     )

@@ -99,9 +99,8 @@ def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
     wait_for(starting)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "continue with mtrl-lightning fit --resume" in output, (
-        output
-    )
+    assert process.returncode == 130, output
+    assert "continue with mtrl-lightning fit --resume" in output
     assert not metrics.exists() or metrics.read_text()
 
 
