@@ -76,7 +76,7 @@ def _await(
     """Wait for a moment; return whether the process still lives."""
     if moment == "start":
         end = time.monotonic() + draws.uniform(0.1, 9.0)
-        session.wait_until(lambda: time.monotonic() > end)
+        session.wait_until(lambda: time.monotonic() > end or trial.stepping(session))
         return session.running
     session.wait_until(lambda: trial.stepping(session) and trial.env_steps() >= target)
     if moment == "step":

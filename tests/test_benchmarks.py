@@ -21,7 +21,7 @@ HORIZON = 5
 def test_the_small_version_survives_everything(tmp_path):
     small = [
         "--total_steps=600",
-        "--kills=1",
+        "--kills=2",
         "--worker_kills=1",
         "--nans=2",
         "--mutations=30",
@@ -37,7 +37,7 @@ def test_the_small_version_survives_everything(tmp_path):
     assert [row["failures"] for row in found["rows"]] == [[], [], [], []]
     assert code == 0 and found["ok"]
     kill, worker, nan, corruption = found["rows"]
-    assert kill["exact"] is True and (kill["injected"], kill["lost"], kill["false"]) == (1, 0, 0)
+    assert kill["exact"] is True and (kill["injected"], kill["lost"], kill["false"]) == (2, 0, 0)
     assert (worker["injected"], worker["survived"], worker["lost"], worker["false"]) == (1, 1, 0, 0)
     assert nan["injected"] >= 1 and (nan["lost"], nan["false"]) == (0, 0)
     assert corruption["injected"] == corruption["survived"] == 30
