@@ -17,7 +17,7 @@ from mtrl_lightning.errors import (
 )
 from mtrl_lightning.rollout.collector import Collector, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
-from mtrl_lightning.threads import one_thread
+from mtrl_lightning.threads import torch_threads
 from mtrl_lightning.types import Episode, Policy
 
 METRICS = ("success", "success_last", "return")
@@ -162,7 +162,7 @@ class Evaluator:
         """
         while True:
             try:
-                with one_thread():
+                with torch_threads(1):
                     return self._run(policy, on_step)
             except EnvironmentFaultError as fault:
                 self.close()
