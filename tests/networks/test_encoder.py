@@ -31,7 +31,7 @@ def batches(count, rows=8, seed=0):
 
 def observe(encoder, data):
     for batch in data:
-        encoder.observe(torch.from_numpy(batch))
+        encoder.observe(torch.from_numpy(batch), torch.zeros(len(batch), dtype=torch.int64))
     return encoder
 
 
@@ -86,14 +86,15 @@ def test_a_forward_pass_does_not_change_the_statistics():
 
 def test_features_that_hardly_vary_are_divided_by_the_smallest_deviation():
     encoder = Standardize(SPACE, 2, min_std=0.5)
-    encoder.observe(torch.tensor([[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]))  # deviations 0, 2, 0.1
+    # deviations 0, 2, 0.1
+    encoder.observe(torch.tensor([[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]), NO_TASK.expand(2))
     out = encoder(torch.tensor([[5.0, 6.0, 0.6]]), NO_TASK)
     torch.testing.assert_close(out, torch.tensor([[2.0, 3.0, 1.0]]))
 
 
 def test_outliers_are_clipped_on_both_sides():
     encoder = Standardize(SPACE, 2, clip=2.5)
-    encoder.observe(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
+    encoder.observe(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]), NO_TASK.expand(2))
     out = encoder(torch.tensor([[2.4, 2.6, -1e6]]), NO_TASK)
     torch.testing.assert_close(out, torch.tensor([[2.4, 2.5, -2.5]]))
 
