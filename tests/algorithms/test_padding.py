@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import gradients
+from mtrl_lightning import gradients, networks
 from mtrl_lightning.algorithms import PPO, SAC
-from mtrl_lightning.algorithms.checks import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     CARE,
     MLP,
@@ -40,8 +41,9 @@ from mtrl_lightning.networks import (
     TaskEncoder,
     TaskNoise,
 )
-from mtrl_lightning.types import TransitionBatch
-from tests.algorithms import attach, make_batch, make_spec
+from tests.algorithms import attach, copy_of, make_batch, make_spec
+from tests.behaviour_cloning import BehaviourCloning
+from tests.test_loading import save
 
 T, D, A = 3, 7, 2
 NAMES = ("reach-v3", "push-v3", "door-open-v3")
@@ -294,3 +296,142 @@ def test_a_padded_task_has_the_losses_and_gradients_of_ppo_that_it_has_alone(sta
         entropies.append(policy.entropy().view(T, -1).mean(1))
     for both in (actor_losses, critic_losses, entropies):
         assert_losses_agree(indices, algorithms, both)
+
+
+METHODS = (
+    gradients.AlignedMTL,
+    gradients.CAGrad,
+    gradients.FAMO,
+    gradients.FairGrad,
+    gradients.GradNorm,
+    gradients.Mean,
+    gradients.NashMTL,
+    gradients.PCGrad,
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_alone_changes_no_gradient_method(method):
+    """Three tasks of one size, in larger spaces, learn in two updates what they learn alone."""
+    options = {"actor_gradient": method, "critic_gradient": method, **STACKS["mlp"]}
+    *algorithms, indices = make_pair(SAC, largest=None, **options)
+    for sac in algorithms:
+        attach(sac)
+    before = copy_of(algorithms[1])
+    for seed in range(2):
+        for sac, batch, noise_BA in zip(
+            algorithms, batches(algorithms, seed), noises(seed), strict=True
+        ):
+            target = sac.critic_target(batch, noise_BA)
+            sac.critic_update(lambda: sac.critic_loss(batch, target))  # noqa: B023
+            sac.actor_update(lambda: sac.actor_loss(batch, noise_BA))  # noqa: B023
+    padded = dict(algorithms[1].named_parameters())
+    for name, parameter in algorithms[0].named_parameters():
+        found = padded[name].detach().clone()
+        if name.startswith(("actor.", "critic.")):
+            assert not torch.equal(found, before[name]), f"{name} learns nothing"
+        torch.testing.assert_close(found[indices[name]], parameter.detach(), rtol=1e-3, atol=1e-5)
+        found[indices[name]] = before[name][indices[name]]
+        assert torch.equal(found, before[name]), f"padded places of {name} have changed"
+
+
+@pytest.mark.parametrize("kind", [SAC, PPO])
+@pytest.mark.parametrize("mode", ["random", "explore", "exploit"])
+def test_what_is_not_a_tasks_own_is_zero_in_every_action(kind, mode):
+    algorithm = make_pair(kind, **STACKS["mlp"])[1]
+    task_E = np.array([0, LARGEST, 2, LARGEST])
+    observation_ED = np.ones((4, D + MORE_D), np.float32)
+    chosen = algorithm.act(observation_ED, task_E, mode)
+    action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, {})
+    is_own_EA = algorithm.spec.action_mask_TA[task_E]
+    assert (action_EA[~is_own_EA] == 0).all()
+    assert (action_EA[is_own_EA] != 0).all()
+    if "unclipped_action" in fields:
+        assert (fields["unclipped_action"][~is_own_EA] == 0).all()
+
+
+def test_each_task_aims_at_the_entropy_of_its_own_dimensions():
+    spec = specs()[1]
+    assert SAC(spec).target_entropy_T.tolist() == [-A, -A - MORE_A, -A]
+    assert SAC(spec, target_entropy=-1.5).target_entropy_T.tolist() == [-1.5] * T
+
+
+def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
+    ppo = make_pair(PPO, **STACKS["mlp"])[1]
+    with torch.no_grad():
+        ppo.noise.log_std_TA[:] = torch.tensor([1.0, 2, 4, 4]).log()
+    ppo.mean_metrics.add({"loss": torch.tensor(1.0)})
+    metrics = ppo.drain_metrics()
+    stds = [metrics[f"train/noise_std/{name}"] for name in NAMES]
+    assert stds == pytest.approx([1.5, 2.75, 1.5])
+
+
+def test_behaviour_cloning_counts_a_tasks_own_dimensions():
+    *algorithms, indices = make_pair(BehaviourCloning, actor=NETWORKS["mlp"])
+    pair = batches(algorithms)
+    losses = [model.actor_loss(batch)[0] for model, batch in zip(algorithms, pair, strict=True)]
+    assert_losses_agree(indices, algorithms, losses)
+
+
+def test_no_task_is_masked_where_none_is_padded():
+    alone, _ = specs()
+    for spec in (alone, alone._replace(action_sizes=(A,) * T, observation_sizes=(D,) * T)):
+        sac = SAC(spec, encoder=Standardize, **STACKS["mlp"])
+        assert sac.action_mask(torch.arange(T)) is None
+        assert sac.encoder.mean_D.shape == (D,)
+
+
+def test_every_network_is_compared():
+    stacks = repr(STACKS)
+    kinds = (networks.Network, networks.Encoder, networks.Assignment)
+    abstract = {*kinds, networks.Network}
+    for name in networks.__all__:
+        found = getattr(networks, name)
+        if isinstance(found, type) and issubclass(found, kinds) and found not in abstract:
+            assert f".{name}'" in stacks, f"{name} has no line in STACKS"
+
+
+@pytest.mark.parametrize(
+    ("what", "sizes", "message"),
+    [
+        ("observation", (D, D, D + MORE_D), "the observation of 'push-v3' has 10 numbers there"),
+        ("action", (A, A, A), "the action of 'push-v3' has 4 numbers there and 2 here"),
+        ("action", (), "the action of 'reach-v3' has 2 numbers there and 4 here"),
+    ],
+)
+def test_a_checkpoint_of_other_sizes_is_refused(what, sizes, message, tmp_path):
+    spec = specs()[1]
+    path = save(SAC(spec, **STACKS["mlp"]), tmp_path)
+    SAC.load_from_checkpoint(path, spec=spec)
+    other = spec._replace(**{f"{what}_sizes": sizes})
+    with pytest.raises(ConfigurationError, match=f"tasks of other sizes: {message}"):
+        SAC.load_from_checkpoint(path, spec=other)
+
+
+def test_a_checkpoint_without_sizes_is_loaded(tmp_path):
+    def forget(state):
+        del state["spec"]["observation_sizes"]
+        del state["spec"]["action_sizes"]
+
+    sac = SAC(specs()[0], **STACKS["mlp"])
+    assert SAC.load_from_checkpoint(save(sac, tmp_path, change=forget)).spec == sac.spec
+
+
+def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
+    sac = make_pair(SAC, encoder=Standardize, **STACKS["mlp"])[1]
+    batch = batches(make_pair(SAC, **STACKS["mlp"])[:2])[1]
+    sac.encoder.observe(batch.observation_BD, batch.task_B)
+    policy = load_policy(save(sac, tmp_path))
+    observation_BD = batch.observation_BD.numpy()
+    task_B = batch.task_B.numpy()
+    action_BA = sac.act(observation_BD, task_B, "exploit")
+    assert np.array_equal(policy.act(observation_BD, task_B), action_BA)
+    own_BD = observation_BD[:ROWS, :D]
+    for given_BD in (own_BD, observation_BD[:ROWS]):
+        found_BA = policy.act(given_BD, "reach-v3")
+        assert found_BA.shape == (ROWS, A)
+        np.testing.assert_allclose(found_BA, action_BA[:ROWS, :A], rtol=1e-5)
+    assert policy.act(own_BD[0], 0).shape == (A,)
+    assert policy.act(observation_BD[0], "push-v3").shape == (A + MORE_A,)
+    with pytest.raises(ConfigurationError, match=r"of the shape \(10,\)"):
+        policy.act(own_BD[0], "push-v3")
