@@ -46,11 +46,33 @@ class EnvSpec(NamedTuple):
     """Numbers that environments report in ``info`` and that belong to a transition."""
     info_keys: tuple[str, ...] = ()
     """Numbers that environments may report in ``info`` and whose means are logged."""
+    observation_sizes: tuple[int, ...] = ()
+    """Size of each task's own observation; zeros follow it up to the size of the observation space.
+    Empty if every task's observation has the size of the space."""
+    action_sizes: tuple[int, ...] = ()
+    """Size of each task's own action; what follows it in an action is 0 and has no effect. Empty if
+    every task's action has the size of the action space."""
 
     @property
     def num_tasks(self) -> int:
         """Number of all tasks, ``T``."""
         return len(self.task_names)
+
+    @property
+    def observation_mask_TD(self) -> npt.NDArray[np.bool_]:
+        """Which numbers of an observation are each task's own, ``[T, D]``."""
+        return _mask(self.num_tasks, self.observation_space, self.observation_sizes)
+
+    @property
+    def action_mask_TA(self) -> npt.NDArray[np.bool_]:
+        """Which numbers of an action are each task's own, ``[T, A]``."""
+        return _mask(self.num_tasks, self.action_space, self.action_sizes)
+
+
+def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
+    if not sizes:
+        return np.ones((num_tasks, *space.shape), np.bool_)
+    return np.arange(space.shape[0]) < np.array(sizes)[:, None]
 
 
 class OnPolicy(NamedTuple):

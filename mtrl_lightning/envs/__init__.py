@@ -3,7 +3,19 @@
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
+from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
 
-__all__ = ["Benchmark", "GymnasiumTasks", "MetaWorld", "ToyConflict", "ToyReach", "VectorEnv"]
+__all__ = [
+    "Benchmark",
+    "GymnasiumTasks",
+    "MetaWorld",
+    "Padded",
+    "PaddedSpaces",
+    "ToyConflict",
+    "ToyReach",
+    "VectorEnv",
+    "pad_to_spec",
+    "padded_spaces",
+]

@@ -19,6 +19,9 @@ from mtrl_lightning.types import EnvSpec
 class Benchmark(ABC):
     """Tasks that share an observation and an action space.
 
+    Tasks of different sizes share the largest: ``pad_to_spec`` pads their environments, and the
+    spec's ``observation_sizes`` and ``action_sizes`` say what is a task's own.
+
     A benchmark is sent to worker processes: it holds plain values and functions, and imports its
     suite when it needs it.
 
@@ -108,7 +111,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
 
     Raises:
         ConfigurationError: if a task or a field appears twice, or actions are not bounded by -1
-            and 1, or the spaces are not continuous.
+            and 1, or the spaces are not continuous, or a task's own size is not one of its space.
     """
     wrong = what_is_wrong(spec.action_space)
     if wrong is not None:
@@ -126,6 +129,8 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
         )
+    _check_sizes(spec, "observation_sizes", spec.observation_space)
+    _check_sizes(spec, "action_sizes", spec.action_space)
     logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
     duplicates = sorted({name for name in logged if logged.count(name) > 1})
     if duplicates:
@@ -140,6 +145,27 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
             f"info_fields name {duplicates} twice, or as a step already has: rename them"
         )
     return spec
+
+
+def _check_sizes(spec: EnvSpec, name: str, space: Box) -> None:
+    sizes = getattr(spec, name)
+    if not sizes:
+        return
+    if len(space.shape) != 1:
+        raise ConfigurationError(
+            f"{name} is {sizes}, and the space has the shape {space.shape}: only what has one axis"
+            " can be padded; leave the sizes out"
+        )
+    if len(sizes) != spec.num_tasks:
+        raise ConfigurationError(
+            f"{name} has {len(sizes)} numbers for {spec.num_tasks} tasks: give one for each task"
+        )
+    for task, size in zip(spec.task_names, sizes, strict=True):
+        if not 1 <= size <= space.shape[0]:
+            raise ConfigurationError(
+                f"{name} is {size} for the task {task!r}: give 1 to {space.shape[0]}, the size of"
+                " the space"
+            )
 
 
 def with_info_of(former: Benchmark, changed: Benchmark) -> Benchmark:
@@ -162,4 +188,14 @@ def check_same(former: EnvSpec, changed: EnvSpec) -> None:
             raise ConfigurationError(
                 f"the new benchmark's {name} is {is_now}, the former's {was}: they must be equal,"
                 " because the algorithm and its replay are made for them"
+            )
+    for name, mask in (
+        ("observation_sizes", "observation_mask_TD"),
+        ("action_sizes", "action_mask_TA"),
+    ):
+        if not np.array_equal(getattr(former, mask), getattr(changed, mask)):
+            raise ConfigurationError(
+                f"the new benchmark's {name} are {getattr(changed, name) or 'all full'}, the"
+                f" former's {getattr(former, name) or 'all full'}: they must be equal, because the"
+                " algorithm is made for them"
             )

@@ -1,0 +1,161 @@
+"""Environments of different sizes in one benchmark: observations and actions padded to the largest.
+
+Shapes: ``D`` padded observation, ``A`` padded action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec
+
+
+class Padded(gym.Wrapper):
+    """Append zeros to observations, and pass on an action's first numbers.
+
+    Args:
+        env: the environment.
+        observation_size: size of the padded observation, ``D``, at least the environment's own;
+            None to leave observations, such as images, as they are.
+        action_size: size of the padded action, ``A``, at least the environment's own; None to leave
+            actions as they are. What pads an action lies between -1 and 1 and has no effect.
+
+    Raises:
+        ConfigurationError: if a space that is to be padded is no vector, or is larger.
+    """
+
+    def __init__(self, env: gym.Env, observation_size: int | None, action_size: int | None) -> None:
+        super().__init__(env)
+        self._observation_size = observation_size
+        if observation_size is not None:
+            observations = _vector(env.observation_space, "observation", observation_size)
+            self._own_observation_size = observations.shape[0]
+            self._observation_dtype = observations.dtype
+            self.observation_space = _padded_box(observations, observation_size, 0.0, 0.0)
+        self._own_action_size: int | None = None
+        if action_size is not None:
+            actions = _vector(env.action_space, "action", action_size)
+            self._own_action_size = actions.shape[0]
+            self.action_space = _padded_box(actions, action_size, -1.0, 1.0)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        """Start an episode; return its padded observation."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._padded(observation), info
+
+    def step(self, action: npt.NDArray) -> tuple[npt.NDArray, Any, bool, bool, dict[str, Any]]:
+        """Step by the action's first numbers; return the padded observation."""
+        observation, *rest = self.env.step(action[: self._own_action_size])
+        return self._padded(observation), *rest  # type: ignore[return-value]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the wrapper's own state: it has none."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the wrapper's own state: it has none."""
+
+    def _padded(self, observation: npt.NDArray) -> npt.NDArray:
+        if self._observation_size is None:
+            return observation
+        padded_D: npt.NDArray = np.zeros(self._observation_size, self._observation_dtype)
+        padded_D[: self._own_observation_size] = observation
+        return padded_D
+
+
+def pad_to_spec(env: gym.Env, spec: EnvSpec) -> gym.Env:
+    """Return the environment padded to a spec's spaces; itself if no task is padded."""
+    observation_size = spec.observation_space.shape[0] if spec.observation_sizes else None
+    action_size = spec.action_space.shape[0] if spec.action_sizes else None
+    if observation_size is None and action_size is None:
+        return env
+    return Padded(env, observation_size, action_size)
+
+
+class PaddedSpaces(NamedTuple):
+    """The spaces that tasks of different sizes share, and each task's own sizes."""
+
+    observation_space: Box
+    action_space: Box
+    observation_sizes: tuple[int, ...]
+    """Size of each task's own observation; empty if all have that of the space."""
+    action_sizes: tuple[int, ...]
+    """Size of each task's own action; empty if all have that of the space."""
+
+
+def padded_spaces(spaces: Mapping[str, tuple[Box, Box]]) -> PaddedSpaces:
+    """Return the smallest spaces that contain the padded observations and actions of all tasks.
+
+    Tasks with equal spaces keep them, also if they are no vectors.
+
+    Args:
+        spaces: the observation and the action space of each task's environment, by its name.
+
+    Raises:
+        ConfigurationError: if spaces differ that are no vectors.
+    """
+    observation_space, observation_sizes = _common(
+        {name: observations for name, (observations, _) in spaces.items()}, "observation", 0.0, 0.0
+    )
+    action_space, action_sizes = _common(
+        {name: actions for name, (_, actions) in spaces.items()}, "action", -1.0, 1.0
+    )
+    return PaddedSpaces(observation_space, action_space, observation_sizes, action_sizes)
+
+
+def _common(
+    spaces: Mapping[str, Box], what: str, low: float, high: float
+) -> tuple[Box, tuple[int, ...]]:
+    (first, expected), *others = spaces.items()
+    for name, space in others:
+        if space != expected and not len(space.shape) == len(expected.shape) == 1:
+            raise ConfigurationError(
+                f"the {what} spaces of the tasks differ: {first!r} has {expected}, {name!r} has"
+                f" {space}; only vectors are padded, so wrap the environments so that they are"
+                " equal, or in gymnasium.wrappers.FlattenObservation"
+            )
+    if all(space == expected for space in spaces.values()):
+        return expected, ()
+    sizes = tuple(space.shape[0] for space in spaces.values())
+    padded = [_padded_box(space, max(sizes), low, high) for space in spaces.values()]
+    dtype = np.result_type(*(space.dtype for space in padded))
+    joined = Box(
+        np.min([space.low for space in padded], axis=0).astype(dtype),
+        np.max([space.high for space in padded], axis=0).astype(dtype),
+        dtype=dtype.type,
+    )
+    return joined, sizes if len(set(sizes)) > 1 else ()
+
+
+def _vector(space: gym.Space, what: str, size: int) -> Box:
+    if not (isinstance(space, Box) and len(space.shape) == 1):
+        raise ConfigurationError(
+            f"the environment's {what} space is {space}: only vectors can be padded"
+        )
+    if space.shape[0] > size:
+        raise ConfigurationError(
+            f"the environment's {what} space has {space.shape[0]} numbers, and {what}_size is"
+            f" {size}: give at least {space.shape[0]}"
+        )
+    return space
+
+
+def _padded_box(space: Box, size: int, low: float, high: float) -> Box:
+    """Return the box with further numbers between ``low`` and ``high``."""
+    missing = size - space.shape[0]
+    if missing == 0:
+        return space
+    return Box(
+        np.append(space.low, np.full(missing, low, space.dtype)),
+        np.append(space.high, np.full(missing, high, space.dtype)),
+        dtype=space.dtype.type,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,123 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.envs.benchmark import check_same, check_spec
+from mtrl_lightning.envs.padding import Padded, padded_spaces
+from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.errors import ConfigurationError
+
+
+def box(size, bound=1.0, dtype=np.float32):
+    return Box(-bound, bound, (size,), dtype)
+
+
+class Walk(gym.Env):
+    """The observation counts up by the action's sum; its state is the place."""
+
+    def __init__(self, observation_size=2, action_size=1):
+        self.observation_space = box(observation_size, 9.0, np.float64)
+        self.action_space = box(action_size)
+        self.place = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        self.place = 1.0
+        return np.full(self.observation_space.shape, self.place), {}
+
+    def step(self, action):
+        assert action.shape == self.action_space.shape
+        self.place += float(action.sum())
+        return np.full(self.observation_space.shape, self.place), 0.0, False, False, {}
+
+
+def test_zeros_follow_an_observation_and_actions_are_cut():
+    env = Padded(Walk(2, 1), 4, 3)
+    assert env.reset()[0].tolist() == [1, 1, 0, 0]
+    observation, *_ = env.step(np.array([0.5, 100.0, np.nan], np.float32))
+    assert observation.tolist() == [1.5, 1.5, 0, 0]
+    assert observation.dtype == np.float64
+    high = np.array([9.0, 9, 0, 0])
+    assert env.observation_space == Box(-high, high, dtype=np.float64)
+    assert env.action_space == box(3)
+
+
+def test_the_state_of_a_padded_environment_is_restored():
+    env = Padded(Walk(2, 1), 4, 3)
+    taker = EnvState(env)
+    env.reset()
+    env.step(np.ones(3, np.float32))
+    state = taker.get()
+    other = Padded(Walk(2, 1), 4, 3)
+    EnvState(other).set(state)
+    action = np.array([0.25, 0, 0], np.float32)
+    assert other.step(action)[0].tolist() == env.step(action)[0].tolist() == [2.25, 2.25, 0, 0]
+
+
+def test_an_environment_that_cannot_be_padded_is_refused():
+    with pytest.raises(ConfigurationError, match=r"observation space has 3 numbers.*at least 3"):
+        Padded(Walk(3, 1), 2, 1)
+    with pytest.raises(ConfigurationError, match=r"action space has 2 numbers.*at least 2"):
+        Padded(Walk(3, 2), 3, 1)
+    env = Walk()
+    env.observation_space = Discrete(3)
+    with pytest.raises(ConfigurationError, match=r"observation space is Discrete.*only vectors"):
+        Padded(env, 3, 1)
+
+
+def test_tasks_share_the_largest_spaces():
+    found = padded_spaces(
+        {"a": (box(2, 3.0), box(1)), "b": (box(4, 2.0, np.float64), box(1)), "c": (box(2), box(1))}
+    )
+    high = np.array([3.0, 3, 2, 2])
+    assert found.observation_space == Box(-high, high, dtype=np.float64)
+    assert found.action_space == box(1)
+    assert found.observation_sizes == (2, 4, 2)
+    assert found.action_sizes == ()
+
+
+def test_tasks_with_equal_spaces_keep_them():
+    image = Box(0, 255, (3, 4, 4), np.uint8)
+    found = padded_spaces({"a": (image, box(2)), "b": (image, box(2))})
+    assert found.observation_space == image
+    assert found.observation_sizes == found.action_sizes == ()
+
+
+def test_images_of_different_sizes_are_refused():
+    spaces = {"a": (Box(-1, 1, (3, 4)), box(1)), "b": (box(4), box(1))}
+    with pytest.raises(ConfigurationError, match=r"observation spaces .* differ: 'a'.*'b'.*vector"):
+        padded_spaces(spaces)
+
+
+def test_masks_say_what_is_a_tasks_own():
+    spec = ToyReach(2).spec
+    assert spec.observation_mask_TD.tolist() == [[True, True]] * 2
+    assert spec.action_mask_TA.tolist() == [[True, True]] * 2
+    padded = check_spec(spec._replace(observation_sizes=(1, 2), action_sizes=(2, 1)))
+    assert padded.observation_mask_TD.tolist() == [[True, False], [True, True]]
+    assert padded.action_mask_TA.tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [((1,), "1 numbers for 2 tasks"), ((1, 3), "is 3 for the task 'goal-1'"), ((0, 2), "is 0 for")],
+)
+@pytest.mark.parametrize("name", ["observation_sizes", "action_sizes"])
+def test_sizes_that_do_not_fit_the_space_are_refused(name, sizes, message):
+    with pytest.raises(ConfigurationError, match=f"{name}.*{message}"):
+        check_spec(ToyReach(2).spec._replace(**{name: sizes}))
+
+
+def test_sizes_of_images_are_refused():
+    spec = ToyReach(2).spec._replace(observation_space=Box(-1, 1, (3, 4)))
+    with pytest.raises(ConfigurationError, match="only what has one axis can be padded"):
+        check_spec(spec._replace(observation_sizes=(3, 3)))
+
+
+@pytest.mark.parametrize("name", ["observation_sizes", "action_sizes"])
+def test_a_benchmark_of_other_sizes_takes_no_place_of_another(name):
+    spec = ToyReach(2).spec
+    check_same(spec, spec._replace(**{name: (2, 2)}))
+    with pytest.raises(ConfigurationError, match=rf"{name} are \(1, 2\), the former's all full"):
+        check_same(spec, spec._replace(**{name: (1, 2)}))
