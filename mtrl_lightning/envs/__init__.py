@@ -1,9 +1,18 @@
 """Gymnasium environments and how many are stepped at once. Nothing here imports torch."""
 
 from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.dm_control import DMControl
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
 
-__all__ = ["Benchmark", "GymnasiumTasks", "MetaWorld", "ToyConflict", "ToyReach", "VectorEnv"]
+__all__ = [
+    "Benchmark",
+    "DMControl",
+    "GymnasiumTasks",
+    "MetaWorld",
+    "ToyConflict",
+    "ToyReach",
+    "VectorEnv",
+]
