@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.dm_control_domains import import_suite, load
-from mtrl_lightning.envs.dm_control_env import FastSuiteEnv, SuiteEnv
+from mtrl_lightning.envs.dm_control_env import FastStepper, OwnStepper, SuiteEnv
 from mtrl_lightning.envs.dm_control_fast import unchecked_versions
 from mtrl_lightning.envs.padding import Padded, padded_spaces
 from mtrl_lightning.errors import ConfigurationError
@@ -68,8 +68,8 @@ class DMControl(Benchmark):
             not compared.
 
     Raises:
-        ConfigurationError: if dm_control is missing, a task is unknown, named twice or has unbounded
-            actions, or a number is out of range.
+        ConfigurationError: if dm_control is missing, a task is unknown or named twice or has
+            unbounded actions, or a number is out of range.
     """
 
     def __init__(
@@ -125,15 +125,16 @@ class DMControl(Benchmark):
         return env
 
     def _make(self, name: str, numbered: bool, seed: int) -> gym.Env:
-        kind = FastSuiteEnv if self.fast else SuiteEnv
+        environment = load(name, self.fast)
         try:
-            return kind(
-                load(name, self.fast),
-                self.action_repeat,
-                self.horizon,
-                self.reward_scale,
-                numbered,
-                seed,
+            return SuiteEnv(
+                environment,
+                FastStepper(environment) if self.fast else OwnStepper(environment),
+                action_repeat=self.action_repeat,
+                horizon=self.horizon,
+                reward_scale=self.reward_scale,
+                numbered=numbered,
+                seed=seed,
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"task {name!r}: {error}") from error

@@ -106,9 +106,11 @@ class FastPhysics(Upstream):
         )
 
     def set_control(self, control: npt.NDArray) -> None:
+        """Set the actuators' controls."""
         self._ctrl[:] = control
 
     def step(self, nstep: int = 1) -> None:
+        """Simulate; raise dm_control's error if MuJoCo warns of an unstable simulation."""
         if not self.legacy_step:
             return super().step(nstep)
         mujoco = self._mujoco
@@ -164,24 +166,21 @@ def tolerance(
 ) -> Any:
     """Stand for ``rewards.tolerance`` of a number, or of how far numbers are from 0."""
     lower, upper = bounds
-    if sigmoid in SIGMOIDS and lower <= upper and margin >= 0:
-        kind = type(x)
-        if kind in FLOATS:
-            return _tolerance(x, lower, upper, margin, sigmoid, value_at_margin)
-        if kind is np.ndarray and x.dtype == FLOAT64:
+    if sigmoid in SCALES and lower <= upper and margin >= 0:
+        if type(x) in FLOATS:
+            return _of_number(x, lower, upper, margin, sigmoid, value_at_margin)
+        if type(x) is np.ndarray and x.dtype == FLOAT64:
             if x.ndim == 0:
-                return np.array(
-                    _tolerance(x[()], lower, upper, margin, sigmoid, value_at_margin)
-                )
-            if lower == upper == 0 and margin > 0:
-                distance = np.abs(x) / margin * _scale(sigmoid, value_at_margin)
-                return SIGMOIDS[sigmoid][1](distance)
+                number = x[()]
+                return np.array(_of_number(number, lower, upper, margin, sigmoid, value_at_margin))
+            if lower == upper == 0 and margin > 0 and x.ndim == 1:
+                return _of_vector(x, margin, sigmoid, value_at_margin)
     from dm_control.utils import rewards
 
     return rewards.tolerance(x, bounds, margin, sigmoid, value_at_margin)
 
 
-def _tolerance(
+def _of_number(
     x: Any, lower: Any, upper: Any, margin: Any, sigmoid: str, value_at_margin: float
 ) -> float:
     if lower <= x <= upper:
@@ -189,42 +188,55 @@ def _tolerance(
     if margin == 0:
         return 0.0
     distance = FLOAT64((lower - x if x < lower else x - upper) / margin)
-    return float(SIGMOIDS[sigmoid][0](distance * _scale(sigmoid, value_at_margin)))
+    scaled = distance * _scale(sigmoid, value_at_margin)
+    return float(_sigmoid(sigmoid, scaled, scaled**2))
+
+
+def _of_vector(x: Any, margin: Any, sigmoid: str, value_at_margin: float) -> npt.NDArray:
+    """Return the tolerances around 0."""
+    scale = _scale(sigmoid, value_at_margin)
+    if len(x) == 1:
+        scaled = FLOAT64(abs(x[0]) / margin * scale)
+        return np.array((_sigmoid(sigmoid, scaled, scaled * scaled),))
+    scaled = np.abs(x) / margin * scale
+    if sigmoid == "gaussian":
+        return np.exp(-0.5 * (scaled * scaled))
+    if sigmoid == "long_tail":
+        return 1 / (scaled * scaled + 1)
+    value = 1 - (scaled if sigmoid == "linear" else scaled * scaled)
+    return np.where(scaled < 1, value, 0.0)
+
+
+def _sigmoid(sigmoid: str, scaled: Any, square: Any) -> Any:
+    """Return a sigmoid's value.
+
+    Args:
+        sigmoid: its name.
+        scaled: the distance.
+        square: its square. NumPy raises a single number to a power, but multiplies an array with
+            itself, which may be rounded differently.
+    """
+    if sigmoid == "gaussian":
+        return np.exp(-0.5 * square)
+    if sigmoid == "long_tail":
+        return 1 / (square + 1)
+    if abs(scaled) < 1:
+        return 1 - (scaled if sigmoid == "linear" else square)
+    return 0.0
+
+
+SCALES: dict[str, Callable[[float], Any]] = {
+    "gaussian": lambda value: np.sqrt(-2 * np.log(value)),
+    "long_tail": lambda value: np.sqrt(1 / value - 1),
+    "linear": lambda value: 1 - value,
+    "quadratic": lambda value: np.sqrt(1 - value),
+}
+"""What a distance of 1 is multiplied by, so that the sigmoid has this value there."""
 
 
 @cache
 def _scale(sigmoid: str, value_at_margin: float) -> Any:
-    """Return what a distance of 1 is multiplied by, so that its value is ``value_at_margin``."""
-    if sigmoid == "gaussian":
-        return np.sqrt(-2 * np.log(value_at_margin))
-    if sigmoid == "long_tail":
-        return np.sqrt(1 / value_at_margin - 1)
-    if sigmoid == "quadratic":
-        return np.sqrt(1 - value_at_margin)
-    return 1 - value_at_margin
-
-
-def _gaussian(x: Any) -> Any:
-    return np.exp(-0.5 * x**2)
-
-
-def _long_tail(x: Any) -> Any:
-    return 1 / (x**2 + 1)
-
-
-SIGMOIDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "gaussian": (_gaussian, _gaussian),
-    "long_tail": (_long_tail, _long_tail),
-    "linear": (
-        lambda x: 1 - x if abs(x) < 1 else 0.0,
-        lambda x: np.where(x < 1, 1 - x, 0.0),
-    ),
-    "quadratic": (
-        lambda x: 1 - x**2 if abs(x) < 1 else 0.0,
-        lambda x: np.where(x < 1, 1 - x**2, 0.0),
-    ),
-}
-"""A sigmoid of a number, and of an array of no negative numbers."""
+    return SCALES[sigmoid](value_at_margin)
 
 
 @cache
