@@ -4,6 +4,7 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.dm_control import DMControl
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
+from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
 
@@ -12,7 +13,11 @@ __all__ = [
     "DMControl",
     "GymnasiumTasks",
     "MetaWorld",
+    "Padded",
+    "PaddedSpaces",
     "ToyConflict",
     "ToyReach",
     "VectorEnv",
+    "pad_to_spec",
+    "padded_spaces",
 ]
