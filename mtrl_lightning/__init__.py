@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mtrl_lightning.callbacks import plot_curves, read_metrics
     from mtrl_lightning.envs import (
         Benchmark,
+        DMControl,
         GymnasiumTasks,
         MetaWorld,
         ToyConflict,
@@ -40,6 +41,7 @@ _HOMES = {
     "plot_curves": "callbacks",
     "read_metrics": "callbacks",
     "Benchmark": "envs",
+    "DMControl": "envs",
     "GymnasiumTasks": "envs",
     "MetaWorld": "envs",
     "ToyConflict": "envs",
@@ -64,6 +66,7 @@ __all__ = [
     "Benchmark",
     "Collector",
     "ConfigurationError",
+    "DMControl",
     "EnvSpec",
     "EnvironmentFaultError",
     "EpisodeListener",

@@ -101,7 +101,8 @@ def evaluate(
         options: further arguments of ``Evaluator``, such as ``num_workers``.
 
     Returns:
-        ``eval/success``, ``eval/success_last`` and ``eval/return``, on average and for each task.
+        ``eval/success``, ``eval/success_last``, ``eval/return`` and ``eval/score``, as far as the
+        benchmark has them, on average and for each task.
     """
     metrics: dict[str, float] = {}
     for split in benchmark.splits[1:]:

@@ -52,6 +52,9 @@ class EnvSpec(NamedTuple):
     action_sizes: tuple[int, ...] = ()
     """Size of each task's own action; what follows it in an action is 0 and has no effect. Empty if
     every task's action has the size of the action space."""
+    max_return: float | None = None
+    """Largest possible return of an episode, which a return is divided by to be a score; None if
+    the benchmark has no score."""
 
     @property
     def num_tasks(self) -> int:

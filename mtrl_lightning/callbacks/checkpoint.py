@@ -17,7 +17,7 @@ from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.datamodule import manifest_of
-from mtrl_lightning.rollout.evaluator import metric_names
+from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.schedules import Every
 
@@ -45,7 +45,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         keep_best: whether the best checkpoint is saved and kept besides.
         best_metric: which metric of an evaluation decides what is best, such as ``eval/return`` or
             ``eval/success/reach-v3``; null for the success of the first evaluated split, or its
-            return where the benchmark has no success.
+            score where the benchmark has no success, or its return where it has no score either.
         best_mode: whether the largest (``max``) or the smallest (``min``) value is best.
         at_start: whether one is written before the first environment step, too.
         on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue``
@@ -115,7 +115,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             self.keep_best = False  # nothing is evaluated
             return
         if self.best_metric is None:
-            wanted = "success" if self.session.spec.has_success else "return"
+            wanted = main_metric(self.session.spec)
             self.best_metric = next(name for name in known if name.endswith(f"/{wanted}"))
         if self.keep_best and self.best_metric not in known:
             choices = ", ".join(known[:3]) or "none, as the benchmark has no evaluated split"

@@ -28,7 +28,7 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
 
 
 def plot_curves(run_folder: str | Path) -> Path:
-    """Plot evaluation success and return, by task and on average; return alone without success.
+    """Plot what evaluations measured of success, return and score, by task and on average.
 
     Args:
         run_folder: The folder with ``metrics.csv``.
@@ -42,7 +42,8 @@ def plot_curves(run_folder: str | Path) -> Path:
 
     curves = read_metrics(run_folder)
     path = Path(run_folder) / "curves.png"
-    quantities = ("success", "return") if "eval/success" in curves else ("return",)
+    names = ("success", "return", "score")
+    quantities = [name for name in names if f"eval/{name}" in curves] or ["return"]
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     handles: list[Any] = []
     all_axes = figure.subplots(1, len(quantities), squeeze=False)[0]
@@ -57,7 +58,7 @@ def plot_curves(run_folder: str | Path) -> Path:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
         handles = axes.get_legend_handles_labels()
-        if quantity == "success":
+        if quantity in ("success", "score"):
             axes.set_ylim(-0.03, 1.03)
     if handles and len(handles[0]) <= 30:
         figure.legend(*handles, loc="outside right upper", fontsize="small")

@@ -41,6 +41,7 @@ COLUMNS = {
         _Column("success", 7, decimals=2),
         _Column("success_last", 12, decimals=2),
         _Column("return", 9, decimals=1),
+        _Column("score", 6, decimals=3),
     )
 }
 
@@ -218,10 +219,10 @@ class EvaluationCallback(SessionCallback):
 
 
 def table(evaluation: Evaluation, task_names: tuple[str, ...], env_steps: int) -> str:
-    """Return a text table of every task's success and return, and of their averages.
+    """Return a text table of every task's success, return and score, and of their averages.
 
-    Its columns are the success in any step, the success in the last step, and the return; without
-    success the return alone.
+    Its columns are the success in any step, the success in the last step, the return and the score;
+    a benchmark without success or without a score has no such columns.
     """
     columns = evaluation.values()
     width = max(len(name) for name in (*task_names, "average"))

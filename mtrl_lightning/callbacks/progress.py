@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from mtrl_lightning.rollout.evaluator import main_metric
 from mtrl_lightning.session import Session
 
 SECONDS_IN_A_FILE = 30.0
@@ -91,5 +92,6 @@ def _latest(session: Session) -> dict[str, str]:
         "return": rollout.get("rollout/return"),
     }
     if not session.spec.has_success:
-        values = {"eval return": session.results.get("eval/return")} | values
+        wanted = main_metric(session.spec)
+        values = {f"eval {wanted}": session.results.get(f"eval/{wanted}")} | values
     return {name: f"{value:.2f}" for name, value in values.items() if value is not None}

@@ -27,12 +27,13 @@ PYTHONS = ((3, 10), (3, 13))
 REQUIRED = ("torch", "lightning", "jsonargparse", "gymnasium", "numpy", "scipy", "psutil")
 OPTIONAL = {
     "metaworld": "the MetaWorld tasks",
-    "mujoco": "the simulator of MetaWorld",
+    "dm_control": "the tasks of the DeepMind Control Suite",
+    "mujoco": "the simulator of both",
     "wandb": "-c logger/wandb",
     "tensorboard": "-c logger/tensorboard",
 }
 """Packages that only some configurations need, and what for."""
-EXTRAS = {"mujoco": "metaworld"}
+EXTRAS = {"dm_control": "dmcontrol", "mujoco": "metaworld"}
 """The extra that installs a package, where it has another name."""
 PYTORCH_SELECTOR = "https://pytorch.org/get-started/locally"
 RENDERERS = ("egl", "osmesa", "glfw")

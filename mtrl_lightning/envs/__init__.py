@@ -1,6 +1,7 @@
 """Gymnasium environments and how many are stepped at once. Nothing here imports torch."""
 
 from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.dm_control import DMControl
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
 from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
@@ -9,6 +10,7 @@ from mtrl_lightning.envs.vector import VectorEnv
 
 __all__ = [
     "Benchmark",
+    "DMControl",
     "GymnasiumTasks",
     "MetaWorld",
     "Padded",

@@ -18,12 +18,10 @@ from mtrl_lightning.errors import (
 from mtrl_lightning.rollout.collector import Collector, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.threads import torch_threads
-from mtrl_lightning.types import Episode, Policy
+from mtrl_lightning.types import EnvSpec, Episode, Policy
 
-METRICS = ("success", "success_last", "return")
-"""What an evaluation measures of every task."""
-WITHOUT_SUCCESS = ("return",)
-"""What it measures where the benchmark has no success."""
+SUCCESS = ("success", "success_last")
+"""What an evaluation measures of every task where the benchmark has success."""
 WORST = (1, 5)
 """Numbers of worst tasks whose mean success is logged, where there are more tasks than that."""
 
@@ -41,21 +39,28 @@ class Evaluation(NamedTuple):
     """Whether the benchmark reports success; without it there are no metrics of it."""
     info: Mapping[str, Mapping[int, float]] = {}
     """Means of the numbers of ``info`` that are logged, by name and task."""
+    max_return: float | None = None
+    """Return with the score 1; without it there is no score."""
 
     def values(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return what was measured of every task, by name."""
-        values_T = (self.success_T, self.success_last_T, self.return_T)
-        measured = dict(zip(METRICS, values_T, strict=True))
-        return {name: measured[name] for name in _measured(self.has_success)}
+        measured: dict[str, npt.NDArray[np.float64]] = {}
+        if self.has_success:
+            measured |= {"success": self.success_T, "success_last": self.success_last_T}
+        measured["return"] = self.return_T
+        if self.max_return is not None:
+            measured["score"] = self.return_T / self.max_return
+        return measured
 
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
-        """Return success in any step and in the last one, and return: on average and per task.
+        """Return success in any step and in the last one, return and score: mean and per task.
 
-        They are called ``eval/success``, ``eval/success_last``, ``eval/return`` in the split
-        ``eval``, ``eval_<split>/...`` in others, and those of a task end with ``/<task>``.
+        They are called ``eval/success``, ``eval/success_last``, ``eval/return``, ``eval/score`` in
+        the split ``eval``, ``eval_<split>/...`` in others, and those of a task end with
+        ``/<task>``.
         ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks,
         ``eval/info/<key>`` the mean of a number of ``info`` over steps and episodes.
-        A benchmark without success has those of the return alone.
+        A benchmark without success has none of it, one without a largest return no score.
         """
         prefix = _prefix(self.split)
         values = self.values()
@@ -71,8 +76,16 @@ class Evaluation(NamedTuple):
         return result | info_metrics(prefix, self.info, task_names)
 
 
-def _measured(has_success: bool) -> tuple[str, ...]:
-    return METRICS if has_success else WITHOUT_SUCCESS
+def _measured(spec: EnvSpec) -> tuple[str, ...]:
+    success = SUCCESS if spec.has_success else ()
+    score = () if spec.max_return is None else ("score",)
+    return (*success, "return", *score)
+
+
+def main_metric(spec: EnvSpec) -> str:
+    """Return the quantity that tells how good a policy is: success, else score, else return."""
+    measured = _measured(spec)
+    return next(name for name in ("success", "score", "return") if name in measured)
 
 
 def _worst(num_tasks: int) -> list[int]:
@@ -88,7 +101,7 @@ def metric_names(benchmark: Benchmark) -> list[str]:
     prefixes = [_prefix(split) for split in benchmark.splits[1:]]
     spec = benchmark.spec
     task_names = spec.task_names
-    measured = _measured(spec.has_success)
+    measured = _measured(spec)
     names = [f"{prefix}/{metric}" for prefix in prefixes for metric in measured]
     numbers = _worst(len(task_names)) if spec.has_success else []
     worst = [f"{prefix}/success_worst_{k}" for prefix in prefixes for k in numbers]
@@ -204,8 +217,16 @@ class Evaluator:
             for field in ("success", "success_last", "return_")
         )
         info = mean_info(dict(enumerate(per_task)))
-        has_success = self._benchmark.spec.has_success
-        return Evaluation(self._split, success, success_last, returns, has_success, info)
+        spec = self._benchmark.spec
+        return Evaluation(
+            self._split,
+            success,
+            success_last,
+            returns,
+            spec.has_success,
+            info,
+            spec.max_return,
+        )
 
     def remake_envs(self, benchmark: Benchmark) -> None:
         """Evaluate in environments of another benchmark from here on.

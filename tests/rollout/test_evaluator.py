@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
+from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import MetaWorld, ToyReach
 from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
+from mtrl_lightning.rollout.evaluator import main_metric
 from tests.fakes import (
     Constant,
     Recorder,
@@ -192,6 +194,35 @@ def test_without_success_there_are_metrics_of_the_return_alone():
     expected = {"eval/return": 2.5}
     expected |= {f"eval/return/{task}": float(i) for i, task in enumerate(tasks)}
     assert evaluation.metrics(tasks) == expected
+
+
+def test_a_score_is_the_return_divided_by_the_largest_one():
+    zero_T = np.zeros(2)
+    returns_T = np.array([250.0, 500.0])
+    evaluation = Evaluation("eval", zero_T, zero_T, returns_T, has_success=False, max_return=1000.0)
+    assert evaluation.metrics(("a", "b")) == {
+        "eval/return": 375.0,
+        "eval/score": 0.375,
+        "eval/return/a": 250.0,
+        "eval/return/b": 500.0,
+        "eval/score/a": 0.25,
+        "eval/score/b": 0.5,
+    }
+    assert table(evaluation, ("a", "b"), 7).splitlines() == [
+        "eval after 7 env steps",
+        "task        return   score",
+        "a            250.0   0.250",
+        "b            500.0   0.500",
+        "--------------------------",
+        "average      375.0   0.375",
+    ]
+
+
+def test_what_is_best_is_decided_by_success_else_score_else_return():
+    spec = Scripted(1).spec._replace(max_return=5.0)
+    assert main_metric(spec) == "success"
+    assert main_metric(spec._replace(has_success=False)) == "score"
+    assert main_metric(spec._replace(has_success=False, max_return=None)) == "return"
 
 
 def test_the_success_of_the_worst_tasks_is_their_mean():
