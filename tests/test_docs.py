@@ -1,6 +1,7 @@
 """The pages build without a warning, and hold what they promise."""
 
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def test_an_option_without_a_line_and_a_line_without_an_option_are_errors(
 
 
 def test_descriptions_go_over_several_lines(from_code):
-    described = from_code.described_arguments(RolloutCallback.__doc__.replace("\n    ", "\n"))
+    described = from_code.described_arguments(inspect.cleandoc(RolloutCallback.__doc__))
     assert next(iter(described)) == "total_steps" and "seed" in described
     assert described["timeout"] == "seconds to wait for a worker before it counts as hung."
     assert described["warmup_steps"].endswith("first update; null for 10,000.")
