@@ -24,6 +24,7 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, with_info
+from mtrl_lightning.envs.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
 from mtrl_lightning.replay import MultiTaskData
@@ -78,6 +79,7 @@ class Run(NamedTuple):
     policy: Algorithm
     """What was trained: acts by ``act(observation_ED, task_E, mode)``."""
     benchmark: Benchmark
+    """The tasks, in the wrappers of ``data.wrappers``."""
 
     @property
     def checkpoint(self) -> Path:
@@ -194,6 +196,7 @@ def train(
             f" {num_envs} environments"
         )
     seed_everything(seed, verbose=False)
+    benchmark = with_wrappers(benchmark, given["data"].get("wrappers"))
     info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
@@ -272,7 +275,7 @@ def train(
         "data": {"benchmark": dict(benchmark.spec.protocol), **options["data"]},
     }
     with launch.hold():
-        data = MultiTaskData(benchmark, **options["data"])
+        data = MultiTaskData(benchmark, **{**options["data"], "wrappers": None})  # it has them
         evaluation = EvaluationCallback(**options["evaluation"])
         parts = [
             RolloutCallback(**options["rollout"]),
