@@ -33,7 +33,8 @@ from mtrl_lightning.replay.datamodule import (
     TRANSITIONS_PER_TASK,
     trained_spec,
 )
-from mtrl_lightning.rollout import EpisodeListener, Evaluator
+from mtrl_lightning.rollout import ActionTransform, EpisodeListener, Evaluator
+from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
@@ -80,6 +81,8 @@ class Run(NamedTuple):
     """What was trained: acts by ``act(observation_ED, task_E, mode)``."""
     benchmark: Benchmark
     """The tasks, in the wrappers of ``data.wrappers``."""
+    action_transforms: Sequence[ActionTransform] = ()
+    """What changed the policy's actions before environments were sent them."""
 
     @property
     def checkpoint(self) -> Path:
@@ -88,7 +91,8 @@ class Run(NamedTuple):
 
     def evaluate(self, num_episodes: int = 10, **options: Any) -> dict[str, float]:
         """Run test episodes of every task; see ``evaluate``."""
-        return evaluate(self.policy, self.benchmark, num_episodes, **options)
+        policy = with_action_transforms(self.policy, self.action_transforms)
+        return evaluate(policy, self.benchmark, num_episodes, **options)
 
 
 def evaluate(
@@ -295,7 +299,13 @@ def train(
         )
         check_trainer(trainer)
         fit(trainer, model, data, launch.checkpoint)
-    return Run(launch.folder, dict(evaluation.session.results), model.cpu(), benchmark)
+    return Run(
+        launch.folder,
+        dict(evaluation.session.results),
+        model.cpu(),
+        benchmark,
+        options["rollout"].get("action_transforms") or (),
+    )
 
 
 def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
