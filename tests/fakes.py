@@ -271,7 +271,7 @@ def half(number):
 
 
 class Drift(gym.ObservationWrapper):
-    """A user's own: adds to the observations a number that grows from step to step."""
+    """A user's own: adds to the observations a number that grows in an episode."""
 
     def __init__(self, env, step=0.5, *, as_said=True):
         super().__init__(env)
@@ -279,6 +279,10 @@ class Drift(gym.ObservationWrapper):
         self.observation_space = Box(-np.inf, np.inf, (size if as_said else size + 1,), np.float32)
         self._step = step
         self._drift = np.zeros(size)
+
+    def reset(self, **kwargs):
+        self._drift = np.zeros_like(self._drift)  # an evaluation depends on nothing before it
+        return super().reset(**kwargs)
 
     def observation(self, observation):
         self._drift += self._step

@@ -113,7 +113,12 @@ class WithWrappers(Benchmark):
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments, and wrap it."""
         name = self.benchmark.spec.task_names[task]
-        return pad_to_spec(self._wrapped(self._own_env(task, split, seed), name), self.spec)
+        env = self._wrapped(self._own_env(task, split, seed), name)
+        for layer in layers_of(env):
+            # a wrapper that makes a space of another one starts its generator at random
+            layer.observation_space.seed(seed)
+            layer.action_space.seed(seed)
+        return pad_to_spec(env, self.spec)
 
     def _own_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment that is wrapped: with a ``TimeLimit`` and without padding."""

@@ -234,6 +234,12 @@ def test_a_benchmark_that_replaces_another_has_its_wrappers_and_its_info():
     assert with_layers_of(toy, ToyReach(2, 3)).spec.horizon == 3
 
 
+def test_the_same_seed_gives_the_same_state_spaces_included():
+    benchmark = WithWrappers(ToyReach(1, HORIZON), [STACK, FLATTEN])
+    states = [EnvState(benchmark.make_env(0, "train", seed)).get() for seed in (1, 1, 2)]
+    assert states[0] == states[1] != states[2]
+
+
 def test_an_environment_has_one_time_limit():
     env = WithWrappers(ToyReach(1, HORIZON), [HALF]).make_env(0, "train", 0)
     assert isinstance(env.env, TimeLimit)
