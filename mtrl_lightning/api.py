@@ -24,6 +24,7 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, with_info
+from mtrl_lightning.envs.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
 from mtrl_lightning.replay import MultiTaskData
@@ -32,7 +33,8 @@ from mtrl_lightning.replay.datamodule import (
     TRANSITIONS_PER_TASK,
     trained_spec,
 )
-from mtrl_lightning.rollout import EpisodeListener, Evaluator
+from mtrl_lightning.rollout import ActionTransform, EpisodeListener, Evaluator
+from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
@@ -78,6 +80,9 @@ class Run(NamedTuple):
     policy: Algorithm
     """What was trained: acts by ``act(observation_ED, task_E, mode)``."""
     benchmark: Benchmark
+    """The tasks, in the wrappers of ``data.wrappers``."""
+    action_transforms: Sequence[ActionTransform] = ()
+    """What changed the policy's actions before environments were sent them."""
 
     @property
     def checkpoint(self) -> Path:
@@ -86,7 +91,8 @@ class Run(NamedTuple):
 
     def evaluate(self, num_episodes: int = 10, **options: Any) -> dict[str, float]:
         """Run test episodes of every task; see ``evaluate``."""
-        return evaluate(self.policy, self.benchmark, num_episodes, **options)
+        policy = with_action_transforms(self.policy, self.action_transforms)
+        return evaluate(policy, self.benchmark, num_episodes, **options)
 
 
 def evaluate(
@@ -195,6 +201,7 @@ def train(
             f" {num_envs} environments"
         )
     seed_everything(seed, verbose=False)
+    benchmark = with_wrappers(benchmark, given["data"].get("wrappers"))
     info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
@@ -273,7 +280,7 @@ def train(
         "data": {"benchmark": dict(benchmark.spec.protocol), **options["data"]},
     }
     with launch.hold():
-        data = MultiTaskData(benchmark, **options["data"])
+        data = MultiTaskData(benchmark, **{**options["data"], "wrappers": None})  # it has them
         evaluation = EvaluationCallback(**options["evaluation"])
         parts = [
             RolloutCallback(**options["rollout"]),
@@ -293,7 +300,13 @@ def train(
         )
         check_trainer(trainer)
         fit(trainer, model, data, launch.checkpoint)
-    return Run(launch.folder, dict(evaluation.session.results), model.cpu(), benchmark)
+    return Run(
+        launch.folder,
+        dict(evaluation.session.results),
+        model.cpu(),
+        benchmark,
+        options["rollout"].get("action_transforms") or (),
+    )
 
 
 def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -16,10 +16,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, RolloutBuffer
-from mtrl_lightning.rollout import Collector, EpisodeListener
+from mtrl_lightning.rollout import ActionTransform, Collector, EpisodeListener
 from mtrl_lightning.rollout.episodes import named
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Session:
         self.loggers: list[Logger] = trainer.loggers
         self.total_steps = 0
         """Environment steps after which the run ends."""
+        self.action_transforms: Sequence[ActionTransform] = ()
+        """What changes the policy's actions before environments are sent them."""
         self.is_training = False
         """True from the start of training on: before that, state may be half restored."""
         self.results: dict[str, float] = {}
@@ -124,7 +127,10 @@ class Session:
             device: that trains.
             listeners: called at the events of every training episode.
         """
-        rank_zero_info(", ".join(f"{key} {value}" for key, value in self.spec.protocol.items()))
+        protocol = {key: v for key, v in self.spec.protocol.items() if key != "wrappers"}
+        rank_zero_info(", ".join(f"{key} {value}" for key, value in protocol.items()))
+        if self.pipeline:
+            rank_zero_info(self.pipeline)
         num_tasks = len(self.spec.train_tasks)
         rank_zero_info(self.algorithm.summary)
         rank_zero_info(
@@ -132,7 +138,12 @@ class Session:
             f" in {envs.num_workers} workers"
         )
         self._collector = Collector(
-            envs, self.algorithm, counters=self.counters, window=window, listeners=listeners
+            envs,
+            self.algorithm,
+            counters=self.counters,
+            window=window,
+            listeners=listeners,
+            action_transforms=self.action_transforms,
         )
         fields = self.algorithm.policy_fields
         tasks = envs.task_E.tolist()
@@ -141,6 +152,24 @@ class Session:
             self.data.open_replay(tasks, self.folder, device, fields)
         else:
             self.data.open_rollout_buffer(tasks, collection, fields, device)
+
+    @property
+    def pipeline(self) -> str:
+        """What changes observations, rewards and actions on their way; empty if nothing does."""
+        wrappers = str(self.spec.protocol.get("wrappers", ""))
+        transforms = [
+            type(transform).__name__
+            for transform in self.algorithm.transforms
+            if type(transform) is not RewardScale  # which leaves rewards as they are
+        ]
+        senders = [type(transform).__name__ for transform in self.action_transforms]
+        ways = []
+        if wrappers or transforms:
+            steps = ["environment", wrappers, "stored", *transforms, "policy"]
+            ways.append(f"Observations and rewards: {' > '.join(step for step in steps if step)}")
+        if senders:
+            ways.append(f"Actions: {' > '.join(['policy', 'stored', *senders, 'environment'])}")
+        return ". ".join(ways)
 
     @property
     def collector(self) -> Collector:

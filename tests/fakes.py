@@ -266,6 +266,29 @@ def point_in_space():
     return Point(3)
 
 
+def half(number):
+    return number / 2
+
+
+class Drift(gym.ObservationWrapper):
+    """A user's own: adds to the observations a number that grows in an episode."""
+
+    def __init__(self, env, step=0.5, *, as_said=True):
+        super().__init__(env)
+        size = env.observation_space.shape[0]
+        self.observation_space = Box(-np.inf, np.inf, (size if as_said else size + 1,), np.float32)
+        self._step = step
+        self._drift = np.zeros(size)
+
+    def reset(self, **kwargs):
+        self._drift = np.zeros_like(self._drift)  # an evaluation depends on nothing before it
+        return super().reset(**kwargs)
+
+    def observation(self, observation):
+        self._drift += self._step
+        return (observation + self._drift).astype(np.float32)
+
+
 class InOrder(gym.Wrapper):
     """Begins the next episode with the next goal; its rewards are Python floats.
 

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import FlattenObservation, FrameStackObservation, TransformReward
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
@@ -24,8 +25,11 @@ from mtrl_lightning import (
     GymnasiumTasks,
     MultiTaskData,
     ToyReach,
+    evaluate,
+    load_policy,
     train,
 )
+from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     CurvesCallback,
@@ -41,6 +45,7 @@ from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.launch import fit
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.rollout import ActionNoise, ScaleAction, TransformedPolicy
 from mtrl_lightning.runs import new_run_folder
 
 SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width=16))
@@ -387,3 +392,58 @@ def test_a_task_is_described_without_addresses():
 
 def make_pendulum(unused):
     return gym.make("Pendulum-v1")
+
+
+def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_path):
+    class Keep(Callback):
+        def on_train_end(self, trainer, pl_module):
+            self.buffer = trainer.datamodule.buffer
+
+    kept = Keep()
+    transforms = [ScaleAction(0.5), ActionNoise(1e-3)]
+    run = small(
+        ToyReach(2, horizon=7),
+        tmp_path,
+        algorithm=partial(
+            SMALL_SAC, transforms=[NormalizeObservation], reward_scale=NormalizeReward
+        ),
+        callbacks=[kept],
+        total_steps=140,
+        evaluation_every=140,
+        data={"wrappers": [partial(FrameStackObservation, stack_size=3), FlattenObservation]},
+        rollout={"action_transforms": transforms},
+    )
+    normalize = run.policy.transforms[1]
+    rows_T = normalize.moments.count_T.tolist()
+    assert rows_T == [70, 70]
+    for task in range(2):
+        rows = kept.buffer.storage.take(torch.full((70,), task), torch.arange(70))
+        observation_ND = rows["observation"].double()
+        wanted = (observation_ND.mean(0), observation_ND.var(0, correction=0))
+        torch.testing.assert_close(normalize.moments.mean_TD[task], wanted[0])
+        torch.testing.assert_close(normalize.moments.variance_TD[task], wanted[1])
+        # the point moves by 0.2 times the action that was sent
+        moved_N2 = rows["next_observation"][:, 4:] - rows["observation"][:, 4:]
+        is_free_N2 = rows["next_observation"][:, 4:].abs() < 1
+        sent_N2 = 0.5 * rows["action"]
+        error_N2 = (moved_N2 / 0.2 - sent_N2)[is_free_N2]
+        assert 1e-4 < error_N2.abs().max() < 1e-2 and rows["action"].abs().max() > 0.6
+
+    before = normalize.moments.state_dict()
+    assert run.evaluate(2, num_workers=0) == run.evaluation, "in the wrappers, with scaled actions"
+    assert run.evaluation != evaluate(run.policy, run.benchmark, 2, num_workers=0)
+    policy = load_policy(run.checkpoint)
+    sent = TransformedPolicy(policy, transforms)
+    assert evaluate(sent, run.benchmark, 2, num_workers=0) == run.evaluation
+    loaded = policy._algorithm.transforms[1].moments.state_dict()
+    for name, value in before.items():
+        assert torch.equal(value, normalize.moments.state_dict()[name]), "frozen in evaluations"
+        assert torch.equal(value, loaded[name])
+    assert policy.spec.protocol["wrappers"] == run.benchmark.pipeline
+    with_reward = [*run.benchmark.wrappers, partial(TransformReward, func=abs)]
+    for wrappers, message in (
+        (None, "the observation of 'goal-0' has 6 numbers there and 2 here"),
+        (with_reward, r"another protocol: wrappers .*Flatten.* there and .*TransformReward"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            small(ToyReach(2, horizon=7), tmp_path, ckpt_path="last", data={"wrappers": wrappers})

@@ -55,7 +55,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     **{name: set() for name in BASE},
 }
-EXCEPTIONS = {("replay/datamodule.py", "mtrl_lightning.envs.benchmark")}
+EXCEPTIONS = {
+    ("replay/datamodule.py", "mtrl_lightning.envs.benchmark"),
+    ("replay/datamodule.py", "mtrl_lightning.envs.wrapped"),
+}
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}

@@ -71,6 +71,7 @@ def test_every_file_is_known():
         "algorithm/mtsac",
         "algorithm/mtsac_mtrl",
         "base",
+        "connectors",
         "encoder/care",
         "encoder/identity",
         "encoder/language",

@@ -24,6 +24,20 @@ SHORT = [
     "--checkpoint.keep_last=-1",
 ]
 
+CONNECTORS = [
+    "--data.wrappers+={class_path: gymnasium.wrappers.FrameStackObservation,"
+    " init_args: {stack_size: 3}}",
+    "--data.wrappers+=gymnasium.wrappers.FlattenObservation",
+    "--data.wrappers+={class_path: tests.fakes.Drift, init_args: {step: 0.001}}",
+    "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
+    "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
+    "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ActionNoise,"
+    " init_args: {std: 0.1}}",
+    "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ScaleAction,"
+    " init_args: {factor: 0.5}}",
+]
+"""Everything that changes observations, rewards and actions on their way."""
+
 
 def assert_same(one, other, path="checkpoint"):
     assert type(one) is type(other), path
@@ -175,6 +189,8 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
             "--rollout.envs_per_task=2",
             "--data.exclude_from_training=[goal-1]",
             "--data.batch_size=64",
+            "--data.benchmark.init_args.horizon=7",  # the checkpoint is in the middle of episodes
+            *CONNECTORS,
         ],
     ],
 )

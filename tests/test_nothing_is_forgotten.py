@@ -12,6 +12,7 @@ import torch
 
 from mtrl_lightning.callbacks import CheckpointCallback, InterruptionCallback
 from tests.object_graph import graph_of
+from tests.test_exact_continuation import CONNECTORS
 
 DEAD = {
     r"stopwatch\.|collector\.times\.": "times",
@@ -77,6 +78,7 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         options += [
             "--data.info_keys=[place,steps,score]",
             "--rollout.listeners+=tests.diary.Diary",
+            *CONNECTORS,
         ]
     command_line("fit", *options)
     monkeypatch.setattr(CheckpointCallback, "_write", write)

@@ -2,6 +2,7 @@
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate, LinearRate
+from mtrl_lightning.algorithms.normalization import NormalizeObservation, NormalizeReward
 from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
@@ -24,6 +25,8 @@ __all__ = [
     "LearningRate",
     "LinearRate",
     "MeanReward",
+    "NormalizeObservation",
+    "NormalizeReward",
     "PopArt",
     "ReturnRange",
     "ReturnScale",

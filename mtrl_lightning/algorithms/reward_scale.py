@@ -122,11 +122,7 @@ class ReturnRange(RewardScale):
 
     def check(self, discount: float) -> None:
         """Refuse another discount than the critic's."""
-        if discount != self._discount:
-            raise ConfigurationError(
-                f"reward_scale has the discount {self._discount} and the critic {discount}:"
-                " set model.init_args.reward_scale.init_args.discount to the critic's"
-            )
+        check_discount(self._discount, discount)
 
     def observe(self, transitions: Transitions) -> None:
         """Add the rewards to their episodes; take the returns of those that ended.
@@ -162,6 +158,19 @@ class ReturnRange(RewardScale):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self._rewards = {int(env): list(rewards) for env, rewards in state["rewards"].items()}
+
+
+def check_discount(own: float, critic: float) -> None:
+    """Check that a reward scale has the critic's discount.
+
+    Raises:
+        ConfigurationError: if it does not.
+    """
+    if own != critic:
+        raise ConfigurationError(
+            f"reward_scale has the discount {own} and the critic {critic}:"
+            " set model.init_args.reward_scale.init_args.discount to the critic's"
+        )
 
 
 def discounted_returns(rewards: npt.NDArray, return_after: float, discount: float) -> npt.NDArray:

@@ -15,6 +15,7 @@ from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
 from mtrl_lightning.rollout import Evaluation, Evaluator
+from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.schedules import Every
 
 
@@ -155,10 +156,11 @@ class EvaluationCallback(SessionCallback):
     def _evaluate(self) -> None:
         session = self.session
         results: dict[str, float] = {}
+        policy = with_action_transforms(session.algorithm, session.action_transforms)
         self._call_in_fit("on_validation_start", "on_validation_epoch_start")
         for evaluator in self._evaluators:
             with session.stopwatch.measure("evaluate"):
-                evaluation = evaluator.evaluate(session.algorithm, session.check_signals)
+                evaluation = evaluator.evaluate(policy, session.check_signals)
             results |= evaluation.metrics(session.spec.task_names)
             _print(table(evaluation, session.spec.task_names, session.counters.env_steps))
         session.results = results

@@ -16,7 +16,7 @@ from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
-from mtrl_lightning.rollout import EpisodeListener
+from mtrl_lightning.rollout import ActionTransform, EpisodeListener
 from mtrl_lightning.schedules import UpdateRatio
 
 
@@ -49,7 +49,10 @@ class RolloutCallback(Driver):
             fault the run saves and ends.
         listeners: called at the events of every training episode, chosen by ``class_path``; see
             ``EpisodeListener``.
-        seed: of the environments.
+        action_transforms: change the actions that are sent to the environments, one after another;
+            the actions that the policy chose are stored. An evaluation has them too, without noise.
+            Chosen by ``class_path``; see ``ActionTransform``.
+        seed: of the environments and the action transforms.
 
     Raises:
         ConfigurationError: if a number is out of range.
@@ -68,6 +71,7 @@ class RolloutCallback(Driver):
         timeout: float = 300.0,
         max_restarts: int = 10,
         listeners: list[EpisodeListener] | None = None,
+        action_transforms: list[ActionTransform] | None = None,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or total_steps < 1:
@@ -105,12 +109,14 @@ class RolloutCallback(Driver):
         self._max_restarts = max_restarts
         self._seed = seed
         self._listeners = listeners or []
+        self._action_transforms = action_transforms or []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the training environments and take the memory for their transitions."""
         super().setup(trainer, pl_module, stage)
         session = self.session
         session.total_steps = self.total_steps
+        session.action_transforms = self._action_transforms
         self.loop = self._make_loop()
         if stage != TrainerFn.FITTING or session.is_open:
             return
@@ -132,6 +138,10 @@ class RolloutCallback(Driver):
             max_restarts=self._max_restarts,
             on_restart=lambda reason: session.note_restart(envs, reason),
         )
+        for place, transform in enumerate(self._action_transforms):
+            # environments have keys of other lengths, or a second number of at least 1
+            seeding = np.random.SeedSequence(self._seed, spawn_key=(place, 0))
+            transform.seed(int(seeding.generate_state(1)[0]))
         session.open(envs, self._window, device, self._listeners)
         self.loop.open()
 

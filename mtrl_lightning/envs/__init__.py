@@ -7,6 +7,7 @@ from mtrl_lightning.envs.metaworld import MetaWorld
 from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.envs.wrapped import WithWrappers
 
 __all__ = [
     "Benchmark",
@@ -18,6 +19,7 @@ __all__ = [
     "ToyConflict",
     "ToyReach",
     "VectorEnv",
+    "WithWrappers",
     "pad_to_spec",
     "padded_spaces",
 ]

@@ -174,13 +174,6 @@ def _check_sizes(spec: EnvSpec, name: str, space: Box) -> None:
             )
 
 
-def with_info_of(former: Benchmark, changed: Benchmark) -> Benchmark:
-    """Return a benchmark that takes the place of another one, and logs the same of ``info``."""
-    if isinstance(former, WithInfo) and not isinstance(changed, WithInfo):
-        return WithInfo(changed, former.keys, former.store)
-    return changed
-
-
 def check_same(former: EnvSpec, changed: EnvSpec) -> None:
     """Check that what an algorithm knows of a benchmark holds for another one.
 

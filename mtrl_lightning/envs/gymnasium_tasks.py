@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.metadata
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.spaces import Box
 from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
 
-from mtrl_lightning.envs.actions import leaves, what_is_wrong
+from mtrl_lightning.envs import observations
+from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec
+from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.padding import pad_to_spec, padded_spaces
+from mtrl_lightning.envs.state import layers_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
 
@@ -201,30 +202,13 @@ def _description(task: Any) -> str:
         return task
     if isinstance(task, dict):
         kwargs = task.get("kwargs") or {}
-        values = json.dumps(kwargs, sort_keys=True, default=_qualified_name) if kwargs else ""
-        return f"{task.get('id')} {values}".strip()
-    if isinstance(task, functools.partial):
-        values = json.dumps([*task.args, task.keywords], sort_keys=True, default=_qualified_name)
-        return f"{_description(task.func)} {values}"
-    return _qualified_name(task)
-
-
-def _qualified_name(value: Any) -> str:
-    """Name a function or class, or an object's class: the same in every process."""
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _layers(env: gym.Env) -> Iterator[gym.Env]:
-    yield env
-    while isinstance(env, gym.Wrapper):
-        env = env.env
-        yield env
+        return f"{task.get('id')} {values_text(kwargs) if kwargs else ''}".strip()
+    return callable_name(task)
 
 
 def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
     """Return the steps after which the environment's episodes are truncated."""
-    limits = [layer._max_episode_steps for layer in _layers(env) if isinstance(layer, TimeLimit)]
+    limits = [layer._max_episode_steps for layer in layers_of(env) if isinstance(layer, TimeLimit)]
     if horizon is not None:
         limits.append(horizon)
     if not limits:
@@ -237,15 +221,11 @@ def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
 
 def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     """Return the environment with a box of observations, and actions in [-1, 1]."""
-    space = env.observation_space
-    if isinstance(space, (Dict, Tuple)) and all(isinstance(leaf, Box) for leaf in leaves(space)):
+    wrong = observations.what_is_wrong(env.observation_space)
+    if wrong is not None:
+        raise ConfigurationError(f"task {name!r}: {wrong}")
+    if observations.is_flat(env.observation_space):
         env = FlattenObservation(env)
-    elif not isinstance(space, Box):
-        raise ConfigurationError(
-            f"task {name!r}: its observation space is {space};"
-            " observations must be a Box, or a Dict or Tuple of boxes."
-            " Wrap the environment in gymnasium.wrappers.FlattenObservation"
-        )
     actions = env.action_space
     wrong = what_is_wrong(actions)
     if wrong is not None:

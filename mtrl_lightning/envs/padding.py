@@ -81,6 +81,17 @@ def pad_to_spec(env: gym.Env, spec: EnvSpec) -> gym.Env:
     return Padded(env, observation_size, action_size)
 
 
+def without_padding(env: gym.Env) -> gym.Env:
+    """Return the environment with its own observations and actions: without ``Padded`` layers."""
+    layer = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer.env, Padded):
+            layer.env = layer.env.env
+        else:
+            layer = layer.env
+    return env.env if isinstance(env, Padded) else env
+
+
 class PaddedSpaces(NamedTuple):
     """The spaces that tasks of different sizes share, and each task's own sizes."""
 

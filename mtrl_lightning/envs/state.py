@@ -61,7 +61,7 @@ class EnvState:
 
     def _encode_layers(self, encoder: Encoder) -> list[Any]:
         layers = []
-        for layer in _layers(self._env):
+        for layer in layers_of(self._env):
             name = type(layer).__name__
             if _answers(layer):
                 answer = layer.get_state()  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ class EnvState:
         """
         simulations, *layers = states
         found = [name for name, _ in layers]
-        here = [type(layer).__name__ for layer in _layers(self._env)]
+        here = [type(layer).__name__ for layer in layers_of(self._env)]
         if found != here or len(simulations) != len(self._mujoco):
             raise ConfigurationError(
                 f"the state is of another environment: {' > '.join(found)} there,"
@@ -95,7 +95,7 @@ class EnvState:
         for mujoco, simulation in zip(self._mujoco, simulations, strict=True):
             mujoco.set(simulation)
         decoder = Decoder(self._simulators, self._classes)
-        for layer, (name, state) in zip(_layers(self._env), layers, strict=True):
+        for layer, (name, state) in zip(layers_of(self._env), layers, strict=True):
             if _answers(layer):
                 answer = {key: decoder.decode(value, None, name) for key, value in state.items()}
                 layer.set_state(answer)  # type: ignore[attr-defined]
@@ -103,7 +103,8 @@ class EnvState:
                 decoder.attributes(layer, state, name)
 
 
-def _layers(env: gym.Env) -> Iterator[gym.Env]:
+def layers_of(env: gym.Env) -> Iterator[gym.Env]:
+    """Yield the environment and what it wraps, the outermost layer first."""
     yield env
     while isinstance(env, gym.Wrapper):
         env = env.env

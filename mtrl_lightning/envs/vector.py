@@ -13,9 +13,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from mtrl_lightning.envs.arrays import SharedMemory, arrays_in, num_bytes
-from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec, with_info_of
+from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.env_group import GroupPlan
 from mtrl_lightning.envs.groups import LocalGroup, WorkerGroup, close_together
+from mtrl_lightning.envs.wrapped import with_layers_of
 from mtrl_lightning.errors import (
     CallError,
     ConfigurationError,
@@ -319,7 +320,7 @@ class VectorEnv(gym.vector.VectorEnv):
             ConfigurationError: if its tasks, spaces or fields are not the former ones.
         """
         benchmark = self._benchmark if benchmark is None else benchmark
-        benchmark = with_info_of(self._benchmark, benchmark)
+        benchmark = with_layers_of(self._benchmark, benchmark)
         spec = check_spec(benchmark.spec)
         check_same(self.spec_, spec)
         if self._split not in benchmark.splits:

@@ -64,7 +64,8 @@ class Identity(Encoder):
             raise ConfigurationError(
                 f"the encoder {type(self).__name__} takes state vectors,"
                 f" and observations have the shape {observation_space.shape}:"
-                " set model.init_args.encoder to an encoder of images"
+                " set model.init_args.encoder to an encoder of images, or, where they are stacked"
+                " vectors, append gymnasium.wrappers.FlattenObservation to data.wrappers"
             )
         self.out_dim = observation_space.shape[0]
 
@@ -223,14 +224,27 @@ class Standardize(Identity):
             self.rows_T[task] += len(rows_ND)
             weight = len(rows_ND) / int(self.rows_T[task])
             _add_rows(self.mean_TD[task], self.variance_TD[task], rows_ND, weight)
-        is_seen_T = (self.rows_T > 0).tolist()
-        for task, size in enumerate(self._sizes):
-            alike = [i for i, n in enumerate(self._sizes) if is_seen_T[i] and n == size]
-            if alike and not is_seen_T[task]:
-                mean_ND = self.mean_TD[alike]
-                self.mean_TD[task] = mean_ND.mean(0)
-                between_D = mean_ND.var(0, correction=0)
-                self.variance_TD[task] = self.variance_TD[alike].mean(0) + between_D
+        fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T > 0).tolist(), self._sizes)
+
+
+def fill_unseen(
+    mean_TD: Tensor, variance_TD: Tensor, is_seen_T: Sequence[bool], sizes: Sequence[int]
+) -> None:
+    """Give tasks without statistics, in place, those of all tasks that have some, and their size.
+
+    Args:
+        mean_TD: means.
+        variance_TD: variances.
+        is_seen_T: which tasks have statistics of their own.
+        sizes: size of each task's own observation.
+    """
+    for task, size in enumerate(sizes):
+        alike = [i for i, n in enumerate(sizes) if is_seen_T[i] and n == size]
+        if alike and not is_seen_T[task]:
+            mean_ND = mean_TD[alike]
+            mean_TD[task] = mean_ND.mean(0)
+            between_D = mean_ND.var(0, correction=0)
+            variance_TD[task] = variance_TD[alike].mean(0) + between_D
 
 
 def _add_rows(mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float) -> None:

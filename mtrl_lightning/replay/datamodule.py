@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, IterableDataset
 
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec, with_info
+from mtrl_lightning.envs.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
@@ -48,6 +49,9 @@ class MultiTaskData(LightningDataModule):
             memory, for one larger than the memory.
         on_device: off-policy only: keep the replay in the memory of the GPU that trains, if it
             takes at most half of what is free there.
+        wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
+            evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
+            in Python also classes and functions. See ``WithWrappers``.
         info_keys: names of numbers in the environments' ``info`` whose means are logged, as
             ``rollout/info/<key>`` and ``eval/info/<key>``, with ``_last`` for an episode's last
             value.
@@ -68,12 +72,13 @@ class MultiTaskData(LightningDataModule):
         exclude_from_training: list[str] | None = None,
         memory_map: bool = False,
         on_device: bool = True,
+        wrappers: list[str | dict[str, Any]] | None = None,
         info_keys: list[str] | None = None,
         store_info: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        benchmark = with_info(benchmark, info_keys, store_info)
+        benchmark = with_info(with_wrappers(benchmark, wrappers), info_keys, store_info)
         self.benchmark = benchmark
         self.given_replay_options = {
             "data.batch_size": batch_size,

@@ -1,10 +1,20 @@
 """Acting: a policy and a vector environment give transitions and episodes. Knows no learner."""
 
+from mtrl_lightning.rollout.action_transforms import (
+    ActionNoise,
+    ActionTransform,
+    ClipAction,
+    ScaleAction,
+    TransformedPolicy,
+)
 from mtrl_lightning.rollout.collector import Collector, EpisodeListener, Sample
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
 
 __all__ = [
+    "ActionNoise",
+    "ActionTransform",
+    "ClipAction",
     "Collector",
     "EpisodeListener",
     "EpisodeWindows",
@@ -12,4 +22,6 @@ __all__ = [
     "Evaluator",
     "RunningEpisodes",
     "Sample",
+    "ScaleAction",
+    "TransformedPolicy",
 ]

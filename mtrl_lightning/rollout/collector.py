@@ -14,6 +14,7 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import from_text, to_text
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.types import Episode, Mode, Policy, SeededPolicy, Transitions
 
@@ -63,10 +64,11 @@ class EpisodeListener:
         """Restore it; called only if the checkpoint has kept anything."""
 
 
-COMPONENTS = ("windows", "episodes", "listeners")
+COMPONENTS = ("windows", "episodes", "listeners", "action_transforms")
 """Parts of a collector's state.
 
-Statistics of finished episodes; running episodes with their environments; the listeners' states.
+Statistics of finished episodes; running episodes with their environments; the states of the
+listeners and of the action transforms.
 """
 
 
@@ -80,6 +82,8 @@ class Collector:
         counters: counts that this collector advances; its own if None.
         window: finished episodes per task over which statistics are kept.
         listeners: called at the events of every episode; they make stepping slower.
+        action_transforms: change the actions that are sent, one after another. The policy's own are
+            in the transitions.
 
     Raises:
         ConfigurationError: if the window is below 1.
@@ -93,6 +97,7 @@ class Collector:
         counters: Counters | None = None,
         window: int = 50,
         listeners: Sequence[EpisodeListener] = (),
+        action_transforms: Sequence[ActionTransform] = (),
     ) -> None:
         if window < 1:
             raise ConfigurationError(f"window is {window}: give a number of episodes of at least 1")
@@ -101,6 +106,7 @@ class Collector:
         self.counters = Counters() if counters is None else counters
         self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
         self.listeners = list(listeners)
+        self.action_transforms = list(action_transforms)
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
         self._running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
@@ -155,6 +161,7 @@ class Collector:
 
         Raises:
             PolicyFaultError: if an action is not finite.
+            ConfigurationError: if an action transform returns what cannot be sent.
         """
         assert self._action_EA is None, "a step is under way"
         if self._observation_ED is None:
@@ -166,7 +173,9 @@ class Collector:
         chosen = self.policy.act(self._observation_ED.copy(), self.envs.task_E, mode)
         given_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
         action_EA = np.array(given_EA, np.float32)
-        self.envs.send(action_EA)
+        task_E = self.envs.task_E
+        is_training = mode != "exploit"
+        self.envs.send(sent_actions(self.action_transforms, action_EA, task_E, is_training))
         self._action_EA = action_EA
 
     def receive(
@@ -360,7 +369,8 @@ class Collector:
 
         Args:
             components: some of ``windows`` (finished episodes), ``episodes`` (running episodes and
-                the environments' states, for which the workers are asked) and ``listeners``.
+                the environments' states, for which the workers are asked), ``listeners`` and
+                ``action_transforms``.
 
         Raises:
             ConfigurationError: if a component is unknown.
@@ -383,7 +393,12 @@ class Collector:
             state["envs"] = self.envs.get_state()
         if "listeners" in components:
             state["listeners"] = {
-                name: listener.state_dict() for name, listener in self._named_listeners().items()
+                name: listener.state_dict() for name, listener in _named(self.listeners).items()
+            }
+        if "action_transforms" in components:
+            state["action_transforms"] = {
+                name: transform.state_dict()
+                for name, transform in _named(self.action_transforms).items()
             }
         return state
 
@@ -404,10 +419,14 @@ class Collector:
             self._unreported_info -= set(self.windows.info())
         if "envs" in state:
             self._set_episodes(state)
-        saved = state.get("listeners", {})
-        for name, listener in self._named_listeners().items():
-            if saved.get(name):
-                listener.load_state_dict(saved[name])
+        for component, parts in (
+            ("listeners", _named(self.listeners)),
+            ("action_transforms", _named(self.action_transforms)),
+        ):
+            saved = state.get(component, {})
+            for name, part in parts.items():
+                if saved.get(name):
+                    part.load_state_dict(saved[name])
 
     def _set_episodes(self, state: Mapping[str, Any]) -> None:
         self._running.load_state_dict(state["running"])
@@ -418,15 +437,6 @@ class Collector:
             dtype, text = state["observation"]
             shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
             self._observation_ED = from_text(text, dtype).reshape(shape)
-
-    def _named_listeners(self) -> dict[str, EpisodeListener]:
-        """Return the listeners by class and by their place among those of the class."""
-        named: dict[str, EpisodeListener] = {}
-        for listener in self.listeners:
-            kind = f"{type(listener).__module__}.{type(listener).__qualname__}"
-            place = sum(name.rpartition(":")[0] == kind for name in named)
-            named[f"{kind}:{place}"] = listener
-        return named
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, for a checkpoint."""
@@ -440,6 +450,16 @@ class Collector:
 def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:
     """Share ``total`` episodes out among environments as evenly as can be."""
     return np.array([total // num_envs + (e < total % num_envs) for e in range(num_envs)], np.int64)
+
+
+def _named(parts: Sequence[Any]) -> dict[str, Any]:
+    """Return listeners or transforms by class and by their place among those of the class."""
+    named: dict[str, Any] = {}
+    for part in parts:
+        kind = f"{type(part).__module__}.{type(part).__qualname__}"
+        place = sum(name.rpartition(":")[0] == kind for name in named)
+        named[f"{kind}:{place}"] = part
+    return named
 
 
 def _concatenate(parts: list[Transitions]) -> Transitions:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec, with_info_of
+from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.envs.wrapped import with_layers_of
 from mtrl_lightning.errors import (
     ConfigurationError,
     EnvironmentFaultError,
@@ -234,7 +235,7 @@ class Evaluator:
         Raises:
             ConfigurationError: if its tasks, spaces or fields differ.
         """
-        benchmark = with_info_of(self._benchmark, benchmark)
+        benchmark = with_layers_of(self._benchmark, benchmark)
         check_same(self._benchmark.spec, check_spec(benchmark.spec))
         self.close()
         self._benchmark = benchmark

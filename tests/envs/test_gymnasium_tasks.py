@@ -325,11 +325,19 @@ def test_an_id_that_only_the_main_process_has_registered_is_made_in_workers():
     assert ends == [False] * 5 + [True]
 
 
-def test_the_example_trains_and_resumes_through_the_command_line(command_line):
-    configs = ("base", "env/gymnasium", "algorithm/mtsac", "network/mlp", "gradient/mean")
+def test_the_example_trains_and_resumes_through_the_command_line(command_line, caplog):
+    """``connectors`` extends ``env/gymnasium``."""
+    configs = ("connectors",)
     command_line("fit", "--rollout.num_workers=2", configs=configs)
-    command_line("fit", "--rollout.total_steps=1200", "--ckpt_path=last", configs=configs)
-    rows = command_line.rows()
+    pipelines = [text for text in caplog.messages if text.startswith("Observations and rewards")]
+    assert pipelines == [
+        'Observations and rewards: environment > gymnasium.wrappers.FrameStackObservation {"stack_'
+        'size": 3} > gymnasium.wrappers.FlattenObservation > stored > NormalizeReward >'
+        " NormalizeObservation > policy. Actions: policy > stored > ActionNoise > environment"
+    ]
+    more = ("--rollout.total_steps=1200", "--name=connectors", "--ckpt_path=last")
+    command_line("fit", *more, configs=configs)
+    rows = command_line.rows("connectors")
     assert float(rows[-1]["env_steps"]) == 1200
     assert {"eval/return/light", "eval/return/heavy"} <= rows[-1].keys()
 

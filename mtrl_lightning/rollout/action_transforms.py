@@ -1,0 +1,189 @@
+"""What happens to actions between the policy that chooses them and the environments.
+
+The action that the policy chose is what is stored and learned from; the one that is sent may
+differ.
+
+Shapes: ``E`` environments, ``A`` action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import Chosen, Mode, Policy
+
+LOW, HIGH = -1.0, 1.0
+"""Bounds of what environments take."""
+
+
+class ActionTransform:
+    """Change actions before they are sent to environments; override ``transform``.
+
+    A transform that draws or remembers something has it in ``state_dict``.
+    """
+
+    def seed(self, seed: int) -> None:
+        """Seed all draws; called once before training."""
+
+    def transform(
+        self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
+    ) -> npt.NDArray:
+        """Return the actions that are sent, ``[E, A]``; what leaves [-1, 1] is clipped.
+
+        Args:
+            action_EA: the policy's actions, or what the transform before made of them.
+            task_E: the environments' tasks.
+            is_training: False in an evaluation, where nothing may be drawn or remembered.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it, as plain values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it; called only if the checkpoint has kept anything."""
+
+
+class ClipAction(ActionTransform):
+    """Send actions within a smaller range, such as the limits of a real actuator.
+
+    Args:
+        bound: largest absolute value, above 0 and at most 1.
+
+    Raises:
+        ConfigurationError: if the bound is out of its range.
+    """
+
+    def __init__(self, bound: float) -> None:
+        if not 0 < bound <= 1:
+            raise ConfigurationError(f"bound is {bound}: give a number above 0 and at most 1")
+        self._bound = bound
+
+    def transform(
+        self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
+    ) -> npt.NDArray:
+        """Return the actions between minus the bound and the bound."""
+        return action_EA.clip(-self._bound, self._bound)
+
+
+class ScaleAction(ActionTransform):
+    """Multiply the actions that are sent.
+
+    Args:
+        factor: of every number of an action, not 0; below 1 for slower or gentler motions, negative
+            to turn them around.
+
+    Raises:
+        ConfigurationError: if the factor is 0 or not finite.
+    """
+
+    def __init__(self, factor: float) -> None:
+        if not np.isfinite(factor) or factor == 0:
+            raise ConfigurationError(f"factor is {factor}: give a finite number that is not 0")
+        self._factor = factor
+
+    def transform(
+        self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
+    ) -> npt.NDArray:
+        """Return the actions times the factor."""
+        return self._factor * action_EA
+
+
+class ActionNoise(ActionTransform):
+    """Add normal noise to the actions that are sent in training, and none in an evaluation.
+
+    Args:
+        std: standard deviation of each number's noise, above 0.
+
+    Raises:
+        ConfigurationError: if ``std`` is not above 0.
+    """
+
+    def __init__(self, std: float) -> None:
+        if not 0 < std < np.inf:
+            raise ConfigurationError(f"std is {std}: give a number above 0")
+        self._std = std
+        self._generator = np.random.default_rng(0)
+
+    def seed(self, seed: int) -> None:
+        """Seed the noise."""
+        self._generator = np.random.default_rng(seed)
+
+    def transform(
+        self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
+    ) -> npt.NDArray:
+        """Return the actions with noise, if it is training."""
+        if not is_training:
+            return action_EA
+        return action_EA + self._std * self._generator.standard_normal(action_EA.shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generator's state."""
+        return {"generator": self._generator.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the generator."""
+        self._generator.bit_generator.state = state["generator"]
+
+
+def sent_actions(
+    transforms: Sequence[ActionTransform],
+    action_EA: npt.NDArray[np.float32],
+    task_E: npt.NDArray[np.int64],
+    is_training: bool,
+) -> npt.NDArray[np.float32]:
+    """Return the actions after all transforms, clipped to [-1, 1]; without any, the actions.
+
+    Raises:
+        ConfigurationError: if a transform returns another shape, or makes numbers that are not
+            finite of finite ones.
+    """
+    if not transforms:
+        return action_EA
+    sent_EA: npt.NDArray = action_EA
+    for transform in transforms:
+        given_EA = sent_EA
+        # a copy: the transform may write into what it is given, and the chosen action is stored
+        sent_EA = np.asarray(transform.transform(given_EA.copy(), task_E, is_training))
+        if sent_EA.shape != action_EA.shape:
+            raise ConfigurationError(
+                f"rollout.action_transforms: {type(transform).__name__} returns the shape"
+                f" {sent_EA.shape} for actions of the shape {action_EA.shape}: return as many"
+            )
+        if not np.isfinite(sent_EA).all() and np.isfinite(given_EA).all():
+            raise ConfigurationError(
+                f"rollout.action_transforms: {type(transform).__name__} returns actions that are"
+                f" not finite: {sent_EA[~np.isfinite(sent_EA)][:5].tolist()}"
+            )
+    return sent_EA.clip(LOW, HIGH).astype(np.float32)
+
+
+class TransformedPolicy:
+    """A policy whose actions are those that environments are sent in an evaluation.
+
+    Args:
+        policy: chooses the actions.
+        transforms: change them, as in an evaluation: without noise.
+    """
+
+    def __init__(self, policy: Policy, transforms: Sequence[ActionTransform]) -> None:
+        self._policy = policy
+        self._transforms = list(transforms)
+
+    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
+        """Choose actions ``[E, A]`` between -1 and 1, and transform them."""
+        chosen = self._policy.act(observation_ED, task_E, mode)
+        action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
+        sent_EA = sent_actions(self._transforms, np.asarray(action_EA), task_E, is_training=False)
+        return (sent_EA, chosen[1]) if isinstance(chosen, tuple) else sent_EA
+
+
+def with_action_transforms(policy: Policy, transforms: Sequence[ActionTransform]) -> Policy:
+    """Return the policy itself, or one with transformed actions if there are transforms."""
+    return TransformedPolicy(policy, transforms) if transforms else policy

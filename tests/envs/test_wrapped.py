@@ -1,0 +1,248 @@
+"""Wrappers around any benchmark's environments: what is observed, saved and refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.wrappers import (
+    FlattenObservation,
+    FrameStackObservation,
+    NormalizeReward,
+    RescaleAction,
+    TimeLimit,
+    TransformReward,
+)
+
+from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
+from mtrl_lightning.envs.benchmark import WithInfo
+from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
+from mtrl_lightning.errors import ConfigurationError
+from tests.envs.test_state import future, play, through_a_file
+from tests.fakes import Drift, half, point_in_space, point_on_a_line
+
+HORIZON = 7
+STACK = {"class_path": "gymnasium.wrappers.FrameStackObservation", "init_args": {"stack_size": 3}}
+FLATTEN = "gymnasium.wrappers.FlattenObservation"
+WITH_TIME = {
+    "class_path": "gymnasium.wrappers.TimeAwareObservation",
+    "init_args": {"normalize_time": True, "flatten": False},
+}
+
+
+class Pieces(gym.ObservationWrapper):
+    """A dictionary of the observation and of what it is given."""
+
+    def __init__(self, env: gym.Env, space: gym.Space) -> None:
+        super().__init__(env)
+        self.observation_space = Dict(place=env.observation_space, other=space)
+
+    def observation(self, observation):
+        return {"place": observation, "other": self.observation_space["other"].sample()}
+
+
+OWN = {"class_path": "tests.fakes.Drift", "init_args": {"step": 0.25}}
+HALF = {
+    "class_path": "gymnasium.wrappers.TransformReward",
+    "init_args": {"func": "tests.fakes.half"},
+}
+DOUBLED = {
+    "class_path": "gymnasium.wrappers.RescaleAction",
+    "init_args": {"min_action": -2, "max_action": 2},
+}
+PIPELINES = {
+    "stack": [STACK],
+    "reward": [HALF],
+    "time": [WITH_TIME],
+    "own": [OWN],
+    "all": [HALF, WITH_TIME, FLATTEN, OWN, STACK, FLATTEN],
+}
+
+
+def taken(benchmark, actions_SEA, num_workers=0):
+    """Return observations and rewards of steps in all tasks."""
+    envs = VectorEnv(benchmark, range(benchmark.spec.num_tasks), num_workers=num_workers)
+    observations = [envs.reset(seed=1)[0]]
+    rewards = []
+    for action_EA in actions_SEA:
+        observation_ED, reward_E, *_ = envs.step(action_EA)
+        observations.append(observation_ED)
+        rewards.append(reward_E)
+    envs.close()
+    return np.array(observations), np.array(rewards)
+
+
+def test_wrappers_apply_to_any_benchmark_also_in_workers():
+    toy = ToyReach(2, HORIZON)
+    wrapped = WithWrappers(toy, [HALF, STACK, FLATTEN])
+    actions_SEA = np.random.default_rng(0).uniform(-1, 1, (4, 2, 2)).astype(np.float32)
+    plain_SED, plain_SE = taken(toy, actions_SEA)
+    found_SED, found_SE = taken(wrapped, actions_SEA, num_workers=1)
+    first_SED = np.concatenate([plain_SED[:1], plain_SED[:1], plain_SED])  # repeats the first
+    stacked_SED = np.concatenate([first_SED[:-2], first_SED[1:-1], first_SED[2:]], axis=-1)
+    assert np.array_equal(found_SED, stacked_SED)
+    assert np.array_equal(found_SE, plain_SE / 2)
+    spec = wrapped.spec
+    assert spec.observation_space == Box(-1.0, 1.0, (6,), np.float32)
+    assert (spec.action_space, spec.horizon) == (toy.spec.action_space, HORIZON)
+    assert spec.protocol == toy.spec.protocol | {
+        "wrappers": 'gymnasium.wrappers.TransformReward {"func": "tests.fakes.half"} >'
+        ' gymnasium.wrappers.FrameStackObservation {"stack_size": 3} >'
+        " gymnasium.wrappers.FlattenObservation"
+    }
+    given = [
+        partial(TransformReward, func=half),
+        partial(FrameStackObservation, stack_size=3),
+        FlattenObservation,
+    ]
+    assert WithWrappers(toy, given).spec == spec, "the same from Python"
+
+
+def test_a_dictionary_of_boxes_is_flattened_and_the_time_is_known_everywhere():
+    benchmark = WithWrappers(ToyReach(1, HORIZON), [WITH_TIME])
+    found_SED, _ = taken(benchmark, np.zeros((HORIZON + 1, 1, 2), np.float32))
+    steps = [*range(HORIZON), 0, 1]  # the observation after an episode is the next one's first
+    assert found_SED[:, 0, 2] == pytest.approx([step / HORIZON for step in steps])
+
+
+def test_objects_and_further_wrappers_are_built_from_their_class_paths():
+    space = {
+        "class_path": "gymnasium.spaces.Box",
+        "init_args": {"low": -4, "high": 4, "shape": [2]},
+    }
+    double = {
+        "class_path": "gymnasium.wrappers.TransformObservation",
+        "init_args": {"func": "tests.fakes.half", "observation_space": space},
+    }
+    assert WithWrappers(ToyReach(1), [double]).spec.observation_space.low.tolist() == [-4, -4]
+
+
+def test_a_shorter_time_limit_is_the_horizon():
+    limit = {"class_path": "gymnasium.wrappers.TimeLimit", "init_args": {"max_episode_steps": 3}}
+    assert WithWrappers(ToyReach(2, HORIZON), [limit]).spec.horizon == 3
+
+
+def test_tasks_of_different_sizes_are_wrapped_as_they_are_and_padded_again():
+    tasks = GymnasiumTasks({"line": point_on_a_line, "space": point_in_space}, horizon=HORIZON)
+    wrapped = WithWrappers(tasks, [STACK, FLATTEN])
+    assert (wrapped.spec.observation_sizes, wrapped.spec.action_sizes) == ((3, 9), (1, 3))
+    found_SED, _ = taken(wrapped, np.full((2, 2, 3), 0.5, np.float32))
+    assert not found_SED[:, 0, 3:].any() and found_SED[:, 0, :3].all()
+    # a step of 0.2 times the action in the last frame alone
+    assert np.diff(found_SED[:2, 0, :3], axis=0)[0] == pytest.approx([0, 0, 0.1], abs=1e-6)
+    with pytest.raises(ConfigurationError, match=r"only vectors are padded.*FlattenObservation"):
+        WithWrappers(tasks, [STACK])
+
+
+def test_spaces_that_no_wrapper_changes_are_the_benchmarks_own():
+    class Wider(ToyReach):
+        @property
+        def spec(self):
+            return super().spec._replace(observation_space=Box(-5.0, 5.0, (2,), np.float32))
+
+    assert WithWrappers(Wider(2), [HALF]).spec.observation_space.high.tolist() == [5, 5]
+    assert WithWrappers(Wider(2), [OWN]).spec.observation_space.high.tolist() == [np.inf, np.inf]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize(
+    "benchmark",
+    [ToyReach(1, HORIZON), GymnasiumTasks({"swing": "Pendulum-v1"}, horizon=HORIZON)],
+    ids=["toy", "gymnasium"],
+)
+def test_a_wrappers_state_is_restored_in_the_middle_of_an_episode(benchmark, pipeline):
+    wrapped = WithWrappers(benchmark, PIPELINES[pipeline])
+    env, other = (wrapped.make_env(0, "train", seed) for seed in (1, 2))
+    ours, theirs = EnvState(env), EnvState(other)
+    for each, seed in ((env, 1), (other, 2)):
+        each.reset()
+        play(each, 3, seed)
+    state = through_a_file(ours.get())
+    expected = future(env)
+    assert future(other) != expected
+    theirs.set(state)
+    assert future(other) == expected
+    assert theirs.get() == ours.get() != state
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "message"),
+    [
+        (
+            ["gymnasium.wrappers.NormalizeObservation"],
+            r"each copy in each worker.*mtrl_lightning\.algorithms\.NormalizeObservation",
+        ),
+        (
+            [lambda env: FrameStackObservation(NormalizeReward(env), 2)],
+            r"algorithms\.NormalizeReward",
+        ),
+        (["gymnasium.wrappers.Autoreset"], "hide that from the learner"),
+        (
+            [DOUBLED, STACK],
+            r"'goal-0': after RescaleAction actions lie in Box\(-2.*append.*RescaleAction",
+        ),
+        (["gymnasium.wrappers.ClipAction"], "after ClipAction.*remove the wrapper"),
+        (
+            [{"class_path": "gymnasium.wrappers.DiscretizeAction", "init_args": {"bins": 3}}],
+            "after DiscretizeAction.*action space is",
+        ),
+        ([partial(Pieces, space=Dict(a=Box(-1, 1)))], r"other in it is again a dict.*Flatten"),
+        ([partial(Pieces, space=Discrete(3))], r"Boxes of numbers: other Discrete\(3\)"),
+        ([partial(Drift, as_said=False)], r"the shape \(2,\), and observation_space .* \(3,\)"),
+        (["gymnasium.wrappers.FrameStak"], r"did you mean gymnasium\.wrappers\.FrameStackObserv"),
+        (["FrameStackObservation"], r"did you mean gymnasium\.wrappers\.FrameStackObservation"),
+        (["gymnasium.wrappers.FrameStackObservation"], "missing a required argument: 'stack_size'"),
+        ([STACK | {"init_args": {"size": 3}}], "its arguments are stack_size, padding_type"),
+        ([STACK | {"init_args": {"stack_size": 0}}], "cannot wrap its environment .ValueError"),
+        ([lambda env: None], "returns a NoneType"),
+        ([3], "has 3: give a class or function"),
+        ([{"path": "a"}], "give a class or function"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(wrappers, message):
+    with pytest.raises(ConfigurationError, match=message):
+        WithWrappers(ToyReach(2, HORIZON), wrappers)
+
+
+def test_actions_may_be_rescaled_back():
+    there = partial(RescaleAction, min_action=-2.0, max_action=2.0)
+    back = partial(RescaleAction, min_action=-1.0, max_action=1.0)
+    toy = ToyReach(1, HORIZON)
+    actions_SEA = np.full((2, 1, 2), 0.5, np.float32)
+    found_SED, _ = taken(WithWrappers(toy, [there, back]), actions_SEA)
+    assert found_SED == pytest.approx(taken(toy, actions_SEA)[0])
+
+
+def test_a_benchmark_that_replaces_another_has_its_wrappers_and_its_info():
+    toy = ToyReach(2, HORIZON)
+    assert with_wrappers(toy, None) is toy and with_wrappers(toy, []) is toy
+    former = WithInfo(WithWrappers(toy, [STACK, FLATTEN]), ["place"])
+    assert with_layers_of(former, former) is former
+    for changed in (ToyReach(2, 3), WithWrappers(ToyReach(2, 3), [STACK, FLATTEN])):
+        spec = with_layers_of(former, changed).spec
+        assert (spec.observation_space.shape, spec.horizon) == ((6,), 3)
+        assert spec.info_keys == ("place",)
+    envs = VectorEnv(former, [0, 1], num_workers=0)
+    envs.reset()
+    envs.remake(ToyReach(2, 3))
+    assert envs.step(np.zeros((2, 2)))[0].shape == (2, 6)
+    assert isinstance(envs.get_attr("env")[0], FrameStackObservation)
+    assert with_layers_of(toy, ToyReach(2, 3)).spec.horizon == 3
+
+
+def test_the_same_seed_gives_the_same_state_spaces_included():
+    benchmark = WithWrappers(ToyReach(1, HORIZON), [STACK, FLATTEN])
+    states = [EnvState(benchmark.make_env(0, "train", seed)).get() for seed in (1, 1, 2)]
+    assert states[0] == states[1] != states[2]
+
+
+def test_an_environment_has_one_time_limit():
+    env = WithWrappers(ToyReach(1, HORIZON), [HALF]).make_env(0, "train", 0)
+    assert isinstance(env.env, TimeLimit)
+    pendulum = GymnasiumTasks({"swing": "Pendulum-v1"}, horizon=HORIZON)
+    env = WithWrappers(pendulum, [HALF]).make_env(0, "train", 0)
+    assert not isinstance(env.env, TimeLimit)

@@ -1,0 +1,151 @@
+"""The action that is stored is the policy's; the action that is sent may be another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mtrl_lightning.envs import VectorEnv
+from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
+from mtrl_lightning.rollout import (
+    ActionNoise,
+    ActionTransform,
+    ClipAction,
+    Collector,
+    ScaleAction,
+    TransformedPolicy,
+)
+from mtrl_lightning.rollout.action_transforms import with_action_transforms
+from tests.fakes import Constant, Numbering, Scripted
+
+ACTION = (0.75, -0.5)
+
+
+def collector(*transforms, policy=None):
+    envs = VectorEnv(Scripted(2), [0, 1], num_workers=0)
+    return Collector(envs, policy or Constant(ACTION), action_transforms=transforms)
+
+
+def stored_and_sent(found, mode="explore"):
+    """Return the first numbers of the stored actions, and of those that the environments took."""
+    transitions, _ = found.step(mode)
+    return transitions.action_EA[:, 0].tolist(), transitions.next_observation_ED[:, 3].tolist()
+
+
+class Spoil(ActionTransform):
+    """Return what cannot be sent; write into what it is given."""
+
+    def __init__(self, result):
+        self.result = result
+
+    def transform(self, action_EA, task_E, is_training):
+        action_EA[:] = 0.125
+        return self.result(action_EA)
+
+
+class PerTask(ActionTransform):
+    """Add a tenth of the task's number."""
+
+    def transform(self, action_EA, task_E, is_training):
+        return action_EA + task_E[:, None] / 10
+
+
+@pytest.mark.parametrize(
+    ("transforms", "sent"),
+    [
+        ([], [0.75, 0.75]),
+        ([ClipAction(0.5)], [0.5, 0.5]),
+        ([ScaleAction(-0.5)], [-0.375, -0.375]),
+        ([ScaleAction(4.0)], [1, 1]),
+        ([ScaleAction(4.0), ScaleAction(0.25)], [0.75, 0.75]),
+        ([ScaleAction(0.5), ClipAction(0.25)], [0.25, 0.25]),
+        ([ClipAction(0.25), ScaleAction(0.5)], [0.125, 0.125]),
+        ([PerTask()], [0.75, np.float32(0.85)]),
+        ([Spoil(lambda action_EA: action_EA)], [0.125, 0.125]),
+    ],
+)
+@pytest.mark.parametrize("mode", ["explore", "exploit", "random"])
+def test_the_policys_action_is_stored_and_the_transformed_one_is_sent(transforms, sent, mode):
+    found_stored, found_sent = stored_and_sent(collector(*transforms), mode)
+    assert found_stored == [0.75, 0.75]
+    assert found_sent == sent
+
+
+def test_noise_is_seeded_and_left_out_of_evaluations():
+    noise = ActionNoise(0.1)
+    noise.seed(3)
+    draws_SEA = 0.1 * np.random.default_rng(3).standard_normal((2, 2, 2))
+    found = collector(noise)
+    for draw_EA in draws_SEA:
+        stored, sent = stored_and_sent(found)
+        assert stored == [0.75, 0.75]
+        assert sent == pytest.approx(0.75 + draw_EA[:, 0])
+    assert stored_and_sent(found, "exploit") == ([0.75, 0.75], [0.75, 0.75])
+    loud = collector(ActionNoise(100.0))
+    assert {abs(number) for _ in range(3) for number in stored_and_sent(loud)[1]} == {1}
+
+
+def test_noise_continues_where_it_was_saved():
+    found = collector(ActionNoise(0.1), ClipAction(0.7), ActionNoise(0.1))
+    found.step("explore")
+    state = found.get_state()
+    names = [name.rpartition(".")[2] for name in state["action_transforms"]]
+    assert names == ["ActionNoise:0", "ClipAction:0", "ActionNoise:1"]
+    expected = [stored_and_sent(found) for _ in range(3)]
+    other = collector(ActionNoise(0.1), ClipAction(0.7), ActionNoise(0.1))
+    other.set_state(state)
+    assert [stored_and_sent(other) for _ in range(3)] == expected
+    fresh = collector(ActionNoise(0.1), ClipAction(0.7), ActionNoise(0.1))
+    earlier = {name: part for name, part in state.items() if name != "action_transforms"}
+    fresh.set_state(earlier)  # of an earlier version
+    assert [stored_and_sent(fresh) for _ in range(3)] != expected
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda action_EA: action_EA[:, :1], r"Spoil returns the shape \(2, 1\) .* \(2, 2\)"),
+        (lambda action_EA: action_EA * np.nan, r"Spoil returns actions that are not finite"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_the_transforms_name(result, message):
+    with pytest.raises(ConfigurationError, match=message):
+        collector(Spoil(result)).step("explore")
+
+
+def test_a_policy_that_is_not_finite_is_blamed_itself():
+    with pytest.raises(PolicyFaultError):
+        collector(ScaleAction(0.5), policy=Constant((np.nan, 0.0))).step("explore")
+
+
+def test_a_transformed_policy_acts_as_in_an_evaluation():
+    policy = Numbering()
+    assert with_action_transforms(policy, []) is policy
+    transformed = with_action_transforms(policy, [ScaleAction(0.5), ActionNoise(9.0)])
+    observation_ED = np.zeros((2, 4))
+    action_EA = transformed.act(observation_ED, np.arange(2), "exploit")
+    assert action_EA[:, 0].tolist() == [0.5 / 1024, 1 / 1024] and action_EA.dtype == np.float32
+
+    class WithFields:
+        def act(self, observation_ED, task_E, mode):
+            return np.ones((2, 2), np.float32), {"log_prob": np.zeros(2)}
+
+    chosen_EA, fields = TransformedPolicy(WithFields(), [ClipAction(0.5)]).act(
+        observation_ED, np.arange(2), "explore"
+    )
+    assert chosen_EA.tolist() == [[0.5, 0.5]] * 2 and fields["log_prob"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ClipAction(0.0),
+        lambda: ClipAction(1.5),
+        lambda: ScaleAction(0.0),
+        lambda: ScaleAction(np.inf),
+        lambda: ActionNoise(0.0),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make):
+    with pytest.raises(ConfigurationError, match="give a"):
+        make()
