@@ -20,6 +20,8 @@ from mtrl_lightning.types import EnvSpec, known_tasks
 
 MAX_GOALS = 50
 """Goals that MetaWorld draws for a task."""
+CAMERA = "corner2"
+"""The camera that MetaWorld's own pictures use; it sees the table and the whole arm."""
 
 
 class MetaWorld(Benchmark):
@@ -119,6 +121,10 @@ class MetaWorld(Benchmark):
         env = suite.AutoTerminateOnSuccessWrapper(env)
         env.toggle_terminate_on_success(False)
         return _GoalSelection(env, goals, split != "train", seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the camera in the corner, which sees the table and the whole arm."""
+        return CAMERA
 
 
 class _GoalSelection(gym.Wrapper):
