@@ -53,7 +53,7 @@ SHORT = {
     ],
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
-    "play": ["--width=64", "--height=48", "--num_workers=0"],
+    "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py
     "snapshots": ["--rows=20000", "--every=1000", "--repeats=1"],
@@ -157,7 +157,7 @@ def quickstart_folder(tmp_path_factory):
 @pytest.mark.parametrize("command", RUNS)
 def test_every_command_runs(quickstart_folder, command):
     subcommand = command.split("mtrl-lightning ")[1].split()[0]
-    if subcommand == "play" or "-c video" in command:
+    if subcommand == "play":
         skip_without_renderer()
     if "--resume" in command:
         printed = run(command.replace("500000", "240"), folder=quickstart_folder)

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from mtrl_lightning import SAC, read_metrics
-from mtrl_lightning.callbacks import VideoCallback, video
+from mtrl_lightning.callbacks import VideoCallback, curves, video
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.envs import ToyReach
@@ -22,13 +22,21 @@ narrow = partial(MLP, width=8)
 SMALL = {"width": 64, "height": 48, "num_workers": 0}
 
 
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """Leave out what takes longest of a short run."""
+    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
+
+
 def trained(root, *callbacks, **options):
     return short_train(
         ToyReach(num_tasks=2, horizon=5),
         partial(SAC, actor=narrow, critic=narrow),
-        total_steps=120,
+        total_steps=48,
         root=str(root),
-        evaluation_every=30,
+        evaluation_every=12,
+        metrics_every=24,
+        checkpoint_every=48,
         callbacks=callbacks,
         num_workers=0,
         **options,
@@ -65,12 +73,12 @@ def test_a_run_with_videos_is_the_run_without_them(tmp_path):
         one["callbacks"]["metrics"].pop("metrics_csv")  # a checksum with the times in it
         one["callbacks"].pop("options", None)
     assert equal(saved[0], saved[1])
-    expected = ["videos/step_000000000090/goal-1.mp4", "videos/step_000000000120/goal-1.mp4"]
+    expected = ["videos/step_000000000036/goal-1.mp4", "videos/step_000000000048/goal-1.mp4"]
     assert files_in(filmed.folder) == expected, "the third evaluation, and the last"
     events = EventAccumulator(str(tmp_path / "logged"))
     events.Reload()
     images = events.Images("videos/goal-1")
-    assert [image.step for image in images] == [90, 120]
+    assert [image.step for image in images] == [36, 48]
     assert images[0].encoded_image_string.startswith(b"GIF89a")
 
 
@@ -84,9 +92,9 @@ def test_a_video_that_fails_is_one_warning(tmp_path, monkeypatch):
         run = trained(tmp_path, VideoCallback(**SMALL))
     told = [str(warning.message) for warning in caught if "no video" in str(warning.message)]
     assert len(told) == 1
-    assert "after 30 env steps (EnvironmentFaultError: the driver broke)" in told[0]
+    assert "after 12 env steps (EnvironmentFaultError: the driver broke)" in told[0]
     assert "Training continues" in told[0]
-    assert read_metrics(run.folder)["eval/return"][0] == [30, 60, 90, 120]
+    assert read_metrics(run.folder)["eval/return"][0] == [12, 24, 36, 48]
 
 
 def test_an_interruption_gives_the_recording_up_and_the_run_ends_at_its_own_check(
@@ -103,10 +111,10 @@ def test_an_interruption_gives_the_recording_up_and_the_run_ends_at_its_own_chec
         trained(tmp_path, VideoCallback(**SMALL))
     folder = tmp_path / "run" / "version_0"
     assert files_in(folder) == []
-    assert read_metrics(folder)["eval/return"][0] == [30], "the evaluation is complete"
+    assert read_metrics(folder)["eval/return"][0] == [12], "the evaluation is complete"
     monkeypatch.setattr(video, "record_videos", record)
     resumed = trained(tmp_path, VideoCallback(**SMALL), ckpt_path=str(folder))
-    assert read_metrics(folder)["eval/return"][0] == [30, 60, 90, 120]
+    assert read_metrics(folder)["eval/return"][0] == [12, 24, 36, 48]
     assert len(files_in(resumed.folder)) == 3 * 3, "three evaluations of two tasks, and both"
 
 
