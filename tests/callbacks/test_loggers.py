@@ -121,6 +121,7 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
     videos = [row for row in rows if "videos/goal-1/path" in row]
     assert [row["env_steps"] for row in videos] == [900, 1200]
     for row in videos:
-        (file,) = command_line.folder().glob(f"wandb/*/files/{row['videos/goal-1/path']}")
+        stored = f"wandb/offline-run-*/files/{row['videos/goal-1/path']}"
+        (file,) = command_line.folder().glob(stored)
         step = command_line.folder() / "videos" / f"step_{row['env_steps']:012d}"
         assert file.read_bytes() == (step / "goal-1.mp4").read_bytes()
