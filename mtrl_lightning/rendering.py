@@ -11,8 +11,9 @@ import importlib
 import os
 import subprocess
 import sys
+from types import ModuleType
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, import_optional
 
 VARIABLE = "MUJOCO_GL"
 RENDERERS = ("egl", "osmesa", "glfw")
@@ -83,6 +84,30 @@ def _find_renderer(chosen: str) -> str:
         "MuJoCo cannot draw pictures on this machine, because neither EGL nor OSMesa works: install"
         f" one of them (Debian, Ubuntu: {PACKAGES})"
     )
+
+
+def import_simulated(module: str, package: str) -> ModuleType:
+    """Import a module of an optional package that imports MuJoCo.
+
+    MuJoCo cannot be imported, and nothing can be simulated, where ``MUJOCO_GL`` names what is not
+    installed.
+
+    Raises:
+        ConfigurationError: if the package is not installed, or because of ``MUJOCO_GL``.
+    """
+    try:
+        return import_optional(module, package)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        chosen = os.environ.get(VARIABLE)
+        if not chosen:
+            raise
+        raise ConfigurationError(
+            f"{module} cannot be imported while {VARIABLE} is {chosen}"
+            f" ({type(error).__name__}: {error}): unset it, so that what works is taken, or install"
+            f" what it needs (Debian, Ubuntu: {PACKAGES})"
+        ) from error
 
 
 def use_renderer(name: str) -> None:

@@ -214,6 +214,21 @@ def test_the_renderer_is_one_that_works(installed, monkeypatch):
     assert rendering.find_renderer() == "glfw", "what was chosen is taken"
 
 
+def test_a_simulator_that_cannot_be_imported_for_its_renderer_is_explained(tmp_path, monkeypatch):
+    # as MuJoCo ends where MUJOCO_GL is osmesa and the library is missing
+    code = "None.glGetError\n"
+    (tmp_path / "a_simulator.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    with pytest.raises(ConfigurationError, match=r"while MUJOCO_GL is osmesa .* libosmesa6"):
+        rendering.import_simulated("a_simulator", "simulator")
+    with pytest.raises(ConfigurationError, match="pip install simulator"):
+        rendering.import_simulated("no_simulator", "simulator")
+    monkeypatch.delenv("MUJOCO_GL")
+    with pytest.raises(AttributeError):
+        rendering.import_simulated("a_simulator", "simulator")
+
+
 @pytest.mark.parametrize("chosen", [None, "egl"])
 def test_a_missing_renderer_is_named_with_its_packages(installed, monkeypatch, chosen):
     expected = "neither EGL nor OSMesa works"
