@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mtrl_lightning.replay import MultiTaskData
     from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
     from mtrl_lightning.types import EnvSpec
+    from mtrl_lightning.video import record_videos
 
 __version__ = "0.2.0"
 
@@ -56,6 +57,7 @@ _HOMES = {
     "EpisodeListener": "rollout",
     "Evaluator": "rollout",
     "EnvSpec": "types",
+    "record_videos": "video",
 }
 """In which module of the package a name is defined."""
 
@@ -84,6 +86,7 @@ __all__ = [
     "load_policy",
     "plot_curves",
     "read_metrics",
+    "record_videos",
     "train",
 ]
 

@@ -164,7 +164,8 @@ def config_file_of(folder: Path) -> Path:
     if not existing:
         raise ConfigurationError(
             f"{folder} has no config.yaml: a run that was started from Python is continued by"
-            " train(..., ckpt_path=...) and evaluated by load_policy and evaluate"
+            " train(..., ckpt_path=...), evaluated by load_policy and evaluate, and recorded by"
+            " record_videos"
         )
     return max(reversed(existing), key=lambda path: path.stat().st_mtime_ns)
 

@@ -11,6 +11,8 @@ import torch
 
 from mtrl_lightning.api import train
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import find_renderer
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)
@@ -75,6 +77,14 @@ def short_train(benchmark, algorithm, *, total_steps, **options):
         "evaluation": {"num_workers": 0},
     }
     return train(benchmark, algorithm, total_steps=min(total_steps, 120), **options)
+
+
+def skip_without_renderer():
+    """Skip a test that draws a MuJoCo simulation where the machine cannot do that."""
+    try:
+        find_renderer()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
 
 
 class CommandLine:

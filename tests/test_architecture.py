@@ -23,7 +23,17 @@ BENCHMARKS = {
     for path in (PACKAGE.parent / "benchmarks").glob("*.py")
 }
 
-BASE = {"types", "schema", "counters", "schedules", "errors", "memory", "precision", "threads"}
+BASE = {
+    "types",
+    "schema",
+    "counters",
+    "schedules",
+    "errors",
+    "memory",
+    "precision",
+    "rendering",
+    "threads",
+}
 ROOMS = {
     "envs",
     "rollout",
@@ -33,10 +43,12 @@ ROOMS = {
     "auxiliaries",
     "algorithms",
     "callbacks",
+    "video",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
     "rollout": {"envs"},
+    "video": {"envs", "rollout"},
     "replay": set(),
     "networks": set(),
     "gradients": set(),
@@ -45,10 +57,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": set(),
     "loading": {"algorithms", "checkpoints"},
     "session": {"envs", "rollout", "replay", "algorithms"},
-    "callbacks": {"session", "rollout", "replay", "algorithms", "envs", "runs", "checkpoints"},
+    "callbacks": {
+        "session",
+        "rollout",
+        "replay",
+        "algorithms",
+        "envs",
+        "runs",
+        "checkpoints",
+        "video",
+    },
     "launch": {"callbacks", "algorithms", "replay", "runs", "checkpoints", "quiet"},
     "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
-    "cli": {*ROOMS, "launch", "quiet", "runs", "__version__"},
+    "cli": {*ROOMS, "launch", "loading", "quiet", "runs", "__version__"},
     "__main__": {"cli"},
     "quiet": set(),
     "runs": set(),

@@ -129,6 +129,7 @@ def test_every_file_is_known():
         "quickstart",
         "quickstart_ppo",
         "toy_conflict",
+        "video",
     ]
 
 

@@ -12,7 +12,7 @@ import yaml
 
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
-from tests.conftest import ROOT, resolve, short_train
+from tests.conftest import ROOT, resolve, short_train, skip_without_renderer
 from tests.test_benchmarks_learning import TINY
 
 README = ROOT / "README.md"
@@ -53,6 +53,7 @@ SHORT = {
     ],
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
+    "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py
     "snapshots": ["--rows=20000", "--every=1000", "--repeats=1"],
@@ -64,7 +65,7 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "end_to_end": ["--help"],
     "on_policy": ["--help"],
 }
-EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete"}
+EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete", "play": "Videos in"}
 STEPS = [
     "--rollout.warmup_steps=40",
     "--rollout.total_steps=120",
@@ -156,6 +157,8 @@ def quickstart_folder(tmp_path_factory):
 @pytest.mark.parametrize("command", RUNS)
 def test_every_command_runs(quickstart_folder, command):
     subcommand = command.split("mtrl-lightning ")[1].split()[0]
+    if subcommand == "play":
+        skip_without_renderer()
     if "--resume" in command:
         printed = run(command.replace("500000", "240"), folder=quickstart_folder)
     elif subcommand == "fit":

@@ -11,6 +11,7 @@ from mtrl_lightning.callbacks.replay import ReplayCallback
 from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
+from mtrl_lightning.callbacks.video import VideoCallback
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ReplayCallback",
     "ResetCallback",
     "RolloutCallback",
+    "VideoCallback",
     "plot_curves",
     "read_metrics",
 ]

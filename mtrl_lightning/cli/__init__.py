@@ -1,4 +1,4 @@
-"""The command line: what ``fit``, ``validate``, ``list``, ``doctor``, ``clear``, ``completion`` do.
+"""The command line: ``lightning_cli`` has ``fit`` and ``validate``, others a module each.
 
-``lightning_cli`` trains and evaluates; ``list``, ``doctor`` and ``clear`` start without PyTorch.
+``list``, ``doctor`` and ``clear`` start without PyTorch.
 """

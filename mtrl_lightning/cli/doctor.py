@@ -12,7 +12,6 @@ import netrc
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import NamedTuple
 from urllib.parse import urlparse
 
 from mtrl_lightning import __version__
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import VARIABLE, find_renderer
 
 HELP = "Print what this machine offers to training, and what to do where something is missing."
 PYTHONS = ((3, 10), (3, 13))
@@ -31,20 +32,12 @@ OPTIONAL = {
     "mujoco": "the simulator of both",
     "wandb": "-c logger/wandb",
     "tensorboard": "-c logger/tensorboard",
+    "imageio-ffmpeg": "videos",
 }
 """Packages that only some configurations need, and what for."""
-EXTRAS = {"dm_control": "dmcontrol", "mujoco": "metaworld"}
+EXTRAS = {"dm_control": "dmcontrol", "mujoco": "metaworld", "imageio-ffmpeg": "video"}
 """The extra that installs a package, where it has another name."""
 PYTORCH_SELECTOR = "https://pytorch.org/get-started/locally"
-RENDERERS = ("egl", "osmesa", "glfw")
-"""Values of MUJOCO_GL: a GPU without a screen, software, a screen."""
-RENDER = (
-    "import mujoco; model = mujoco.MjModel.from_xml_string('<mujoco/>');"
-    " renderer = mujoco.Renderer(model, 16, 16); renderer.update_scene(mujoco.MjData(model));"
-    " renderer.render(); renderer.close()"
-)
-RENDER_SECONDS = 60.0
-"""After which a renderer counts as hung."""
 LITTLE_MEMORY = 4.0
 """GiB below which a replay of images or a large network does not fit."""
 LITTLE_DISK = 5.0
@@ -162,35 +155,17 @@ def check_gpu() -> Iterator[Finding]:
 
 
 def check_renderer() -> Iterator[Finding]:
-    """Draw an image in a process of its own: a renderer that does not work may end it."""
+    """Find what MuJoCo can draw videos with."""
     if _version("mujoco") is None:
         return
-    chosen = os.environ.get("MUJOCO_GL")
-    if _can_render(chosen):
-        yield Finding("renderer", f"MuJoCo draws images (MUJOCO_GL {chosen or 'not set'})")
-        return
-    value = f"MuJoCo draws no images (MUJOCO_GL {chosen or 'not set'}): only videos need them"
-    for name in RENDERERS if sys.platform == "linux" else ():
-        if name != chosen and _can_render(name):
-            yield Finding("renderer", value, f"export MUJOCO_GL={name}")
-            return
-    remedy = "with a GPU its driver's libEGL and MUJOCO_GL=egl; else MUJOCO_GL=osmesa and libOSMesa"
-    yield Finding("renderer", value, f"{remedy} (Debian, Ubuntu: apt-get install libosmesa6)")
-
-
-def _can_render(name: str | None) -> bool:
-    environment = dict(os.environ) if name is None else {**os.environ, "MUJOCO_GL": name}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", RENDER],
-            env=environment,
-            capture_output=True,
-            check=False,
-            timeout=RENDER_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        name = find_renderer()
+    except ConfigurationError as error:
+        yield Finding("renderer", "MuJoCo draws no pictures: only videos need them", str(error))
+        return
+    is_chosen = bool(os.environ.get(VARIABLE))
+    found = f"with {VARIABLE} {name}" + ("" if is_chosen else ", which videos choose themselves")
+    yield Finding("renderer", f"MuJoCo draws pictures {found if name else ''}".rstrip())
 
 
 def check_memory() -> Iterator[Finding]:

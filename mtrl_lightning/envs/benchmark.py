@@ -57,6 +57,19 @@ class Benchmark(ABC):
             seed: of the environment's draws until it is reset with another seed.
         """
 
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make an environment for a video; by default that of ``make_env``.
+
+        It is drawn by its own ``render()`` if its ``render_mode`` is ``rgb_array``. Else a MuJoCo
+        simulation (``MjData``) that it holds is drawn with ``camera``. Its
+        ``metadata["render_fps"]`` is the number of its steps in a second.
+        """
+        return self.make_env(task, split, seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the camera of the MuJoCo model that a task's videos show; None for its first."""
+        return None
+
 
 class WithInfo(Benchmark):
     """A benchmark that also logs numbers which its environments report in ``info``.
@@ -91,6 +104,14 @@ class WithInfo(Benchmark):
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments."""
         return self.benchmark.make_env(task, split, seed)
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments for a video."""
+        return self.benchmark.make_rendered_env(task, split, seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the benchmark's camera."""
+        return self.benchmark.camera(task)
 
 
 def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:

@@ -23,7 +23,7 @@ from mtrl_lightning.envs.state import layers_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
 
-MakeEnv = Callable[[], gym.Env]
+MakeEnv = Callable[..., gym.Env]
 
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
@@ -101,8 +101,19 @@ class GymnasiumTasks(Benchmark):
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
+        return self._prepared(self._makers[self._spec.task_names[task]](), task, split, seed)
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment with ``render_mode="rgb_array"``, if it takes a render mode."""
+        make = self._makers[self._spec.task_names[task]]
+        try:
+            env = make(render_mode="rgb_array")
+        except TypeError:  # a function without this argument, whose environment may draw itself
+            env = make()
+        return self._prepared(env, task, split, seed)
+
+    def _prepared(self, env: gym.Env, task: int, split: str, seed: int) -> gym.Env:
         name = self._spec.task_names[task]
-        env = self._makers[name]()
         if self.horizon is not None:
             env = TimeLimit(env, self.horizon)
         env = _with_boxes(name, env)
@@ -156,8 +167,8 @@ class _Registered:
         self._registered = gym.spec(env.unwrapped.spec.id)
         self._kwargs = kwargs
 
-    def __call__(self) -> gym.Env:
-        return gym.make(self._registered, **self._kwargs)
+    def __call__(self, **kwargs: Any) -> gym.Env:
+        return gym.make(self._registered, **{**self._kwargs, **kwargs})
 
 
 def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:

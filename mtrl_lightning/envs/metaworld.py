@@ -15,11 +15,14 @@ from gymnasium.spaces import Box
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.metaworld_fast import fast_class, unchecked_versions
 from mtrl_lightning.envs.metaworld_goals import drawn_goals
-from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import import_simulated
 from mtrl_lightning.types import EnvSpec, known_tasks
 
 MAX_GOALS = 50
 """Goals that MetaWorld draws for a task."""
+CAMERA = "corner2"
+"""The camera that MetaWorld's own pictures use; it sees the table and the whole arm."""
 
 
 class MetaWorld(Benchmark):
@@ -55,7 +58,7 @@ class MetaWorld(Benchmark):
         goal_seed: int = 0,
         fast: bool = True,
     ) -> None:
-        suite = import_optional("metaworld", "metaworld")
+        suite = import_simulated("metaworld", "metaworld")
         if not 1 <= num_goals <= MAX_GOALS:
             raise ConfigurationError(
                 f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals per task"
@@ -109,7 +112,7 @@ class MetaWorld(Benchmark):
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
-        suite = import_optional("metaworld", "metaworld")
+        suite = import_simulated("metaworld", "metaworld")
         name = self.task_names[task]
         goals = _goals(name, self.goal_seed, self.fast)[: self.num_goals]
         kind = suite.ALL_V3_ENVIRONMENTS[name]
@@ -119,6 +122,10 @@ class MetaWorld(Benchmark):
         env = suite.AutoTerminateOnSuccessWrapper(env)
         env.toggle_terminate_on_success(False)
         return _GoalSelection(env, goals, split != "train", seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the camera in the corner, which sees the table and the whole arm."""
+        return CAMERA
 
 
 class _GoalSelection(gym.Wrapper):
@@ -172,4 +179,4 @@ def _goals(name: str, seed: int, fast: bool) -> list[Any]:
     """Return MetaWorld's own 50 goals of a task; cached, since drawing them takes 100 resets."""
     if fast:
         return drawn_goals(name, seed)
-    return import_optional("metaworld", "metaworld").MT1(name, seed=seed).train_tasks
+    return import_simulated("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

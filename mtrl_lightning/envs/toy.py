@@ -18,6 +18,8 @@ STEP = 0.2
 """Distance that an action of 1 moves the point along an axis."""
 RADIUS = 0.15
 """Distance to the goal within which a step is a success."""
+PICTURE = 128
+"""Pixels of a picture's side."""
 
 
 class ToyReach(Benchmark):
@@ -111,6 +113,9 @@ def _spec(num_tasks: int, horizon: int, protocol: Mapping[str, Any]) -> EnvSpec:
 
 
 class _ToyEnv(gym.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    render_mode = "rgb_array"
+
     def __init__(
         self,
         task: int,
@@ -161,6 +166,17 @@ class _ToyEnv(gym.Env):
             truncated,
             {"success": distance < RADIUS},
         )
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """Draw the point in blue and the goal, as large as success is near it, in green."""
+        x, y = np.meshgrid(np.linspace(-1, 1, PICTURE), np.linspace(1, -1, PICTURE))
+        image = np.full((PICTURE, PICTURE, 3), 255, np.uint8)
+        for place, radius, color in (
+            (self._goal, RADIUS, (120, 200, 120)),
+            (self._position, RADIUS / 3, (30, 60, 200)),
+        ):
+            image[np.hypot(x - place[0], y - place[1]) < radius] = color
+        return image
 
     def get_state(self) -> dict[str, Any]:
         return {

@@ -90,10 +90,20 @@ def wandb_history(folder):
     return rows, config, run_ids
 
 
+VIDEO = [
+    "--trainer.callbacks+=VideoCallback",
+    "--trainer.callbacks.every=3",
+    "--trainer.callbacks.tasks=[goal-1]",
+    "--trainer.callbacks.num_workers=0",
+    "--trainer.callbacks.width=32",
+    "--trainer.callbacks.height=32",
+]
+
+
 def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_line, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=1200"]):
-        args = ["--trainer.logger.init_args.offline=true", *extra]
+        args = ["--trainer.logger.init_args.offline=true", *VIDEO, *extra]
         process = command_line.process("fit", *args, configs=(*CONFIGS, "logger/wandb"))
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
@@ -108,3 +118,10 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
         assert [row["env_steps"] for row in rows if name in row] == read_metrics(
             command_line.folder()
         )[name][0]
+    videos = [row for row in rows if "videos/goal-1/path" in row]
+    assert [row["env_steps"] for row in videos] == [900, 1200]
+    for row in videos:
+        stored = f"wandb/offline-run-*/files/{row['videos/goal-1/path']}"
+        (file,) = command_line.folder().glob(stored)
+        step = command_line.folder() / "videos" / f"step_{row['env_steps']:012d}"
+        assert file.read_bytes() == (step / "goal-1.mp4").read_bytes()

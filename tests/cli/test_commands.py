@@ -124,7 +124,17 @@ def without(monkeypatch, *missing):
 def test_doctor_names_all_that_matters(quick_doctor, capsys):
     code, printed = doctor_prints(capsys)
     assert code == 0
-    for name in ("python", "torch", "mujoco", "cores", "gpu", "memory", "disk", "W&B login"):
+    for name in (
+        "python",
+        "torch",
+        "mujoco",
+        "imageio-ffmpeg",
+        "cores",
+        "gpu",
+        "memory",
+        "disk",
+        "W&B login",
+    ):
         assert f" {name} " in printed
 
 
@@ -163,17 +173,21 @@ def test_doctor_finds_a_key_of_wandb_and_never_prints_it(tmp_path, monkeypatch):
 
 
 def test_doctor_finds_a_renderer_that_works(monkeypatch):
-    monkeypatch.setattr(doctor.sys, "platform", "linux")
-    monkeypatch.setenv("MUJOCO_GL", "glfw")
-    monkeypatch.setattr(doctor, "_can_render", lambda name: name == "osmesa")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(doctor, "find_renderer", lambda: "osmesa")
     (finding,) = doctor.check_renderer()
-    assert finding.remedy == "export MUJOCO_GL=osmesa"
-    monkeypatch.setattr(doctor, "_can_render", lambda name: False)
-    (finding,) = doctor.check_renderer()
-    assert "libosmesa6" in finding.remedy and not finding.is_fatal
-    monkeypatch.setattr(doctor, "_can_render", lambda name: name == "glfw")
-    (finding,) = doctor.check_renderer()
+    assert "MUJOCO_GL osmesa, which videos choose themselves" in finding.value
     assert not finding.remedy
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    (finding,) = doctor.check_renderer()
+    assert finding.value == "MuJoCo draws pictures with MUJOCO_GL osmesa"
+
+    def find_none():
+        raise ConfigurationError("install one of them")
+
+    monkeypatch.setattr(doctor, "find_renderer", find_none)
+    (finding,) = doctor.check_renderer()
+    assert finding.remedy == "install one of them" and not finding.is_fatal
 
 
 COMPLETE = """
@@ -195,6 +209,7 @@ def test_shells_complete_commands_options_and_configurations(tmp_path, monkeypat
         (["fit", "-c", "env/to"], "env/toy env/toy_conflict"),
         (["fit", "--rollout.num"], "--rollout.num_workers"),
         (["clear", "--rep"], "--replay_only"),
+        (["play", "--first"], "--first_episode"),
     ):
         line = ["bash", "-c", COMPLETE, "bash", str(script), "mtrl-lightning", *words]
         done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=True)

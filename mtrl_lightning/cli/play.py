@@ -1,0 +1,262 @@
+"""Write videos of a trained policy: ``mtrl-lightning play runs/quickstart/version_0``.
+
+The policy and the tasks are those of the run. PyTorch is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
+from mtrl_lightning.runs import (
+    checkpoint_at,
+    config_file_of,
+    ensure_writable,
+    find_checkpoint,
+    run_folder_of,
+)
+
+if TYPE_CHECKING:
+    from mtrl_lightning.envs import Benchmark
+    from mtrl_lightning.video import Recording
+
+HELP = "Write videos of test episodes with a run's best checkpoint, one for each task."
+DESCRIPTION = (
+    "Run test episodes with the best actions of a checkpoint, print their results, and write a"
+    " video (MP4) for each task and one of all tasks side by side. RUN is the folder of a run,"
+    " whose best checkpoint is taken, or a checkpoint."
+)
+LIBRARIES = ("mtrl_lightning", "torch", "lightning")
+"""Packages whose classes a checkpoint may use without being named by the run's configuration."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``play``."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
+    )
+    parser.add_argument(
+        "--ckpt_path",
+        metavar="CKPT_PATH",
+        help="in place of RUN: the folder, the checkpoint, or best or last for that of the newest"
+        " run of --name",
+    )
+    parser.add_argument("--name", default="run", help="name of the run, for best and last")
+    parser.add_argument("--root", default="runs", help="folder of all runs, for best and last")
+    parser.add_argument(
+        "--task",
+        action="append",
+        metavar="TASK",
+        help="a task to record, such as reach-v3; may be given several times; without it all are"
+        " recorded",
+    )
+    parser.add_argument(
+        "--split",
+        help="the environments, such as eval, which is the default where there is no other",
+    )
+    parser.add_argument(
+        "--episodes", type=int, default=1, help="test episodes of each task (default: 1)"
+    )
+    parser.add_argument(
+        "--first_episode",
+        type=int,
+        default=0,
+        help="number of the first test episode; an evaluation begins with 0 (default: 0)",
+    )
+    parser.add_argument(
+        "--width", type=int, default=480, help="pixels of a picture, even (default: 480)"
+    )
+    parser.add_argument(
+        "--height", type=int, default=360, help="pixels of a picture, even (default: 360)"
+    )
+    parser.add_argument(
+        "--fps", type=int, default=30, help="pictures per second of the video (default: 30)"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="PATH",
+        help="folder of the videos; the default is RUN/videos/step_N",
+    )
+    parser.add_argument(
+        "--num_workers",
+        type=int,
+        help="processes that step and draw, by default one per core; 0 for this process",
+    )
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run ``play``.
+
+    A user's mistake ends it with exit code 2, a fault while it runs with exit code 1.
+
+    Args:
+        args: arguments after ``play``; None for those of the process.
+    """
+    parser = argparse.ArgumentParser(prog="mtrl-lightning play", description=DESCRIPTION)
+    add_arguments(parser)
+    options = parser.parse_args(sys.argv[2:] if args is None else args)
+    try:
+        play(options)
+    except (ConfigurationError, OSError) as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (EnvironmentFaultError, PolicyFaultError) as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def play(options: argparse.Namespace) -> None:
+    """Write the videos, and print the results of the episodes and where the videos are.
+
+    Args:
+        options: what ``add_arguments`` names.
+
+    Raises:
+        ConfigurationError: if an option cannot work.
+        EnvironmentFaultError: if an environment breaks.
+        OSError: if a file cannot be written.
+    """
+    checkpoint = _checkpoint(options)
+    run_folder = run_folder_of(checkpoint)
+    config = yaml.safe_load(config_file_of(run_folder).read_text(encoding="utf-8"))
+
+    from tqdm import tqdm
+
+    from mtrl_lightning.loading import load_policy
+    from mtrl_lightning.quiet import quiet
+    from mtrl_lightning.video import (
+        VideoFormat,
+        check_encoder,
+        chosen_split,
+        chosen_tasks,
+        record_videos,
+    )
+
+    check_encoder()
+    with quiet():
+        benchmark = benchmark_of(config)
+        policy = load_policy(checkpoint, trust=_named_classes(config))
+    spec = benchmark.spec
+    if policy.task_names != spec.task_names:
+        raise ConfigurationError(
+            f"{checkpoint} is of the tasks {', '.join(policy.task_names)}, and the run's"
+            f" configuration names {', '.join(spec.task_names)}: use the config.yaml of its run"
+        )
+    split = chosen_split(benchmark, options.split)
+    numbers = chosen_tasks(benchmark, options.task)
+    folder = options.folder or run_folder / "videos" / f"step_{policy.env_steps:012d}"
+    ensure_writable(folder)
+    after = f"after {policy.env_steps:,} env steps"
+    print(f"{checkpoint}, {after}; split {split}, {len(numbers)} of {spec.num_tasks} tasks")
+    total = options.episodes * spec.horizon
+    with tqdm(total=total, desc="steps", leave=False, disable=None) as bar:
+        recording = record_videos(
+            policy,
+            benchmark,
+            folder,
+            tasks=options.task,
+            split=split,
+            num_episodes=options.episodes,
+            first_episode=options.first_episode,
+            format=VideoFormat(options.width, options.height, options.fps),
+            caption=after,
+            num_workers=options.num_workers,
+            on_step=bar.update,
+        )
+    print(table(recording, spec.has_success))
+    print(f"Videos in {folder}: {', '.join(path.name for path in recording.files.values())}")
+
+
+def table(recording: Recording, has_success: bool) -> str:
+    """Return a text table of the episodes that were recorded.
+
+    Args:
+        recording: the episodes.
+        has_success: whether the benchmark reports success.
+    """
+    width = max(len("task"), *(len(episode.task) for episode in recording.episodes))
+    lines = [f"{'task':<{width}}  episode     return  length" + "  success" * has_success]
+    for episode in recording.episodes:
+        line = (
+            f"{episode.task:<{width}}  {episode.number:7d}  {episode.return_:9.1f}"
+            f"  {episode.length:6d}"
+        )
+        if has_success:
+            line += f"  {'yes' if episode.success else 'no':>7}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def benchmark_of(config: dict[str, Any]) -> Benchmark:
+    """Return the benchmark of a run's configuration.
+
+    Raises:
+        ConfigurationError: if it cannot be made.
+    """
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    from mtrl_lightning.envs import Benchmark
+    from mtrl_lightning.envs.benchmark import with_info
+
+    data = config["data"]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Benchmark, "benchmark")
+    try:
+        parsed = parser.parse_object({"benchmark": data["benchmark"]})
+    except ArgumentError as error:
+        raise ConfigurationError(
+            f"the benchmark of the run's configuration cannot be made ({error}): use the version"
+            " of the code that the run was made with, in the folder of its modules"
+        ) from error
+    benchmark = parser.instantiate_classes(parsed).benchmark
+    return with_info(benchmark, data.get("info_keys"), data.get("store_info", False))
+
+
+def _checkpoint(options: argparse.Namespace) -> Path:
+    """Return the checkpoint that is asked for: the best one of a run's folder if it has one."""
+    given = options.run or options.ckpt_path
+    if given is None or (options.run and options.ckpt_path):
+        raise ConfigurationError(
+            "play needs one run: play runs/NAME/version_0, or --ckpt_path with a run's folder, a"
+            " checkpoint, best or last"
+        )
+    if options.ckpt_path in ("best", "last"):
+        found = find_checkpoint(given, options.root, options.name)
+    else:
+        best = Path(given) / "checkpoints" / "best.ckpt"
+        found = best if best.is_file() else checkpoint_at(Path(given))
+    if found.name == "last.ckpt":
+        from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
+
+        return load_newest_whole(found, with_replay=False)[0]
+    return found
+
+
+def _named_classes(config: dict[str, Any]) -> list[str]:
+    """Return the classes and modules that the run's configuration names, beside the libraries'."""
+    named: list[str] = []
+    for path in _class_paths(config["model"]):
+        if path.split(".")[0] not in LIBRARIES:
+            named += [path, path.rpartition(".")[0]]
+    return named
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    if isinstance(config, dict):
+        if isinstance(config.get("class_path"), str):
+            yield config["class_path"]
+        for value in config.values():
+            yield from _class_paths(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _class_paths(value)

@@ -1,0 +1,127 @@
+"""Which OpenGL library MuJoCo draws pictures with; only the standard library is needed.
+
+MuJoCo looks at ``MUJOCO_GL`` when it is imported, and takes GLFW, which needs a screen, where that
+is not set. EGL and OSMesa need none; both draw without a GPU, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+from mtrl_lightning.errors import ConfigurationError, import_optional
+
+VARIABLE = "MUJOCO_GL"
+RENDERERS = ("egl", "osmesa", "glfw")
+"""Values of ``MUJOCO_GL`` on Linux, best first; the last one needs a screen."""
+PACKAGES = "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri, or apt-get install libosmesa6"
+"""What to do on Debian and Ubuntu where MuJoCo cannot draw."""
+RENDER = (
+    "import mujoco; model = mujoco.MjModel.from_xml_string('<mujoco/>');"
+    " renderer = mujoco.Renderer(model, 16, 16); renderer.update_scene(mujoco.MjData(model));"
+    " renderer.render(); renderer.close()"
+)
+RENDER_SECONDS = 60.0
+"""After which a renderer counts as hung."""
+
+
+def can_render(name: str | None) -> bool:
+    """Return whether MuJoCo can draw; in a process of its own, which a bad driver may end.
+
+    Args:
+        name: value of ``MUJOCO_GL``; None leaves it as it is.
+    """
+    environment = dict(os.environ) if name is None else {**os.environ, VARIABLE: name}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RENDER],
+            env=environment,
+            capture_output=True,
+            check=False,
+            timeout=RENDER_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def find_renderer() -> str:
+    """Return the value of ``MUJOCO_GL`` with which MuJoCo draws here; empty if it needs none.
+
+    It takes about a second the first time.
+
+    Raises:
+        ConfigurationError: if ``MUJOCO_GL`` names what does not work, or nothing works. The message
+            names Debian's packages.
+    """
+    return _find_renderer(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _find_renderer(chosen: str) -> str:
+    if chosen:
+        if can_render(chosen):
+            return chosen
+        raise ConfigurationError(
+            f"{VARIABLE} is {chosen}, and MuJoCo cannot draw with it on this machine: unset it, so"
+            f" that what works is taken, or install what it needs (Debian, Ubuntu: {PACKAGES})"
+        )
+    if sys.platform != "linux":
+        if can_render(None):
+            return ""
+        raise ConfigurationError(
+            "MuJoCo cannot draw pictures on this machine: give the program a screen, or make the"
+            " videos on another machine"
+        )
+    for name in RENDERERS:
+        if can_render(name):
+            return name
+    raise ConfigurationError(
+        "MuJoCo cannot draw pictures on this machine, because neither EGL nor OSMesa works: install"
+        f" one of them (Debian, Ubuntu: {PACKAGES})"
+    )
+
+
+def import_simulated(module: str, package: str) -> ModuleType:
+    """Import a module of an optional package that imports MuJoCo.
+
+    MuJoCo cannot be imported, and nothing can be simulated, where ``MUJOCO_GL`` names what is not
+    installed.
+
+    Raises:
+        ConfigurationError: if the package is not installed, or because of ``MUJOCO_GL``.
+    """
+    try:
+        return import_optional(module, package)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        chosen = os.environ.get(VARIABLE)
+        if not chosen:
+            raise
+        raise ConfigurationError(
+            f"{module} cannot be imported while {VARIABLE} is {chosen}"
+            f" ({type(error).__name__}: {error}): unset it, so that what works is taken, or install"
+            f" what it needs (Debian, Ubuntu: {PACKAGES})"
+        ) from error
+
+
+def use_renderer(name: str) -> None:
+    """Let MuJoCo draw with a library in this process, also if it was imported already.
+
+    Args:
+        name: as ``find_renderer`` returned it.
+    """
+    if not name:
+        return
+    os.environ[VARIABLE] = name
+    contexts = sys.modules.get("mujoco.gl_context")
+    if contexts is None:
+        return
+    present = getattr(contexts, "GLContext", None)
+    if present is None or present.__module__ != f"mujoco.{name}":
+        importlib.reload(contexts)

@@ -1,0 +1,24 @@
+"""Videos of what a policy does: test episodes are run, drawn, labelled and encoded."""
+
+from mtrl_lightning.envs.pictures import VideoFormat
+from mtrl_lightning.video.encoding import check_encoder, gif
+from mtrl_lightning.video.recording import (
+    RecordedEpisode,
+    Recording,
+    check_drawing,
+    chosen_split,
+    chosen_tasks,
+    record_videos,
+)
+
+__all__ = [
+    "RecordedEpisode",
+    "Recording",
+    "VideoFormat",
+    "check_drawing",
+    "check_encoder",
+    "chosen_split",
+    "chosen_tasks",
+    "gif",
+    "record_videos",
+]

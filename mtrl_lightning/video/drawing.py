@@ -1,0 +1,89 @@
+"""Labels on pictures, and pictures side by side."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+
+SHADE = (0, 0, 0, 150)
+"""Behind the labels, so that they can be read on any picture: black, partly transparent."""
+TEXT = (255, 255, 255, 255)
+LINES_PER_HEIGHT = 19
+"""How many lines of text a picture's height has room for."""
+LEAST_TEXT = 10
+"""Pixels below which text cannot be read."""
+MOST_WIDTH = 1920
+"""Pixels of many pictures side by side: a screen's."""
+LEAST_CELL = 160
+"""Pixels below which a picture among others shows nothing."""
+
+
+def labelled(image: Image.Image, lines: Sequence[Sequence[str]]) -> Image.Image:
+    """Return a picture with lines of text along its upper edge.
+
+    Args:
+        image: it stays as it is.
+        lines: of text in parts, the most important first; those that do not fit are left out.
+    """
+    size = max(LEAST_TEXT, image.height // LINES_PER_HEIGHT)
+    font = _font(size)
+    margin = size // 3
+    height = round(1.25 * size)
+    drawn = image.copy()
+    draw = ImageDraw.Draw(drawn, "RGBA")
+    draw.rectangle((0, 0, image.width, 2 * margin + height * len(lines)), fill=SHADE)
+    for number, parts in enumerate(lines):
+        text = parts[0]
+        for part in parts[1:]:
+            longer = f"{text}   {part}" if part else text
+            if font.getlength(longer) <= image.width - 2 * margin:
+                text = longer
+        draw.text((margin, margin + number * height), text, font=font, fill=TEXT)
+    return drawn
+
+
+@functools.cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+class Mosaic:
+    """Pictures of equal size side by side.
+
+    Args:
+        num_cells: number of pictures.
+        width: pixels of one of them.
+        height: pixels of one of them.
+    """
+
+    def __init__(self, num_cells: int, width: int, height: int) -> None:
+        least = math.ceil(math.sqrt(num_cells))
+        self.columns = min(
+            range(least, least + 3), key=lambda columns: (-num_cells % columns, columns)
+        )
+        self.rows = math.ceil(num_cells / self.columns)
+        fitting = max(min(LEAST_CELL, width), MOST_WIDTH // self.columns)
+        scale = min(1.0, fitting / width)
+        self.cell = (_even(width * scale), _even(height * scale))
+        """Width and height of a picture among the others."""
+
+    def shrunk(self, image: Image.Image) -> Image.Image:
+        """Return a picture at the size that it has among the others."""
+        return image if image.size == self.cell else image.resize(self.cell)
+
+    def joined(self, cells: Sequence[Image.Image]) -> Image.Image:
+        """Return one picture of all, row by row."""
+        width, height = self.cell
+        whole = Image.new("RGB", (self.columns * width, self.rows * height))
+        for place, cell in enumerate(cells):
+            row, column = divmod(place, self.columns)
+            whole.paste(cell, (column * width, row * height))
+        return whole
+
+
+def _even(pixels: float) -> int:
+    """Return an even number, as the video's format needs it."""
+    return max(2, 2 * round(pixels / 2))

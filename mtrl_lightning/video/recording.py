@@ -1,0 +1,245 @@
+"""Run test episodes of a policy with pictures, and write them as videos."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompressed
+from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout import Collector
+from mtrl_lightning.threads import one_thread
+from mtrl_lightning.types import Episode, Policy, known_tasks
+from mtrl_lightning.video.drawing import Mosaic, labelled
+from mtrl_lightning.video.encoding import check_encoder, write_mp4
+
+ALL_TASKS = "all_tasks"
+"""Name of the video that shows all tasks side by side."""
+
+
+class RecordedEpisode(NamedTuple):
+    """A test episode that a video shows."""
+
+    task: str
+    number: int
+    """Number of the test episode: an evaluation's first is 0."""
+    return_: float
+    length: int
+    """Environment steps."""
+    success: bool
+    """Success in any step."""
+
+
+class Recording(NamedTuple):
+    """What was recorded."""
+
+    files: dict[str, Path]
+    """A video for each task by its name; with several tasks also ``all_tasks``."""
+    episodes: list[RecordedEpisode]
+    """By task, and in the order in which the task's video shows them."""
+
+
+class _Film(NamedTuple):
+    """What one task's video shows."""
+
+    task: str
+    episodes: list[Episode]
+    pictures: list[list[Picture]]
+    """Those of each episode."""
+
+
+def record_videos(
+    policy: Policy,
+    benchmark: Benchmark,
+    folder: str | Path,
+    *,
+    tasks: Sequence[str] | None = None,
+    split: str | None = None,
+    num_episodes: int = 1,
+    first_episode: int = 0,
+    format: VideoFormat | None = None,
+    caption: str = "",
+    num_workers: int | None = None,
+    timeout: float = 300.0,
+    on_step: Callable[[], None] = lambda: None,
+) -> Recording:
+    """Run test episodes with the policy's best actions, and write a video for each task.
+
+    The episodes are those of an evaluation. Task, episode, step, return and success are drawn on
+    the pictures. Nothing is drawn from a generator that training uses.
+
+    Args:
+        policy: such as ``run.policy`` or what ``load_policy`` returns.
+        benchmark: the tasks, in the order that the policy knows.
+        folder: of the videos, ``<task>.mp4`` and, with several tasks, ``all_tasks.mp4``; in other
+            splits than the first evaluated one their names begin with the split.
+        tasks: names of the tasks that are recorded; None for all of the split.
+        split: which environments; None for the first that is evaluated, ``eval``.
+        num_episodes: test episodes of each task, one after another in the video.
+        first_episode: number of the first one; an evaluation begins with 0.
+        format: size and pictures per second; None for 480 x 360 and 30.
+        caption: text beside the name of the task.
+        num_workers: worker processes that step and draw; None for all cores, 0 for this process.
+        timeout: seconds to wait for a worker before it counts as hung.
+        on_step: called between two steps; may raise to end the recording.
+
+    Returns:
+        The files and the episodes.
+
+    Raises:
+        ConfigurationError: if a task or the split is unknown, a number is out of range, the encoder
+            or the renderer is missing, or an environment draws no pictures.
+        EnvironmentFaultError: if an environment or its worker breaks.
+        OSError: if a file cannot be written.
+    """
+    check_encoder()
+    if num_episodes < 1 or first_episode < 0:
+        raise ConfigurationError(
+            f"num_episodes is {num_episodes}, first_episode {first_episode}: give at least 1"
+            " episode, and a number of at least 0 for the first"
+        )
+    video = (format or VideoFormat()).check()
+    split = chosen_split(benchmark, split)
+    numbers = chosen_tasks(benchmark, tasks)
+    folder = Path(folder)
+    if num_workers is None:
+        num_workers = default_num_workers(len(numbers), spare=0)
+    envs = VectorEnv(
+        Pictured(benchmark, video), numbers, split, num_workers=num_workers, timeout=timeout
+    )
+    try:
+        with one_thread():
+            films = _run(policy, envs, num_episodes, first_episode, on_step)
+    finally:
+        envs.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = "" if split == chosen_split(benchmark, None) else f"{split}_"
+    files: dict[str, Path] = {}
+    for film in films:
+        files[film.task] = folder / f"{prefix}{_file_name(film.task)}.mp4"
+        images = _images([film], first_episode, video, caption)
+        write_mp4(files[film.task], images, video.fps)
+    if len(films) > 1:
+        files[ALL_TASKS] = folder / f"{prefix}{ALL_TASKS}.mp4"
+        write_mp4(files[ALL_TASKS], _images(films, first_episode, video, caption), video.fps)
+    return Recording(files, [one for film in films for one in _summaries(film, first_episode)])
+
+
+def check_drawing(
+    benchmark: Benchmark, task: int, split: str, format: VideoFormat, num_workers: int = 1
+) -> None:
+    """Draw the first picture of a task, in a process of its own if there is a worker.
+
+    Raises:
+        ConfigurationError: if it cannot be drawn here.
+        EnvironmentFaultError: if the environment or its worker breaks.
+    """
+    envs = VectorEnv(Pictured(benchmark, format), [task], split, num_workers=num_workers)
+    try:
+        envs.reset(seed=0)
+    finally:
+        envs.close()
+
+
+def chosen_split(benchmark: Benchmark, split: str | None) -> str:
+    """Return the split that was chosen; the first that is evaluated if none was.
+
+    Raises:
+        ConfigurationError: if there is no such split.
+    """
+    if split is None:
+        return (*benchmark.splits[1:], benchmark.splits[0])[0]
+    if split not in benchmark.splits:
+        raise ConfigurationError(
+            f"unknown split {split!r}: the benchmark has {', '.join(benchmark.splits)}"
+        )
+    return split
+
+
+def chosen_tasks(benchmark: Benchmark, tasks: Sequence[str] | None) -> list[int]:
+    """Return the numbers of the tasks that were chosen; all if none was.
+
+    Raises:
+        ConfigurationError: if a task is unknown, with the nearest names, or named twice.
+    """
+    names = benchmark.spec.task_names
+    if tasks is None:
+        return list(range(len(names)))
+    return [names.index(name) for name in known_tasks(tasks, names)]
+
+
+def _run(
+    policy: Policy,
+    envs: VectorEnv,
+    num_episodes: int,
+    first_episode: int,
+    on_step: Callable[[], None],
+) -> list[_Film]:
+    """Run the episodes, all tasks at once, and collect their pictures."""
+    names = [envs.spec_.task_names[task] for task in envs.task_E]
+    films = [_Film(name, [], [[]]) for name in names]
+    collector = Collector(envs, policy)
+    collector.reset(seed=[first_episode] * envs.num_envs)
+    quota_E = np.full(envs.num_envs, num_episodes)
+    for _, ended in collector.run_episodes(quota_E, "exploit"):
+        on_step()
+        for film, pictures in zip(films, envs.call("take_pictures"), strict=True):
+            for picture in pictures:
+                film.pictures[-1].append(picture)
+                if picture.is_last:
+                    film.pictures.append([])
+        for episode in ended:
+            films[episode.env].episodes.append(episode)
+    return [film._replace(pictures=film.pictures[:num_episodes]) for film in films]
+
+
+def _images(
+    films: Sequence[_Film], first_episode: int, video: VideoFormat, caption: str
+) -> Iterator[Image.Image]:
+    """Yield the pictures of a video of one or more tasks, side by side.
+
+    Each episode begins for all tasks at once; the last picture of a shorter one stays.
+    """
+    mosaic = Mosaic(len(films), video.width, video.height)
+    for episode in range(len(films[0].pictures)):
+        title = (f"episode {first_episode + episode}", caption)
+        shown = [_cells(film, episode, mosaic, title) for film in films]
+        cells: tuple[Image.Image | None, ...] = (None,) * len(films)
+        for images in itertools.zip_longest(*shown):
+            # where a task has no further picture, its last one stays
+            cells = tuple(image or former for image, former in zip(images, cells, strict=True))
+            yield mosaic.joined([cell for cell in cells if cell is not None])
+
+
+def _cells(
+    film: _Film, episode: int, mosaic: Mosaic, title: tuple[str, ...]
+) -> Iterator[Image.Image]:
+    """Yield one labelled picture of an episode for each place in the video."""
+    pictures = film.pictures[episode]
+    places = [picture.frame for picture in pictures]
+    next_places = [*places[1:], places[-1] + 1]
+    for picture, place, next_place in zip(pictures, places, next_places, strict=True):
+        measured = [f"step {picture.step}", f"return {picture.return_:.1f}"]
+        if picture.success:
+            measured.append("success")
+        image = mosaic.shrunk(decompressed(picture.jpeg))
+        image = labelled(image, [(film.task, *title), measured])
+        yield from itertools.repeat(image, next_place - place)
+
+
+def _summaries(film: _Film, first_episode: int) -> Iterator[RecordedEpisode]:
+    for number, episode in enumerate(film.episodes, first_episode):
+        yield RecordedEpisode(film.task, number, episode.return_, episode.length, episode.success)
+
+
+def _file_name(task: str) -> str:
+    """Return a task's name as a file may have it."""
+    kept = (letter if letter.isalnum() or letter in "-_." else "_" for letter in task)
+    return "".join(kept)

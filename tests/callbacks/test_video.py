@@ -1,0 +1,150 @@
+"""Videos in the course of a run change nothing of it, and end nothing."""
+
+import signal
+import sys
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from mtrl_lightning import SAC, read_metrics
+from mtrl_lightning.callbacks import VideoCallback, curves, video
+from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.networks import MLP
+from tests.conftest import short_train
+
+narrow = partial(MLP, width=8)
+SMALL = {"width": 64, "height": 48, "num_workers": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """Leave out what takes longest of a short run."""
+    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
+
+
+def trained(root, *callbacks, **options):
+    return short_train(
+        ToyReach(num_tasks=2, horizon=5),
+        partial(SAC, actor=narrow, critic=narrow),
+        total_steps=48,
+        root=str(root),
+        evaluation_every=12,
+        metrics_every=24,
+        checkpoint_every=48,
+        callbacks=callbacks,
+        num_workers=0,
+        **options,
+    )
+
+
+def files_in(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.mp4"))
+
+
+def equal(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return torch.equal(one, other) if torch.is_tensor(one) else one == other
+
+
+def test_a_run_with_videos_is_the_run_without_them(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    plain = trained(tmp_path / "plain")
+    logger = TensorBoardLogger(tmp_path / "logged", name="", version="")
+    callback = VideoCallback(every=3, tasks=["goal-1"], **SMALL)
+    filmed = trained(tmp_path / "filmed", callback, loggers=[logger])
+    metrics = [read_metrics(run.folder) for run in (plain, filmed)]
+    with_times = [{n: v for n, v in one.items() if not n.startswith("time/")} for one in metrics]
+    assert with_times[0] == with_times[1] and len(with_times[0]["eval/return"][0]) == 4
+    saved = [load_checkpoint(run.checkpoint) for run in (plain, filmed)]
+    state = saved[1]["callbacks"].pop("video")
+    callback.load_state_dict(state)
+    assert state == callback.state_dict() == {"evaluations": 4}
+    for one in saved:
+        one["callbacks"]["metrics"].pop("metrics_csv")  # a checksum with the times in it
+        one["callbacks"].pop("options", None)
+    assert equal(saved[0], saved[1])
+    expected = ["videos/step_000000000036/goal-1.mp4", "videos/step_000000000048/goal-1.mp4"]
+    assert files_in(filmed.folder) == expected, "the third evaluation, and the last"
+    events = EventAccumulator(str(tmp_path / "logged"))
+    events.Reload()
+    images = events.Images("videos/goal-1")
+    assert [image.step for image in images] == [36, 48]
+    assert images[0].encoded_image_string.startswith(b"GIF89a")
+
+
+def test_a_video_that_fails_is_one_warning(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise EnvironmentFaultError("the driver broke")
+
+    monkeypatch.setattr(video, "record_videos", fail)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = trained(tmp_path, VideoCallback(**SMALL))
+    told = [str(warning.message) for warning in caught if "no video" in str(warning.message)]
+    assert len(told) == 1
+    assert "after 12 env steps (EnvironmentFaultError: the driver broke)" in told[0]
+    assert "Training continues" in told[0]
+    assert read_metrics(run.folder)["eval/return"][0] == [12, 24, 36, 48]
+
+
+def test_an_interruption_gives_the_recording_up_and_the_run_ends_at_its_own_check(
+    tmp_path, monkeypatch
+):
+    record = video.record_videos
+
+    def interrupted(*args, on_step, **options):
+        signal.raise_signal(signal.SIGTERM)
+        return record(*args, on_step=on_step, **options)
+
+    monkeypatch.setattr(video, "record_videos", interrupted)
+    with pytest.raises(Interrupted):
+        trained(tmp_path, VideoCallback(**SMALL))
+    folder = tmp_path / "run" / "version_0"
+    assert files_in(folder) == []
+    assert read_metrics(folder)["eval/return"][0] == [12], "the evaluation is complete"
+    monkeypatch.setattr(video, "record_videos", record)
+    resumed = trained(tmp_path, VideoCallback(**SMALL), ckpt_path=str(folder))
+    assert read_metrics(folder)["eval/return"][0] == [12, 24, 36, 48]
+    assert len(files_in(resumed.folder)) == 3 * 3, "three evaluations of two tasks, and both"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every is 0"),
+        ({"num_episodes": 0}, "num_episodes 0"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"width": 33}, "width is 33"),
+        ({"tasks": ["gaol-1"]}, "unknown task 'gaol-1': did you mean goal-1"),
+        ({"split": "evla"}, "unknown split 'evla'"),
+    ],
+)
+def test_bad_options_are_errors_at_the_start(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        trained(tmp_path, VideoCallback(**{**SMALL, **options}))
+    assert list(tmp_path.iterdir()) == [], "a run that cannot start leaves no folder"
+
+
+def test_a_machine_that_makes_no_videos_is_an_error_at_the_start(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "imageio_ffmpeg", None)
+        with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[video\]"'):
+            trained(tmp_path, VideoCallback(**SMALL))
+
+    def die(*_, **__):
+        raise EnvironmentFaultError("its worker died")
+
+    monkeypatch.setattr(video, "check_drawing", die)
+    with pytest.raises(ConfigurationError, match=r"cannot draw a picture: its worker died\. Leave"):
+        trained(tmp_path, VideoCallback(**SMALL))
+    assert list(tmp_path.iterdir()) == []

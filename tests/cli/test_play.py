@@ -1,0 +1,87 @@
+"""``play`` writes the videos of a run's policy, and says what was wrong with its arguments."""
+
+import pytest
+
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.cli import play
+from tests.video.test_recording import frames_of
+
+SMALL = ["--width=64", "--height=48", "--num_workers=0"]
+
+
+@pytest.fixture
+def run(command_line):
+    command_line("fit", "--rollout.total_steps=330", "--evaluation.every=330")
+    return command_line.folder()
+
+
+def error_of(capsys, *args):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["play", *args])
+    assert exit_info.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
+    capsys.readouterr()
+    main(["play", str(run), *SMALL, "--task", "goal-2", "--task=goal-0", "--episodes=2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "best.ckpt, after 330 env steps; split eval, 2 of 3 tasks" in lines[0]
+    assert lines[1].split() == ["task", "episode", "return", "length", "success"]
+    assert [line.split()[:2] for line in lines[2:6]] == [
+        ["goal-2", "0"],
+        ["goal-2", "1"],
+        ["goal-0", "0"],
+        ["goal-0", "1"],
+    ]
+    assert all(line.split()[3] == "20" for line in lines[2:6])
+    folder = run / "videos" / "step_000000000330"
+    assert lines[6] == f"Videos in {folder}: goal-2.mp4, goal-0.mp4, all_tasks.mp4"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "all_tasks.mp4",
+        "goal-0.mp4",
+        "goal-2.mp4",
+    ]
+    assert frames_of(folder / "goal-2.mp4")[0].shape == (2 * 61, 48, 64, 3)
+
+    given = [f"--root={tmp_path}", *SMALL, "--task=goal-1", f"--folder={tmp_path / 'own'}"]
+    main(["play", "--ckpt_path=last", *given])
+    assert "last.ckpt, after" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["goal-1.mp4"]
+
+    assert "unknown task 'gaol-1': did you mean goal-" in error_of(
+        capsys, str(run), "--task=gaol-1"
+    )
+    assert "unknown split 'trian': the benchmark has train, eval" in error_of(
+        capsys, str(run), "--split=trian"
+    )
+    assert "fps is 0: give at least 1" in error_of(capsys, str(run), "--fps=0", "--num_workers=0")
+    (run / "config.yaml").unlink()
+    assert "recorded by record_videos" in error_of(capsys, str(run))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "play needs one run: play runs/NAME/version_0"),
+        (["a", "--ckpt_path=best"], "play needs one run"),
+        (["nowhere"], "there is no checkpoint nowhere"),
+        (["--ckpt_path=best", "--root=nowhere"], "no run in nowhere/run has a best.ckpt"),
+    ],
+)
+def test_what_is_no_run(capsys, args, message):
+    assert message in error_of(capsys, *args)
+
+
+def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():
+    config = {
+        "model": {
+            "class_path": "mtrl_lightning.algorithms.SAC",
+            "init_args": {
+                "actor": {"class_path": "gated.Gated", "init_args": {}},
+                "transforms": [{"class_path": "own.parts.Crop"}],
+                "actor_optimizer": {"class_path": "torch.optim.Adam"},
+            },
+        }
+    }
+    assert play._named_classes(config) == ["gated.Gated", "gated", "own.parts.Crop", "own.parts"]

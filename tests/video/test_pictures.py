@@ -1,0 +1,243 @@
+"""What is drawn of an environment, and with which library."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from mtrl_lightning import rendering
+from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
+from mtrl_lightning.envs.benchmark import with_info
+from mtrl_lightning.envs.pictures import (
+    Pictured,
+    PicturedEnv,
+    Simulation,
+    VideoFormat,
+    decompressed,
+)
+from mtrl_lightning.errors import ConfigurationError
+from tests.conftest import skip_without_renderer
+
+SMALL = VideoFormat(64, 48)
+
+
+class Silent(gym.Wrapper):
+    """An environment without pictures."""
+
+    render_mode = None
+
+    def __init__(self):
+        super().__init__(ToyReach().make_env(0, "train", 0))
+
+
+class Choosing(Silent):
+    """An environment that draws itself if it is asked to."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+
+class Drawing(gym.Wrapper):
+    """An environment whose picture is given."""
+
+    def __init__(self, picture, render_fps=80):
+        super().__init__(ToyReach(horizon=7).make_env(0, "train", 0))
+        self.picture = picture
+        self.metadata = {"render_fps": render_fps}
+
+    def render(self):
+        return self.picture
+
+
+def pictures_of(env, num_steps):
+    env.reset(seed=0)
+    for _ in range(num_steps):
+        env.step(np.zeros(env.action_space.shape, np.float32))
+    return env.take_pictures()
+
+
+def first_image(benchmark, format=SMALL):
+    env = Pictured(benchmark, format).make_env(0, "eval", 0)
+    try:
+        (picture,) = pictures_of(env, 0)
+        return np.asarray(decompressed(picture.jpeg)).astype(int)
+    finally:
+        env.close()
+
+
+def pictured(env, format):
+    return PicturedEnv(env, env.render, "goal-0", format)
+
+
+@pytest.mark.parametrize(
+    ("steps_per_second", "steps", "frames"),
+    [
+        (80, [0, 3, 6, 7], [0, 1, 2, 3]),  # 30 pictures of 80 steps a second, and the last step
+        (10, list(range(8)), list(range(0, 24, 3))),  # each picture stays for three places
+        (None, list(range(8)), list(range(8))),
+    ],
+)
+def test_pictures_are_taken_in_simulated_time(steps_per_second, steps, frames):
+    env = pictured(Drawing(np.zeros((48, 64, 3), np.uint8), steps_per_second), SMALL)
+    pictures = pictures_of(env, 7)
+    assert [picture.step for picture in pictures] == steps
+    assert [picture.frame for picture in pictures] == frames
+    assert [picture.is_last for picture in pictures] == [False] * (len(steps) - 1) + [True]
+    assert env.take_pictures() == []
+
+
+def test_a_picture_is_fitted_into_the_format_without_distortion():
+    image = np.full((48, 48, 3), (200, 100, 50), np.uint8)
+    (picture,) = pictures_of(pictured(Drawing(image), SMALL), 0)
+    fitted = np.asarray(decompressed(picture.jpeg)).astype(int)
+    assert fitted.shape == (48, 64, 3)
+    assert np.abs(fitted[:, 8:56] - image[:, :48]).max() < 10
+    assert fitted[:, :4].max() < 10 and fitted[:, -4:].max() < 10
+
+
+def test_what_is_said_beside_a_picture_is_the_episode_so_far():
+    env = Pictured(ToyReach(horizon=4), SMALL).make_env(0, "eval", 0)
+    env.reset(seed=3)
+    rewards = []
+    successes = []
+    for _ in range(4):
+        _, reward, _, _, info = env.step(np.array([0.5, 0.5], np.float32))
+        rewards.append(reward)
+        successes.append(info["success"])
+    pictures = env.take_pictures()
+    assert [p.return_ for p in pictures] == pytest.approx([0, *np.cumsum(rewards)])
+    assert [p.success for p in pictures] == [False, *np.logical_or.accumulate(successes)]
+
+
+@pytest.mark.parametrize("benchmark", [ToyReach(), with_info(ToyReach(), ["success"])])
+def test_the_toy_draws_the_point_and_its_goal(benchmark):
+    image = first_image(benchmark, VideoFormat(128, 128))
+    goal_row, goal_column = 64, round(64 * 1.7)
+    assert image[goal_row, goal_column, 1] > image[goal_row, goal_column, 0] + 50
+    assert (image[..., 2] > image[..., 0] + 80).sum() > 10
+
+
+def test_metaworld_is_upright_and_one_renderer_draws_all_episodes():
+    skip_without_renderer()
+    env = Pictured(MetaWorld(["reach"]), VideoFormat(160, 120)).make_env(0, "eval", 0)
+    (picture,) = pictures_of(env, 0)
+    assert isinstance(env._draw, Simulation)
+    renderer = env._draw._renderer
+    pictures_of(env, 3)
+    assert env._draw._renderer is renderer
+    env.close()
+    assert env._draw._renderer is None
+    image = np.asarray(decompressed(picture.jpeg)).astype(int)
+    above, below = image[:15], image[-15:]
+    assert above.std(axis=(0, 1)).max() < 3, "the grey of nothing"
+    assert below.std(axis=(0, 1)).max() > 20, "floor, table and the robot's foot"
+    red = image[..., 0] - image[..., 1:].max(axis=-1) > 60
+    assert red[:, :80].sum() > 5 * red[:, 80:].sum(), "the arm stands on the left: no mirror image"
+
+
+def test_a_gymnasium_simulation_is_drawn():
+    skip_without_renderer()
+    format = VideoFormat(96, 64)
+    registered = first_image(GymnasiumTasks({"pole": "InvertedPendulum-v5"}), format)
+    own = first_image(GymnasiumTasks({"pole": _pendulum_without_render_mode}, 5), format)
+    for image in (registered, own):
+        assert image.shape == (64, 96, 3) and image.std() > 5
+
+
+def _pendulum_without_render_mode():
+    return gym.make("InvertedPendulum-v5")
+
+
+def test_an_unknown_camera_is_an_error(monkeypatch):
+    skip_without_renderer()
+    benchmark = MetaWorld(["reach"])
+    monkeypatch.setattr(benchmark, "camera", lambda task: "corner9")
+    with pytest.raises(ConfigurationError, match="no camera 'corner9': it has topview, corner,"):
+        first_image(benchmark)
+
+
+def test_an_environment_is_asked_for_pictures_if_it_takes_a_render_mode():
+    assert first_image(GymnasiumTasks({"a": Choosing}, horizon=5)).std() > 0
+    with pytest.raises(ConfigurationError, match=r"task 'a' draws no pictures .* render_mode='rgb"):
+        first_image(GymnasiumTasks({"a": Silent}, horizon=5))
+
+
+@pytest.mark.parametrize(
+    ("picture", "message"),
+    [
+        (np.zeros((4, 4, 3)), "type float64 and the shape .4, 4, 3.: render.. must return"),
+        (np.zeros((4, 4), np.uint8), "the shape .4, 4.: render.. must return"),
+        (None, "type object"),
+    ],
+)
+def test_what_is_no_picture(picture, message):
+    with pytest.raises(ConfigurationError, match=message):
+        pictures_of(pictured(Drawing(picture), SMALL), 0)
+
+
+def test_an_environment_that_cannot_draw_is_named():
+    env = Drawing(None)
+    env.render = lambda: 1 / 0
+    with pytest.raises(ConfigurationError, match=r"'goal-0' cannot be drawn .ZeroDivisionError"):
+        pictures_of(pictured(env, SMALL), 0)
+
+
+@pytest.mark.parametrize(
+    ("format", "message"),
+    [
+        (VideoFormat(width=101), "width is 101: give an even number"),
+        (VideoFormat(height=30), "height is 30: give an even number of at least 32"),
+        (VideoFormat(fps=0), "fps is 0: give at least 1"),
+    ],
+)
+def test_a_format_that_cannot_be_encoded(format, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Pictured(ToyReach(), format)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Set which renderers work, and forget what was found before."""
+    working = set()
+    rendering._find_renderer.cache_clear()
+    monkeypatch.setattr(rendering, "can_render", lambda name: name in working)
+    monkeypatch.setattr(rendering.sys, "platform", "linux")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    yield working
+    rendering._find_renderer.cache_clear()
+
+
+def test_the_renderer_is_one_that_works(installed, monkeypatch):
+    installed |= {"osmesa", "glfw"}
+    assert rendering.find_renderer() == "osmesa"
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    assert rendering.find_renderer() == "glfw", "what was chosen is taken"
+
+
+def test_a_simulator_that_cannot_be_imported_for_its_renderer_is_explained(tmp_path, monkeypatch):
+    # as MuJoCo ends where MUJOCO_GL is osmesa and the library is missing
+    code = "None.glGetError\n"
+    (tmp_path / "a_simulator.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    with pytest.raises(ConfigurationError, match=r"while MUJOCO_GL is osmesa .* libosmesa6"):
+        rendering.import_simulated("a_simulator", "simulator")
+    with pytest.raises(ConfigurationError, match="pip install simulator"):
+        rendering.import_simulated("no_simulator", "simulator")
+    monkeypatch.delenv("MUJOCO_GL")
+    with pytest.raises(AttributeError):
+        rendering.import_simulated("a_simulator", "simulator")
+
+
+@pytest.mark.parametrize("chosen", [None, "egl"])
+def test_a_missing_renderer_is_named_with_its_packages(installed, monkeypatch, chosen):
+    expected = "neither EGL nor OSMesa works"
+    if chosen:
+        installed.add("osmesa")
+        monkeypatch.setenv("MUJOCO_GL", chosen)
+        expected = "MUJOCO_GL is egl, and MuJoCo cannot draw with it"
+    with pytest.raises(ConfigurationError, match=expected) as caught:
+        first_image(MetaWorld(["reach"]))
+    assert "libegl1 libegl-mesa0 libgl1-mesa-dri" in str(caught.value)
+    assert "libosmesa6" in str(caught.value)
+    assert first_image(ToyReach()).std() > 0, "what draws itself needs no renderer"

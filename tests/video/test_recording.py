@@ -1,0 +1,186 @@
+"""Video files: what they show, and what ends without one."""
+
+import sys
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+from PIL import Image
+
+from mtrl_lightning import record_videos
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.rollout import Evaluator
+from mtrl_lightning.video import VideoFormat, gif
+from mtrl_lightning.video.drawing import Mosaic, labelled
+from mtrl_lightning.video.encoding import write_mp4
+from tests.fakes import Constant, Recorder, Scripted, Seeker, scripted_length
+
+SMALL = VideoFormat(96, 64)
+
+
+def frames_of(path):
+    """Return the pictures of a video, ``[N, height, width, 3]``."""
+    frames = imageio_ffmpeg.read_frames(str(path))
+    meta = next(frames)
+    width, height = meta["size"]
+    return np.stack([np.frombuffer(f, np.uint8).reshape(height, width, 3) for f in frames]), meta
+
+
+class ScriptedWithPictures(Scripted):
+    """``Scripted``, whose picture is as bright as the episode's step says."""
+
+    def make_rendered_env(self, task, split, seed):
+        env = self.make_env(task, split, seed)
+        env.render_mode = "rgb_array"
+        env.render = lambda: np.full((64, 96, 3), 30 * env.steps, np.uint8)
+        return env
+
+
+def test_a_video_shows_the_episodes_of_an_evaluation(tmp_path):
+    benchmark = ToyReach(num_tasks=3, horizon=6)
+    policy = Recorder(Seeker(3))
+    recording = record_videos(
+        policy,
+        benchmark,
+        tmp_path / "new" / "folder",
+        num_episodes=2,
+        format=SMALL,
+        caption="after 7 env steps",
+        num_workers=0,
+    )
+    assert set(policy.modes) == {"exploit"}
+    names = ["goal-0.mp4", "goal-1.mp4", "goal-2.mp4", "all_tasks.mp4"]
+    assert [path.name for path in recording.files.values()] == names
+    assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == sorted(names)
+    evaluation = Evaluator(benchmark, num_episodes=2, num_workers=0).evaluate(Seeker(3))
+    returns = [episode.return_ for episode in recording.episodes]
+    assert np.reshape(returns, (3, 2)).mean(1) == pytest.approx(evaluation.return_T, rel=1e-12)
+    assert [(e.task, e.number, e.length) for e in recording.episodes] == [
+        (f"goal-{task}", number, 6) for task in range(3) for number in range(2)
+    ]
+    # 10 steps a second and 30 pictures: 6 steps are 18 places after the first, in each episode
+    frames, meta = frames_of(recording.files["goal-1"])
+    assert frames.shape == (2 * 19, 64, 96, 3) and meta["fps"] == 30
+    assert meta["codec"].startswith("h264")
+    joined, _ = frames_of(recording.files["all_tasks"])
+    assert joined.shape == (2 * 19, 64, 3 * 96, 3)
+    middle = joined[:, 32:, 96:192].astype(int)
+    assert np.abs(middle - frames[:, 32:].astype(int)).mean() < 3
+
+
+def test_a_shorter_episode_keeps_its_last_picture(tmp_path):
+    benchmark = ScriptedWithPictures(2)
+    recording = record_videos(
+        Constant(), benchmark, tmp_path, first_episode=1, format=SMALL, num_workers=0
+    )
+    lengths = [scripted_length(task, 1) for task in range(2)]
+    assert [episode.length for episode in recording.episodes] == lengths
+    assert [episode.number for episode in recording.episodes] == [1, 1]
+    joined, _ = frames_of(recording.files["all_tasks"])
+    assert len(joined) == max(lengths) + 1
+    for task, length in enumerate(lengths):
+        brightness = joined[:, 50, 96 * task + 48, 0].astype(int)
+        expected = 30 * np.minimum(np.arange(len(joined)), length)
+        assert np.abs(brightness - expected).max() < 8
+        alone, _ = frames_of(recording.files[f"task-{task}"])
+        assert len(alone) == length + 1
+
+
+def test_one_task_of_another_split(tmp_path):
+    recording = record_videos(
+        Constant(),
+        ScriptedWithPictures(),
+        tmp_path,
+        tasks=["task-2"],
+        split="eval_interpolation",
+        format=SMALL,
+        num_workers=1,
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["eval_interpolation_task-2.mp4"]
+    assert [episode.task for episode in recording.episodes] == ["task-2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": ["gaol-1"]}, "unknown task 'gaol-1': did you mean goal-"),
+        ({"tasks": ["goal-1", "goal-1"]}, "duplicate tasks"),
+        ({"split": "trian"}, "unknown split 'trian': the benchmark has train, eval"),
+        ({"num_episodes": 0}, "num_episodes is 0"),
+        ({"first_episode": -1}, "first_episode -1"),
+        ({"format": VideoFormat(95, 64)}, "width is 95"),
+    ],
+)
+def test_bad_options_leave_nothing_behind(tmp_path, options, message):
+    folder = tmp_path / "videos"
+    with pytest.raises(ConfigurationError, match=message):
+        record_videos(Seeker(3), ToyReach(), folder, **{"num_workers": 0, **options})
+    assert not folder.exists()
+
+
+def test_a_missing_encoder_is_named_with_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[video\]"'):
+        record_videos(Seeker(3), ToyReach(), tmp_path)
+
+
+def test_an_environment_that_breaks_ends_the_recording(tmp_path):
+    class Breaking(ScriptedWithPictures):
+        def make_env(self, task, split, seed):
+            env = super().make_env(task, split, seed)
+            env.step = lambda action: 1 / 0
+            return env
+
+    with pytest.raises(EnvironmentFaultError, match="task 'task-0', step 1"):
+        record_videos(Constant(), Breaking(1), tmp_path, format=SMALL, num_workers=0)
+
+
+def test_an_unfinished_video_is_not_left_behind(tmp_path, monkeypatch):
+    def images(error=None):
+        yield from [Image.new("RGB", (64, 64))] * 3
+        if error is not None:
+            raise error
+
+    with pytest.raises(OSError, match="the disk is full"):
+        write_mp4(tmp_path / "a.mp4", images(OSError("the disk is full")), fps=30)
+    monkeypatch.setattr(imageio_ffmpeg, "count_frames_and_secs", lambda path: (2, 0.1))
+    with pytest.raises(OSError, match=r"a.mp4 was not written completely"):
+        write_mp4(tmp_path / "a.mp4", images(), fps=30)
+    with pytest.raises(OSError, match="missing"):
+        write_mp4(tmp_path / "missing" / "a.mp4", images(), fps=30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gif_for_tensorboard(tmp_path):
+    write_mp4(tmp_path / "a.mp4", [Image.new("RGB", (640, 320), (i, i, i)) for i in range(60)], 30)
+    (tmp_path / "a.gif").write_bytes(gif(tmp_path / "a.mp4"))
+    with Image.open(tmp_path / "a.gif") as image:
+        assert image.size == (320, 160)
+        assert image.n_frames == 20 and image.info["duration"] == 100
+
+
+@pytest.mark.parametrize(
+    ("num_cells", "columns", "rows", "cell"),
+    [(1, 1, 1, (480, 360)), (3, 3, 1, (480, 360)), (10, 5, 2, (384, 288)), (50, 10, 5, (192, 144))],
+)
+def test_tasks_side_by_side_fit_on_a_screen(num_cells, columns, rows, cell):
+    mosaic = Mosaic(num_cells, 480, 360)
+    assert (mosaic.columns, mosaic.rows, mosaic.cell) == (columns, rows, cell)
+    whole = mosaic.joined([Image.new("RGB", cell, (number, 0, 0)) for number in range(num_cells)])
+    assert whole.size == (columns * cell[0], rows * cell[1])
+    last_row, last_column = divmod(num_cells - 1, columns)
+    pixel = whole.getpixel((last_column * cell[0] + 5, last_row * cell[1] + 5))
+    assert pixel == (num_cells - 1, 0, 0)
+
+
+def test_labels_are_drawn_and_parts_that_do_not_fit_are_left_out():
+    image = Image.new("RGB", (200, 150), (90, 90, 90))
+    plain = np.asarray(image)
+    short = np.asarray(labelled(image, [("reach-v3",), ("step 1", "return 2.0")]))
+    assert np.abs(short[:40].astype(int) - plain[:40]).max() > 100, "white on grey"
+    assert (short[60:] == plain[60:]).all()
+    with_long = labelled(image, [("reach-v3", "x" * 99), ("step 1", "return 2.0")])
+    assert (np.asarray(with_long) == short).all()
+    with_more = labelled(image, [("reach-v3", "more"), ("step 1", "return 2.0")])
+    assert (np.asarray(with_more) != short).any()
