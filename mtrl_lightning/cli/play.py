@@ -213,13 +213,23 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
     parser.add_subclass_arguments(Benchmark, "benchmark")
     try:
         parsed = parser.parse_object({"benchmark": data["benchmark"]})
-    except ArgumentError as error:
+        benchmark = parser.instantiate_classes(parsed).benchmark
+    except (ArgumentError, ValueError) as error:
+        own = _own_error(error)
+        if own is not None:
+            raise own from None
         raise ConfigurationError(
             f"the benchmark of the run's configuration cannot be made ({error}): use the version"
             " of the code that the run was made with, in the folder of its modules"
         ) from error
-    benchmark = parser.instantiate_classes(parsed).benchmark
     return with_info(benchmark, data.get("info_keys"), data.get("store_info", False))
+
+
+def _own_error(error: BaseException | None) -> ConfigurationError | None:
+    """Return the error of ours that jsonargparse has wrapped into others."""
+    while error is not None and not isinstance(error, ConfigurationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _checkpoint(options: argparse.Namespace) -> Path:

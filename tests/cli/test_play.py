@@ -4,6 +4,7 @@ import pytest
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import play
+from mtrl_lightning.errors import ConfigurationError
 from tests.video.test_recording import frames_of
 
 SMALL = ["--width=64", "--height=48", "--num_workers=0"]
@@ -71,6 +72,18 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
 )
 def test_what_is_no_run(capsys, args, message):
     assert message in error_of(capsys, *args)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "message"),
+    [
+        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"horizon": 0}}, "^num_tasks 3"),
+        ({"class_path": "no_tasks.Own"}, "No module named 'no_tasks'.*in the folder of its modul"),
+    ],
+)
+def test_a_benchmark_that_cannot_be_made(benchmark, message):
+    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
+        play.benchmark_of({"data": {"benchmark": benchmark}})
 
 
 def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():
