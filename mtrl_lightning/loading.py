@@ -56,13 +56,17 @@ class LoadedPolicy:
         """Choose actions.
 
         Args:
-            observation: one observation ``[D]``, or a batch ``[E, D]``.
+            observation: one observation ``[D]``, or a batch ``[E, D]``. Where tasks are of
+                different sizes, ``D`` is the largest, with zeros behind a smaller observation; with
+                one task for all rows, the task's own size does as well.
             task: a name or number for all observations, or one per row.
             mode: ``exploit`` takes the distribution's mode, ``explore`` draws from the
                 distribution, ``random`` draws uniformly.
 
         Returns:
-            An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``.
+            An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``. Where tasks are of
+            different sizes, ``A`` is the task's own size if one task is given for all rows, and
+            otherwise the largest, with zeros behind a smaller action.
 
         Raises:
             ConfigurationError: if the observation has another shape, or a task or the mode is
@@ -77,6 +81,9 @@ class LoadedPolicy:
             raise ConfigurationError(
                 f"the observation is no array of numbers of the shape {space.shape}: {error}"
             ) from error
+        only_task = self._task_number(task) if _is_one(task) else None
+        if only_task is not None:
+            observation_ED = self._padded(observation_ED, only_task)
         is_one = observation_ED.shape == space.shape
         if is_one:
             observation_ED = observation_ED[None]
@@ -89,14 +96,24 @@ class LoadedPolicy:
         task_E = self._task_numbers(task, len(observation_ED))
         chosen = self._algorithm.act(observation_ED, task_E, mode)
         action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
+        if only_task is not None and self.spec.action_sizes:
+            action_EA = action_EA[:, : self.spec.action_sizes[only_task]]
         return action_EA[0] if is_one else action_EA
 
     def seed_actions(self, seed: int) -> None:
         """Seed the draws of actions in the modes ``explore`` and ``random`` from here on."""
         self._algorithm.seed_actions(seed)
 
+    def _padded(self, observation: npt.NDArray, task: int) -> npt.NDArray:
+        """Return observations of the task's own size with zeros behind, others as they are."""
+        sizes = self.spec.observation_sizes
+        if not sizes or observation.shape[-1:] != (sizes[task],):
+            return observation
+        missing = self.spec.observation_space.shape[0] - sizes[task]
+        return np.pad(observation, [*[(0, 0)] * (observation.ndim - 1), (0, missing)])
+
     def _task_numbers(self, task: Any, num_observations: int) -> npt.NDArray[np.int64]:
-        given = [task] if isinstance(task, str) or np.ndim(task) == 0 else list(task)
+        given = [task] if _is_one(task) else list(task)
         numbers = [self._task_number(one) for one in given]
         if len(numbers) not in (1, num_observations):
             raise ConfigurationError(
@@ -117,6 +134,10 @@ class LoadedPolicy:
             f"unknown task {task!r}: give a name,"
             f" or a number from 0 to {len(self.task_names) - 1}, of {', '.join(self.task_names)}"
         )
+
+
+def _is_one(task: Any) -> bool:
+    return isinstance(task, str) or np.ndim(task) == 0
 
 
 def load_policy(

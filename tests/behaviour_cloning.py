@@ -13,7 +13,14 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms import Algorithm, RewardScale
 from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.networks import MLP, Encoder, Identity, Network, SquashedGaussian
+from mtrl_lightning.networks import (
+    MLP,
+    Encoder,
+    Identity,
+    Network,
+    SquashedGaussian,
+    zero_padding,
+)
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 LARGEST = 1 - 1e-4
@@ -25,7 +32,8 @@ def negative_log_likelihood(policy: SquashedGaussian, action_BA: Tensor, num_tas
     action_BA = action_BA.clamp(-LARGEST, LARGEST)
     noise_BA = (action_BA.atanh() - policy.mean_BA) / policy.log_std_BA.exp()
     normal_BA = -0.5 * noise_BA.square() - policy.log_std_BA - 0.5 * math.log(2 * math.pi)
-    log_prob_B = (normal_BA - (1 - action_BA.square()).log()).sum(-1)
+    log_prob_BA = normal_BA - (1 - action_BA.square()).log()
+    log_prob_B = zero_padding(log_prob_BA, policy.mask_BA).sum(-1)
     return per_task(-log_prob_B, num_tasks)
 
 
@@ -84,7 +92,7 @@ class BehaviourCloning(Algorithm):
 
     def update(self, batch: TransitionBatch) -> None:
         batch = self.transform(batch)
-        self.encoder.observe(batch.observation_BD)
+        self.encoder.observe(batch.observation_BD, batch.task_B)
         self.actor_update(lambda: self.actor_loss(batch))
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
@@ -93,4 +101,4 @@ class BehaviourCloning(Algorithm):
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         output_B2A = self.actor(self.encoder(observation_BD, task_B), task_B)
-        return SquashedGaussian.from_network(output_B2A, -5.0, 2.0)
+        return SquashedGaussian.from_network(output_B2A, -5.0, 2.0, self.action_mask(task_B))

@@ -240,6 +240,32 @@ class Seeker:
         return np.clip((self._goal_TD[task_E] - observation_ED) / 0.2, -1, 1).astype(np.float32)
 
 
+class Point(gym.Env):
+    """A point that an action moves along each axis; the nearer to 0, the better."""
+
+    def __init__(self, num_axes):
+        self.observation_space = Box(-9.0, 9.0, (num_axes,), np.float32)
+        self.action_space = Box(-1.0, 1.0, (num_axes,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(-1, 1, self.observation_space.shape)
+        return self.place.astype(np.float32), {}
+
+    def step(self, action):
+        self.place = np.clip(self.place + 0.2 * action, -9, 9)
+        reward = 1 - float(np.abs(self.place).mean())
+        return self.place.astype(np.float32), reward, False, False, {}
+
+
+def point_on_a_line():
+    return Point(1)
+
+
+def point_in_space():
+    return Point(3)
+
+
 class InOrder(gym.Wrapper):
     """Begins the next episode with the next goal; its rewards are Python floats.
 

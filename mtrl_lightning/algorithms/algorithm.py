@@ -45,7 +45,12 @@ from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.memory import CPU, to_device
-from mtrl_lightning.networks import ActionDistribution, set_task_names
+from mtrl_lightning.networks import (
+    ActionDistribution,
+    set_observation_sizes,
+    set_task_names,
+    zero_padding,
+)
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import (
     Chosen,
@@ -87,6 +92,8 @@ class Algorithm(LightningModule):
     """Further fields of a transition that ``act`` returns beside the actions when it explores."""
     collection: OnPolicy | None = None
     """How an on-policy algorithm collects; None for one that learns from a replay."""
+    action_mask_TA: Tensor | None
+    """Which numbers of an action are each task's own, ``[T, A]``; None if all are."""
     _task_R: Tensor
 
     def __init__(
@@ -131,6 +138,8 @@ class Algorithm(LightningModule):
         self._seed = seed
         self._network_names: list[str] = []
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
+        mask_TA = torch.from_numpy(spec.action_mask_TA)
+        self.register_buffer("action_mask_TA", None if mask_TA.all() else mask_TA, persistent=False)
 
     @property
     def summary(self) -> str:
@@ -153,6 +162,10 @@ class Algorithm(LightningModule):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return actions ``[B, A]`` for standard normal noise, and the ``policy_fields``."""
         return policy.sample(noise_BA)[0], {}
+
+    def action_mask(self, task_B: Tensor) -> Tensor | None:
+        """Return which numbers of an action are its task's own, ``[B, A]``; None if all are."""
+        return None if self.action_mask_TA is None else self.action_mask_TA[task_B]
 
     def begin_iteration(self, collected: Collected, progress: float) -> dict[str, Tensor]:
         """Receive what an on-policy algorithm learns from next.
@@ -246,7 +259,7 @@ class Algorithm(LightningModule):
 
     @torch.no_grad()
     def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
-        """Choose actions ``[E, A]`` between -1 and 1.
+        """Choose actions ``[E, A]`` between -1 and 1; what is not the task's own is 0.
 
         Returns:
             The actions; with the ``policy_fields`` where there are some and it explores.
@@ -256,13 +269,13 @@ class Algorithm(LightningModule):
         """
         shape = (len(observation_ED), self.action_dim)
         generator = self.generators.get("act", self.device)
+        task = to_device(task_E, self.device)
         if mode == "random":
             uniform_EA = torch.rand(shape, generator=generator, device=self.device)
-            return (2 * uniform_EA - 1).cpu().numpy()
+            return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
         observation = to_device(observation_ED, self.device)
-        task = to_device(task_E, self.device)
         for transform in self.transforms:
             observation = transform.observation(observation, task)  # type: ignore[operator]
         policy = self.policy(observation, task)
@@ -272,7 +285,7 @@ class Algorithm(LightningModule):
         else:
             noise_EA = torch.randn(shape, generator=generator, device=self.device)
             action_EA, fields = self.explore(policy, noise_EA)
-        chosen_EA = action_EA.cpu().numpy()
+        chosen_EA = zero_padding(action_EA, self.action_mask(task)).cpu().numpy()
         self.guard.read()  # the device was waited for already
         if not fields:
             return chosen_EA
@@ -350,6 +363,8 @@ class Algorithm(LightningModule):
             networks = self.make_networks()
         for network in networks.values():
             set_task_names(network, self.spec.task_names)
+            if self.spec.observation_sizes:
+                set_observation_sizes(network, self.spec.observation_sizes)
         return networks
 
     def drain_metrics(self) -> dict[str, float]:
@@ -469,6 +484,26 @@ def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
             f"the checkpoint is of other tasks: {', '.join(saved_names)} there,"
             f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder"
         )
+    here = describe_spec(spec)
+    for what in ("observation", "action"):
+        sizes = zip(
+            saved_names, _own_sizes(state["spec"], what), _own_sizes(here, what), strict=True
+        )
+        for name, saved_size, size in sizes:
+            if saved_size != size:
+                raise ConfigurationError(
+                    f"the checkpoint is of tasks of other sizes: the {what} of {name!r} has"
+                    f" {saved_size} numbers there and {size} here;"
+                    " use the config.yaml in its run's folder"
+                )
+
+
+def _own_sizes(described: Mapping[str, Any], what: str) -> list[Any]:
+    """Return the size of each task's own observation or action, of a spec as plain values."""
+    # checkpoints of earlier versions have no sizes
+    sizes = described.get(f"{what}_sizes") or []
+    (size, *_) = described[f"{what}_space"]["shape"]
+    return list(sizes) or [size] * len(described["task_names"])
 
 
 def _is_plain(value: Any) -> bool:

@@ -218,7 +218,7 @@ class PPO(Algorithm):
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution over actions."""
         output_BO = self.actor(self.encoder(observation_BD, task_B), task_B)
-        return self.noise.distribution(output_BO, task_B)
+        return self._distribution(output_BO, task_B)
 
     def explore(
         self, policy: ActionDistribution, noise_BA: Tensor
@@ -314,7 +314,7 @@ class PPO(Algorithm):
             with torch.no_grad():
                 z_BZ = self.encoder(batch.observation_BD, batch.task_B)
             output_BO = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
-            policy = self.noise.distribution(output_BO, batch.task_B)
+            policy = self._distribution(output_BO, batch.task_B)
             log_prob_B = policy.log_prob(batch.extra["unclipped_action"])
             entropy_B = policy.entropy()
         surrogate_R = advantages.surrogate_loss(
@@ -340,10 +340,18 @@ class PPO(Algorithm):
         metrics = super().drain_metrics()
         if not metrics:
             return {}
-        std_T = self.noise.log_std_TA.detach().exp().mean(1).tolist()
+        std_TA = self.noise.log_std_TA.detach().exp()
+        if self.action_mask_TA is None:
+            std_T = std_TA.mean(1)
+        else:
+            std_T = std_TA.masked_fill(~self.action_mask_TA, torch.nan).nanmean(1)
         for task in self.spec.train_tasks:
-            metrics[f"train/noise_std/{self.spec.task_names[task]}"] = std_T[task]
+            metrics[f"train/noise_std/{self.spec.task_names[task]}"] = std_T[task].item()
         return metrics
+
+    def _distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
+        policy = self.noise.distribution(output_BO, task_B)
+        return policy._replace(mask_BA=self.action_mask(task_B))
 
     def _value_loss(self, value_B: Tensor, batch: TransitionBatch) -> Tensor:
         target_B = self.return_scale.normalize(batch.extra["target"], batch.task_B)
@@ -394,7 +402,9 @@ class PPO(Algorithm):
         self.epoch_updates.zero_()
 
     def _observe(self, collected: Collected) -> None:
-        self.encoder.observe(collected.columns["observation"][collected.valid_SE])
+        valid_SE = collected.valid_SE
+        task_SE = collected.task_E.expand(len(valid_SE), -1)
+        self.encoder.observe(collected.columns["observation"][valid_SE], task_SE[valid_SE])
 
     def _task_moments(
         self, value_SE: Tensor, collected: Collected

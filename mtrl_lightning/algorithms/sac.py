@@ -77,7 +77,7 @@ class SAC(Algorithm):
         discount: gamma, between 0 and 1.
         tau: how far the targets move at each of their updates, above 0 and at most 1.
         target_entropy: entropy that the temperature aims at, for every task; None for minus the
-            task's number of action dimensions.
+            task's own number of action dimensions.
         log_std_min: lower clamp of the policy's log standard deviation.
         log_std_max: upper clamp of the policy's log standard deviation.
         actor_every: critic updates between two actor (and temperature) updates, at least 1.
@@ -177,8 +177,10 @@ class SAC(Algorithm):
         self.targets = PolyakAverage(
             [self.critic, self.encoder], [self.target_critic, self.target_encoder], tau
         )
-        entropy = -float(self.action_dim) if target_entropy is None else target_entropy
-        target_entropy_T = torch.full((spec.num_tasks,), float(entropy))
+        if target_entropy is None:
+            target_entropy_T = -torch.from_numpy(spec.action_mask_TA.sum(1)).float()
+        else:
+            target_entropy_T = torch.full((spec.num_tasks,), float(target_entropy))
         self.register_buffer("target_entropy_T", target_entropy_T, persistent=False)
         self.quantities = {
             "temperature_T": self.temperature.values,
@@ -231,8 +233,8 @@ class SAC(Algorithm):
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and actor, temperature, targets and auxiliaries if they are due."""
         batch = self.transform(batch)
-        self.encoder.observe(batch.observation_BD)
-        self.target_encoder.observe(batch.observation_BD)
+        self.encoder.observe(batch.observation_BD, batch.task_B)
+        self.target_encoder.observe(batch.observation_BD, batch.task_B)
 
         target = self._critic_target(batch, self.noise_like(batch.action_BA))
         q = self.critic_update(lambda: self._critic_loss(batch, target))
@@ -294,7 +296,7 @@ class SAC(Algorithm):
             z_BZ = self.encoder(batch.observation_BD, batch.task_B)
             alpha_B = self.temperature(batch.task_B).exp()
         output_B2A = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
-        action_BA, log_prob_B = self._distribution(output_B2A).sample(noise_BA)
+        action_BA, log_prob_B = self._distribution(output_B2A, batch.task_B).sample(noise_BA)
         critic_of_features = partial(self._critic_outputs, self.critic, lambda z_BZ, task_B: z_BZ)
         output_QBO = task_by_task(
             self.actor_gradient, critic_of_features, 1, z_BZ, action_BA, batch.task_B
@@ -317,7 +319,8 @@ class SAC(Algorithm):
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         """Return the distribution over actions."""
-        return self._distribution(self.actor(self.encoder(observation_BD, task_B), task_B))
+        output_B2A = self.actor(self.encoder(observation_BD, task_B), task_B)
+        return self._distribution(output_B2A, task_B)
 
     def reset_networks(self) -> None:
         """Reinitialize actor, critics and encoder, their optimizers and gradient methods.
@@ -337,8 +340,10 @@ class SAC(Algorithm):
             metrics[f"train/temperature/{name}"] = alpha
         return metrics
 
-    def _distribution(self, output_B2A: Tensor) -> SquashedGaussian:
-        return SquashedGaussian.from_network(output_B2A, self._log_std_min, self._log_std_max)
+    def _distribution(self, output_B2A: Tensor, task_B: Tensor) -> SquashedGaussian:
+        return SquashedGaussian.from_network(
+            output_B2A, self._log_std_min, self._log_std_max, self.action_mask(task_B)
+        )
 
     def _critic_outputs(
         self,

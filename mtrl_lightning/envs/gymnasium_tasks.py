@@ -18,6 +18,7 @@ from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
 
 from mtrl_lightning.envs.actions import leaves, what_is_wrong
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec
+from mtrl_lightning.envs.padding import padded, padded_spaces
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
 
@@ -27,11 +28,12 @@ IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 class GymnasiumTasks(Benchmark):
-    """Environments with equal observation and action spaces, one for each task.
+    """A Gymnasium environment for each task.
 
     Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
-    flattened. The split ``train`` seeds each environment once, in ``eval`` test episode ``k`` is
-    the one after ``reset(seed=k)``.
+    flattened. Vectors of different sizes are padded to the largest: zeros follow an observation,
+    and what follows an action has no effect. The split ``train`` seeds each environment once, in
+    ``eval`` test episode ``k`` is the one after ``reset(seed=k)``.
 
     Args:
         tasks: an environment for each task's name: a function or class that makes it when it is
@@ -42,8 +44,8 @@ class GymnasiumTasks(Benchmark):
         has_success: whether ``info["success"]`` or ``info["is_success"]`` reports success.
 
     Raises:
-        ConfigurationError: if an environment cannot be made, if the spaces differ or cannot be
-            used, or if an episode has no limit.
+        ConfigurationError: if an environment cannot be made, if its spaces cannot be used or
+            padded, or if an episode has no limit.
     """
 
     def __init__(
@@ -71,13 +73,12 @@ class GymnasiumTasks(Benchmark):
             assert isinstance(observations, Box) and isinstance(actions, Box)
             spaces[name] = (observations, actions)
             env.close()
-        _check_equal(spaces)
-        observation_space, action_space = next(iter(spaces.values()))
+        common = padded_spaces(spaces)
         self._spec = check_spec(
             EnvSpec(
                 task_names=tuple(self.tasks),
-                observation_space=observation_space,
-                action_space=action_space,
+                observation_space=common.observation_space,
+                action_space=common.action_space,
                 horizon=max(limits),
                 has_success=has_success,
                 train_tasks=tuple(range(len(self.tasks))),
@@ -87,12 +88,14 @@ class GymnasiumTasks(Benchmark):
                     "horizon": max(limits),
                     **{f"task {name}": _description(task) for name, task in self.tasks.items()},
                 },
+                observation_sizes=common.observation_sizes,
+                action_sizes=common.action_sizes,
             )
         )
 
     @property
     def spec(self) -> EnvSpec:
-        """The spaces that all environments have, with actions in [-1, 1]."""
+        """The spaces that all environments have after padding, with actions in [-1, 1]."""
         return self._spec
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
@@ -102,6 +105,7 @@ class GymnasiumTasks(Benchmark):
         if self.horizon is not None:
             env = TimeLimit(env, self.horizon)
         env = _with_boxes(name, env)
+        env = padded(env, self._spec)
         return _SeededEpisodes(env, name, split != "train", seed, self.has_success)
 
 
@@ -256,14 +260,3 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     if np.all(actions.low == -1) and np.all(actions.high == 1):
         return env
     return RescaleAction(env, np.float32(-1), np.float32(1))
-
-
-def _check_equal(spaces: dict[str, tuple[Box, Box]]) -> None:
-    (first, expected), *others = spaces.items()
-    for name, found in others:
-        for what, one, other in zip(("observation", "action"), expected, found, strict=True):
-            if one != other:
-                raise ConfigurationError(
-                    f"the {what} spaces of the tasks differ: {first!r} has {one},"
-                    f" {name!r} has {other}; wrap the environments so that they are equal"
-                )

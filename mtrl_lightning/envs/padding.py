@@ -14,31 +14,36 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec
 
 
 class Padded(gym.Wrapper):
     """Append zeros to observations, and pass on an action's first numbers.
 
     Args:
-        env: an environment whose observations and actions are vectors.
-        observation_size: size of the padded observation, ``D``, at least the environment's own.
-        action_size: size of the padded action, ``A``, at least the environment's own. Padded
-            numbers of an action lie between -1 and 1 and have no effect.
+        env: the environment.
+        observation_size: size of the padded observation, ``D``, at least the environment's own;
+            None to leave observations, such as images, as they are.
+        action_size: size of the padded action, ``A``, at least the environment's own; None to leave
+            actions as they are. What pads an action lies between -1 and 1 and has no effect.
 
     Raises:
-        ConfigurationError: if one of the environment's spaces is no vector, or is larger.
+        ConfigurationError: if a space that is to be padded is no vector, or is larger.
     """
 
-    def __init__(self, env: gym.Env, observation_size: int, action_size: int) -> None:
+    def __init__(self, env: gym.Env, observation_size: int | None, action_size: int | None) -> None:
         super().__init__(env)
-        observations = _vector(env.observation_space, "observation", observation_size)
-        actions = _vector(env.action_space, "action", action_size)
         self._observation_size = observation_size
-        self._observation_dtype = observations.dtype
-        self._own_observation_size = observations.shape[0]
-        self._own_action_size = actions.shape[0]
-        self.observation_space = _padded_box(observations, observation_size, 0.0, 0.0)
-        self.action_space = _padded_box(actions, action_size, -1.0, 1.0)
+        if observation_size is not None:
+            observations = _vector(env.observation_space, "observation", observation_size)
+            self._own_observation_size = observations.shape[0]
+            self._observation_dtype = observations.dtype
+            self.observation_space = _padded_box(observations, observation_size, 0.0, 0.0)
+        self._own_action_size: int | None = None
+        if action_size is not None:
+            actions = _vector(env.action_space, "action", action_size)
+            self._own_action_size = actions.shape[0]
+            self.action_space = _padded_box(actions, action_size, -1.0, 1.0)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -60,9 +65,20 @@ class Padded(gym.Wrapper):
         """Restore the wrapper's own state: it has none."""
 
     def _padded(self, observation: npt.NDArray) -> npt.NDArray:
+        if self._observation_size is None:
+            return observation
         padded_D: npt.NDArray = np.zeros(self._observation_size, self._observation_dtype)
         padded_D[: self._own_observation_size] = observation
         return padded_D
+
+
+def padded(env: gym.Env, spec: EnvSpec) -> gym.Env:
+    """Return the environment padded to a spec's spaces; itself if no task is padded."""
+    observation_size = spec.observation_space.shape[0] if spec.observation_sizes else None
+    action_size = spec.action_space.shape[0] if spec.action_sizes else None
+    if observation_size is None and action_size is None:
+        return env
+    return Padded(env, observation_size, action_size)
 
 
 class PaddedSpaces(NamedTuple):

@@ -19,7 +19,13 @@ from mtrl_lightning.networks.conditioning import (
     set_task_names,
     with_conditioning,
 )
-from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity, Standardize
+from mtrl_lightning.networks.encoder import (
+    AppendTask,
+    Encoder,
+    Identity,
+    Standardize,
+    set_observation_sizes,
+)
 from mtrl_lightning.networks.ensemble import Ensemble
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.exploration import ExplorationNoise, StateNoise, TaskNoise
@@ -28,6 +34,7 @@ from mtrl_lightning.networks.gaussian import (
     ActionDistribution,
     ClippedGaussian,
     SquashedGaussian,
+    zero_padding,
 )
 from mtrl_lightning.networks.language import Language
 from mtrl_lightning.networks.mixture import MixtureOfEncoders
@@ -76,6 +83,8 @@ __all__ = [
     "TaskEncoder",
     "TaskModule",
     "TaskNoise",
+    "set_observation_sizes",
     "set_task_names",
     "with_conditioning",
+    "zero_padding",
 ]

@@ -2,12 +2,12 @@
 
 The critic's loss trains the encoder. The actor receives its features detached.
 
-Shapes: ``B`` batch, ``D`` observation, ``C`` task input.
+Shapes: ``B`` batch, ``N`` rows of a batch, ``T`` tasks, ``D`` observation, ``C`` task input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from gymnasium.spaces import Box
@@ -33,7 +33,13 @@ class Encoder(nn.Module):
     def __init__(self, observation_space: Box, num_tasks: int) -> None:
         super().__init__()
 
-    def observe(self, observation_BD: Tensor) -> None:
+    def set_observation_sizes(self, sizes: Sequence[int]) -> None:
+        """Receive the size of each task's own observation, where zeros pad some of them.
+
+        Called once, before the first forward pass.
+        """
+
+    def observe(self, observation_BD: Tensor, task_B: Tensor) -> None:
         """Update statistics with the observations of the next critic update, ``[B, ...]``."""
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
@@ -95,6 +101,13 @@ class AppendTask(Identity):
         return torch.cat([observation_BD, self.conditioning(task_B)], dim=-1)
 
 
+def set_observation_sizes(module: nn.Module, sizes: Sequence[int]) -> None:
+    """Pass the size of each task's own observation to every encoder in a module."""
+    for part in module.modules():
+        if isinstance(part, Encoder):
+            part.set_observation_sizes(sizes)
+
+
 class Standardize(Identity):
     """Standardize a state vector by the mean and standard deviation of the first batches.
 
@@ -102,16 +115,27 @@ class Standardize(Identity):
     for a network. The statistics are frozen after ``num_updates``, because networks trained with
     some statistics give wrong values with others.
 
+    With statistics per task, a task that is not trained has those of all trained tasks whose
+    observations have its size; its observations stay as they are if there is none.
+
     Args:
         observation_space: one-dimensional observation space.
-        num_tasks: not used.
+        num_tasks: number of tasks, ``T``.
         num_updates: number of first updates whose batches are used, at least 1.
         min_std: lower bound of the standard deviations.
         clip: largest absolute value of the output.
+        per_task: whether each task has statistics of its own; None for a task's own where
+            observations are of different sizes, and one set for all tasks otherwise.
+
+    Raises:
+        ConfigurationError: if ``per_task`` is False and observations are of different sizes.
     """
 
     mean_D: Tensor
     variance_D: Tensor
+    mean_TD: Tensor
+    variance_TD: Tensor
+    rows_T: Tensor
     count: Tensor
 
     def __init__(
@@ -122,39 +146,101 @@ class Standardize(Identity):
         num_updates: int = 100,
         min_std: float = 0.02,
         clip: float = 10.0,
+        per_task: bool | None = None,
     ) -> None:
         super().__init__(observation_space, num_tasks)
         self._num_updates = num_updates
         self._min_std = min_std
         self._clip = clip
+        self._per_task = per_task
+        self._sizes = [self.out_dim] * num_tasks
         self.register_buffer("mean_D", torch.zeros(self.out_dim))
         self.register_buffer("variance_D", torch.ones(self.out_dim))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        if per_task:
+            self._separate_tasks()
         self._seen = 0
         self.register_load_state_dict_post_hook(
             lambda module, _: setattr(module, "_seen", int(module.count))
         )
 
-    def observe(self, observation_BD: Tensor) -> None:
-        """Update the statistics with a batch ``[B, D]``; all batches must have the same size."""
+    def set_observation_sizes(self, sizes: Sequence[int]) -> None:
+        """Receive the size of each task's own observation; where they differ, separate the tasks.
+
+        Raises:
+            ConfigurationError: if they differ and ``per_task`` is False.
+        """
+        self._sizes = list(sizes)
+        if self._per_task or len(set(sizes)) == 1:
+            return
+        if self._per_task is False:
+            raise ConfigurationError(
+                "Standardize has per_task false, and the tasks' observations have the sizes"
+                f" {', '.join(map(str, sizes))}: the same place has another meaning in each;"
+                " set model.init_args.encoder.init_args.per_task to null"
+            )
+        self._per_task = True
+        self._separate_tasks()
+
+    def observe(self, observation_BD: Tensor, task_B: Tensor) -> None:
+        """Update the statistics with a batch; without per-task ones, all must have one size."""
         if self._seen >= self._num_updates:
             return
-        weight = 1 / (self._seen + 1)
-        mean_D = observation_BD.mean(0)
-        variance_D = observation_BD.var(0, correction=0)
-        shift_D = mean_D - self.mean_D
-        if self._seen == 0:
-            self.variance_D.zero_()
-        # Chan et al. 1979: the variance of a union of batches of one size is the mean of their
-        # variances plus the variance of their means
-        within_D = weight * (variance_D - self.variance_D)
-        between_D = weight * (1 - weight) * shift_D.square()
-        self.variance_D += within_D + between_D
-        self.mean_D += weight * shift_D
+        if self._per_task:
+            self._observe_tasks(observation_BD, task_B)
+        else:
+            if self._seen == 0:
+                self.variance_D.zero_()
+            _add_rows(self.mean_D, self.variance_D, observation_BD, 1 / (self._seen + 1))
         self.count += 1
         self._seen += 1
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the standardized observations."""
-        std_D = self.variance_D.sqrt().clamp(min=self._min_std)
-        return ((observation_BD - self.mean_D) / std_D).clamp(-self._clip, self._clip)
+        """Return the standardized observations; padding stays 0."""
+        if self._per_task:
+            mean = self.mean_TD[task_B]
+            variance = self.variance_TD[task_B]
+        else:
+            mean = self.mean_D
+            variance = self.variance_D
+        std = variance.sqrt().clamp(min=self._min_std)
+        return ((observation_BD - mean) / std).clamp(-self._clip, self._clip)
+
+    def _separate_tasks(self) -> None:
+        """Replace the statistics by one set per task."""
+        num_tasks = len(self._sizes)
+        del self.mean_D, self.variance_D
+        self.register_buffer("mean_TD", torch.zeros(num_tasks, self.out_dim))
+        self.register_buffer("variance_TD", torch.ones(num_tasks, self.out_dim))
+        self.register_buffer("rows_T", torch.zeros(num_tasks, dtype=torch.int64))
+
+    def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
+        for task in task_B.unique().tolist():
+            rows_ND = observation_BD[task_B == task]
+            if self.rows_T[task] == 0:
+                self.mean_TD[task] = 0
+                self.variance_TD[task] = 0
+            self.rows_T[task] += len(rows_ND)
+            weight = len(rows_ND) / int(self.rows_T[task])
+            _add_rows(self.mean_TD[task], self.variance_TD[task], rows_ND, weight)
+        is_seen_T = (self.rows_T > 0).tolist()
+        for task, size in enumerate(self._sizes):
+            alike = [i for i, n in enumerate(self._sizes) if is_seen_T[i] and n == size]
+            if alike and not is_seen_T[task]:
+                mean_ND = self.mean_TD[alike]
+                self.mean_TD[task] = mean_ND.mean(0)
+                between_D = mean_ND.var(0, correction=0)
+                self.variance_TD[task] = self.variance_TD[alike].mean(0) + between_D
+
+
+def _add_rows(mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float) -> None:
+    """Change mean and variance, in place, to those of a union with rows of this weight in it.
+
+    Chan et al. 1979: the variance of a union is the weighted mean of the variances plus the
+    variance of the means.
+    """
+    shift_D = rows_ND.mean(0) - mean_D
+    within_D = weight * (rows_ND.var(0, correction=0) - variance_D)
+    between_D = weight * (1 - weight) * shift_D.square()
+    variance_D += within_D + between_D
+    mean_D += weight * shift_D

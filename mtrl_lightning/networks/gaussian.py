@@ -1,5 +1,8 @@
 """The Gaussian distributions of policies.
 
+Where tasks have fewer action dimensions than the largest, a mask says which are a row's own. The
+others are 0 in every action, and count neither in log densities nor in entropies.
+
 Shapes: ``B`` batch, ``A`` action.
 """
 
@@ -11,6 +14,11 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def zero_padding(value_BA: Tensor, mask_BA: Tensor | None) -> Tensor:
+    """Return the values, with 0 where the mask is false; None for no such place."""
+    return value_BA if mask_BA is None else torch.where(mask_BA, value_BA, 0.0)
 
 
 class ActionDistribution(Protocol):
@@ -33,14 +41,16 @@ class ClippedGaussian(NamedTuple):
 
     mean_BA: Tensor
     log_std_BA: Tensor
+    mask_BA: Tensor | None = None
+    """Which dimensions are the row's task's own; None for all."""
 
     def mode(self) -> Tensor:
         """Return the deterministic action ``[B, A]``, the clipped mean."""
-        return self.mean_BA.clamp(-1, 1)
+        return zero_padding(self.mean_BA.clamp(-1, 1), self.mask_BA)
 
     def draw(self, noise_BA: Tensor) -> Tensor:
         """Return samples ``[B, A]`` that are not clipped, for standard normal noise ``[B, A]``."""
-        return self.mean_BA + self.log_std_BA.exp() * noise_BA
+        return zero_padding(self.mean_BA + self.log_std_BA.exp() * noise_BA, self.mask_BA)
 
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return clipped actions ``[B, A]`` and log densities ``[B]`` for standard normal noise."""
@@ -51,11 +61,12 @@ class ClippedGaussian(NamedTuple):
         """Return log densities ``[B]`` of samples ``[B, A]`` that are not clipped."""
         noise_BA = (sample_BA - self.mean_BA) * (-self.log_std_BA).exp()
         normal_BA = -0.5 * noise_BA.square() - self.log_std_BA - 0.5 * math.log(2 * math.pi)
-        return normal_BA.sum(-1)
+        return zero_padding(normal_BA, self.mask_BA).sum(-1)
 
     def entropy(self) -> Tensor:
         """Return the entropy ``[B]`` before actions are clipped."""
-        return (self.log_std_BA + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        entropy_BA = self.log_std_BA + 0.5 * math.log(2 * math.pi * math.e)
+        return zero_padding(entropy_BA, self.mask_BA).sum(-1)
 
 
 class SquashedGaussian(NamedTuple):
@@ -66,18 +77,24 @@ class SquashedGaussian(NamedTuple):
 
     mean_BA: Tensor
     log_std_BA: Tensor
+    mask_BA: Tensor | None = None
+    """Which dimensions are the row's task's own; None for all."""
 
     @classmethod
     def from_network(
-        cls, output_BA2: Tensor, log_std_min: float, log_std_max: float
+        cls,
+        output_BA2: Tensor,
+        log_std_min: float,
+        log_std_max: float,
+        mask_BA: Tensor | None = None,
     ) -> SquashedGaussian:
         """Split a network's output ``[B, 2A]`` into mean and clamped log std, in float32."""
         mean_BA, log_std_BA = output_BA2.float().chunk(2, dim=-1)
-        return cls(mean_BA, log_std_BA.clamp(log_std_min, log_std_max))
+        return cls(mean_BA, log_std_BA.clamp(log_std_min, log_std_max), mask_BA)
 
     def mode(self) -> Tensor:
         """Return the deterministic action ``[B, A]``, tanh of the mean."""
-        return self.mean_BA.tanh()
+        return zero_padding(self.mean_BA.tanh(), self.mask_BA)
 
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions ``[B, A]`` and log densities ``[B]`` for standard normal noise ``[B, A]``.
@@ -88,4 +105,5 @@ class SquashedGaussian(NamedTuple):
         u_BA = self.mean_BA + self.log_std_BA.exp() * noise_BA
         normal_BA = -0.5 * noise_BA.square() - self.log_std_BA - 0.5 * math.log(2 * math.pi)
         squash_BA = 2 * (math.log(2) - u_BA - F.softplus(-2 * u_BA))
-        return torch.tanh(u_BA), (normal_BA - squash_BA).sum(-1)
+        log_prob_B = zero_padding(normal_BA - squash_BA, self.mask_BA).sum(-1)
+        return zero_padding(torch.tanh(u_BA), self.mask_BA), log_prob_B

@@ -325,7 +325,7 @@ class LinearEncoder(Encoder):
         self.linear = nn.Linear(observation_space.shape[0], out_dim)
         self.heard = []
 
-    def observe(self, observation_BD: torch.Tensor) -> None:
+    def observe(self, observation_BD: torch.Tensor, task_B: torch.Tensor) -> None:
         self.heard.append(observation_BD)
 
     def forward(self, observation_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:

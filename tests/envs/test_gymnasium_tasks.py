@@ -69,11 +69,8 @@ def test_the_protocol_names_functions():
         "b": functools.partial(gym.make, "Pendulum-v1", g=3.0),
         "c": f"{__name__}.imported",
     }
-    with pytest.raises(ConfigurationError, match=r"'a' has .* 'b' has"):
-        GymnasiumTasks(tasks)
-    protocol = GymnasiumTasks({name: tasks[name] for name in "ac"}).spec.protocol
+    protocol = GymnasiumTasks(tasks).spec.protocol
     assert protocol["task a"] == protocol["task c"] == f"{__name__}.imported"
-    protocol = GymnasiumTasks({"b": tasks["b"]}).spec.protocol
     assert protocol["task b"] == 'gymnasium.envs.registration.make ["Pendulum-v1", {"g": 3.0}]'
 
 
@@ -229,18 +226,47 @@ class NoEnv:
             r"observation space is Discrete\(3\).*FlattenObservation",
         ),
         (
-            {"a": limited(5), "b": "Pendulum-v1"},
+            {"a": limited(5, observations=Box(-1, 1, (2, 3))), "b": "Pendulum-v1"},
             r"the observation spaces of the tasks differ: 'a' has Box.*, 'b' has Box.*wrap",
-        ),
-        (
-            {"a": limited(5), "b": limited(5, actions=Box(-1.0, 1.0, (2,), np.float32))},
-            r"the action spaces of the tasks differ: 'a' has Box.*, 'b' has Box",
         ),
     ],
 )
 def test_what_cannot_be_used_is_refused_at_the_start(tasks, message):
     with pytest.raises(ConfigurationError, match=message):
         GymnasiumTasks(tasks)
+
+
+def test_tasks_of_different_sizes_are_padded():
+    benchmark = GymnasiumTasks({"pendulum": "Pendulum-v1", "reacher": "Reacher-v5"})
+    spec = benchmark.spec
+    assert (spec.observation_sizes, spec.action_sizes) == ((3, 10), (1, 2))
+    assert spec.observation_space.shape == (10,)
+    assert spec.observation_space.dtype == np.float64
+    assert spec.action_space == Box(-1.0, 1.0, (2,), np.float32)
+    own = [gym.make("Pendulum-v1"), gym.make("Reacher-v5")]
+    envs = VectorEnv(benchmark, [0, 1], num_workers=0)
+    (pendulum_D, reacher_D), _ = envs.reset(seed=[4, 5])
+    assert np.array_equal(pendulum_D[:3], own[0].reset(seed=4)[0])
+    assert np.array_equal(reacher_D, own[1].reset(seed=5)[0])
+    state = envs.get_state()
+    action_EA = np.array([[0.5, 0.75], [0.5, 0.75]], np.float32)
+    observation_ED, reward_E, *_ = envs.step(action_EA)
+    assert not observation_ED[0, 3:].any()
+    for task, action in ((0, [1.0]), (1, [0.5, 0.75])):  # a pendulum's torque is at most 2
+        size = spec.observation_sizes[task]
+        expected_D, reward, *_ = own[task].step(np.array(action, np.float32))
+        np.testing.assert_allclose(observation_ED[task, :size], expected_D, rtol=1e-6)
+        np.testing.assert_allclose(reward_E[task], reward, rtol=1e-6)
+    envs.set_state(state)
+    again_ED, *_ = envs.step(action_EA)
+    assert np.array_equal(again_ED, observation_ED)
+
+
+def test_spaces_that_differ_in_their_bounds_alone_are_joined():
+    other = limited(5, observations=Box(-5.0, 99.0, (1,), np.float64))
+    spec = GymnasiumTasks({"a": limited(5), "b": other}).spec
+    assert spec.observation_space == Box(-9.0, 99.0, (1,), np.float64)
+    assert spec.observation_sizes == spec.action_sizes == ()
 
 
 class Remembering(Line):

@@ -5,10 +5,14 @@ A continued run equals the uninterrupted run.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.loading import load_policy
 from tests.matrix import NETWORKS, STACKS
-from tests.test_exact_continuation import assert_same_end
+from tests.test_exact_continuation import assert_same, assert_same_end
 
 PAIRS = [
     ("brc", "famo"),
@@ -59,3 +63,65 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
     run(120, "--name=parts")
     run(240, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
+
+
+@pytest.mark.parametrize("kind", [SAC, PPO])
+def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
+    command_line, monkeypatch, kind
+):
+    batches = []
+    training_step = kind.training_step
+
+    def step(self, batch, batch_idx):
+        batches.append(batch)
+        training_step(self, batch, batch_idx)
+
+    monkeypatch.setattr(kind, "training_step", step)
+    tasks = "{line: tests.fakes.point_on_a_line, space: tests.fakes.point_in_space}"
+    options = [
+        "--data.benchmark=mtrl_lightning.envs.GymnasiumTasks",
+        f"--data.benchmark.init_args.tasks={tasks}",
+        "--data.benchmark.init_args.horizon=7",
+        "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
+        *NETWORKS["mlp"],
+        "--rollout.num_workers=0",
+        "--evaluation.num_workers=0",
+        "--evaluation.every=60",
+        "--evaluation.num_episodes=1",
+        "--metrics.every=30",
+        "--checkpoint.every=60",
+        "--checkpoint.keep_last=-1",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.accelerator=cpu",
+    ]
+    if kind is SAC:
+        options += ["--rollout.warmup_steps=42", "--data.batch_size=8"]
+    else:
+        options += [
+            "--model.init_args.num_steps=15",
+            "--model.init_args.num_epochs=2",
+            "--model.init_args.num_minibatches=3",
+        ]
+
+    def run(total, *extra):
+        configs = ("base", "env/toy", f"algorithm/mt{kind.__name__.lower()}", "network/mlp")
+        more = [f"--rollout.total_steps={total}", *extra]
+        command_line("fit", *options, *more, configs=(*configs, "gradient/pcgrad"), small=False)
+
+    run(180, "--name=whole")
+    run(120, "--name=parts")
+    run(180, "--name=parts", "--ckpt_path=last")
+    paths = [command_line.folder(name) / "checkpoints" / "last.ckpt" for name in ("whole", "parts")]
+    assert_same(*(load_checkpoint(path) for path in paths))
+    assert command_line.rows("whole") == command_line.rows("parts")
+
+    assert len(batches) > 20
+    for batch in batches:
+        is_on_line_B = batch.task_B == 0
+        assert not batch.observation_BD[is_on_line_B, 1:].any()
+        assert not batch.next_observation_BD[is_on_line_B, 1:].any()
+        assert not batch.action_BA[is_on_line_B, 1:].any()
+        assert batch.action_BA[~is_on_line_B].all()
+    policy = load_policy(paths[1])
+    assert policy.act(np.ones(1), "line").shape == (1,)
+    assert policy.act(np.ones(3), "space").shape == (3,)

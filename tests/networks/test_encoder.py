@@ -31,7 +31,7 @@ def batches(count, rows=8, seed=0):
 
 def observe(encoder, data):
     for batch in data:
-        encoder.observe(torch.from_numpy(batch))
+        encoder.observe(torch.from_numpy(batch), torch.zeros(len(batch), dtype=torch.int64))
     return encoder
 
 
@@ -86,14 +86,15 @@ def test_a_forward_pass_does_not_change_the_statistics():
 
 def test_features_that_hardly_vary_are_divided_by_the_smallest_deviation():
     encoder = Standardize(SPACE, 2, min_std=0.5)
-    encoder.observe(torch.tensor([[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]))  # deviations 0, 2, 0.1
+    # deviations 0, 2, 0.1
+    encoder.observe(torch.tensor([[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]), NO_TASK.expand(2))
     out = encoder(torch.tensor([[5.0, 6.0, 0.6]]), NO_TASK)
     torch.testing.assert_close(out, torch.tensor([[2.0, 3.0, 1.0]]))
 
 
 def test_outliers_are_clipped_on_both_sides():
     encoder = Standardize(SPACE, 2, clip=2.5)
-    encoder.observe(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
+    encoder.observe(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]), NO_TASK.expand(2))
     out = encoder(torch.tensor([[2.4, 2.6, -1e6]]), NO_TASK)
     torch.testing.assert_close(out, torch.tensor([[2.4, 2.5, -2.5]]))
 
@@ -125,6 +126,82 @@ def test_restoring_an_encoder_that_has_seen_something_else_starts_from_the_resto
     after.load_state_dict(before.state_dict())
     observe(after, data[4:])
     assert_statistics_are_of(after, data[:6])
+
+
+TASK_N = np.array([0, 2, 2, 0, 2, 0, 2, 2])
+"""Tasks of a batch's rows; task 1 is not trained."""
+
+
+def observe_tasks(encoder, data, task_N=TASK_N):
+    for batch in data:
+        encoder.observe(torch.from_numpy(batch), torch.from_numpy(task_N))
+    return encoder
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_statistics_per_task_are_those_of_the_tasks_rows(count):
+    data = batches(count)
+    encoder = observe_tasks(Standardize(SPACE, 3, per_task=True), data)
+    for task in (0, 2):
+        rows = data[:, task == TASK_N].reshape(-1, DIM).astype(np.float64)
+        np.testing.assert_allclose(encoder.mean_TD[task], rows.mean(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(encoder.variance_TD[task], rows.var(0), rtol=1e-5)
+        wanted = (rows - rows.mean(0)) / rows.std(0)
+        out = encoder(torch.from_numpy(rows).float(), torch.full((len(rows),), task))
+        np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_statistics_per_task_weigh_every_row_alike():
+    encoder = Standardize(SPACE, 1, per_task=True)
+    data = batches(1, rows=9)[0]
+    for rows in (data[:2], data[2:3], data[3:]):
+        encoder.observe(torch.from_numpy(rows), torch.zeros(len(rows), dtype=torch.int64))
+    np.testing.assert_allclose(encoder.mean_TD[0], data.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(encoder.variance_TD[0], data.var(0), rtol=1e-5)
+
+
+def test_a_task_that_is_not_trained_has_the_statistics_of_those_of_its_size():
+    encoder = Standardize(SPACE, 5)
+    encoder.set_observation_sizes([3, 3, 3, 2, 1])
+    data = batches(4)
+    task_N = np.array([0, 2, 2, 0, 3, 0, 2, 3])
+    data[:, task_N == 3, 2:] = 0
+    observe_tasks(encoder, data, task_N)
+    parts = [data[:, task_N == task].reshape(-1, DIM) for task in (0, 2)]
+    same = np.concatenate(parts).astype(np.float64)  # as many rows of each
+    np.testing.assert_allclose(encoder.mean_TD[1], same.mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(encoder.variance_TD[1], same.var(0), rtol=1e-5)
+    x_BD = torch.tensor([[1.5, 0, 0]])
+    assert torch.equal(encoder(x_BD, torch.tensor([4])), x_BD)  # there is none of its size
+    assert not encoder(torch.zeros(1, DIM), torch.tensor([3]))[:, 2:].any()
+    observe_tasks(encoder, batches(2, seed=3), np.full(8, 1))
+    own = batches(2, seed=3).reshape(-1, DIM)
+    np.testing.assert_allclose(encoder.mean_TD[1], own.mean(0), rtol=1e-4)
+
+
+def test_tasks_are_separated_where_their_sizes_differ():
+    encoder = Standardize(SPACE, 2)
+    encoder.set_observation_sizes([3, 3])
+    assert set(encoder.state_dict()) == {"mean_D", "variance_D", "count"}
+    encoder.set_observation_sizes([3, 2])
+    assert set(encoder.state_dict()) == {"mean_TD", "variance_TD", "rows_T", "count"}
+    pooled = Standardize(SPACE, 2, per_task=False)
+    pooled.set_observation_sizes([3, 3])
+    with pytest.raises(ConfigurationError, match=r"the sizes 3, 2: .*per_task to null"):
+        pooled.set_observation_sizes([3, 2])
+
+
+@pytest.mark.parametrize("saved_after", [0, 1, 3, 6])
+def test_restored_statistics_per_task_continue_as_those_that_were_saved(saved_after):
+    data = batches(10)
+    before, after = (Standardize(SPACE, 3, num_updates=5, per_task=True) for _ in range(2))
+    observe_tasks(before, data[:saved_after])
+    after.load_state_dict(before.state_dict())
+    observe_tasks(before, data[saved_after:])
+    observe_tasks(after, data[saved_after:])
+    assert before.rows_T.tolist() == [15, 0, 25]
+    for name, value in before.state_dict().items():
+        assert torch.equal(value, after.state_dict()[name])
 
 
 @pytest.mark.parametrize("encoder", [Identity, Standardize])

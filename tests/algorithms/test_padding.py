@@ -1,0 +1,437 @@
+"""A task in a padded set against the same task with the same weights in a set of its own size.
+
+Both sets have the same tasks. In the padded one, one task has larger observations and actions, so
+that networks have further inputs and outputs, whose weights are arbitrary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning import gradients, networks
+from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.loading import load_policy
+from mtrl_lightning.networks import (
+    CARE,
+    MLP,
+    MOORE,
+    AppendTask,
+    Attention,
+    Average,
+    Clusters,
+    Embedding,
+    FiLM,
+    Gate,
+    Identity,
+    Language,
+    MixtureOfEncoders,
+    MultiHead,
+    NoConditioning,
+    OwnExpert,
+    PaCo,
+    Separate,
+    SoftModularization,
+    Standardize,
+    StateNoise,
+    TaskEncoder,
+    TaskNoise,
+)
+from tests.algorithms import attach, copy_of, make_batch, make_spec
+from tests.behaviour_cloning import BehaviourCloning
+from tests.test_loading import save
+
+T, D, A = 3, 7, 2
+NAMES = ("reach-v3", "push-v3", "door-open-v3")
+"""Some conditionings read descriptions of the tasks, which there are for these."""
+MORE_D, MORE_A = 3, 2
+"""What the largest task has more."""
+LARGEST = 1
+"""The task whose observations and actions are larger in the padded set."""
+ROWS = 4
+"""Transitions of each task."""
+
+NETWORKS = {
+    "mlp": partial(MLP, width=8, depth=2),
+    "mlp_residual": partial(MLP, width=8, depth=1, residual=True),
+    "multi_head": partial(MultiHead, width=8, depth=2),
+    "multi_head_mtrl": partial(MultiHead, width=8, depth=2, head_width=6),
+    "paco": partial(PaCo, width=8, depth=2, num_sets=2),
+    "moore": partial(MOORE, width=8, depth=2, num_experts=2),
+    "separate": partial(Separate, width=8, depth=2),
+    "film": partial(FiLM, width=8, depth=2),
+    "film_scalar": partial(FiLM, width=8, depth=2, scalar=True),
+    "soft_modularization": partial(
+        SoftModularization, width=8, depth=2, num_modules=2, embedding_dim=12
+    ),
+}
+SMALL = {"width": 6, "depth": 1, "out_dim": 5}
+ENCODERS = {
+    "append_task": (partial(AppendTask, conditioning=partial(Embedding, dim=4)), NoConditioning),
+    "care": (
+        partial(CARE, num_experts=2, conditioning=Embedding, context_dim=5, **SMALL),
+        NoConditioning,
+    ),
+    **{
+        f"mixture_{assignment.__name__.lower()}": (
+            partial(MixtureOfEncoders, num_experts=3, assignment=assignment, **SMALL),
+            None,
+        )
+        for assignment in (Attention, Average, Gate, OwnExpert)
+    },
+    "mixture_clusters": (
+        partial(
+            MixtureOfEncoders,
+            num_experts=3,
+            assignment=partial(Clusters, words=[["reach"], ["push"], ["door"]]),
+            **SMALL,
+        ),
+        None,
+    ),
+    "language": (Identity, Language),
+    "standardize": (partial(Standardize, per_task=True), None),
+    "task_encoder": (Identity, partial(TaskEncoder, width=6, depth=1, out_dim=5)),
+}
+STACKS = {
+    **{name: {"actor": network, "critic": network} for name, network in NETWORKS.items()},
+    **{
+        name: {
+            "actor": NETWORKS["mlp"],
+            "critic": NETWORKS["mlp"],
+            "encoder": encoder,
+            "conditioning": conditioning,
+        }
+        for name, (encoder, conditioning) in ENCODERS.items()
+    },
+}
+
+
+def specs(largest=LARGEST):
+    """Return the spec of the tasks alone, and one in which they are padded."""
+    alone = make_spec(T, D, A)._replace(task_names=NAMES)
+    padded = make_spec(T, D + MORE_D, A + MORE_A)._replace(task_names=NAMES)
+    observation_sizes = [D] * T
+    action_sizes = [A] * T
+    if largest is not None:
+        observation_sizes[largest] += MORE_D
+        action_sizes[largest] += MORE_A
+    return alone, padded._replace(
+        observation_sizes=tuple(observation_sizes), action_sizes=tuple(action_sizes)
+    )
+
+
+def own_places(role, size, padded_size, feature_sizes):
+    """Return which of a padded dimension's places are there without padding, too.
+
+    Args:
+        role: name of the module.
+        size: of the dimension of a parameter.
+        padded_size: of the same dimension in the padded set.
+        feature_sizes: of the encoder's output, without padding and with it.
+    """
+    places = np.arange(padded_size)
+    more = padded_size - size
+    if more == 0:
+        return places
+    if role.endswith("critic"):  # its inputs: features, SAC's action, task input
+        features, padded_features = feature_sizes
+        places = np.delete(places, slice(D, D + padded_features - features))
+        takes_action = len(places) > size
+        return np.delete(places, slice(features + A, features + A + MORE_A * takes_action))
+    if more == MORE_D:
+        return np.delete(places, slice(D, D + MORE_D))
+    return places.reshape(-1, A + MORE_A)[:, :A].ravel()  # outputs: A, 2A, or as many of each task
+
+
+def own_indices(alone, padded):
+    """Return, by parameter, where the weights that the tasks have alone are in the padded set."""
+    feature_sizes = (alone.encoder.out_dim, padded.encoder.out_dim)
+    parameters = dict(padded.named_parameters())
+    return {
+        name: np.ix_(
+            *(
+                own_places(name.split(".")[0], *sizes, feature_sizes)
+                for sizes in zip(parameter.shape, parameters[name].shape, strict=True)
+            )
+        )
+        for name, parameter in alone.named_parameters()
+    }
+
+
+def make_pair(kind, largest=LARGEST, **options):
+    """Return an algorithm of the tasks alone and one of the padded set with its weights."""
+    alone, padded = (kind(spec, **options) for spec in specs(largest))
+    generator = torch.Generator().manual_seed(5)
+    indices = own_indices(alone, padded)
+    own = dict(alone.named_parameters())
+    with torch.no_grad():
+        for name, parameter in padded.named_parameters():
+            if parameter.shape != own[name].shape:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+            parameter[indices[name]] = own[name]
+    return alone, padded, indices
+
+
+def batches(algorithms, seed=0):
+    """Return one batch for both: zeros pad it, but for the largest task."""
+    alone, padded = (make_batch(algorithm.spec, ROWS, seed) for algorithm in algorithms)
+    padding = algorithms[1].spec
+    observation_mask_BD = torch.from_numpy(padding.observation_mask_TD)[padded.task_B]
+    action_mask_BA = torch.from_numpy(padding.action_mask_TA)[padded.task_B]
+    padded.observation_BD[:, :D] = alone.observation_BD
+    padded.next_observation_BD[:, :D] = alone.next_observation_BD
+    padded.action_BA[:, :A] = alone.action_BA
+    return alone, alone._replace(
+        observation_BD=padded.observation_BD * observation_mask_BD,
+        next_observation_BD=padded.next_observation_BD * observation_mask_BD,
+        action_BA=padded.action_BA * action_mask_BA,
+    )
+
+
+def noises(seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    padded_BA = torch.randn(T * ROWS, A + MORE_A, generator=generator)
+    return padded_BA[:, :A], padded_BA
+
+
+def standardize(algorithms, pair):
+    for algorithm, batch in zip(algorithms, pair, strict=True):
+        algorithm.encoder.observe(batch.observation_BD, batch.task_B)
+        if isinstance(algorithm, SAC):
+            algorithm.target_encoder.observe(batch.observation_BD, batch.task_B)
+
+
+def compared_rows():
+    return torch.arange(T).repeat_interleave(ROWS) != LARGEST
+
+
+def assert_close(padded, alone):
+    torch.testing.assert_close(padded, alone, rtol=1e-4, atol=1e-6)
+
+
+def assert_losses_agree(indices, algorithms, losses):
+    """Compare each task's loss and its gradients of all parameters, but for the largest task."""
+    parameters, padded_parameters = (
+        {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
+        for algorithm in algorithms
+    )
+    num_reached = 0
+    for task in set(range(T)) - {LARGEST}:
+        loss, padded_loss = (loss_R[task] for loss_R in losses)
+        assert_close(padded_loss, loss)
+        gradients = gradients_of(loss, parameters)
+        padded_gradients = gradients_of(padded_loss, padded_parameters)
+        assert padded_gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            num_reached += bool(gradient.any())
+            found = padded_gradients[name]
+            assert_close(found[indices[name]], gradient)
+            found[indices[name]] = 0
+            assert not found.any(), f"the padded places of {name} have a gradient"
+    assert num_reached > 0
+    assert losses[1].isfinite().all()
+
+
+def gradients_of(loss, parameters):
+    found = torch.autograd.grad(
+        loss, list(parameters.values()), retain_graph=True, allow_unused=True
+    )
+    return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_padded_task_has_the_losses_and_gradients_of_sac_that_it_has_alone(stack):
+    *algorithms, indices = make_pair(SAC, **STACKS[stack])
+    pair = batches(algorithms)
+    standardize(algorithms, pair)
+    is_own_B = pair[0].task_B != LARGEST
+    losses = {name: [] for name in ("critic", "actor", "temperature")}
+    targets = []
+    for sac, batch, noise_BA in zip(algorithms, pair, noises(), strict=True):
+        target = sac.critic_target(batch, noise_BA)
+        targets.append(target)
+        losses["critic"].append(sac.critic_loss(batch, target)[0])
+        actor_loss_R, log_prob_B = sac.actor_loss(batch, noise_BA)
+        losses["actor"].append(actor_loss_R)
+        losses["temperature"].append(sac.temperature_loss(log_prob_B, batch.task_B)[0])
+    assert_close(targets[1].next_log_prob_B[is_own_B], targets[0].next_log_prob_B[is_own_B])
+    for both in losses.values():
+        assert_losses_agree(indices, algorithms, both)
+
+
+@pytest.mark.parametrize(
+    ("stack", "noise"),
+    [*((stack, TaskNoise) for stack in STACKS), ("mlp", StateNoise), ("multi_head", StateNoise)],
+)
+def test_a_padded_task_has_the_losses_and_gradients_of_ppo_that_it_has_alone(stack, noise):
+    *algorithms, indices = make_pair(PPO, noise=noise, entropy_coef=0.3, **STACKS[stack])
+    pair = batches(algorithms)
+    standardize(algorithms, pair)
+    generator = torch.Generator().manual_seed(7)
+    columns = {
+        name: torch.randn(T * ROWS, generator=generator)
+        for name in ("advantage", "value", "target")
+    }
+    old_log_prob_B = None
+    actor_losses = []
+    critic_losses = []
+    entropies = []
+    for ppo, batch, noise_BA in zip(algorithms, pair, noises(), strict=True):
+        policy = ppo.policy(batch.observation_BD, batch.task_B)
+        sample_BA = policy.draw(noise_BA).detach()
+        log_prob_B = policy.log_prob(sample_BA).detach()
+        if old_log_prob_B is None:
+            shift_B = 0.3 * torch.randn(T * ROWS, generator=generator)
+            old_log_prob_B = log_prob_B + shift_B
+        extra = {**columns, "unclipped_action": sample_BA, "log_prob": old_log_prob_B}
+        batch = batch._replace(extra=extra)
+        loss_R, (found_log_prob_B, _) = ppo.actor_loss(batch)
+        assert_close(found_log_prob_B, log_prob_B)
+        actor_losses.append(loss_R)
+        critic_losses.append(ppo.critic_loss(batch)[0])
+        entropies.append(policy.entropy().view(T, -1).mean(1))
+    for both in (actor_losses, critic_losses, entropies):
+        assert_losses_agree(indices, algorithms, both)
+
+
+METHODS = (
+    gradients.AlignedMTL,
+    gradients.CAGrad,
+    gradients.FAMO,
+    gradients.FairGrad,
+    gradients.GradNorm,
+    gradients.Mean,
+    gradients.NashMTL,
+    gradients.PCGrad,
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_alone_changes_no_gradient_method(method):
+    """Three tasks of one size, in larger spaces, learn in two updates what they learn alone."""
+    options = {"actor_gradient": method, "critic_gradient": method, **STACKS["mlp"]}
+    *algorithms, indices = make_pair(SAC, largest=None, **options)
+    for sac in algorithms:
+        attach(sac)
+    before = copy_of(algorithms[1])
+    for seed in range(2):
+        for sac, batch, noise_BA in zip(
+            algorithms, batches(algorithms, seed), noises(seed), strict=True
+        ):
+            target = sac.critic_target(batch, noise_BA)
+            sac.critic_update(lambda: sac.critic_loss(batch, target))  # noqa: B023
+            sac.actor_update(lambda: sac.actor_loss(batch, noise_BA))  # noqa: B023
+    padded = dict(algorithms[1].named_parameters())
+    for name, parameter in algorithms[0].named_parameters():
+        found = padded[name].detach().clone()
+        if name.startswith(("actor.", "critic.")):
+            assert not torch.equal(found, before[name]), f"{name} learns nothing"
+        torch.testing.assert_close(found[indices[name]], parameter.detach(), rtol=1e-3, atol=1e-5)
+        found[indices[name]] = before[name][indices[name]]
+        assert torch.equal(found, before[name]), f"padded places of {name} have changed"
+
+
+@pytest.mark.parametrize("kind", [SAC, PPO])
+@pytest.mark.parametrize("mode", ["random", "explore", "exploit"])
+def test_what_is_not_a_tasks_own_is_zero_in_every_action(kind, mode):
+    algorithm = make_pair(kind, **STACKS["mlp"])[1]
+    task_E = np.array([0, LARGEST, 2, LARGEST])
+    observation_ED = np.ones((4, D + MORE_D), np.float32)
+    chosen = algorithm.act(observation_ED, task_E, mode)
+    action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, {})
+    is_own_EA = algorithm.spec.action_mask_TA[task_E]
+    assert (action_EA[~is_own_EA] == 0).all()
+    assert (action_EA[is_own_EA] != 0).all()
+    if "unclipped_action" in fields:
+        assert (fields["unclipped_action"][~is_own_EA] == 0).all()
+
+
+def test_each_task_aims_at_the_entropy_of_its_own_dimensions():
+    spec = specs()[1]
+    assert SAC(spec).target_entropy_T.tolist() == [-A, -A - MORE_A, -A]
+    assert SAC(spec, target_entropy=-1.5).target_entropy_T.tolist() == [-1.5] * T
+
+
+def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
+    ppo = make_pair(PPO, **STACKS["mlp"])[1]
+    with torch.no_grad():
+        ppo.noise.log_std_TA[:] = torch.tensor([1.0, 2, 4, 4]).log()
+    ppo.mean_metrics.add({"loss": torch.tensor(1.0)})
+    metrics = ppo.drain_metrics()
+    stds = [metrics[f"train/noise_std/{name}"] for name in NAMES]
+    assert stds == pytest.approx([1.5, 2.75, 1.5])
+
+
+def test_behaviour_cloning_counts_a_tasks_own_dimensions():
+    *algorithms, indices = make_pair(BehaviourCloning, actor=NETWORKS["mlp"])
+    pair = batches(algorithms)
+    losses = [model.actor_loss(batch)[0] for model, batch in zip(algorithms, pair, strict=True)]
+    assert_losses_agree(indices, algorithms, losses)
+
+
+def test_no_task_is_masked_where_none_is_padded():
+    alone, _ = specs()
+    for spec in (alone, alone._replace(action_sizes=(A,) * T, observation_sizes=(D,) * T)):
+        sac = SAC(spec, encoder=Standardize, **STACKS["mlp"])
+        assert sac.action_mask(torch.arange(T)) is None
+        assert sac.encoder.mean_D.shape == (D,)
+
+
+def test_every_network_is_compared():
+    stacks = repr(STACKS)
+    kinds = (networks.Network, networks.Encoder, networks.Assignment)
+    abstract = {*kinds, networks.Network}
+    for name in networks.__all__:
+        found = getattr(networks, name)
+        if isinstance(found, type) and issubclass(found, kinds) and found not in abstract:
+            assert f".{name}'" in stacks, f"{name} has no line in STACKS"
+
+
+@pytest.mark.parametrize(
+    ("what", "sizes", "message"),
+    [
+        ("observation", (D, D, D + MORE_D), "the observation of 'push-v3' has 10 numbers there"),
+        ("action", (A, A, A), "the action of 'push-v3' has 4 numbers there and 2 here"),
+        ("action", (), "the action of 'reach-v3' has 2 numbers there and 4 here"),
+    ],
+)
+def test_a_checkpoint_of_other_sizes_is_refused(what, sizes, message, tmp_path):
+    spec = specs()[1]
+    path = save(SAC(spec, **STACKS["mlp"]), tmp_path)
+    SAC.load_from_checkpoint(path, spec=spec)
+    other = spec._replace(**{f"{what}_sizes": sizes})
+    with pytest.raises(ConfigurationError, match=f"tasks of other sizes: {message}"):
+        SAC.load_from_checkpoint(path, spec=other)
+
+
+def test_a_checkpoint_without_sizes_is_loaded(tmp_path):
+    def forget(state):
+        del state["spec"]["observation_sizes"]
+        del state["spec"]["action_sizes"]
+
+    sac = SAC(specs()[0], **STACKS["mlp"])
+    assert SAC.load_from_checkpoint(save(sac, tmp_path, change=forget)).spec == sac.spec
+
+
+def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
+    sac = make_pair(SAC, encoder=Standardize, **STACKS["mlp"])[1]
+    batch = batches(make_pair(SAC, **STACKS["mlp"])[:2])[1]
+    sac.encoder.observe(batch.observation_BD, batch.task_B)
+    policy = load_policy(save(sac, tmp_path))
+    observation_BD = batch.observation_BD.numpy()
+    task_B = batch.task_B.numpy()
+    action_BA = sac.act(observation_BD, task_B, "exploit")
+    assert np.array_equal(policy.act(observation_BD, task_B), action_BA)
+    own_BD = observation_BD[:ROWS, :D]
+    for given_BD in (own_BD, observation_BD[:ROWS]):
+        found_BA = policy.act(given_BD, "reach-v3")
+        assert found_BA.shape == (ROWS, A)
+        np.testing.assert_allclose(found_BA, action_BA[:ROWS, :A], rtol=1e-5)
+    assert policy.act(own_BD[0], 0).shape == (A,)
+    assert policy.act(observation_BD[0], "push-v3").shape == (A + MORE_A,)
+    with pytest.raises(ConfigurationError, match=r"of the shape \(10,\)"):
+        policy.act(own_BD[0], "push-v3")
