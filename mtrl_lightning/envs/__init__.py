@@ -2,6 +2,7 @@
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.dm_control import DMControl
+from mtrl_lightning.envs.dm_families import DMControlFamily
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
@@ -10,6 +11,7 @@ from mtrl_lightning.envs.vector import VectorEnv
 __all__ = [
     "Benchmark",
     "DMControl",
+    "DMControlFamily",
     "GymnasiumTasks",
     "MetaWorld",
     "ToyConflict",

@@ -250,10 +250,18 @@ def refuse_replay_options(given: Mapping[str, Any]) -> None:
 
 
 def trained_spec(benchmark: Benchmark, excluded: Sequence[str] | None) -> EnvSpec:
-    """Return the benchmark's spec with the tasks that are trained on."""
+    """Return the benchmark's spec with the tasks that are trained on.
+
+    Args:
+        benchmark: the tasks.
+        excluded: names of tasks that are left out of those that it trains on.
+
+    Raises:
+        ConfigurationError: if a task is unknown, or all are excluded.
+    """
     spec = check_spec(benchmark.spec)
     names = known_tasks(excluded, spec.task_names) if excluded else ()
-    trained = tuple(task for task, name in enumerate(spec.task_names) if name not in names)
+    trained = tuple(task for task in spec.train_tasks if spec.task_names[task] not in names)
     if not trained:
         raise ConfigurationError("exclude_from_training names every task: leave at least one")
     return spec._replace(train_tasks=trained)
