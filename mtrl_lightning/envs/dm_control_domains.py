@@ -96,7 +96,7 @@ def load(task: str, fast: bool, edit: Callable[[bytes], bytes] | None = None) ->
         edit: changes the XML of the domain's model before it is compiled; None for no change.
     """
     domain_name, _, task_name = task.partition("-")
-    module = domain(domain_name, fast)
+    module: Any = domain(domain_name, fast)
     if edit is None:
         return module.SUITE[task_name]()
     own = module.get_model_and_assets

@@ -228,7 +228,7 @@ class DMControlFamily(SuiteTasks):
     @property
     def protocol(self) -> dict[str, str | int | float]:
         """The task, and what varies."""
-        return {"task": self._task, self.family.quantity: self.family.meaning}
+        return {"task": self._task, "varied": self.family.meaning}
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
         """Return the tasks of a split, in the order in which its values were given."""

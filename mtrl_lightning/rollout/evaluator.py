@@ -86,8 +86,7 @@ class Evaluation(NamedTuple):
             result[f"{prefix}/success_worst_{k}"] = float(ascending_T[:k].mean())
         for name, value_T in values.items():
             result |= {
-                f"{prefix}/{name}/{task}": float(v)
-                for task, v in zip(names, value_T, strict=True)
+                f"{prefix}/{name}/{task}": float(v) for task, v in zip(names, value_T, strict=True)
             }
         return result | info_metrics(prefix, self.info, task_names)
 
