@@ -169,8 +169,10 @@ class DMControlFamily(SuiteTasks):
         train: values that are trained on; None for the family's own.
         eval_base: values of the split ``eval_base``; None for those that are trained on. An empty
             list leaves out this split, and the same holds for the next two.
-        eval_interpolation: values between those that are trained on; None for the family's own.
-        eval_extrapolation: values beyond those that are trained on; None for the family's own.
+        eval_interpolation: values between those that are trained on; None for the family's own,
+            as far as they lie there.
+        eval_extrapolation: values beyond those that are trained on; None for the family's own, as
+            far as they lie there.
         task: another task of the same domain, such as ``walker-run``; None for the family's own.
         action_repeat: control steps per environment step; their rewards are added. Where it does
             not divide the horizon, the last environment step of an episode has fewer.
@@ -207,12 +209,16 @@ class DMControlFamily(SuiteTasks):
         given = {
             "train": trained,
             "eval_base": trained if eval_base is None else eval_base,
-            INTERPOLATION: _or(eval_interpolation, self.family.interpolation),
-            EXTRAPOLATION: _or(eval_extrapolation, self.family.extrapolation),
+            INTERPOLATION: eval_interpolation or (),
+            EXTRAPOLATION: eval_extrapolation or (),
         }
         values = {split: _checked(self.family, split, of) for split, of in given.items()}
         if not values["train"]:
             raise ConfigurationError("train is empty: give at least one value to train on")
+        if eval_interpolation is None:
+            values[INTERPOLATION] = _unseen(self.family.interpolation, values["train"], True)
+        if eval_extrapolation is None:
+            values[EXTRAPOLATION] = _unseen(self.family.extrapolation, values["train"], False)
         _check_unseen(values)
         self.splits = tuple(split for split, of in values.items() if of)
         self._task = _task_of(self.family, task)
@@ -250,8 +256,13 @@ class DMControlFamily(SuiteTasks):
             ) from error
 
 
-def _or(given: Sequence[float] | None, default: Sequence[float]) -> Sequence[float]:
-    return default if given is None else given
+def _unseen(values: Sequence[float], trained: Sequence[float], between: bool) -> tuple[float, ...]:
+    """Return the values that are not trained on and lie between those that are, or beyond them."""
+    return tuple(v for v in values if v not in trained and _is_between(v, trained) == between)
+
+
+def _is_between(value: float, trained: Sequence[float]) -> bool:
+    return min(trained) < value < max(trained)
 
 
 def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float, ...]:
@@ -273,7 +284,6 @@ def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float
 def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
     """Check that interpolation and extrapolation evaluate values that are not trained on."""
     trained = values["train"]
-    low, high = min(trained), max(trained)
     for split in (INTERPOLATION, EXTRAPOLATION):
         seen = [value for value in values[split] if value in trained]
         if seen:
@@ -281,11 +291,13 @@ def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
                 f"{split} has {seen}, which train has, too: leave them out of one of them"
                 " (eval_base evaluates what is trained on)"
             )
-        wrong = [v for v in values[split] if (low < v < high) != (split == INTERPOLATION)]
+        is_inside = split == INTERPOLATION
+        wrong = [value for value in values[split] if _is_between(value, trained) != is_inside]
         if wrong:
-            where = "does not lie" if split == INTERPOLATION else "lies"
+            where = "does not lie" if is_inside else "lies"
             warnings.warn(
-                f"{split} has {wrong}, which {where} between the trained values {low} and {high}",
+                f"{split} has {wrong}, which {where} between the trained values {min(trained)} and"
+                f" {max(trained)}",
                 stacklevel=3,
             )
 
