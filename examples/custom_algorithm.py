@@ -16,7 +16,7 @@ from mtrl_lightning import Algorithm, EnvSpec, ToyReach, train
 from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.algorithms.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.networks import MLP, Network
+from mtrl_lightning.networks import MLP, Network, zero_padding
 from mtrl_lightning.types import TransitionBatch
 
 
@@ -105,7 +105,12 @@ class DDPG(Algorithm):
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> NoisyAction:
         """Return how the policy acts."""
-        return NoisyAction(self.actor(observation_BD, task_B).float().tanh(), self.noise_std)
+        return NoisyAction(self.action(self.actor, observation_BD, task_B), self.noise_std)
+
+    def action(self, actor: Network, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return an actor's actions, ``[B, A]``; what is not the task's own is 0."""
+        action_BA = actor(observation_BD, task_B).float().tanh()
+        return zero_padding(action_BA, self.action_mask(task_B))
 
     def update(self, batch: TransitionBatch) -> None:
         """Make one step of the critic, one of the actor, and move the targets."""
@@ -119,7 +124,7 @@ class DDPG(Algorithm):
     def critic_target(self, batch: TransitionBatch) -> Tensor:
         """Return ``r + discount (1 - terminated) Q'(s', mu'(s'))``, ``[B]``."""
         next_BD = batch.next_observation_BD
-        next_action_BA = self.target_actor(next_BD, batch.task_B).float().tanh()
+        next_action_BA = self.action(self.target_actor, next_BD, batch.task_B)
         next_q_B = self.q(self.target_critic, next_BD, next_action_BA, batch.task_B)
         return batch.reward_B + self.discount * torch.where(batch.terminated_B, 0.0, next_q_B)
 

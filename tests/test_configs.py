@@ -23,7 +23,7 @@ FILES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()
     for path in ROOT.glob("configs/**/*.yaml")
 )
-SUITES = [name for name in FILES if name.startswith("env/metaworld")]
+SUITES = [name for name in FILES if name.startswith(("env/metaworld", "env/dmc"))]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
 PUBLISHED = [name for name in EXPERIMENTS if not name.endswith(("_brc", "_cpu", "ppo"))]
 OWN = ("quickstart", "quickstart_ppo", "toy_conflict", "experiment/mt10_sac_cpu")
@@ -148,16 +148,20 @@ def test_every_file_says_what_it_is_and_is_short(name):
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_every_metaworld_file_makes_a_run_of_its_tasks(command_line, monkeypatch, suite):
+def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatch, suite):
     seen = []
     monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: seen.append(model.spec))
     command_line(
         "fit", configs=("base", suite, "algorithm/mtsac", "network/multi_head"), small=False
     )
     suite, is_mtrl, _ = suite.partition("_mtrl")
-    tasks = {"env/metaworld_mt1": 1, "env/metaworld_custom": 4}.get(suite) or int(
-        suite.rpartition("_mt")[2]
-    )
+    tasks = {
+        "env/dmcontrol": 3,
+        "env/dmc19": 19,
+        "env/dmc21": 21,
+        "env/metaworld_mt1": 1,
+        "env/metaworld_custom": 4,
+    }.get(suite) or int(suite.rpartition("_mt")[2])
     assert seen[0].num_tasks == tasks and seen[0].horizon == (150 if is_mtrl else 500)
 
 

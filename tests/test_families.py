@@ -1,5 +1,6 @@
 """A family of bodies from the command line: evaluation modes, continuation, and one mode alone."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("dm_control")

@@ -5,6 +5,7 @@ from mtrl_lightning.envs.dm_control import DMControl
 from mtrl_lightning.envs.dm_families import DMControlFamily
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
+from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
 
@@ -14,7 +15,11 @@ __all__ = [
     "DMControlFamily",
     "GymnasiumTasks",
     "MetaWorld",
+    "Padded",
+    "PaddedSpaces",
     "ToyConflict",
     "ToyReach",
     "VectorEnv",
+    "pad_to_spec",
+    "padded_spaces",
 ]

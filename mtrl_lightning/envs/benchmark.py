@@ -21,8 +21,8 @@ from mtrl_lightning.types import EnvSpec
 class Benchmark(ABC):
     """Tasks that share an observation and an action space.
 
-    Tasks of different sizes share the largest: ``envs.padding`` pads their environments, and the
-    spec's ``observation_sizes`` and ``action_sizes`` tell what is a task's own.
+    Tasks of different sizes share the largest: ``pad_to_spec`` pads their environments, and the
+    spec's ``observation_sizes`` and ``action_sizes`` say what is a task's own.
 
     A benchmark is sent to worker processes: it holds plain values and functions, and imports its
     suite when it needs it.

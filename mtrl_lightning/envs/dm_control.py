@@ -15,7 +15,7 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.dm_control_domains import import_suite, load
 from mtrl_lightning.envs.dm_control_env import FastStepper, OwnStepper, SuiteEnv
 from mtrl_lightning.envs.dm_control_fast import unchecked_versions
-from mtrl_lightning.envs.padding import Padded, padded_spaces
+from mtrl_lightning.envs.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec, known_tasks
 
@@ -127,10 +127,7 @@ class SuiteTasks(Benchmark):
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
         env = self._make(self.task_names[task], split != "train", seed)
-        spec = self._spec
-        if spec.observation_sizes or spec.action_sizes:
-            env = Padded(env, spec.observation_space.shape[0], spec.action_space.shape[0])
-        return env
+        return pad_to_spec(env, self._spec)
 
     def _make(self, name: str, numbered: bool, seed: int) -> gym.Env:
         environment = self.load(name)

@@ -13,6 +13,9 @@ from gymnasium.spaces import Box
 from mtrl_lightning.envs.simulator import MujocoState
 from mtrl_lightning.errors import ConfigurationError
 
+UNLIMITED = 1e10
+"""MuJoCo's ``mjMAXVAL``, which dm_control gives as the bound of an action that has none."""
+
 
 class Stepper(Protocol):
     """How a control step is made."""
@@ -120,7 +123,7 @@ class SuiteEnv(gym.Env):
         self._first_seed = None if numbered else seed
         actions = environment.action_spec()
         low, high = actions.minimum, actions.maximum
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        if not (np.all(low > -UNLIMITED) and np.all(high < UNLIMITED)):
             raise ConfigurationError(
                 "its actions are not bounded, so they cannot be rescaled to [-1, 1]"
             )

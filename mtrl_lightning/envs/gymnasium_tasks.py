@@ -18,7 +18,7 @@ from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
 
 from mtrl_lightning.envs.actions import leaves, what_is_wrong
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec
-from mtrl_lightning.envs.padding import padded, padded_spaces
+from mtrl_lightning.envs.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
 
@@ -105,7 +105,7 @@ class GymnasiumTasks(Benchmark):
         if self.horizon is not None:
             env = TimeLimit(env, self.horizon)
         env = _with_boxes(name, env)
-        env = padded(env, self._spec)
+        env = pad_to_spec(env, self._spec)
         return _SeededEpisodes(env, name, split != "train", seed, self.has_success)
 
 

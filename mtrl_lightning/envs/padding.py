@@ -72,7 +72,7 @@ class Padded(gym.Wrapper):
         return padded_D
 
 
-def padded(env: gym.Env, spec: EnvSpec) -> gym.Env:
+def pad_to_spec(env: gym.Env, spec: EnvSpec) -> gym.Env:
     """Return the environment padded to a spec's spaces; itself if no task is padded."""
     observation_size = spec.observation_space.shape[0] if spec.observation_sizes else None
     action_size = spec.action_space.shape[0] if spec.action_sizes else None

@@ -8,7 +8,7 @@ from mtrl_lightning.envs.benchmark import WithInfo, only_split
 from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.replay.datamodule import trained_spec
 from mtrl_lightning.rollout import Evaluation, Evaluator
-from mtrl_lightning.rollout.evaluator import metric_names
+from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from tests.fakes import (
     Constant,
     Recorder,
@@ -271,6 +271,35 @@ def test_other_environments_have_to_have_the_same_tasks_in_the_split():
     other.tasks["eval_base"] = (0, 1)
     with pytest.raises(ConfigurationError, match=r"split eval_base has the tasks \(0, 1\)"):
         evaluator.remake_envs(other)
+
+
+def test_a_score_is_the_return_divided_by_the_largest_one():
+    zero_T = np.zeros(2)
+    returns_T = np.array([250.0, 500.0])
+    evaluation = Evaluation("eval", zero_T, zero_T, returns_T, has_success=False, max_return=1000.0)
+    assert evaluation.metrics(("a", "b")) == {
+        "eval/return": 375.0,
+        "eval/score": 0.375,
+        "eval/return/a": 250.0,
+        "eval/return/b": 500.0,
+        "eval/score/a": 0.25,
+        "eval/score/b": 0.5,
+    }
+    assert table(evaluation, ("a", "b"), 7).splitlines() == [
+        "eval after 7 env steps",
+        "task        return   score",
+        "a            250.0   0.250",
+        "b            500.0   0.500",
+        "--------------------------",
+        "average      375.0   0.375",
+    ]
+
+
+def test_what_is_best_is_decided_by_success_else_score_else_return():
+    spec = Scripted(1).spec._replace(max_return=5.0)
+    assert main_metric(spec) == "success"
+    assert main_metric(spec._replace(has_success=False)) == "score"
+    assert main_metric(spec._replace(has_success=False, max_return=None)) == "return"
 
 
 def test_the_success_of_the_worst_tasks_is_their_mean():

@@ -1,0 +1,527 @@
+"""Tasks of the DeepMind Control Suite beside dm_control's own, equal in every bit."""
+
+import copy
+import importlib.metadata
+import inspect
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("dm_control")
+
+from gymnasium.error import ResetNeeded
+
+from mtrl_lightning.envs import DMControl, VectorEnv, dm_control_domains
+from mtrl_lightning.envs.dm_control_domains import domain, import_suite, load
+from mtrl_lightning.envs.dm_control_fast import SCALES, NamedField, tolerance, unchecked_versions
+from mtrl_lightning.envs.padding import Padded
+from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.errors import ConfigurationError
+from tests.conftest import ROOT
+
+SIZES = {
+    "acrobot-swingup": (6, 1),
+    "acrobot-swingup_sparse": (6, 1),
+    "ball_in_cup-catch": (8, 2),
+    "cartpole-balance": (5, 1),
+    "cartpole-balance_sparse": (5, 1),
+    "cartpole-swingup": (5, 1),
+    "cartpole-swingup_sparse": (5, 1),
+    "cheetah-run": (17, 6),
+    "finger-spin": (9, 2),
+    "finger-turn_easy": (12, 2),
+    "finger-turn_hard": (12, 2),
+    "fish-upright": (21, 5),
+    "fish-swim": (24, 5),
+    "hopper-stand": (15, 4),
+    "hopper-hop": (15, 4),
+    "humanoid-stand": (67, 21),
+    "humanoid-walk": (67, 21),
+    "humanoid-run": (67, 21),
+    "manipulator-bring_ball": (44, 5),
+    "pendulum-swingup": (3, 1),
+    "point_mass-easy": (4, 2),
+    "reacher-easy": (6, 2),
+    "reacher-hard": (6, 2),
+    "swimmer-swimmer6": (25, 5),
+    "swimmer-swimmer15": (61, 14),
+    "walker-stand": (24, 6),
+    "walker-walk": (24, 6),
+    "walker-run": (24, 6),
+}
+"""Sizes of observation and action of dm_control's ``BENCHMARKING``."""
+QUADRUPED = ["quadruped-walk", "quadruped-run", "quadruped-escape"]
+ALL = [*SIZES, *QUADRUPED]
+
+
+def env_of(name, split="train", seed=0, **options):
+    return DMControl([name], **options).make_env(0, split, seed)
+
+
+def actions_of(env, number, seed=0):
+    draws = np.random.default_rng(seed).uniform(-1, 1, (number, *env.action_space.shape))
+    return draws.astype(np.float32)
+
+
+def own(name):
+    """dm_control's own environment, with its own physics but for the repaired quadruped's."""
+    if name in QUADRUPED:
+        return load(name, fast=False)
+    return import_suite().load(*name.split("-"))
+
+
+def flat(observation):
+    return np.concatenate([np.ravel(part) for part in observation.values()]).astype(np.float32)
+
+
+def same(found, wanted):
+    return found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+
+
+def compare_steps(env, theirs, actions):
+    """Step both with the same actions; ours has an action repeat of 1."""
+    spec = theirs.action_spec()
+    for action in actions:
+        scaled = spec.minimum + (spec.maximum - spec.minimum) / 2 * (action.astype(np.float64) + 1)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        step = theirs.step(scaled)
+        assert same(observation, flat(step.observation)) and reward == step.reward
+        assert not terminated and truncated == step.last()
+
+
+# ---- What it is ----
+
+
+def test_sizes_horizon_and_protocol():
+    spec = DMControl("BENCHMARKING").spec
+    assert set(spec.task_names) == set(SIZES)
+    found = zip(spec.observation_sizes, spec.action_sizes, strict=True)
+    assert dict(zip(spec.task_names, found, strict=True)) == SIZES
+    assert spec.observation_space.shape == (67,) and spec.action_space.shape == (21,)
+    assert spec.observation_space.dtype == spec.action_space.dtype == np.float32
+    assert (spec.horizon, spec.has_success, spec.max_return) == (500, False, 1000.0)
+    assert spec.protocol == {
+        "benchmark": "dm_control",
+        "dm_control": "1.0.28",
+        "mujoco": "3.3.0",
+        "action_repeat": 2,
+        "horizon": 1000,
+        "frames": "1000 control steps in 500 env steps",
+        "reward_scale": 1.0,
+    }
+
+
+def test_named_sets_are_those_of_the_papers(monkeypatch):
+    monkeypatch.setattr(DMControl, "_make_spec", lambda self: None)
+    small = DMControl("DMC19").task_names
+    large = DMControl("DMC21").task_names
+    assert len(small) == 19 and set(small) < set(SIZES)
+    assert large == (*small, "quadruped-walk", "quadruped-run")
+    assert DMControl("walker-walk").task_names == ("walker-walk",)
+
+
+@pytest.mark.parametrize("name", ["cartpole-balance", "quadruped-walk"])
+def test_dm_controls_own_episodes_have_1000_steps_and_rewards_up_to_one(name):
+    """That all have is dm_control's documentation; every limit is checked below."""
+    theirs = own(name)
+    theirs.reset()
+    action = np.zeros(theirs.action_spec().shape)
+    rewards = [theirs.step(action) for _ in range(1000)]
+    assert rewards[-1].last() and not rewards[-2].last()
+    assert all(0 <= step.reward <= 1 for step in rewards)
+
+
+# ---- Steps ----
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_task_gives_dm_controls_own_numbers(name):
+    env = env_of(name, "eval", action_repeat=1)
+    theirs = own(name)
+    assert 999 < theirs._step_limit <= 1000
+    actions = actions_of(env, 25)
+    for episode in range(2):
+        theirs.task._random = np.random.RandomState(episode)
+        assert same(env.reset()[0], flat(theirs.reset().observation))
+        compare_steps(env, theirs, actions)
+
+
+@pytest.mark.parametrize("name", ["cartpole-swingup", "reacher-easy", "finger-turn_hard"])
+def test_whole_episodes_are_equal_and_end_by_truncation(name):
+    env = env_of(name, "eval", action_repeat=1)
+    theirs = own(name)
+    for episode in range(2):
+        theirs.task._random = np.random.RandomState(episode)
+        assert same(env.reset()[0], flat(theirs.reset().observation))
+        compare_steps(env, theirs, actions_of(env, 1000, seed=episode))
+        with pytest.raises(ResetNeeded):
+            env.step(env.action_space.sample())
+
+
+@pytest.mark.parametrize("name", ["cheetah-run", "quadruped-walk"])
+def test_dm_controls_own_code_gives_the_same_and_continues_a_state_of_ours(name):
+    fast = env_of(name, seed=3)
+    slow = env_of(name, seed=3, fast=False)
+    assert type(fast._stepper) is not type(slow._stepper)
+    states = [EnvState(env) for env in (fast, slow)]
+    assert same(fast.reset()[0], slow.reset()[0])
+    actions = actions_of(fast, 12)
+    for action in actions[:4]:
+        one, other = fast.step(action), slow.step(action)
+        assert same(one[0], other[0]) and one[1:] == other[1:]
+    assert states[0].get() == states[1].get()
+    slow.reset()
+    states[1].set(states[0].get())
+    for action in actions[4:]:
+        one, other = fast.step(action), slow.step(action)
+        assert same(one[0], other[0]) and one[1:] == other[1:]
+
+
+def test_an_action_is_repeated_and_rewards_are_added_up_to_the_horizon():
+    with pytest.warns(UserWarning, match="does not divide the horizon of 10 .* repeated 1 times"):
+        benchmark = DMControl(["cheetah-run"], action_repeat=3, horizon=10, reward_scale=0.5)
+    assert (benchmark.spec.horizon, benchmark.spec.max_return) == (4, 5.0)
+    assert benchmark.spec.protocol["frames"] == "10 control steps in 4 env steps"
+    env = benchmark.make_env(0, "eval", 0)
+    theirs = own("cheetah-run")
+    for episode in range(2):
+        theirs.task._random = np.random.RandomState(episode)
+        env.reset()
+        theirs.reset()
+        for number, action in zip((3, 3, 3, 1), actions_of(env, 4), strict=True):
+            steps = [theirs.step(action) for _ in range(number)]
+            observation, reward, terminated, truncated, _ = env.step(action)
+            assert same(observation, flat(steps[-1].observation))
+            assert reward == sum(step.reward for step in steps) * 0.5
+            assert not terminated and truncated == (number == 1)
+
+
+def test_a_last_discount_of_zero_terminates_and_ends_the_repeats(monkeypatch):
+    env = env_of("cartpole-balance", action_repeat=4)
+    env.reset()
+    discounts = iter([None, 0.0])
+    monkeypatch.setattr(env._task, "get_termination", lambda physics: next(discounts))
+    _, reward, terminated, truncated, _ = env.step(np.zeros(1, np.float32))
+    assert terminated and not truncated and 1.5 < reward < 2
+    env.reset()
+    monkeypatch.setattr(env._task, "get_termination", lambda physics: 1.0)
+    assert env.step(np.zeros(1, np.float32))[2:4] == (False, True)
+
+
+def test_an_unstable_simulation_raises_dm_controls_error():
+    from dm_control.rl.control import PhysicsError
+
+    for fast in (True, False):
+        env = env_of("cheetah-run", fast=fast)
+        env.reset()
+        env.data.qvel[:] = 1e30
+        with pytest.raises(PhysicsError, match="mjWARN_BAD"):
+            env.step(np.zeros(6, np.float32))
+
+
+# ---- Seeds ----
+
+
+def test_a_seed_determines_the_training_episodes_that_follow():
+    def observations(env, seed):
+        return [env.reset(seed=seed)[0], env.reset()[0], env.reset()[0]]
+
+    env = env_of("reacher-easy", seed=7)
+    first = [env.reset()[0], env.reset()[0], env.reset()[0]]
+    assert all(map(same, observations(env, 7), first))
+    assert all(map(same, observations(env_of("reacher-easy"), 7), first))
+    assert not any(map(same, observations(env, 8), first))
+    assert not same(first[0], first[1])
+
+
+def test_a_test_episode_is_dm_controls_with_this_number():
+    env = env_of("reacher-easy", "eval", seed=7)
+    wanted = [
+        flat(import_suite().load("reacher", "easy", {"random": k}).reset().observation)
+        for k in range(4)
+    ]
+    assert all(same(env.reset()[0], start) for start in wanted)
+    assert same(env.reset(seed=2)[0], wanted[2]) and same(env.reset()[0], wanted[3])
+
+
+# ---- State ----
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_state_in_the_middle_of_an_episode_continues_it_in_every_bit(name):
+    benchmark = DMControl([name], horizon=30)
+    env, other = (benchmark.make_env(0, "train", seed) for seed in (0, 1))
+    state, other_state = EnvState(env), EnvState(other)
+    actions = actions_of(env, 20)
+    for started in (env, other):
+        started.reset()
+    for action in actions[:3]:
+        env.step(action)
+    saved = copy.deepcopy(state.get())
+    other.step(actions[5])
+    other_state.set(saved)
+    assert same(flat(env._stepper.observation()), flat(other._stepper.observation()))
+    truncations = 0
+    for action in actions:
+        one, another = env.step(action), other.step(action)
+        assert same(one[0], another[0]) and one[1:] == another[1:]
+        if one[3]:
+            truncations += 1
+            assert same(env.reset()[0], other.reset()[0])
+    assert truncations == 1
+
+
+def test_edited_models_are_restored_with_the_state():
+    env, other = (env_of("reacher-hard", seed=seed) for seed in (0, 1))
+    saved, restored = EnvState(env), EnvState(other)
+    env.reset()
+    other.reset()
+    target = env._environment.physics.model.name2id("target", "geom")
+    assert not np.array_equal(env.model.geom_pos[target], other.model.geom_pos[target])
+    restored.set(saved.get())
+    assert np.array_equal(env.model.geom_pos[target], other.model.geom_pos[target])
+
+
+# ---- Bodies of different sizes, worker processes ----
+
+
+def test_tasks_of_different_sizes_step_together_in_workers_as_in_this_process():
+    benchmark = DMControl(["cartpole-balance", "reacher-easy", "quadruped-walk"], horizon=8)
+    assert benchmark.spec.observation_sizes == (5, 6, 78)
+    assert benchmark.spec.action_sizes == (1, 2, 12)
+    assert isinstance(benchmark.make_env(0, "train", 0), Padded)
+    draws = np.random.default_rng(0).uniform(-1, 1, (6, 3, 12)).astype(np.float32)
+    found = []
+    for num_workers in (0, 2):
+        envs = VectorEnv(benchmark, range(3), num_workers=num_workers, seed=1)
+        results = [envs.reset()[0]]
+        for action_EA in draws:
+            envs.send(action_EA)
+            result = envs.receive()
+            results += [result.observation_ED, result.reward_E]
+        assert result.valid_E.all()
+        found.append((results, envs.get_state()))
+        envs.close()
+    (ours, state), (workers, worker_state) = found
+    assert all(map(same, ours, workers)) and state == worker_state
+    assert all(part["unsavable"] is None for part in state)
+    assert not ours[0][0, 5:].any() and ours[0][2, 70:].any()
+
+
+def test_equal_sizes_are_not_padded():
+    benchmark = DMControl(["walker-walk", "walker-run"])
+    assert benchmark.spec.observation_sizes == benchmark.spec.action_sizes == ()
+    assert not isinstance(benchmark.make_env(1, "train", 0), Padded)
+
+
+def test_training_gives_the_same_with_workers_as_without(command_line):
+    options = (
+        '--data.benchmark.init_args.tasks=["cartpole-balance"]',
+        "--data.benchmark.init_args.horizon=40",
+        "--rollout.warmup_steps=30",
+        "--rollout.total_steps=90",
+        "--evaluation.every=60",
+        "--evaluation.num_episodes=1",
+        "--metrics.every=30",
+        "--checkpoint.every=60",
+        "--data.batch_size=16",
+    )
+    configs = ("base", "env/dmcontrol", "algorithm/mtsac", "network/mlp", "gradient/mean")
+    for num_workers in (0, 2):
+        workers = f"--rollout.num_workers={num_workers}", "--rollout.envs_per_task=2"
+        command_line("fit", *options, *workers, f"--name=w{num_workers}", configs=configs)
+    ours, with_workers = command_line.rows("w0"), command_line.rows("w2")
+    assert ours == with_workers
+    evaluated = [row for row in ours if row["eval/score"]]
+    assert len(evaluated) == 2 and not any("success" in name for name in ours[0])
+    for row in evaluated:
+        assert float(row["eval/score"]) == pytest.approx(float(row["eval/return"]) / 40)
+        assert 0 < float(row["eval/score/cartpole-balance"]) <= 1
+    best = command_line.folder("w0") / "checkpoints" / "best.ckpt"
+    saved = torch.load(best, weights_only=True)["callbacks"]["checkpoint"]["best"]
+    assert saved[0] == pytest.approx(max(float(row["eval/score"]) for row in evaluated))
+
+
+# ---- What cannot be ----
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": ["cartpole_swingup"]}, "unknown task 'cartpole_swingup': did you mean cartpole"),
+        ({"tasks": "DMC20"}, "unknown task 'DMC20': did you mean DMC21, DMC19"),
+        ({"tasks": ["walker-fly"]}, "did you mean walker-"),
+        ({"tasks": ["walker-run", "walker-run"]}, "duplicate tasks"),
+        ({"tasks": []}, "no task is named"),
+        ({"tasks": ["lqr-lqr_2_1"]}, "lqr_2_1': its actions are not bounded"),
+        ({"action_repeat": 0}, "action_repeat is 0: give 1 to the horizon, 1000"),
+        ({"action_repeat": 6, "horizon": 5}, "action_repeat is 6: give 1 to the horizon, 5"),
+        ({"horizon": 0}, "horizon is 0: dm_control's episodes have 1 to 1000"),
+        ({"horizon": 1001}, "horizon is 1001"),
+        ({"reward_scale": 0.0}, "reward_scale is 0.0: give a number above 0"),
+        ({"reward_scale": float("nan")}, "reward_scale is nan"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        DMControl(**options)
+
+
+def test_unbounded_actions_are_refused_by_the_tasks_name(monkeypatch):
+    from mtrl_lightning.envs import dm_control
+
+    def unbounded(name, fast):
+        environment = load(name, fast)
+        environment.physics.model.actuator_ctrllimited[:] = False
+        return environment
+
+    monkeypatch.setattr(dm_control, "load", unbounded)
+    with pytest.raises(ConfigurationError, match="task 'walker-run': its actions are not bounded"):
+        DMControl(["walker-run"])
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    import_suite.cache_clear()
+    monkeypatch.setitem(sys.modules, "dm_control", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[dmcontrol\]"'):
+        DMControl()
+
+
+@pytest.mark.parametrize("package", ["dm_control", "mujoco"])
+def test_cheaper_code_is_off_with_a_warning_where_a_version_was_not_compared(package, monkeypatch):
+    assert unchecked_versions() == []
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "9.8.7" if name == package else version(name)
+    )
+    with pytest.warns(UserWarning, match=f"{package} 9.8.7$"):
+        benchmark = DMControl(["pendulum-swingup"])
+    assert not benchmark.fast
+    env = benchmark.make_env(0, "train", 0)
+    assert "tolerance" in vars(inspect.getmodule(import_suite()))["walker"].rewards.__dict__
+    assert type(env._stepper).__name__ == "OwnStepper"
+
+
+# ---- The import ----
+
+QUIET = """
+import os, sys
+from mtrl_lightning.envs import DMControl
+assert not any(name.startswith(("dm_control", "mujoco")) for name in sys.modules)
+DMControl(["quadruped-escape"]).make_env(0, "train", 0).reset()
+assert "MUJOCO_GL" not in os.environ and "torch" not in sys.modules
+"""
+
+
+def run(**environment):
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL")
+    }
+    return subprocess.run(
+        [sys.executable, "-c", QUIET],
+        cwd=ROOT,
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_display_the_import_prints_nothing():
+    done = run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_renderer_that_cannot_be_imported_is_named(monkeypatch):
+    import_suite.cache_clear()
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+
+    def fails(name):
+        raise ImportError("no libEGL")
+
+    monkeypatch.setattr(dm_control_domains.importlib, "import_module", fails)
+    monkeypatch.setattr(dm_control_domains, "import_optional", lambda module, package: None)
+    with pytest.raises(ConfigurationError, match=r"MUJOCO_GL is 'egl'.*no libEGL"):
+        import_suite()
+    assert os.environ["MUJOCO_GL"] == "egl"
+
+
+# ---- The parts of the cheaper code ----
+
+
+def test_dm_controls_modules_and_numpy_stay_as_they_are():
+    suite = import_suite()
+    for name in ("cartpole", "quadruped"):
+        ours = domain(name, fast=True)
+        theirs = getattr(suite, name)
+        assert ours.Physics is not theirs.Physics and ours.rewards is not theirs.rewards
+        assert theirs.np is np and theirs.rewards.tolerance is not tolerance
+        assert theirs.Physics.__mro__[1].__module__ == "dm_control.mujoco.engine"
+    assert np.hstack.__module__ == "numpy"
+
+
+DEFINED = [
+    (sigmoid, value)
+    for sigmoid in SCALES
+    for value in (0.0, 0.1, 0.5)
+    if value or sigmoid in ("linear", "quadratic")
+]
+
+
+@pytest.mark.parametrize(("sigmoid", "value"), DEFINED)
+@np.errstate(invalid="ignore")  # infinite bounds less infinite numbers
+def test_tolerances_are_dm_controls(sigmoid, value):
+    from dm_control.utils import rewards
+
+    draws = np.random.default_rng(0)
+    numbers = [0.0, -0.0, 1.0, np.nan, np.inf, *draws.normal(0, 2, 300).tolist()]
+    vectors = [draws.normal(0, 2, size) for size in (1, 1, 1, 2, 5, 21)] + [np.zeros(1)]
+    points = [np.array(x) for x in numbers[:20]]
+    for bounds in ((0, 0), (0.0, 0.3), (1.5, np.inf), (-1, 1)):
+        for margin in (0, 1, 0.7):
+            for x in (*numbers, *map(np.float64, numbers), *vectors, *points):
+                arguments = (x, bounds, margin, sigmoid, value)
+                found, wanted = tolerance(*arguments), rewards.tolerance(*arguments)
+                assert type(found) is type(wanted)
+                assert same(np.asarray(found), np.asarray(wanted))
+
+
+def test_names_are_converted_as_dm_control_does():
+    physics = load("manipulator-bring_ball", fast=True).physics
+    their_fields = {"qpos": physics._named.data.qpos, "xpos": physics._named.data.xpos}
+    places = {
+        "qpos": ["arm_root", ["finger", "thumb"], 2, [1, 3], slice(2), slice(None, None, 2)],
+        "xpos": [
+            ("hand", "x"),
+            ("hand", ["x", "z"]),
+            (["hand", "ball"], "z"),
+            (slice(1, None), ["x", "z"]),
+            "ball",
+            1,
+            (1, 2),
+            np.array([1, 2]),
+            (np.array([["hand"], ["ball"]]), ["x", "z"]),
+        ],
+    }
+    for name, keys in places.items():
+        field = getattr(physics.named.data, name)
+        assert isinstance(field, NamedField)
+        for key in (*keys, *keys):  # the second time from what was kept
+            found, wanted = field[key], their_fields[name][key]
+            assert same(np.asarray(found), np.asarray(wanted))
+            assert np.shares_memory(found, field._array) == np.shares_memory(wanted, field._array)
+    physics.named.data.qpos["arm_root"] = 0.25
+    assert physics.data.qpos[0] == 0.25 and physics.named.data.qpos.shape == (11,)
+
+
+def test_tasks_with_one_model_share_what_was_compiled_and_no_memory():
+    one, other = (load(name, fast=True).physics for name in ("walker-walk", "walker-run"))
+    assert dm_control_domains._compiled.cache_info().hits >= 1
+    one.model.body_mass[:] = 7.0
+    assert not (other.model.body_mass == 7.0).any()
