@@ -1,4 +1,4 @@
-"""Train on Gymnasium environments of your own: one task per environment, with equal spaces."""
+"""Train on Gymnasium environments of your own: one task per environment."""
 
 from functools import partial
 from typing import Any

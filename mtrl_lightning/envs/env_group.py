@@ -44,7 +44,7 @@ class EnvGroup:
         arrays: where actions are read and results written.
 
     Raises:
-        ConfigurationError: if an environment's actions are not those of the benchmark's spec.
+        ConfigurationError: if an environment's spaces are not those of the benchmark's spec.
     """
 
     def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
@@ -56,6 +56,7 @@ class EnvGroup:
         ]
         for name, env in zip(self._names, self._envs, strict=True):
             _check_actions(name, env, spec.action_space)
+            _check_observations(name, env, spec.observation_space)
         self._states = [EnvState(env) for env in self._envs]
         self._stability = [StabilityCheck(state.simulations) for state in self._states]
         self._arrays = arrays
@@ -234,7 +235,17 @@ def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
     if wrong is None and space.shape != expected.shape:
         wrong = (
             f"its action space is {space}, and the benchmark's spec says {expected}:"
-            " make them agree"
+            " make them agree, for example with envs.pad_to_spec"
         )
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
+
+
+def _check_observations(name: str, env: gym.Env, expected: Box) -> None:
+    space = getattr(env, "observation_space", None)
+    # one number would be repeated over a whole row of the arrays
+    if isinstance(space, Box) and space.shape != expected.shape:
+        raise ConfigurationError(
+            f"task {name!r}: its observation space is {space}, and the benchmark's spec says"
+            f" {expected}: make them agree, for example with envs.pad_to_spec"
+        )

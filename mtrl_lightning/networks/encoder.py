@@ -217,7 +217,7 @@ class Standardize(Identity):
     def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
         for task in task_B.unique().tolist():
             rows_ND = observation_BD[task_B == task]
-            if self.rows_T[task] == 0:
+            if self.rows_T[task] == 0:  # what stands there is not from rows of the task
                 self.mean_TD[task] = 0
                 self.variance_TD[task] = 0
             self.rows_T[task] += len(rows_ND)

@@ -381,6 +381,17 @@ def test_no_task_is_masked_where_none_is_padded():
         assert sac.encoder.mean_D.shape == (D,)
 
 
+@pytest.mark.parametrize("kind", [SAC, PPO])
+def test_observations_of_different_sizes_are_standardized_per_task(kind):
+    algorithm = kind(specs()[1], encoder=Standardize, **STACKS["mlp"])
+    statistics = algorithm.encoder.mean_TD
+    assert statistics.shape == (T, D + MORE_D)
+    algorithm.reset_networks()
+    assert algorithm.encoder.mean_TD is statistics
+    if kind is SAC:
+        assert algorithm.target_encoder.mean_TD.shape == statistics.shape
+
+
 def test_every_network_is_compared():
     stacks = repr(STACKS)
     kinds = (networks.Network, networks.Encoder, networks.Assignment)
