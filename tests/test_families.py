@@ -47,10 +47,8 @@ def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line
         assert found == set(names)
         steps, average = curves[f"{split}/return"]
         assert steps == [50, 100]
-        per_task = [curves[f"{split}/return/{name}"][1] for name in names]
-        assert average == pytest.approx(
-            [sum(row) / len(row) for row in zip(*per_task, strict=True)]
-        )
+        per_task = np.array([curves[f"{split}/return/{name}"][1] for name in names])
+        assert average == pytest.approx(per_task.mean(0))
         assert curves[f"{split}/score"][1] == pytest.approx([value / 24 for value in average])
         assert f"{split} after 100 env steps" in printed
     assert not any(name.startswith("eval/") for name in curves)

@@ -49,12 +49,12 @@ from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.networks import (
     ActionDistribution,
     MeanOfTrained,
-    UntrainedTasks,
     set_observation_sizes,
     set_task_names,
     set_train_tasks,
     zero_padding,
 )
+from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import (
     Chosen,

@@ -36,9 +36,9 @@ from mtrl_lightning.networks import (
     Network,
     TaskConditioning,
     TaskNoise,
-    UntrainedTasks,
     with_conditioning,
 )
+from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
 

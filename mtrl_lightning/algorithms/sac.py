@@ -39,9 +39,9 @@ from mtrl_lightning.networks import (
     Network,
     SquashedGaussian,
     TaskConditioning,
-    UntrainedTasks,
     with_conditioning,
 )
+from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 

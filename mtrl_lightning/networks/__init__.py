@@ -49,7 +49,6 @@ from mtrl_lightning.networks.untrained import (
     HasTaskOutputs,
     MeanOfTrained,
     NeedsTrainTasks,
-    UntrainedTasks,
     set_train_tasks,
 )
 
@@ -93,7 +92,6 @@ __all__ = [
     "TaskEncoder",
     "TaskModule",
     "TaskNoise",
-    "UntrainedTasks",
     "set_observation_sizes",
     "set_task_names",
     "set_train_tasks",
