@@ -25,7 +25,16 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes, time_products
 
 REPOSITORY = Path(__file__).parents[1]
-PACKAGES = ("lightning", "gymnasium", "numpy", "metaworld", "mujoco", "stable_baselines3")
+PACKAGES = (
+    "lightning",
+    "gymnasium",
+    "numpy",
+    "metaworld",
+    "dm_control",
+    "mujoco",
+    "shimmy",
+    "stable_baselines3",
+)
 START_TIME = time.monotonic()
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 

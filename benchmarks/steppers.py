@@ -16,10 +16,12 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
+from benchmarks import upstream, upstream_suite
 from benchmarks.measuring import proportional_set_size
 from benchmarks.pacing import Pacer
-from benchmarks.upstream import make_vec, names_of
-from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.envs import DMControl, MetaWorld
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.dm_control_domains import import_suite
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import import_optional
 
@@ -38,23 +40,30 @@ class Walk:
     workers: int
     """Of ours."""
     fast: bool
-    """Of ours: with the cheaper code for MetaWorld, or with MetaWorld's own."""
+    """Of ours: with our cheaper code for the benchmark, or with its own."""
     steps: int
     """Vector steps of a window."""
     settle: int
     """Vector steps before the first window."""
     descriptor: int = -1
     """Of the open file that the windows' seconds are written to."""
+    benchmark: Literal["metaworld", "dm_control"] = "metaworld"
 
 
 def build(walk: Walk) -> tuple[gym.vector.VectorEnv, Callable[[Any], Any]]:
     """Return the environments, and what steps them."""
     if walk.kind != "ours":
+        make_vec = (upstream if walk.benchmark == "metaworld" else upstream_suite).make_vec
         theirs = make_vec(walk.tasks, walk.kind)
         return theirs, theirs.step
     tasks: Any = walk.tasks[0] if len(walk.tasks) == 1 else walk.tasks
-    benchmark = MetaWorld(tasks) if walk.fast else MetaWorld(tasks, fast=False)
-    envs = VectorEnv(benchmark, range(len(names_of(walk.tasks))), seed=1, num_workers=walk.workers)
+    benchmark: Benchmark
+    if walk.benchmark == "metaworld":
+        benchmark = MetaWorld(tasks, fast=walk.fast)
+    else:
+        benchmark = DMControl(tasks, action_repeat=1, fast=walk.fast)
+    num_tasks = benchmark.spec.num_tasks
+    envs = VectorEnv(benchmark, range(num_tasks), seed=1, num_workers=walk.workers)
 
     def step(action_EA: Any) -> Any:  # as a collector does
         envs.send(action_EA)
@@ -66,7 +75,11 @@ def build(walk: Walk) -> tuple[gym.vector.VectorEnv, Callable[[Any], Any]]:
 def main() -> None:
     """Step until no further window is asked for."""
     walk = Walk(**json.loads(sys.argv[1]))
-    import_optional("metaworld", "metaworld")  # its import belongs to no variant
+    # its import belongs to no variant
+    if walk.benchmark == "metaworld":
+        import_optional("metaworld", "metaworld")
+    else:
+        import_suite()
     gym.logger.min_level = gym.logger.ERROR
     before = proportional_set_size()
     start = time.perf_counter()

@@ -1,14 +1,16 @@
-"""How fast MetaWorld's environments are stepped, beside Gymnasium's vector environments.
+"""How fast a suite's environments are stepped, beside Gymnasium's vector environments.
 
-``python -m benchmarks.stepping`` steps MetaWorld's tasks with random actions:
-through our ``VectorEnv`` with several numbers of workers (0 steps in the learner's process), with
-our cheaper code for MetaWorld and with MetaWorld's own, and through Gymnasium's ``SyncVectorEnv``
-and ``AsyncVectorEnv`` as MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``). All
-have reward v2, horizon 500 and 50 goals per task, and begin the next episode in the step that ends
+``python -m benchmarks.stepping`` steps MetaWorld's tasks with random actions, with ``--benchmark
+dm_control`` those of the DeepMind Control Suite: through our ``VectorEnv`` with several numbers of
+workers (0 steps in the learner's process), with our cheaper code for the suite and with the suite's
+own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``. These are made as MetaWorld
+makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``), or of Shimmy's wrapper of dm_control,
+flattened and padded to one size. All have MetaWorld's reward v2, horizon 500 and 50 goals per task,
+or dm_control's horizon 1000 and no action repeat, and begin the next episode in the step that ends
 one.
 
 The gain over ``AsyncVectorEnv`` has two factors, shown as ``stepping x code``: how much faster our
-``VectorEnv`` steps MetaWorld's own code, and how much faster it is with the cheaper code.
+``VectorEnv`` steps the suite's own code, and how much faster it is with the cheaper code.
 
 Each variant is a process of its own; those of a table take turns. Also shown are the seconds from
 the start of a variant to its first observations, the milliseconds of a reset of one environment,
@@ -42,12 +44,15 @@ from benchmarks.measuring import (
 )
 from benchmarks.steppers import Walk
 from benchmarks.upstream import NAMED, names_of
+from mtrl_lightning.envs.dm_control import DMC19
 from mtrl_lightning.envs.vector import usable_cores
 
 KINDS = ("ours", "slow", "sync", "async")
 ASYNC = "gymnasium async"
-SLOW = " with MetaWorld's code"
-"""In the names of variants of ours that step MetaWorld's own code."""
+SLOW = {"metaworld": " with MetaWorld's code", "dm_control": " with dm_control's code"}
+"""In the names of variants of ours that step the suite's own code, by benchmark."""
+TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19]}
+"""Numbers of tasks of the tables, the last one the largest, by benchmark."""
 
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -56,11 +61,17 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
     add(
+        "--benchmark",
+        choices=list(TASKS),
+        default="metaworld",
+        help="whose tasks (default %(default)s)",
+    )
+    add(
         "--tasks",
         nargs="+",
         type=positive,
-        default=[1, 10, 25, 50],
-        help="1 to 50, each a table (default %(default)s)",
+        help="numbers of tasks, each a table: up to 50 of MetaWorld, 19 of dm_control (default"
+        " 1 10 25 50, or 1 19)",
     )
     add(
         "--workers",
@@ -74,7 +85,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         choices=KINDS,
         default=list(KINDS),
-        help="slow is ours with MetaWorld's own code and the last number of workers (default all)",
+        help="slow is ours with the suite's own code and the last number of workers (default all)",
     )
     add(
         "--env_steps",
@@ -89,21 +100,25 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         help="vector steps before the first window (default %(default)s)",
     )
     options = parser.parse_args(args)
-    if not all(1 <= number <= max(NAMED) for number in options.tasks):
-        parser.error(f"--tasks takes numbers from 1 to {max(NAMED)}")
+    numbers = TASKS[options.benchmark]
+    options.tasks = options.tasks or numbers
+    if not all(1 <= number <= max(numbers) for number in options.tasks):
+        parser.error(f"--tasks takes numbers from 1 to {max(numbers)}")
     return options
 
 
-def tasks_of(number: int) -> list[str]:
-    """Return MetaWorld's set of so many tasks, or names of that many."""
+def tasks_of(number: int, benchmark: str = "metaworld") -> list[str]:
+    """Return a set of so many tasks, or names of that many."""
+    if benchmark == "dm_control":
+        return ["DMC19"] if number == len(DMC19) else list(DMC19[:number])
     if number in NAMED:
         return [NAMED[number]]
     return list(names_of([NAMED[min(size for size in NAMED if size >= number)]])[:number])
 
 
-def name_of(workers: int, fast: bool = True) -> str:
-    """Return the name of a variant of ours."""
-    return f"ours{'' if fast else SLOW}, {workers} workers"
+def name_of(workers: int, slow: str = "") -> str:
+    """Return the name of a variant of ours; ``slow`` says whose code it steps if not ours."""
+    return f"ours{slow}, {workers} workers"
 
 
 def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path) -> list[Entrant]:
@@ -111,14 +126,24 @@ def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path)
     walks: dict[str, Walk] = {}
 
     def add(name: str, kind: Any, workers: int = 0, fast: bool = True) -> None:
-        walks[name] = Walk(kind, tasks_of(number), workers, fast, steps, options.settle)
+        tasks = tasks_of(number, options.benchmark)
+        walks[name] = Walk(
+            kind,
+            tasks,
+            workers,
+            fast,
+            steps,
+            options.settle,
+            benchmark=options.benchmark,
+        )
 
     # no more workers than environments
     numbers = list(dict.fromkeys(min(workers, number) for workers in options.workers))
     for workers in numbers if "ours" in options.variants else []:
         add(name_of(workers), "ours", workers)
     if "slow" in options.variants:
-        add(name_of(numbers[-1], fast=False), "ours", numbers[-1], fast=False)
+        slow = SLOW[options.benchmark]
+        add(name_of(numbers[-1], slow), "ours", numbers[-1], fast=False)
     for kind in ("sync", "async"):
         if kind in options.variants:
             add(f"gymnasium {kind}", kind)
@@ -156,12 +181,13 @@ def gain_over_async(
         seconds: a vector step of each variant, by rounds.
 
     Returns:
-        ``stepping``: times as fast as ``AsyncVectorEnv``, both with MetaWorld's own code;
-        ``code``: times as fast with the cheaper code as with MetaWorld's. None if no variant steps
-        MetaWorld's own code with as many workers, or ``AsyncVectorEnv`` was not measured.
+        ``stepping``: times as fast as ``AsyncVectorEnv``, both with the suite's own code;
+        ``code``: times as fast with the cheaper code as with the suite's. None if no variant steps
+        the suite's own code with as many workers, or ``AsyncVectorEnv`` was not measured.
     """
-    slow = name.replace("ours,", f"ours{SLOW},")
-    if slow == name or slow not in seconds or ASYNC not in seconds:
+    candidates = [name.replace("ours,", f"ours{suite},") for suite in SLOW.values()]
+    slow = next((found for found in candidates if found in seconds), name)
+    if slow == name or ASYNC not in seconds:
         return None
     return {
         "stepping": times_as_fast(seconds[slow], seconds[ASYNC]),

@@ -106,8 +106,9 @@ def evaluate(
         options: further arguments of ``Evaluator``, such as ``num_workers``.
 
     Returns:
-        ``eval/success``, ``eval/success_last``, ``eval/return``, on average and for each task;
-        ``eval_base/return`` and so on for other splits than ``eval``.
+        ``eval/success``, ``eval/success_last``, ``eval/return`` and ``eval/score``, as far as the
+        benchmark has them, on average and for each task; ``eval_base/return`` and so on for other
+        splits than ``eval``.
 
     Raises:
         ConfigurationError: if the split is not an evaluated one.

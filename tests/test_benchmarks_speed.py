@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import end_to_end, gradients, measuring, on_policy, replay, stepping, updating
+from benchmarks import (
+    end_to_end,
+    gradients,
+    measuring,
+    on_policy,
+    replay,
+    stepping,
+    updating,
+    upstream_suite,
+)
 from benchmarks.entrants import Entrant, started
 from benchmarks.on_policy_peers import OnPolicyJob, _make_one, layers_of, products_of
 from benchmarks.pacing import Pacer
@@ -26,7 +35,7 @@ from benchmarks.updaters import (
     with_one_hot,
 )
 from benchmarks.upstream import make_sb3, make_vec, names_of
-from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.envs import DMControl, MetaWorld, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
 from tests.conftest import ROOT, resolve
@@ -285,6 +294,39 @@ def test_stepping_runs_all_variants(capsys):
     assert f"{gain['stepping']['median']:.2f} x {gain['code']['median']:.2f}" in text
 
 
+def test_stepping_runs_tasks_of_dm_control(capsys):
+    arguments = ["--tasks=1", "--workers=0", "--variants", "ours", "slow"]
+    found = printed_json(
+        stepping.main,
+        "--benchmark=dm_control",
+        *arguments,
+        "--env_steps=5",
+        "--settle=1",
+        "--repeats=2",
+        capsys=capsys,
+    )
+    (table,) = found["tables"]
+    names = ["ours, 0 workers", "ours with dm_control's code, 0 workers"]
+    assert [row["variant"] for row in table["results"]] == names
+    assert all(row["env_steps_per_second"]["median"] > 0 for row in table["results"])
+
+
+def test_shimmys_environments_have_our_numbers_and_sizes():
+    pytest.importorskip("shimmy")
+    names = ["cartpole-balance", "reacher-easy"]
+    theirs = upstream_suite.make_vec(names, "sync")
+    ours = VectorEnv(DMControl(names, action_repeat=1), [0, 1], "eval", num_workers=0)
+    assert theirs.single_observation_space.shape == ours.single_observation_space.shape == (6,)
+    assert theirs.metadata["autoreset_mode"].value == "SameStep"
+    action_EA = np.full((2, 2), 0.5, np.float32)
+    for envs in (theirs, ours):
+        envs.reset(seed=[3, 4])
+    found, wanted = ours.step(action_EA), theirs.step(action_EA)
+    assert found[1].tolist() == wanted[1].tolist()
+    ours.close()
+    theirs.close()
+
+
 def test_the_gain_over_async_is_split_by_hand():
     seconds = {
         "ours, 2 workers": [1.0, 2.0, 1.0],
@@ -358,6 +400,7 @@ def test_a_missing_peer_is_named_with_its_remedy(module, monkeypatch, capsys):
         (on_policy, ["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
         (on_policy, ["--num_minibatches=3"], "among 3 minibatches: give a divisor of 2000"),
         (stepping, ["--tasks=51"], "numbers from 1 to 50"),
+        (stepping, ["--tasks=20", "--benchmark=dm_control"], "numbers from 1 to 19"),
     ],
 )
 def test_mistakes_are_said(module, args, message, monkeypatch, capsys):
@@ -580,6 +623,8 @@ def test_upstream_has_our_protocol():
     assert names_of(["reach", "push-v3"]) == ("reach-v3", "push-v3")
     with pytest.raises(ConfigurationError, match="no task nothing-v3"):
         names_of(["nothing"])
+    assert stepping.tasks_of(19, "dm_control") == ["DMC19"]
+    assert stepping.tasks_of(2, "dm_control") == ["acrobot-swingup", "ball_in_cup-catch"]
     assert stepping.tasks_of(25) == ["MT25"] and stepping.tasks_of(1) == ["reach-v3"]
     assert len(stepping.tasks_of(11)) == 11
     envs = make_vec(["reach", "push"], "sync", use_one_hot=True)

@@ -48,7 +48,7 @@ COLUMNS = {
 
 
 class EvaluationCallback(SessionCallback):
-    """Run test episodes of every task, log the results and print them as a table.
+    """Run test episodes of every evaluated split, log the results and print a table of each.
 
     Args:
         every: environment steps between two evaluations; there is one at the end, too.

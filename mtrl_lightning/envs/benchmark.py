@@ -166,7 +166,8 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
 
     Raises:
         ConfigurationError: if a task or a field appears twice, or actions are not bounded by -1
-            and 1, or the spaces are not continuous, or a task's own size is not one of its space.
+            and 1, or the spaces are not continuous, or a task's own size is not one of its space,
+            or the largest return is not positive.
     """
     wrong = what_is_wrong(spec.action_space)
     if wrong is not None:
@@ -183,6 +184,11 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
     if not (np.all(spec.action_space.low == -1) and np.all(spec.action_space.high == 1)):
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
+        )
+    if spec.max_return is not None and not spec.max_return > 0:
+        raise ConfigurationError(
+            f"max_return is {spec.max_return}: give the largest return of an episode, above 0, or"
+            " None"
         )
     _check_sizes(spec, "observation_sizes", spec.observation_space)
     _check_sizes(spec, "action_sizes", spec.action_space)

@@ -505,6 +505,7 @@ def test_names_are_converted_as_dm_control_does():
             "ball",
             1,
             (1, 2),
+            [1, 2],
             np.array([1, 2]),
             (np.array([["hand"], ["ball"]]), ["x", "z"]),
         ],
