@@ -110,18 +110,17 @@ class MeanOfTrained:
     ) -> Tensor:
         *features, task_B = args
         is_replaced_B = is_replaced_T.to(task_B.device)[task_B]
+        # `forward` and not a call, which would come here again
+        if not features:
+            task_R = torch.tensor(self._train_tasks, device=task_B.device)
+            mean = module.forward(task_R).mean(0)
+            return torch.where(is_replaced_B[:, None], mean, output)
         row_U = is_replaced_B.nonzero()[:, 0]
         if len(row_U) == 0:
             return output
-        # `forward` and not a call, which would come here again
-        if features:
-            features = [feature[row_U] for feature in features]
-            outputs = [
-                module.forward(*features, torch.full_like(row_U, task))
-                for task in self._train_tasks
-            ]
-            mean = torch.stack(outputs).mean(0)
-        else:
-            task_R = torch.tensor(self._train_tasks, device=task_B.device)
-            mean = module.forward(task_R).mean(0).expand(len(row_U), -1)
+        features = [feature[row_U] for feature in features]
+        outputs = [
+            module.forward(*features, torch.full_like(row_U, task)) for task in self._train_tasks
+        ]
+        mean = torch.stack(outputs).mean(0)
         return output.index_copy(0, row_U, mean.to(output.dtype))
