@@ -23,7 +23,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
-from mtrl_lightning.envs.benchmark import Benchmark, with_info
+from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of, with_info
 from mtrl_lightning.envs.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
@@ -96,22 +96,35 @@ class Run(NamedTuple):
 
 
 def evaluate(
-    policy: Policy, benchmark: Benchmark, num_episodes: int = 10, **options: Any
+    policy: Policy,
+    benchmark: Benchmark,
+    num_episodes: int = 10,
+    split: str | None = None,
+    **options: Any,
 ) -> dict[str, float]:
-    """Run test episodes of every task and evaluated split with the policy's best actions.
+    """Run test episodes of every evaluated split's tasks with the policy's best actions.
 
     Args:
         policy: such as ``run.policy`` or what ``load_policy`` returns.
         benchmark: the tasks, in the order that the policy knows.
         num_episodes: test episodes per task.
+        split: the only one to evaluate; None for all but the first, which is trained on.
         options: further arguments of ``Evaluator``, such as ``num_workers``.
 
     Returns:
         ``eval/success``, ``eval/success_last``, ``eval/return`` and ``eval/score``, as far as the
-        benchmark has them, on average and for each task.
+        benchmark has them, on average and for each task; ``eval_base/return`` and so on for other
+        splits than ``eval``.
+
+    Raises:
+        ConfigurationError: if the split is not an evaluated one.
     """
+    splits = benchmark.splits[1:]
+    if split is not None:
+        check_split(split, splits)
+        splits = (split,)
     metrics: dict[str, float] = {}
-    for split in benchmark.splits[1:]:
+    for split in splits:
         evaluator = Evaluator(benchmark, num_episodes=num_episodes, split=split, **options)
         try:
             metrics |= evaluator.evaluate(policy).metrics(benchmark.spec.task_names)
@@ -193,7 +206,7 @@ def train(
     given = _checked(sections)
     check_trainer_options(given["trainer"])
     excluded = given["data"].get("exclude_from_training") or ()
-    num_tasks = max(1, benchmark.spec.num_tasks - len(excluded))
+    num_tasks = max(1, len(trained_spec(benchmark, excluded).train_tasks))
     num_envs = num_tasks * envs_per_task
     if total_steps < 2 * num_envs:
         raise ConfigurationError(
@@ -215,7 +228,8 @@ def train(
         overwrite_metrics,
     )
     # an evaluation steps environments no more than the training between two evaluations
-    steps_of_evaluation = num_episodes * benchmark.spec.horizon * benchmark.spec.num_tasks
+    num_evaluated = sum(len(tasks_of(benchmark, split)) for split in benchmark.splits[1:])
+    steps_of_evaluation = num_episodes * benchmark.spec.horizon * num_evaluated
     derived = {
         "evaluation_every": max(steps_of_evaluation, total_steps // 10),
         "metrics_every": max(num_envs, total_steps // 200),

@@ -133,6 +133,8 @@ class Session:
             rank_zero_info(self.pipeline)
         num_tasks = len(self.spec.train_tasks)
         rank_zero_info(self.algorithm.summary)
+        if self.algorithm.untrained_summary:
+            rank_zero_info(self.algorithm.untrained_summary)
         rank_zero_info(
             f"Stepping {envs.num_envs} environments of {num_tasks} tasks"
             f" in {envs.num_workers} workers"

@@ -5,11 +5,12 @@ Shapes: ``E`` environments, ``B`` batch, ``D`` observation, ``A`` action, ``R`` 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -47,10 +48,13 @@ from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.networks import (
     ActionDistribution,
+    MeanOfTrained,
     set_observation_sizes,
     set_task_names,
+    set_train_tasks,
     zero_padding,
 )
+from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import (
     Chosen,
@@ -83,6 +87,9 @@ class Algorithm(LightningModule):
         on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
             ``stop`` ends the run, ``skip`` leaves the step out and counts it.
         max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
+        untrained_tasks: what the policy is given for tasks that are evaluated without being
+            trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
+            or ``own``, the task's own ones, as they were initialized.
 
     Raises:
         ConfigurationError: if an option is out of its range.
@@ -104,8 +111,13 @@ class Algorithm(LightningModule):
         compile: Compile = "none",
         on_nonfinite: OnNonfinite = "stop",
         max_skipped_updates: int = 100,
+        untrained_tasks: UntrainedTasks = "mean",
     ) -> None:
         super().__init__()
+        if untrained_tasks not in get_args(UntrainedTasks):
+            raise ConfigurationError(
+                f"untrained_tasks is {untrained_tasks!r}: give one of {get_args(UntrainedTasks)}"
+            )
         frame = cast(FrameType, inspect.currentframe())
         calls = collect_init_args(frame, [], classes=(Algorithm,))  # the subclass's is the last
         self.description = describe_algorithm(type(self), calls[-1])
@@ -137,6 +149,10 @@ class Algorithm(LightningModule):
         self._compile = compile
         self._seed = seed
         self._network_names: list[str] = []
+        self._untrained_tasks = untrained_tasks
+        self._is_untrained_T = np.ones(spec.num_tasks, np.bool_)
+        self._is_untrained_T[list(spec.train_tasks)] = False
+        self._mean_of_trained: MeanOfTrained | None = None
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
         mask_TA = torch.from_numpy(spec.action_mask_TA)
         self.register_buffer("action_mask_TA", None if mask_TA.all() else mask_TA, persistent=False)
@@ -145,6 +161,22 @@ class Algorithm(LightningModule):
     def summary(self) -> str:
         """The classes of the algorithm and of its parts, in a line."""
         return summarize(self.description)
+
+    @property
+    def untrained_summary(self) -> str:
+        """What the policy is given for tasks that are not trained; empty if there are none."""
+        tasks = np.flatnonzero(self._is_untrained_T)
+        if not len(tasks):
+            return ""
+        names = ", ".join(self.spec.task_names[task] for task in tasks)
+        if self._mean_of_trained is None:
+            given = "their own parameters, as initialized"
+        elif self._mean_of_trained.replaced:
+            parts = ", ".join(self._mean_of_trained.replaced)
+            given = f"the mean over the trained tasks ({parts})"
+        else:
+            given = "no input that would have to be learned"
+        return f"Evaluated without training: {names}. The policy is given {given}"
 
     def make_networks(self) -> dict[str, nn.Module]:
         """Build what ``reset_networks`` replaces: networks and gradient methods by attribute name.
@@ -191,10 +223,17 @@ class Algorithm(LightningModule):
         raise NotImplementedError
 
     def add_networks(self) -> None:
-        """Build the networks of ``make_networks`` and make them attributes."""
+        """Build the networks of ``make_networks`` and make them attributes.
+
+        Raises:
+            ConfigurationError: if the policy cannot be given anything for a task that is evaluated
+                without being trained.
+        """
         for name, module in self._build_networks(self._seed).items():
             self.add_module(name, module)
             self._network_names.append(name)
+        if self._replaces_untrained:
+            self._mean_of_trained = MeanOfTrained(self, self.spec.num_tasks, self.spec.train_tasks)
 
     def add_transform(self, transform: Transform) -> None:
         """Append to the transforms.
@@ -278,7 +317,8 @@ class Algorithm(LightningModule):
         observation = to_device(observation_ED, self.device)
         for transform in self.transforms:
             observation = transform.observation(observation, task)  # type: ignore[operator]
-        policy = self.policy(observation, task)
+        with self._untrained_replaced(task_E):
+            policy = self.policy(observation, task)
         fields: dict[str, Tensor] = {}
         if mode == "exploit":
             action_EA = policy.mode()
@@ -290,6 +330,18 @@ class Algorithm(LightningModule):
         if not fields:
             return chosen_EA
         return chosen_EA, {name: column.cpu().numpy() for name, column in fields.items()}
+
+    @property
+    def _replaces_untrained(self) -> bool:
+        return self._untrained_tasks == "mean" and bool(self._is_untrained_T.any())
+
+    def _untrained_replaced(
+        self, task_E: npt.NDArray[np.int64]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the trained tasks stand for the others among these tasks."""
+        if self._mean_of_trained is None or not self._is_untrained_T[task_E].any():
+            return contextlib.nullcontext()
+        return self._mean_of_trained.applied()
 
     def seed_actions(self, seed: int) -> None:
         """Seed the draws of ``act``, explored and random, from here on."""
@@ -362,6 +414,8 @@ class Algorithm(LightningModule):
             torch.default_generator.manual_seed(seed)
             networks = self.make_networks()
         for network in networks.values():
+            if self._replaces_untrained:
+                set_train_tasks(network, self.spec.train_tasks)
             set_task_names(network, self.spec.task_names)
             if self.spec.observation_sizes:
                 set_observation_sizes(network, self.spec.observation_sizes)

@@ -38,6 +38,7 @@ from mtrl_lightning.networks import (
     TaskNoise,
     with_conditioning,
 )
+from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.schema import Field
 from mtrl_lightning.threads import in_turn, side_by_side
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
@@ -89,6 +90,9 @@ class PPO(Algorithm):
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``.
         max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
+        untrained_tasks: what the networks are given for tasks that are evaluated without being
+            trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
+            or ``own``, the task's own ones, as they were initialized.
         seed: of the weights and of all draws.
 
     Raises:
@@ -136,6 +140,7 @@ class PPO(Algorithm):
         compile: Compile = "none",
         on_nonfinite: OnNonfinite = "stop",
         max_skipped_updates: int = 100,
+        untrained_tasks: UntrainedTasks = "mean",
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -144,6 +149,7 @@ class PPO(Algorithm):
             compile=compile,
             on_nonfinite=on_nonfinite,
             max_skipped_updates=max_skipped_updates,
+            untrained_tasks=untrained_tasks,
         )
         self.collection = OnPolicy(num_steps, num_epochs, num_minibatches)
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))

@@ -41,6 +41,7 @@ from mtrl_lightning.networks import (
     TaskConditioning,
     with_conditioning,
 )
+from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 
@@ -95,6 +96,9 @@ class SAC(Algorithm):
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
         max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
+        untrained_tasks: what the networks are given for tasks that are evaluated without being
+            trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
+            or ``own``, the task's own ones, as they were initialized.
         seed: of the weights and of all draws.
 
     Raises:
@@ -140,6 +144,7 @@ class SAC(Algorithm):
         compile: Compile = "none",
         on_nonfinite: OnNonfinite = "stop",
         max_skipped_updates: int = 100,
+        untrained_tasks: UntrainedTasks = "mean",
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -148,6 +153,7 @@ class SAC(Algorithm):
             compile=compile,
             on_nonfinite=on_nonfinite,
             max_skipped_updates=max_skipped_updates,
+            untrained_tasks=untrained_tasks,
         )
         check_ranges(
             num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max

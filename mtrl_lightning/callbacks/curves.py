@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from mtrl_lightning.callbacks.common import SessionCallback
 
 Curve = tuple[list[int], list[float]]
+QUANTITIES = ("success", "return", "score")
+"""What is plotted, where an evaluation measured it."""
+BOUNDED = ("success", "score")
+"""Quantities between 0 and 1."""
+MAX_LEGEND = 30
+"""Curves beyond which a row has no legend."""
 
 
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
@@ -30,6 +37,9 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
 def plot_curves(run_folder: str | Path) -> Path:
     """Plot what evaluations measured of success, return and score, by task and on average.
 
+    Where several splits are evaluated, each has a row, and a row above them compares their
+    averages.
+
     Args:
         run_folder: The folder with ``metrics.csv``.
 
@@ -38,34 +48,74 @@ def plot_curves(run_folder: str | Path) -> Path:
     """
     # imported here because it takes a second
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     curves = read_metrics(run_folder)
     path = Path(run_folder) / "curves.png"
-    names = ("success", "return", "score")
-    quantities = [name for name in names if f"eval/{name}" in curves] or ["return"]
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    handles: list[Any] = []
-    all_axes = figure.subplots(1, len(quantities), squeeze=False)[0]
-    for axes, quantity in zip(all_axes, quantities, strict=True):
-        prefix = f"eval/{quantity}/"
-        for name in sorted(n for n in curves if n.startswith(prefix)):
-            axes.plot(*curves[name], marker=".", linewidth=1, label=name.removeprefix(prefix))
-        if f"eval/{quantity}" in curves:
-            axes.plot(*curves[f"eval/{quantity}"], color="black", linewidth=2.5, label="average")
-        axes.set(xlabel="environment steps, all tasks", ylabel=f"evaluation {quantity}")
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.grid(alpha=0.3)
-        handles = axes.get_legend_handles_labels()
-        if quantity in ("success", "score"):
-            axes.set_ylim(-0.03, 1.03)
-    if handles and len(handles[0]) <= 30:
-        figure.legend(*handles, loc="outside right upper", fontsize="small")
+    splits = _splits(curves)
+    quantities = [
+        name for name in QUANTITIES if any(f"{split}/{name}" in curves for split in splits)
+    ] or ["return"]
+    rows = [splits, *([split] for split in splits)] if len(splits) > 1 else [splits]
+    figure = Figure(figsize=(11, 4.2 * len(rows)), layout="constrained")
+    parts = figure.subfigures(len(rows), squeeze=False)[:, 0]
+    for part, shown in zip(parts, rows, strict=True):
+        handles: list[Any] = []
+        all_axes = part.subplots(1, len(quantities), squeeze=False)[0]
+        for axes, quantity in zip(all_axes, quantities, strict=True):
+            if len(shown) > 1:
+                _plot_averages(axes, curves, shown, quantity)
+            else:
+                _plot_tasks(axes, curves, shown[0], quantity)
+            title = shown[0] if len(rows) > 1 and len(shown) == 1 else "evaluation"
+            _label(axes, quantity, title)
+            handles = axes.get_legend_handles_labels()
+        if handles and len(handles[0]) <= MAX_LEGEND:
+            part.legend(*handles, loc="outside right upper", fontsize="small")
     unfinished = path.with_suffix(".unfinished.png")
     figure.savefig(unfinished, dpi=120)
     unfinished.replace(path)
     return path
+
+
+def _splits(curves: dict[str, Curve]) -> list[str]:
+    """Return what the metrics of each evaluated split begin with."""
+    parts = [name.split("/") for name in curves]
+    found = {
+        part[0]
+        for part in parts
+        if len(part) == 2 and (part[0] == "eval" or part[0].startswith("eval_"))
+    }
+    return sorted(found) or ["eval"]
+
+
+def _plot_averages(
+    axes: Any, curves: dict[str, Curve], splits: Sequence[str], quantity: str
+) -> None:
+    """Plot the average over each split's tasks."""
+    for split in splits:
+        if f"{split}/{quantity}" in curves:
+            axes.plot(*curves[f"{split}/{quantity}"], marker=".", linewidth=2.5, label=split)
+
+
+def _plot_tasks(axes: Any, curves: dict[str, Curve], split: str, quantity: str) -> None:
+    """Plot a split's tasks and their average."""
+    average = f"{split}/{quantity}"
+    for name in sorted(name for name in curves if name.startswith(f"{average}/")):
+        label = name.removeprefix(f"{average}/")
+        axes.plot(*curves[name], marker=".", linewidth=1, label=label)
+    if average in curves:
+        axes.plot(*curves[average], color="black", linewidth=2.5, label="average")
+
+
+def _label(axes: Any, quantity: str, title: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.set(xlabel="environment steps, all tasks", ylabel=f"{title} {quantity}")
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.3)
+    if quantity in BOUNDED:
+        axes.set_ylim(-0.03, 1.03)
 
 
 class CurvesCallback(SessionCallback):

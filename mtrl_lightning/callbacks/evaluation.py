@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.envs.benchmark import tasks_of
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
 from mtrl_lightning.rollout import Evaluation, Evaluator
@@ -48,7 +49,7 @@ COLUMNS = {
 
 
 class EvaluationCallback(SessionCallback):
-    """Run test episodes of every task, log the results and print them as a table.
+    """Run test episodes of every evaluated split, log the results and print a table of each.
 
     Args:
         every: environment steps between two evaluations; there is one at the end, too.
@@ -98,23 +99,24 @@ class EvaluationCallback(SessionCallback):
         self.session.evaluate = self.evaluate_if_due
         self.session.evaluate_at_start = self.evaluate_at_start
         benchmark = self.session.benchmark
-        num_workers = self._num_workers
-        if num_workers is None:
-            num_envs = benchmark.spec.num_tasks * self._envs_per_task
-            num_workers = default_num_workers(num_envs, spare=0)
         self._evaluators = [
             Evaluator(
                 benchmark,
                 num_episodes=self._num_episodes,
                 split=split,
                 envs_per_task=self._envs_per_task,
-                num_workers=num_workers,
+                num_workers=self._workers(len(tasks_of(benchmark, split))),
                 timeout=self._timeout,
                 max_restarts=self._max_restarts,
                 on_restart=self._note_restart,
             )
             for split in benchmark.splits[1:]
         ]
+
+    def _workers(self, num_tasks: int) -> int:
+        if self._num_workers is not None:
+            return self._num_workers
+        return default_num_workers(num_tasks * self._envs_per_task, spare=0)
 
     def _note_restart(self, reason: str) -> None:
         self.session.counters.worker_restarts += 1
@@ -221,17 +223,18 @@ class EvaluationCallback(SessionCallback):
 
 
 def table(evaluation: Evaluation, task_names: tuple[str, ...], env_steps: int) -> str:
-    """Return a text table of every task's success, return and score, and of their averages.
+    """Return a text table of success, return and score of a split's tasks, and their averages.
 
     Its columns are the success in any step, the success in the last step, the return and the score;
     a benchmark without success or without a score has no such columns.
     """
     columns = evaluation.values()
-    width = max(len(name) for name in (*task_names, "average"))
+    names = evaluation.names(task_names)
+    width = max(len(name) for name in (*names, "average"))
     head = f"{'task':<{width}}" + "".join(COLUMNS[name].head for name in columns)
     rows = [
         f"{task:<{width}}" + "".join(COLUMNS[name].cell(v_T[i]) for name, v_T in columns.items())
-        for i, task in enumerate(task_names)
+        for i, task in enumerate(names)
     ]
     averages = "".join(COLUMNS[name].cell(v_T.mean()) for name, v_T in columns.items())
     title = f"{evaluation.split} after {env_steps:,} env steps"

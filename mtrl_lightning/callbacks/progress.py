@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from mtrl_lightning.rollout.evaluator import main_metric
+from mtrl_lightning.rollout.evaluator import main_metric, metric_prefix
 from mtrl_lightning.session import Session
 
 SECONDS_IN_A_FILE = 30.0
@@ -86,12 +86,15 @@ class EnvStepProgressBar(ProgressBar):
 
 def _latest(session: Session) -> dict[str, str]:
     rollout = session.rollout_metrics()
+    splits = session.benchmark.splits[1:]
+    prefix = metric_prefix(splits[0]) if splits else "eval"
+    shown = prefix.replace("_", " ")
     values = {
-        "eval success": session.results.get("eval/success"),
+        f"{shown} success": session.results.get(f"{prefix}/success"),
         "success": rollout.get("rollout/success"),
         "return": rollout.get("rollout/return"),
     }
     if not session.spec.has_success:
         wanted = main_metric(session.spec)
-        values = {f"eval {wanted}": session.results.get(f"eval/{wanted}")} | values
+        values = {f"{shown} {wanted}": session.results.get(f"{prefix}/{wanted}")} | values
     return {name: f"{value:.2f}" for name, value in values.items() if value is not None}

@@ -21,7 +21,8 @@ DESCRIPTIONS = {
     " later one overrides an earlier one and what the files before it say. Classes have options of"
     " their own: --model.help SAC prints them.",
     "validate": "Run test episodes of every task with a checkpoint, and print a table of success"
-    " and return. RUN is the folder of a run, whose best checkpoint is taken, or a checkpoint.",
+    " and return for each evaluated split. RUN is the folder of a run, whose best checkpoint is"
+    " taken, or a checkpoint.",
 }
 SHORT = {
     "fit": "Train, or continue a run.",

@@ -37,6 +37,7 @@ from mtrl_lightning.callbacks.trainer_options import check_trainer, check_traine
 from mtrl_lightning.cli.config_files import ConfigFileParser
 from mtrl_lightning.cli.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
 from mtrl_lightning.cli.suggestions import suggestions
+from mtrl_lightning.envs.benchmark import only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
@@ -117,6 +118,13 @@ class MultiTaskCLI(LightningCLI):
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         super()._add_subcommands(parser, **kwargs)
+        self._subcommand_parsers["validate"].add_argument(
+            "--split",
+            type=str | None,
+            default=None,
+            help="the only split to evaluate, such as eval_interpolation (default: all but the"
+            " first, which is trained on)",
+        )
         for name, subparser in self._subcommand_parsers.items():
             arrange_help(subparser, name)
         add_other_commands(parser)
@@ -229,6 +237,9 @@ class MultiTaskCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
         super().instantiate_classes()
+        if self.subcommand == "validate" and self.config.validate.split is not None:
+            data = self.datamodule
+            data.benchmark = only_split(data.benchmark, self.config.validate.split)
         self._launch.check(self.model.spec, must_match=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -2,6 +2,7 @@
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.dm_control import DMControl
+from mtrl_lightning.envs.dm_families import DMControlFamily
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
 from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
@@ -12,6 +13,7 @@ from mtrl_lightning.envs.wrapped import WithWrappers
 __all__ = [
     "Benchmark",
     "DMControl",
+    "DMControlFamily",
     "GymnasiumTasks",
     "MetaWorld",
     "Padded",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -41,6 +43,13 @@ class Benchmark(ABC):
 
     splits: tuple[str, ...] = ("train", "eval")
     """Names of the sets of environments; the first is trained on, the others are evaluated."""
+
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return which tasks a split has, by their places in ``spec.task_names``; all of them here.
+
+        The spec has the tasks of all splits, and its ``train_tasks`` are those of the first one.
+        """
+        return tuple(range(self.spec.num_tasks))
 
     @property
     @abstractmethod
@@ -101,6 +110,10 @@ class WithInfo(Benchmark):
             info_keys=(*spec.info_keys, *(k for k in self.keys if k not in spec.info_keys)),
         )
 
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the benchmark's."""
+        return self.benchmark.split_tasks(split)
+
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments."""
         return self.benchmark.make_env(task, split, seed)
@@ -125,6 +138,48 @@ def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = Fa
             "data.store_info is true and data.info_keys names nothing: name what is to be stored"
         )
     return WithInfo(benchmark, keys, store) if keys else benchmark
+
+
+def tasks_of(benchmark: Benchmark, split: str) -> tuple[int, ...]:
+    """Return the tasks of one of a benchmark's splits.
+
+    Raises:
+        ConfigurationError: if the split is unknown or has no tasks, or a task is not in the spec.
+    """
+    check_split(split, benchmark.splits)
+    tasks = tuple(benchmark.split_tasks(split))
+    num_tasks = benchmark.spec.num_tasks
+    if not tasks or len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < num_tasks:
+        raise ConfigurationError(
+            f"split_tasks({split!r}) of {type(benchmark).__name__} is {tasks}: give each task's"
+            f" place in spec.task_names once, from 0 to {num_tasks - 1}, and at least one"
+        )
+    return tasks
+
+
+def only_split(benchmark: Benchmark, split: str) -> Benchmark:
+    """Return the benchmark with a single one of its evaluated splits.
+
+    Raises:
+        ConfigurationError: if it has no such split.
+    """
+    trained, *evaluated = benchmark.splits
+    check_split(split, evaluated)
+    restricted = copy.copy(benchmark)
+    restricted.splits = (trained, split)
+    return restricted
+
+
+def check_split(split: str, splits: Sequence[str]) -> None:
+    """Check that a split is one of these.
+
+    Raises:
+        ConfigurationError: naming the nearest ones.
+    """
+    if split not in splits:
+        near = difflib.get_close_matches(split, splits, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(splits)}"
+        raise ConfigurationError(f"unknown split {split!r}: {hint}")
 
 
 def check_spec(spec: EnvSpec) -> EnvSpec:

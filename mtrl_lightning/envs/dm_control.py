@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.spaces import Box
@@ -48,7 +50,133 @@ DMC21 = (*DMC19, "quadruped-walk", "quadruped-run")
 LQR = "lqr"
 
 
-class DMControl(Benchmark):
+class SuiteTasks(Benchmark):
+    """Tasks of the suite's domains; a subclass chooses and loads them.
+
+    Tasks of different bodies are padded to the largest sizes among them. Rewards of a control step
+    lie between 0 and 1 and episodes do not end early, so that ``eval/score`` is the return divided
+    by the largest one.
+
+    Args:
+        task_names: names of all tasks.
+        train_tasks: places of those that are trained on.
+        action_repeat: control steps per environment step; their rewards are added.
+        horizon: control steps in an episode, at most 1000.
+        reward_scale: factor of every reward, above 0; the score does not depend on it.
+        fast: step with cheaper code, if the installed version was compared.
+
+    Raises:
+        ConfigurationError: if a task cannot be used, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        task_names: Sequence[str],
+        train_tasks: Sequence[int],
+        action_repeat: int,
+        horizon: int,
+        reward_scale: float,
+        fast: bool,
+    ) -> None:
+        self.task_names = tuple(task_names)
+        if not 1 <= horizon <= MAX_HORIZON:
+            raise ConfigurationError(
+                f"horizon is {horizon}: dm_control's episodes have 1 to {MAX_HORIZON} control steps"
+            )
+        if not 1 <= action_repeat <= horizon:
+            raise ConfigurationError(
+                f"action_repeat is {action_repeat}: give 1 to the horizon, {horizon} control steps"
+            )
+        if not 0 < reward_scale < math.inf:
+            raise ConfigurationError(f"reward_scale is {reward_scale}: give a number above 0")
+        if horizon % action_repeat:
+            warnings.warn(
+                f"action_repeat {action_repeat} does not divide the horizon of {horizon} control"
+                f" steps: the last action of an episode is repeated {horizon % action_repeat}"
+                " times only",
+                stacklevel=3,
+            )
+        unchecked = unchecked_versions() if fast else []
+        if unchecked:
+            warnings.warn(
+                "stepping with dm_control's own, slower code:"
+                f" ours was not compared with {' and '.join(unchecked)}",
+                stacklevel=3,
+            )
+        self.action_repeat = action_repeat
+        self.horizon = horizon
+        self.reward_scale = reward_scale
+        self.fast = fast and not unchecked
+        self._train_tasks = tuple(train_tasks)
+        self._spec = self._make_spec()
+
+    def load(self, name: str) -> Any:
+        """Return dm_control's ``Environment`` of a task."""
+        raise NotImplementedError
+
+    @property
+    def protocol(self) -> dict[str, str | int | float]:
+        """What a subclass adds to the protocol."""
+        return {}
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The sizes of the largest task, and each task's own."""
+        return self._spec
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        env = self._make(self.task_names[task], split != "train", seed)
+        return pad_to_spec(env, self._spec)
+
+    def _make(self, name: str, numbered: bool, seed: int) -> gym.Env:
+        environment = self.load(name)
+        try:
+            return SuiteEnv(
+                environment,
+                FastStepper(environment) if self.fast else OwnStepper(environment),
+                action_repeat=self.action_repeat,
+                horizon=self.horizon,
+                reward_scale=self.reward_scale,
+                numbered=numbered,
+                seed=seed,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"task {name!r}: {error}") from error
+
+    def _make_spec(self) -> EnvSpec:
+        spaces: dict[str, tuple[Box, Box]] = {}
+        for name in self.task_names:
+            env = self._make(name, False, 0)
+            observations, actions = env.observation_space, env.action_space
+            assert isinstance(observations, Box) and isinstance(actions, Box)
+            spaces[name] = (observations, actions)
+        shared = padded_spaces(spaces)
+        decisions = math.ceil(self.horizon / self.action_repeat)
+        return EnvSpec(
+            task_names=self.task_names,
+            observation_space=shared.observation_space,
+            action_space=shared.action_space,
+            horizon=decisions,
+            has_success=False,
+            train_tasks=self._train_tasks,
+            protocol={
+                "benchmark": "dm_control",
+                **self.protocol,
+                "dm_control": importlib.metadata.version("dm_control"),
+                "mujoco": importlib.metadata.version("mujoco"),
+                "action_repeat": self.action_repeat,
+                "horizon": self.horizon,
+                "frames": f"{self.horizon} control steps in {decisions} env steps",
+                "reward_scale": self.reward_scale,
+            },
+            observation_sizes=shared.observation_sizes,
+            action_sizes=shared.action_sizes,
+            max_return=self.horizon * LARGEST_REWARD * self.reward_scale,
+        )
+
+
+class DMControl(SuiteTasks):
     """Tasks of the DeepMind Control Suite, from states.
 
     Tasks of different bodies are padded to the largest sizes among them. Rewards of a control step
@@ -80,91 +208,12 @@ class DMControl(Benchmark):
         reward_scale: float = 1.0,
         fast: bool = True,
     ) -> None:
-        self.task_names = _names(tasks)
-        if not 1 <= horizon <= MAX_HORIZON:
-            raise ConfigurationError(
-                f"horizon is {horizon}: dm_control's episodes have 1 to {MAX_HORIZON} control steps"
-            )
-        if not 1 <= action_repeat <= horizon:
-            raise ConfigurationError(
-                f"action_repeat is {action_repeat}: give 1 to the horizon, {horizon} control steps"
-            )
-        if not 0 < reward_scale < math.inf:
-            raise ConfigurationError(f"reward_scale is {reward_scale}: give a number above 0")
-        if horizon % action_repeat:
-            warnings.warn(
-                f"action_repeat {action_repeat} does not divide the horizon of {horizon} control"
-                f" steps: the last action of an episode is repeated {horizon % action_repeat}"
-                " times only",
-                stacklevel=2,
-            )
-        unchecked = unchecked_versions() if fast else []
-        if unchecked:
-            warnings.warn(
-                "stepping with dm_control's own, slower code:"
-                f" ours was not compared with {' and '.join(unchecked)}",
-                stacklevel=2,
-            )
-        self.action_repeat = action_repeat
-        self.horizon = horizon
-        self.reward_scale = reward_scale
-        self.fast = fast and not unchecked
-        self._spec = self._make_spec()
+        names = _names(tasks)
+        super().__init__(names, range(len(names)), action_repeat, horizon, reward_scale, fast)
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The sizes of the largest task, and each task's own."""
-        return self._spec
-
-    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make the environment of one task."""
-        env = self._make(self.task_names[task], split != "train", seed)
-        return pad_to_spec(env, self._spec)
-
-    def _make(self, name: str, numbered: bool, seed: int) -> gym.Env:
-        environment = load(name, self.fast)
-        try:
-            return SuiteEnv(
-                environment,
-                FastStepper(environment) if self.fast else OwnStepper(environment),
-                action_repeat=self.action_repeat,
-                horizon=self.horizon,
-                reward_scale=self.reward_scale,
-                numbered=numbered,
-                seed=seed,
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"task {name!r}: {error}") from error
-
-    def _make_spec(self) -> EnvSpec:
-        spaces: dict[str, tuple[Box, Box]] = {}
-        for name in self.task_names:
-            env = self._make(name, False, 0)
-            observations, actions = env.observation_space, env.action_space
-            assert isinstance(observations, Box) and isinstance(actions, Box)
-            spaces[name] = (observations, actions)
-        shared = padded_spaces(spaces)
-        decisions = math.ceil(self.horizon / self.action_repeat)
-        return EnvSpec(
-            task_names=self.task_names,
-            observation_space=shared.observation_space,
-            action_space=shared.action_space,
-            horizon=decisions,
-            has_success=False,
-            train_tasks=tuple(range(len(self.task_names))),
-            protocol={
-                "benchmark": "dm_control",
-                "dm_control": importlib.metadata.version("dm_control"),
-                "mujoco": importlib.metadata.version("mujoco"),
-                "action_repeat": self.action_repeat,
-                "horizon": self.horizon,
-                "frames": f"{self.horizon} control steps in {decisions} env steps",
-                "reward_scale": self.reward_scale,
-            },
-            observation_sizes=shared.observation_sizes,
-            action_sizes=shared.action_sizes,
-            max_return=self.horizon * LARGEST_REWARD * self.reward_scale,
-        )
+    def load(self, name: str) -> Any:
+        """Return dm_control's ``Environment`` of a task."""
+        return load(name, self.fast)
 
 
 def _names(tasks: str | list[str]) -> tuple[str, ...]:

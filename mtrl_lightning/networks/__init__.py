@@ -45,6 +45,12 @@ from mtrl_lightning.networks.network import Network, TaskModule
 from mtrl_lightning.networks.paco import PaCo
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
+from mtrl_lightning.networks.untrained import (
+    HasTaskOutputs,
+    MeanOfTrained,
+    NeedsTrainTasks,
+    set_train_tasks,
+)
 
 __all__ = [
     "CARE",
@@ -64,11 +70,14 @@ __all__ = [
     "ExplorationNoise",
     "FiLM",
     "Gate",
+    "HasTaskOutputs",
     "Identity",
     "Language",
+    "MeanOfTrained",
     "MixtureOfEncoders",
     "MultiHead",
     "NeedsTaskNames",
+    "NeedsTrainTasks",
     "Network",
     "NoConditioning",
     "OneHot",
@@ -85,6 +94,7 @@ __all__ = [
     "TaskNoise",
     "set_observation_sizes",
     "set_task_names",
+    "set_train_tasks",
     "with_conditioning",
     "zero_padding",
 ]

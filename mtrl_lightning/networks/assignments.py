@@ -9,7 +9,7 @@ Shapes: ``B`` batch, ``K`` experts, ``T`` tasks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +79,10 @@ class OwnExpert(Assignment):
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to one-hot weights ``[B, K]``."""
         return self.weight_TK[task_B]
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the trained tasks; the mean of their weights stands for the others'."""
+        return train_tasks
 
 
 class Average(Assignment):

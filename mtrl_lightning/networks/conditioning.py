@@ -5,7 +5,7 @@ Shapes: ``B`` batch, ``C`` features of the task input, ``T`` tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from inspect import signature
 from typing import Protocol, runtime_checkable
@@ -36,6 +36,13 @@ class TaskConditioning(nn.Module):
     def forward(self, task_B: Tensor) -> Tensor:
         """Map tasks ``[B]`` (integers) to ``[B, out_dim]``."""
         raise NotImplementedError
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the tasks that have an input of their own: here the trained ones.
+
+        For all others the mean of the trained tasks' inputs is used; see ``networks.untrained``.
+        """
+        return train_tasks
 
 
 class OneHot(TaskConditioning):
@@ -74,6 +81,10 @@ class NoConditioning(TaskConditioning):
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, 0]``."""
         return self.table_T0[task_B]
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return all tasks: there is nothing to replace."""
+        return range(self.num_tasks)
 
 
 class Embedding(TaskConditioning):
@@ -145,6 +156,10 @@ class TaskEncoder(TaskConditioning):
         """Map ``[B]`` to ``[B, C]``."""
         # once per task and not per row, because there are far fewer tasks
         return self.output(self.hidden(self.embedding(self.tasks_T)))[task_B]
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the tasks that have an embedding of their own."""
+        return self.embedding.own_tasks(train_tasks)
 
 
 def require_task_input(

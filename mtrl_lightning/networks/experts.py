@@ -7,6 +7,7 @@ a task, ``D`` input features, ``H`` hidden features, ``O`` outputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import torch
@@ -121,6 +122,10 @@ class TaskExperts(nn.Module):
             return self.experts(x_RnD, tasks_R).flatten(0, 1)  # type: ignore[no-any-return]
         row_B = torch.arange(len(task_B), device=task_B.device)
         return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the trained tasks; the mean of their outputs stands for the others'."""
+        return train_tasks
 
 
 def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:

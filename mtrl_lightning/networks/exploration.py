@@ -5,7 +5,7 @@ Shapes: ``B`` batch, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` outpu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -60,6 +60,14 @@ class ExplorationNoise(TaskModule):
         """Yield nothing: each task has its own."""
         return iter(())
 
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map tasks ``[B]`` to their log standard deviations ``[B, A]``."""
+        return self.log_std_TA[task_B]
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the trained tasks; the mean of theirs stands for the others'."""
+        return train_tasks
+
     def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution for an actor's outputs ``[B, O]`` and tasks ``[B]``."""
         raise NotImplementedError
@@ -77,7 +85,7 @@ class TaskNoise(ExplorationNoise):
 
     def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution around the outputs."""
-        return ClippedGaussian(output_BO.float(), self.log_std_TA[task_B])
+        return ClippedGaussian(output_BO.float(), self(task_B))
 
 
 class StateNoise(ExplorationNoise):
@@ -91,5 +99,5 @@ class StateNoise(ExplorationNoise):
     def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution of the outputs' halves."""
         mean_BA, change_BA = output_BO.float().chunk(2, dim=-1)
-        log_std_BA = self.log_std_TA[task_B] + change_BA
+        log_std_BA = self(task_B) + change_BA
         return ClippedGaussian(mean_BA, log_std_BA.clamp(self.minimum, self.maximum))

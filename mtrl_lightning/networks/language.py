@@ -100,15 +100,35 @@ class Language(TaskConditioning):
         self._path = EMBEDDINGS if path is None else Path(path)
         self.out_dim = len(next(iter(_read_embeddings(self._path).values())))
         self.embeddings = TaskTable(num_tasks, self.out_dim)
+        self._required: Sequence[int] = range(num_tasks)
+        self._known: Sequence[int] = range(num_tasks)
+
+    def set_train_tasks(self, train_tasks: Sequence[int]) -> None:
+        """Require embeddings of these tasks only; their mean stands for others without one."""
+        self._required = train_tasks
 
     def set_task_names(self, names: Sequence[str]) -> None:
         """Load the embeddings of the tasks.
 
         Raises:
-            ConfigurationError: if the file has no embedding of a task, or the number of names
-                differs from ``num_tasks``.
+            ConfigurationError: if the file has no embedding of a task that requires one, or the
+                number of names differs from ``num_tasks``.
         """
-        self.embeddings.fill(load_embeddings(self._path, names))
+        file = _read_embeddings(self._path)
+        self._known = [
+            task
+            for task, name in enumerate(names)
+            if task in self._required or find_name(name, file) is not None
+        ]
+        known_KC = load_embeddings(self._path, [names[task] for task in self._known])
+        trained = [place for place, task in enumerate(self._known) if task in self._required]
+        table_TC = np.tile(known_KC[trained].mean(0), (len(names), 1))
+        table_TC[self._known] = known_KC
+        self.embeddings.fill(table_TC)
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the tasks whose embeddings the file has."""
+        return self._known
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, C]``."""

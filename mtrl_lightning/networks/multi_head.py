@@ -6,7 +6,7 @@ input features, ``H`` hidden features, ``O`` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +129,10 @@ class LinearHeads(nn.Linear):
         y_BTO = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
         is_own_BT1 = (task_B[:, None] == self.tasks_T1[:, 0])[..., None]
         return torch.where(is_own_BT1, y_BTO, 0).sum(1, dtype=y_BTO.dtype)
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the trained tasks; the mean of their heads' outputs stands for the others'."""
+        return train_tasks
 
     @torch.no_grad()
     def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -53,6 +53,18 @@ class Separate(Network):
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield nothing: no parameter is shared."""
         yield from ()
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Raise an error: no network is trained for other tasks.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "Separate trains one network per task, which share nothing, and some tasks are"
+            " evaluated without being trained: choose another network, or set"
+            " model.init_args.untrained_tasks to own (their networks stay as initialized)"
+        )
 
     def last_shared_weight(self) -> Parameter:
         """Raise an error: there is no shared layer.

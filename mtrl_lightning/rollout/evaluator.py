@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec
+from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec, tasks_of
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.envs.wrapped import with_layers_of
 from mtrl_lightning.errors import (
@@ -28,7 +28,7 @@ WORST = (1, 5)
 
 
 class Evaluation(NamedTuple):
-    """Results of one evaluation: one entry per task, averaged over its episodes."""
+    """Results of one evaluation: one entry per task of the split, averaged over its episodes."""
 
     split: str
     success_T: npt.NDArray[np.float64]
@@ -42,6 +42,12 @@ class Evaluation(NamedTuple):
     """Means of the numbers of ``info`` that are logged, by name and task."""
     max_return: float | None = None
     """Return with the score 1; without it there is no score."""
+    tasks: tuple[int, ...] | None = None
+    """The places of the split's tasks among all; None for all tasks."""
+
+    def names(self, task_names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the split's tasks, given those of all."""
+        return task_names if self.tasks is None else tuple(task_names[i] for i in self.tasks)
 
     def values(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return what was measured of every task, by name."""
@@ -62,17 +68,20 @@ class Evaluation(NamedTuple):
         ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks,
         ``eval/info/<key>`` the mean of a number of ``info`` over steps and episodes.
         A benchmark without success has none of it, one without a largest return no score.
+
+        Args:
+            task_names: names of all tasks.
         """
-        prefix = _prefix(self.split)
+        prefix = metric_prefix(self.split)
+        names = self.names(task_names)
         values = self.values()
         result = {f"{prefix}/{name}": float(value_T.mean()) for name, value_T in values.items()}
         ascending_T = np.sort(self.success_T)
-        for k in _worst(len(task_names)) if self.has_success else ():
+        for k in _worst(len(names)) if self.has_success else ():
             result[f"{prefix}/success_worst_{k}"] = float(ascending_T[:k].mean())
         for name, value_T in values.items():
             result |= {
-                f"{prefix}/{name}/{task}": float(v)
-                for task, v in zip(task_names, value_T, strict=True)
+                f"{prefix}/{name}/{task}": float(v) for task, v in zip(names, value_T, strict=True)
             }
         return result | info_metrics(prefix, self.info, task_names)
 
@@ -93,27 +102,32 @@ def _worst(num_tasks: int) -> list[int]:
     return [k for k in WORST if k < num_tasks]
 
 
-def _prefix(split: str) -> str:
+def metric_prefix(split: str) -> str:
+    """Return what a split's metrics begin with: ``eval``, ``eval_base``."""
     return "eval" if split == "eval" else f"eval_{split.removeprefix('eval_')}"
 
 
 def metric_names(benchmark: Benchmark) -> list[str]:
     """Return the names of all metrics of an evaluation, averages first."""
-    prefixes = [_prefix(split) for split in benchmark.splits[1:]]
     spec = benchmark.spec
-    task_names = spec.task_names
-    measured = _measured(spec)
-    names = [f"{prefix}/{metric}" for prefix in prefixes for metric in measured]
-    numbers = _worst(len(task_names)) if spec.has_success else []
-    worst = [f"{prefix}/success_worst_{k}" for prefix in prefixes for k in numbers]
     logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
-    info = [f"{prefix}/info/{name}" for prefix in prefixes for name in logged]
-    per_task = [f"{name}/{task}" for name in (*names, *info) for task in task_names]
-    return names + worst + info + per_task
+    means: list[str] = []
+    others: list[str] = []
+    per_task: list[str] = []
+    for split in benchmark.splits[1:]:
+        prefix = metric_prefix(split)
+        tasks = tasks_of(benchmark, split)
+        names = [f"{prefix}/{metric}" for metric in _measured(spec)]
+        info = [f"{prefix}/info/{name}" for name in logged]
+        numbers = _worst(len(tasks)) if spec.has_success else []
+        means += names
+        others += [*(f"{prefix}/success_worst_{k}" for k in numbers), *info]
+        per_task += [f"{name}/{spec.task_names[i]}" for name in (*names, *info) for i in tasks]
+    return means + others + per_task
 
 
 class Evaluator:
-    """Run test episodes ``0, 1, ..., N - 1`` of every task, with the policy's best actions.
+    """Run test episodes ``0, 1, ..., N - 1`` of a split's tasks, with the policy's best actions.
 
     Its environments are made at the first evaluation and kept. An evaluation draws nothing from any
     generator that training uses.
@@ -131,7 +145,7 @@ class Evaluator:
         on_restart: called with the reason each time.
 
     Raises:
-        ConfigurationError: if a number is below 1.
+        ConfigurationError: if a number is below 1, or the split is unknown.
     """
 
     def __init__(
@@ -154,6 +168,7 @@ class Evaluator:
         self._benchmark = benchmark
         self._num_episodes = num_episodes
         self._split = split
+        self._tasks = tasks_of(benchmark, split)
         self._copies = min(envs_per_task, num_episodes)
         self._num_workers = num_workers
         self._timeout = timeout
@@ -189,9 +204,9 @@ class Evaluator:
                 self._on_restart(str(fault))
 
     def _run(self, policy: Policy, on_step: Callable[[], None]) -> Evaluation:
-        num_tasks = self._benchmark.spec.num_tasks
+        num_tasks = len(self._tasks)
         if self._envs is None:
-            tasks = np.repeat(np.arange(num_tasks), self._copies)
+            tasks = np.repeat(self._tasks, self._copies)
             self._envs = VectorEnv(
                 self._benchmark,
                 tasks.tolist(),
@@ -202,22 +217,22 @@ class Evaluator:
         shares = quotas(self._num_episodes, self._copies)
         collector = Collector(self._envs, policy)
         collector.reset(seed=np.tile(np.cumsum(shares) - shares, num_tasks).tolist())
-        per_task: list[list[Episode]] = [[] for _ in range(num_tasks)]
+        per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
         for _, ended in collector.run_episodes(np.tile(shares, num_tasks), "exploit"):
             on_step()
             for episode in ended:
                 per_task[episode.task].append(episode)
-        assert all(len(episodes) == self._num_episodes for episodes in per_task)
+        assert all(len(episodes) == self._num_episodes for episodes in per_task.values())
         success, success_last, returns = (
             np.array(
                 [
                     np.mean([getattr(episode, field) for episode in episodes])
-                    for episodes in per_task
+                    for episodes in per_task.values()
                 ]
             )
             for field in ("success", "success_last", "return_")
         )
-        info = mean_info(dict(enumerate(per_task)))
+        info = mean_info(per_task)
         spec = self._benchmark.spec
         return Evaluation(
             self._split,
@@ -227,16 +242,23 @@ class Evaluator:
             spec.has_success,
             info,
             spec.max_return,
+            self._tasks,
         )
 
     def remake_envs(self, benchmark: Benchmark) -> None:
         """Evaluate in environments of another benchmark from here on.
 
         Raises:
-            ConfigurationError: if its tasks, spaces or fields differ.
+            ConfigurationError: if its tasks, those of the split, spaces or fields differ.
         """
         benchmark = with_layers_of(self._benchmark, benchmark)
         check_same(self._benchmark.spec, check_spec(benchmark.spec))
+        tasks = tasks_of(benchmark, self._split)
+        if tasks != self._tasks:
+            raise ConfigurationError(
+                f"the new benchmark's split {self._split} has the tasks {tasks}, the former's"
+                f" {self._tasks}: they must be equal"
+            )
         self.close()
         self._benchmark = benchmark
 

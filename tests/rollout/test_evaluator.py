@@ -1,11 +1,14 @@
 import numpy as np
 import pytest
 
+from mtrl_lightning.api import evaluate
 from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import MetaWorld, ToyReach
+from mtrl_lightning.envs.benchmark import WithInfo, only_split
 from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
+from mtrl_lightning.replay.datamodule import trained_spec
 from mtrl_lightning.rollout import Evaluation, Evaluator
-from mtrl_lightning.rollout.evaluator import main_metric
+from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from tests.fakes import (
     Constant,
     Recorder,
@@ -194,6 +197,81 @@ def test_without_success_there_are_metrics_of_the_return_alone():
     expected = {"eval/return": 2.5}
     expected |= {f"eval/return/{task}": float(i) for i, task in enumerate(tasks)}
     assert evaluation.metrics(tasks) == expected
+
+
+class Modes(Scripted):
+    """The last two of five tasks are never trained, and evaluated in a split of their own."""
+
+    splits = ("train", "eval_base", "eval_extrapolation")
+
+    def __init__(self):
+        super().__init__(5)
+        self.tasks = {"train": (0, 1, 2), "eval_base": (2, 0), "eval_extrapolation": (3, 4)}
+
+    def split_tasks(self, split):
+        return self.tasks[split]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_split_evaluates_its_own_tasks_alone(wrapped):
+    benchmark = WithInfo(Modes(), []) if wrapped else Modes()
+    names = benchmark.spec.task_names
+    found = {}
+    for split in benchmark.splits[1:]:
+        evaluator = Evaluator(
+            benchmark, num_episodes=3, split=split, envs_per_task=2, num_workers=0
+        )
+        evaluation = evaluator.evaluate(Constant())
+        evaluator.close()
+        assert evaluation.tasks == benchmark.split_tasks(split)
+        found |= evaluation.metrics(names)
+        rows = table(evaluation, names, 9).splitlines()
+        assert [row.split()[0] for row in rows[2:-2]] == [names[i] for i in evaluation.tasks]
+    # the sum of 2^k over episodes k = 0, 1, 2 is 7
+    returns = [1000 * (task + 1) + 7 / 3 for task in range(5)]
+    assert found["eval_base/return"] == pytest.approx((returns[2] + returns[0]) / 2)
+    assert found["eval_extrapolation/return"] == pytest.approx((returns[3] + returns[4]) / 2)
+    per_task = {name: value for name, value in found.items() if "/return/" in name}
+    assert per_task == {
+        "eval_base/return/task-2": pytest.approx(returns[2]),
+        "eval_base/return/task-0": pytest.approx(returns[0]),
+        "eval_extrapolation/return/task-3": pytest.approx(returns[3]),
+        "eval_extrapolation/return/task-4": pytest.approx(returns[4]),
+    }
+    assert set(metric_names(benchmark)) == set(found)
+    assert metric_names(benchmark)[0] == "eval_base/success", "the first split decides what is best"
+    only = evaluate(Constant(), benchmark, 3, split="eval_extrapolation", num_workers=0)
+    assert only == {name: value for name, value in found.items() if "extrapolation" in name}
+    with pytest.raises(ConfigurationError, match="unknown split 'eval_bas': did you mean eval_bas"):
+        evaluate(Constant(), benchmark, 3, split="eval_bas", num_workers=0)
+    with pytest.raises(ConfigurationError, match="unknown split 'train'"):
+        only_split(benchmark, "train")
+
+
+def test_only_what_the_first_split_has_is_trained():
+    with pytest.raises(ConfigurationError, match="train_tasks have task-3, task-4, and"):
+        trained_spec(Modes(), None)
+    former = Modes.spec.fget
+    with pytest.MonkeyPatch.context() as patched:
+        spec = property(lambda self: former(self)._replace(train_tasks=self.split_tasks("train")))
+        patched.setattr(Modes, "spec", spec)
+        assert trained_spec(Modes(), ["task-1"]).train_tasks == (0, 2)
+
+
+@pytest.mark.parametrize("tasks", [(), (1, 1), (5,), (-1,)])
+def test_a_split_with_impossible_tasks_is_refused(tasks):
+    benchmark = Modes()
+    benchmark.tasks["eval_base"] = tasks
+    with pytest.raises(ConfigurationError, match=r"split_tasks\('eval_base'\) of Modes is"):
+        Evaluator(benchmark, num_episodes=1, split="eval_base")
+
+
+def test_other_environments_have_to_have_the_same_tasks_in_the_split():
+    evaluator = Evaluator(Modes(), num_episodes=1, split="eval_base", num_workers=0)
+    other = Modes()
+    other.tasks["eval_base"] = (0, 1)
+    with pytest.raises(ConfigurationError, match=r"split eval_base has the tasks \(0, 1\)"):
+        evaluator.remake_envs(other)
 
 
 def test_a_score_is_the_return_divided_by_the_largest_one():

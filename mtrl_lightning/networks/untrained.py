@@ -1,0 +1,126 @@
+"""What a network is given for tasks that are evaluated without being trained.
+
+Parameters of a task that is never trained stay as they were initialized. In place of them, the
+trained tasks stand for it, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206):
+its input is the mean of their inputs, and where each task has a head of its own, its outputs are
+the mean of what their heads give. Whatever is computed from the task's input follows from that.
+
+Shapes: ``B`` batch, ``R`` trained tasks, ``T`` tasks, ``U`` rows of untrained tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+UntrainedTasks = Literal["mean", "own"]
+"""``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
+
+
+@runtime_checkable
+class HasTaskOutputs(Protocol):
+    """A module with something of its own for each task, such as an input or a head.
+
+    Its ``forward`` takes the tasks ``[B]`` as the last argument and returns a row for each.
+    """
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the tasks for which it has something of their own, given the trained ones.
+
+        Those of a module that learns are ``train_tasks``; one that is given something for every
+        task, such as an embedding of its description, has all of them.
+
+        Raises:
+            ConfigurationError: if nothing can stand for a task that is not trained.
+        """
+
+
+@runtime_checkable
+class NeedsTrainTasks(Protocol):
+    """A module that requires something of the trained tasks only."""
+
+    def set_train_tasks(self, train_tasks: Sequence[int]) -> None:
+        """Receive the trained tasks; called before the names of all tasks are set."""
+
+
+def set_train_tasks(module: nn.Module, train_tasks: Sequence[int]) -> None:
+    """Pass the trained tasks to every submodule that requires them."""
+    for part in module.modules():
+        if isinstance(part, NeedsTrainTasks):
+            part.set_train_tasks(train_tasks)
+
+
+class _Part(NamedTuple):
+    """A module whose outputs are replaced for some tasks."""
+
+    module: nn.Module
+    is_replaced_T: Tensor
+
+
+class MeanOfTrained:
+    """Let the trained tasks' mean stand for the others while a policy acts.
+
+    Args:
+        module: contains what depends on the task.
+        num_tasks: number of tasks, ``T``.
+        train_tasks: the trained tasks.
+
+    Raises:
+        ConfigurationError: if a module has nothing that could stand for a task that is not trained.
+    """
+
+    def __init__(self, module: nn.Module, num_tasks: int, train_tasks: Sequence[int]) -> None:
+        self._train_tasks = list(train_tasks)
+        self._parts: list[_Part] = []
+        for part in module.modules():
+            if isinstance(part, HasTaskOutputs):
+                own = part.own_tasks(train_tasks)
+                is_replaced_T = torch.tensor([task not in own for task in range(num_tasks)])
+                if is_replaced_T.any():
+                    self._parts.append(_Part(part, is_replaced_T))
+
+    @property
+    def replaced(self) -> list[str]:
+        """The classes of the modules whose outputs are replaced for some task."""
+        return list(dict.fromkeys(type(part.module).__name__ for part in self._parts))
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Replace the outputs of forward passes."""
+        handles = [
+            part.module.register_forward_hook(
+                lambda module, args, output, is_replaced_T=part.is_replaced_T: self._replace(
+                    module, args, output, is_replaced_T
+                )
+            )
+            for part in self._parts
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _replace(
+        self, module: nn.Module, args: tuple[Any, ...], output: Tensor, is_replaced_T: Tensor
+    ) -> Tensor:
+        *features, task_B = args
+        is_replaced_B = is_replaced_T.to(task_B.device)[task_B]
+        # `forward` and not a call, which would come here again
+        if not features:
+            task_R = torch.tensor(self._train_tasks, device=task_B.device)
+            mean = module.forward(task_R).mean(0)
+            return torch.where(is_replaced_B[:, None], mean, output)
+        row_U = is_replaced_B.nonzero()[:, 0]
+        if len(row_U) == 0:
+            return output
+        features = [feature[row_U] for feature in features]
+        outputs = [
+            module.forward(*features, torch.full_like(row_U, task)) for task in self._train_tasks
+        ]
+        mean = torch.stack(outputs).mean(0)
+        return output.index_copy(0, row_U, mean.to(output.dtype))

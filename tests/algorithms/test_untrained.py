@@ -1,0 +1,67 @@
+"""How an algorithm acts on tasks that are evaluated without being trained."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.algorithms.description import describe_spec, rebuild_algorithm
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MLP, Embedding, NoConditioning, Separate
+from tests.algorithms import make_ppo, make_sac, make_spec
+
+TRAINED = (0, 2)
+NETWORK = partial(MLP, width=8, depth=1, output_bound=0.3)
+NETWORKS = {"actor": NETWORK, "critic": NETWORK}
+
+
+@pytest.mark.parametrize("make", [make_sac, make_ppo])
+def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
+    spec = make_spec(3, train_tasks=TRAINED)
+    algorithm = make(spec, **NETWORKS, conditioning=partial(Embedding, dim=5))
+    observation_ED = np.random.default_rng(0).normal(size=(3, 4))
+    found_EA = algorithm.act(observation_ED, np.array([1, 0, 1]), "exploit")
+    own_EA = algorithm.act(observation_ED, np.array([0, 0, 0]), "exploit")
+    assert np.array_equal(found_EA[1], own_EA[1]), "a trained task has its own"
+    with torch.no_grad():
+        weight_TC = algorithm.actor.conditioning.weight_TC
+        weight_TC[1] = (weight_TC[0] + weight_TC[2]) / 2
+        policy = algorithm.policy(torch.tensor(observation_ED).float(), torch.tensor([1, 1, 1]))
+    np.testing.assert_allclose(found_EA[[0, 2]], policy.mode()[[0, 2]].numpy(), rtol=1e-5)
+    assert algorithm.untrained_summary == (
+        "Evaluated without training: task-1. The policy is given the mean over the trained tasks"
+        f" (Embedding{', TaskNoise' if make is make_ppo else ''})"
+    )
+
+
+def test_it_acts_with_what_the_task_was_initialized_with_if_that_is_wanted():
+    spec = make_spec(3, train_tasks=TRAINED)
+    sac = make_sac(spec, **NETWORKS, untrained_tasks="own")
+    observation_ED = np.ones((1, 4), np.float32)
+    with torch.no_grad():
+        policy = sac.policy(torch.ones(1, 4), torch.tensor([1]))
+    action_EA = sac.act(observation_ED, np.array([1]), "exploit")
+    assert np.array_equal(action_EA, policy.mode().numpy())
+    assert "given their own parameters, as initialized" in sac.untrained_summary
+    state = {"algorithm": sac.description, "spec": describe_spec(spec)}
+    rebuilt = rebuild_algorithm(state, type(sac))
+    assert np.array_equal(rebuilt.act(observation_ED, np.array([1]), "exploit"), action_EA)
+
+
+def test_there_is_nothing_to_say_where_all_tasks_are_trained():
+    assert make_sac(make_spec(2)).untrained_summary == ""
+    spec = make_spec(3, train_tasks=TRAINED)
+    sac = make_sac(spec, **NETWORKS, conditioning=NoConditioning)
+    assert sac.untrained_summary.endswith("given no input that would have to be learned")
+
+
+def test_what_cannot_work_is_refused():
+    spec = make_spec(3, train_tasks=TRAINED)
+    separate = partial(Separate, width=8, depth=1)
+    with pytest.raises(ConfigurationError, match="Separate trains one network per task"):
+        make_sac(spec, actor=separate)
+    make_sac(spec, actor=separate, untrained_tasks="own")
+    make_sac(make_spec(3), actor=separate)
+    with pytest.raises(ConfigurationError, match="untrained_tasks is 'zero': give one of"):
+        make_sac(spec, untrained_tasks="zero")

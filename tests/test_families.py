@@ -1,0 +1,102 @@
+"""A family of bodies from the command line: evaluation modes, continuation, and one mode alone."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("dm_control")
+
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.callbacks.curves import plot_curves
+from tests.test_exact_continuation import assert_same_end
+
+FAMILY = (
+    "base",
+    "env/hipbmdp_cartpole_pole",
+    "algorithm/mtsac",
+    "network/multi_head",
+    "gradient/mean",
+)
+SHORT = (
+    "--data.benchmark.init_args.train=[0.25,0.5]",
+    "--data.benchmark.init_args.eval_interpolation=[0.35]",
+    "--data.benchmark.init_args.eval_extrapolation=[0.2]",
+    "--data.benchmark.init_args.horizon=24",
+    "--data.batch_size=16",
+    "--rollout.warmup_steps=20",
+    "--evaluation.every=50",
+    "--evaluation.num_episodes=1",
+    "--metrics.every=50",
+    "--checkpoint.every=50",
+)
+TASKS = {"eval_base": (0.25, 0.5), "eval_interpolation": (0.35,), "eval_extrapolation": (0.2,)}
+
+
+def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line, capsys, caplog):
+    """A checkpoint after 50 of 100 steps is in the middle of episodes of 12 steps each."""
+
+    def run(name, steps, *options):
+        given = (*SHORT, f"--name={name}", f"--rollout.total_steps={steps}", *options)
+        command_line("fit", *given, configs=FAMILY)
+
+    run("whole", 100)
+    printed = capsys.readouterr().out
+    curves = read_metrics(command_line.folder("whole"))
+    for split, values in TASKS.items():
+        names = [f"cartpole-swingup-pole-{value}" for value in values]
+        found = {name.rsplit("/", 1)[1] for name in curves if name.startswith(f"{split}/return/")}
+        assert found == set(names)
+        steps, average = curves[f"{split}/return"]
+        assert steps == [50, 100]
+        per_task = np.array([curves[f"{split}/return/{name}"][1] for name in names])
+        assert average == pytest.approx(per_task.mean(0))
+        assert curves[f"{split}/score"][1] == pytest.approx([value / 24 for value in average])
+        assert f"{split} after 100 env steps" in printed
+    assert not any(name.startswith("eval/") for name in curves)
+    trained = {name.rsplit("/", 1)[1] for name in curves if name.startswith("rollout/return/")}
+    assert trained == {"cartpole-swingup-pole-0.25", "cartpole-swingup-pole-0.5"}
+    untrained = "cartpole-swingup-pole-0.35, cartpole-swingup-pole-0.2"
+    given = "is given the mean over the trained tasks (OneHot, LinearHeads)"
+    assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text
+
+    run("parts", 50)
+    run("parts", 100, "--ckpt_path=last")
+    assert_same_end(command_line, "whole", "parts")
+
+    capsys.readouterr()
+    folder = str(command_line.folder("whole"))
+    options = ("--split=eval_interpolation", "--trainer.accelerator=cpu", folder)
+    command_line("validate", *options, configs=(), small=False)
+    alone = capsys.readouterr().out
+    assert "eval_interpolation after" in alone and "eval_base" not in alone
+    with pytest.raises(SystemExit) as ended:
+        command_line("validate", "--split=interpolation", folder, configs=(), small=False)
+    assert ended.value.code == 2
+    assert "unknown split 'interpolation': did you mean eval_interpol" in capsys.readouterr().err
+
+
+def test_the_picture_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    splits = ("eval_base", "eval_extrapolation")
+    columns = [f"{split}/return{task}" for split in splits for task in ("", "/a")]
+    rows = [[step, *(step + place for place in range(len(columns)))] for step in (10, 20)]
+    lines = [["env_steps", *columns], *rows]
+    text = "\n".join(",".join(map(str, line)) for line in lines)
+    (tmp_path / "metrics.csv").write_text(f"{text}\n")
+    figures = []
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda self, path, **options: (figures.append(self), path.write_bytes(b"")),
+    )
+    plot_curves(tmp_path)
+    (figure,) = figures
+    shown = [
+        (axes.get_ylabel(), {line.get_label(): list(line.get_ydata()) for line in axes.lines})
+        for axes in figure.axes
+    ]
+    assert shown == [
+        ("evaluation return", {"eval_base": [10, 20], "eval_extrapolation": [12, 22]}),
+        ("eval_base return", {"a": [11, 21], "average": [10, 20]}),
+        ("eval_extrapolation return", {"a": [13, 23], "average": [12, 22]}),
+    ]
