@@ -105,8 +105,8 @@ class VideoCallback(SessionCallback):
     def _check(self) -> None:
         check_encoder()
         benchmark = self.session.benchmark
-        tasks = chosen_tasks(benchmark, self._tasks)
         split = chosen_split(benchmark, self._split)
+        tasks = chosen_tasks(benchmark, self._tasks, split)
         num_workers = 1 if self._num_workers is None else min(1, self._num_workers)
         try:
             check_drawing(benchmark, tasks[0], split, self._format, num_workers)

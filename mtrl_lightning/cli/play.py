@@ -153,7 +153,7 @@ def play(options: argparse.Namespace) -> None:
             f" configuration names {', '.join(spec.task_names)}: use the config.yaml of its run"
         )
     split = chosen_split(benchmark, options.split)
-    numbers = chosen_tasks(benchmark, options.task)
+    numbers = chosen_tasks(benchmark, options.task, split)
     folder = options.folder or run_folder / "videos" / f"step_{policy.env_steps:012d}"
     ensure_writable(folder)
     after = f"after {policy.env_steps:,} env steps"

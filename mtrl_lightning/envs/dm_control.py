@@ -48,6 +48,8 @@ DMC19 = (
 DMC21 = (*DMC19, "quadruped-walk", "quadruped-run")
 """dm_control's own among the tasks of MMBench (Hansen et al. 2025)."""
 LQR = "lqr"
+FOLLOWING = {"quadruped": 2}
+"""Domains whose camera 0 is not the one of their usual pictures, and which one is."""
 
 
 class SuiteTasks(Benchmark):
@@ -128,6 +130,10 @@ class SuiteTasks(Benchmark):
         """Make the environment of one task."""
         env = self._make(self.task_names[task], split != "train", seed)
         return pad_to_spec(env, self._spec)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the camera that follows the body."""
+        return FOLLOWING.get(self.task_names[task].partition("-")[0], 0)
 
     def _make(self, name: str, numbered: bool, seed: int) -> gym.Env:
         environment = self.load(name)

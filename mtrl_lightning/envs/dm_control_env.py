@@ -132,6 +132,8 @@ class SuiteEnv(gym.Env):
         self._scale = (high - low) / 2
         parts = environment.observation_spec().values()
         size = sum(int(np.prod(part.shape)) for part in parts)
+        steps_per_second = 1 / (environment.control_timestep() * action_repeat)
+        self.metadata = {"render_modes": [], "render_fps": steps_per_second}
         self.observation_space = Box(-np.inf, np.inf, (size,), np.float32)
         self.action_space = Box(-1.0, 1.0, actions.shape, np.float32)
 

@@ -89,6 +89,10 @@ class Pictured(Benchmark):
         """The benchmark's."""
         return self.benchmark.spec
 
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the benchmark's tasks of a split."""
+        return self.benchmark.split_tasks(split)
+
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make an environment that keeps pictures.
 

@@ -77,7 +77,7 @@ class WithWrappers(Benchmark):
         own_spaces: dict[str, tuple[Any, Any]] = {}
         horizons: list[int] = []
         for task, name in enumerate(spec.task_names):
-            own = self._own_env(task, self.splits[0], seed=0)
+            own = self._own_env(benchmark.make_env(task, self.splits[0], seed=0))
             own_spaces[name] = (own.observation_space, own.action_space)
             env = self._wrapped(own, name)
             try:
@@ -110,19 +110,35 @@ class WithWrappers(Benchmark):
             protocol={**spec.protocol, "wrappers": self.pipeline},
         )
 
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the benchmark's tasks of a split."""
+        return self.benchmark.split_tasks(split)
+
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments, and wrap it."""
+        return self._wrapped_and_padded(self.benchmark.make_env(task, split, seed), task, seed)
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments for a video, and wrap it."""
+        env = self.benchmark.make_rendered_env(task, split, seed)
+        return self._wrapped_and_padded(env, task, seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the benchmark's camera."""
+        return self.benchmark.camera(task)
+
+    def _wrapped_and_padded(self, env: gym.Env, task: int, seed: int) -> gym.Env:
         name = self.benchmark.spec.task_names[task]
-        env = self._wrapped(self._own_env(task, split, seed), name)
+        env = self._wrapped(self._own_env(env), name)
         for layer in layers_of(env):
             # a wrapper that makes a space of another one starts its generator at random
             layer.observation_space.seed(seed)
             layer.action_space.seed(seed)
         return pad_to_spec(env, self.spec)
 
-    def _own_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make the environment that is wrapped: with a ``TimeLimit`` and without padding."""
-        env = without_padding(self.benchmark.make_env(task, split, seed))
+    def _own_env(self, env: gym.Env) -> gym.Env:
+        """Return the environment that is wrapped: with a ``TimeLimit`` and without padding."""
+        env = without_padding(env)
         if _time_limits(env):
             return env
         return gymnasium_wrappers.TimeLimit(env, self.benchmark.spec.horizon)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.benchmark import Benchmark, tasks_of
 from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
@@ -107,7 +107,7 @@ def record_videos(
         )
     video = (format or VideoFormat()).check()
     split = chosen_split(benchmark, split)
-    numbers = chosen_tasks(benchmark, tasks)
+    numbers = chosen_tasks(benchmark, tasks, split)
     folder = Path(folder)
     if num_workers is None:
         num_workers = default_num_workers(len(numbers), spare=0)
@@ -163,16 +163,17 @@ def chosen_split(benchmark: Benchmark, split: str | None) -> str:
     return split
 
 
-def chosen_tasks(benchmark: Benchmark, tasks: Sequence[str] | None) -> list[int]:
-    """Return the numbers of the tasks that were chosen; all if none was.
+def chosen_tasks(benchmark: Benchmark, tasks: Sequence[str] | None, split: str) -> list[int]:
+    """Return the numbers of the split's tasks that were chosen; all of them if none was.
 
     Raises:
-        ConfigurationError: if a task is unknown, with the nearest names, or named twice.
+        ConfigurationError: if a task is not in the split, with the nearest names, or named twice.
     """
     names = benchmark.spec.task_names
+    in_split = tasks_of(benchmark, split)
     if tasks is None:
-        return list(range(len(names)))
-    return [names.index(name) for name in known_tasks(tasks, names)]
+        return list(in_split)
+    return [names.index(name) for name in known_tasks(tasks, [names[task] for task in in_split])]
 
 
 def _run(
