@@ -429,6 +429,12 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
         error_N2 = (moved_N2 / 0.2 - sent_N2)[is_free_N2]
         assert 1e-4 < error_N2.abs().max() < 1e-2 and rows["action"].abs().max() > 0.6
 
+    noise = ActionNoise(1e-3)
+    noise.seed(int(np.random.SeedSequence(1, spawn_key=(1, 0)).generate_state(1)[0]))
+    for _ in range(70):
+        noise.transform(np.zeros((2, 2)), np.arange(2), is_training=True)
+    assert noise.state_dict() == transforms[1].state_dict(), "seeded by the run, not evaluations"
+
     before = normalize.moments.state_dict()
     assert run.evaluate(2, num_workers=0) == run.evaluation, "in the wrappers, with scaled actions"
     assert run.evaluation != evaluate(run.policy, run.benchmark, 2, num_workers=0)

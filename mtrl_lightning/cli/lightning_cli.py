@@ -63,7 +63,8 @@ FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
 NO_ON_POLICY_OPTION = {
     "reward_scale": "its critic learns normalized returns (return_scale)",
     "auxiliaries": "representation losses need a replay: use SAC",
-    "transforms": "it keeps no replay whose batches would be changed",
+    "transforms": "it keeps no replay whose batches would be changed; to normalize"
+    " observations, set encoder to mtrl_lightning.networks.Standardize",
 }
 """Why an on-policy algorithm lacks an option of off-policy ones, or what replaces it."""
 
