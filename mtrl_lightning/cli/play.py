@@ -173,24 +173,28 @@ def play(options: argparse.Namespace) -> None:
             num_workers=options.num_workers,
             on_step=bar.update,
         )
-    print(table(recording, spec.has_success))
+    print(table(recording, spec.has_success, spec.max_return))
     print(f"Videos in {folder}: {', '.join(path.name for path in recording.files.values())}")
 
 
-def table(recording: Recording, has_success: bool) -> str:
+def table(recording: Recording, has_success: bool, max_return: float | None = None) -> str:
     """Return a text table of the episodes that were recorded.
 
     Args:
         recording: the episodes.
         has_success: whether the benchmark reports success.
+        max_return: largest return of an episode, if the benchmark has one.
     """
     width = max(len("task"), *(len(episode.task) for episode in recording.episodes))
-    lines = [f"{'task':<{width}}  episode     return  length" + "  success" * has_success]
+    lines = [f"{'task':<{width}}  episode     return  length"]
+    lines[0] += "  score" * (max_return is not None) + "  success" * has_success
     for episode in recording.episodes:
         line = (
             f"{episode.task:<{width}}  {episode.number:7d}  {episode.return_:9.1f}"
             f"  {episode.length:6d}"
         )
+        if max_return is not None:
+            line += f"  {episode.return_ / max_return:5.3f}"
         if has_success:
             line += f"  {'yes' if episode.success else 'no':>7}"
         lines.append(line)

@@ -53,6 +53,8 @@ class _Film(NamedTuple):
     episodes: list[Episode]
     pictures: list[list[Picture]]
     """Those of each episode."""
+    max_return: float | None
+    """Largest return of an episode, if the benchmark has one."""
 
 
 def record_videos(
@@ -185,7 +187,7 @@ def _run(
 ) -> list[_Film]:
     """Run the episodes, all tasks at once, and collect their pictures."""
     names = [envs.spec_.task_names[task] for task in envs.task_E]
-    films = [_Film(name, [], [[]]) for name in names]
+    films = [_Film(name, [], [[]], envs.spec_.max_return) for name in names]
     collector = Collector(envs, policy)
     collector.reset(seed=[first_episode] * envs.num_envs)
     quota_E = np.full(envs.num_envs, num_episodes)
@@ -228,6 +230,8 @@ def _cells(
     next_places = [*places[1:], places[-1] + 1]
     for picture, place, next_place in zip(pictures, places, next_places, strict=True):
         measured = [f"step {picture.step}", f"return {picture.return_:.1f}"]
+        if film.max_return is not None:
+            measured.append(f"score {picture.return_ / film.max_return:.3f}")
         if picture.success:
             measured.append("success")
         image = mosaic.shrunk(decompressed(picture.jpeg))

@@ -5,6 +5,7 @@ import pytest
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import play
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.video.recording import RecordedEpisode, Recording
 from tests.video.test_recording import frames_of
 
 SMALL = ["--width=64", "--height=48", "--num_workers=0"]
@@ -98,3 +99,11 @@ def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():
         }
     }
     assert play._named_classes(config) == ["gated.Gated", "gated", "own.parts.Crop", "own.parts"]
+
+
+def test_the_table_has_a_score_where_there_is_a_largest_return():
+    recording = Recording({}, [RecordedEpisode("walker-walk", 0, 250.0, 500, False)])
+    header, line = play.table(recording, has_success=False, max_return=1000.0).splitlines()
+    assert header.split() == ["task", "episode", "return", "length", "score"]
+    assert line.split() == ["walker-walk", "0", "250.0", "500", "0.250"]
+    assert "score" not in play.table(recording, has_success=True)
