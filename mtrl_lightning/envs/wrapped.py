@@ -77,7 +77,9 @@ class WithWrappers(Benchmark):
         own_spaces: dict[str, tuple[Any, Any]] = {}
         horizons: list[int] = []
         for task, name in enumerate(spec.task_names):
-            own = self._own_env(benchmark.make_env(task, self.splits[0], seed=0))
+            of_task = (split for split in self.splits if task in benchmark.split_tasks(split))
+            split = next(of_task, self.splits[0])
+            own = self._own_env(benchmark.make_env(task, split, seed=0))
             own_spaces[name] = (own.observation_space, own.action_space)
             env = self._wrapped(own, name)
             try:

@@ -526,3 +526,12 @@ def test_tasks_with_one_model_share_what_was_compiled_and_no_memory():
     assert dm_control_domains._compiled.cache_info().hits >= 1
     one.model.body_mass[:] = 7.0
     assert not (other.model.body_mass == 7.0).any()
+
+
+def test_videos_know_the_steps_of_a_second_and_the_camera_that_follows_the_body():
+    benchmark = DMControl(["cartpole-swingup", "quadruped-walk"], action_repeat=2)
+    assert [benchmark.camera(task) for task in (0, 1)] == [0, 2]
+    steps_per_second = [
+        benchmark.make_env(task, "eval", 0).metadata["render_fps"] for task in (0, 1)
+    ]
+    assert steps_per_second == pytest.approx([50.0, 25.0])

@@ -246,3 +246,27 @@ def test_an_environment_has_one_time_limit():
     pendulum = GymnasiumTasks({"swing": "Pendulum-v1"}, horizon=HORIZON)
     env = WithWrappers(pendulum, [HALF]).make_env(0, "train", 0)
     assert not isinstance(env.env, TimeLimit)
+
+
+class Halves(ToyReach):
+    """Each of the two splits has a task of its own, and no environment of the other's."""
+
+    def split_tasks(self, split):
+        return (0,) if split == "train" else (1,)
+
+    def make_env(self, task, split, seed):
+        assert task in self.split_tasks(split)
+        return super().make_env(task, split, seed)
+
+    def camera(self, task):
+        return f"camera {task}"
+
+
+def test_a_wrapped_benchmark_has_the_splits_and_the_pictures_of_its_own():
+    benchmark = WithWrappers(Halves(2, horizon=HORIZON), [STACK, FLATTEN])
+    assert [benchmark.split_tasks(split) for split in benchmark.splits] == [(0,), (1,)]
+    assert benchmark.camera(1) == "camera 1"
+    env = benchmark.make_rendered_env(1, "eval", seed=0)
+    assert env.render_mode == "rgb_array"
+    assert env.observation_space == benchmark.spec.observation_space
+    assert env.render().ndim == 3

@@ -184,3 +184,18 @@ def test_labels_are_drawn_and_parts_that_do_not_fit_are_left_out():
     assert (np.asarray(with_long) == short).all()
     with_more = labelled(image, [("reach-v3", "more"), ("step 1", "return 2.0")])
     assert (np.asarray(with_more) != short).any()
+
+
+class Halves(ToyReach):
+    """Each of the two splits has a task of its own."""
+
+    def split_tasks(self, split):
+        return (0,) if split == "train" else (1,)
+
+
+def test_only_the_tasks_of_the_split_are_recorded(tmp_path):
+    options = {"format": SMALL, "num_workers": 0}
+    recording = record_videos(Seeker(2), Halves(2, horizon=3), tmp_path, **options)
+    assert [episode.task for episode in recording.episodes] == ["goal-1"]
+    with pytest.raises(ConfigurationError, match="unknown task 'goal-0': did you mean goal-1"):
+        record_videos(Seeker(2), Halves(2, horizon=3), tmp_path, tasks=["goal-0"], **options)
