@@ -40,7 +40,6 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.schema import Field
-from mtrl_lightning.threads import in_turn, side_by_side
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
 
 
@@ -302,11 +301,8 @@ class PPO(Algorithm):
         if self._is_first_update:
             self._is_first_update = False
             self._log_gradient_shares(batch)
-        update_both = side_by_side if self._can_update_side_by_side() else in_turn
-        (log_prob_B, entropy), _ = update_both(
-            lambda: self.actor_update(lambda: self._actor_loss(batch)),
-            lambda: self.critic_update(lambda: self._critic_loss(batch)),
-        )
+        log_prob_B, entropy = self.actor_update(lambda: self._actor_loss(batch))
+        self.critic_update(lambda: self._critic_loss(batch))
         old_log_prob_B = batch.extra["log_prob"]
         kl = advantages.approximate_kl(log_prob_B, old_log_prob_B)
         ratio_B = (log_prob_B - old_log_prob_B).exp()
@@ -400,16 +396,6 @@ class PPO(Algorithm):
             self._normalized_values(observation_ND, task_N), task_N
         )
         return value_N.view(num_envs, num_steps).t()
-
-    def _can_update_side_by_side(self) -> bool:
-        """Return whether actor and critic share nothing that their updates change.
-
-        The critic's trains the encoder that the actor's uses. A GPU computes one after the other.
-        """
-        trains_encoder = any(p.requires_grad for p in self.encoder.parameters())
-        is_compiled = self._compile != "none"
-        has_threads = self.device.type == "cpu" and torch.get_num_threads() > 1
-        return has_threads and not (trains_encoder or is_compiled)
 
     def _add_to_epoch(self, kl: Tensor) -> None:
         if self.epoch_updates == self.collection.num_minibatches:

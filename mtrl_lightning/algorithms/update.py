@@ -118,7 +118,7 @@ class Update:
         precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         weight_R = self._task_weights()
         method_state = [buffer.clone() for buffer in self.method.buffers()]
-        draws = self._generators.get(f"{self.name}_gradient", CPU)
+        draws = self._generators.get("gradient", CPU)
 
         optimizer.zero_grad()
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
@@ -181,7 +181,7 @@ class Update:
             return
         if self._task_R.device != loss_R.device:
             self._task_R = self._task_R.to(loss_R.device)
-        draws = self._generators.get(f"{self.name}_repair", loss_R.device)
+        draws = self._generators.get("repair", loss_R.device)
         for network in self._networks:
             network.after_step(loss_R, self._task_R, draws)
 

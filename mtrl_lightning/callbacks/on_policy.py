@@ -11,7 +11,7 @@ from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.replay import RolloutDataset
 from mtrl_lightning.replay.datamodule import refuse_replay_options
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.threads import torch_threads
+from mtrl_lightning.threads import one_thread
 
 
 class OnPolicyLoop(Loop):
@@ -65,7 +65,7 @@ class OnPolicyLoop(Loop):
         """Step until the iteration is complete, and let the algorithm begin to learn from it."""
         session = self.session
         buffer = session.rollout_buffer
-        with torch_threads(1):
+        with one_thread():
             self._step_until_full()
         if not buffer.is_full:
             return

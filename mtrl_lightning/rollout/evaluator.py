@@ -18,7 +18,7 @@ from mtrl_lightning.errors import (
 )
 from mtrl_lightning.rollout.collector import Collector, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
-from mtrl_lightning.threads import torch_threads
+from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import EnvSpec, Episode, Policy
 
 SUCCESS = ("success", "success_last")
@@ -191,7 +191,7 @@ class Evaluator:
         """
         while True:
             try:
-                with torch_threads(1):
+                with one_thread():
                     return self._run(policy, on_step)
             except EnvironmentFaultError as fault:
                 self.close()

@@ -15,7 +15,7 @@ from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompr
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.threads import torch_threads
+from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode, Policy, known_tasks
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import check_encoder, write_mp4
@@ -117,7 +117,7 @@ def record_videos(
         Pictured(benchmark, video), numbers, split, num_workers=num_workers, timeout=timeout
     )
     try:
-        with torch_threads(1):
+        with one_thread():
             films = _run(policy, envs, num_episodes, first_episode, on_step)
     finally:
         envs.close()

@@ -18,27 +18,22 @@ from torch import nn
 from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
-import mtrl_lightning.algorithms.ppo as ppo_module
 from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale, Transform
 from mtrl_lightning.algorithms.learning_rate import ConstantRate
 from mtrl_lightning.errors import ConfigurationError, DivergenceError
-from mtrl_lightning.gradients import FAMO, GradientMethod, Mean, PCGrad
+from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     MLP,
-    MOORE,
     AppendTask,
     Embedding,
-    FiLM,
     MultiHead,
     Network,
-    SoftModularization,
     Standardize,
     StateNoise,
     TaskNoise,
 )
-from mtrl_lightning.threads import side_by_side, torch_threads
 from mtrl_lightning.types import Collected, TransitionBatch
 from tests.algorithms import attach, changed, copy_of, make_ppo, make_spec
 from tests.test_loading import save
@@ -901,61 +896,6 @@ def test_the_same_seed_gives_the_same_iterations():
     assert changed(second, copy_of(first)) == set()
     assert first.drain_metrics() == second.drain_metrics()
     assert changed(other.actor, copy_of(first.actor)) == set(first.actor.state_dict())
-
-
-@pytest.mark.parametrize(
-    "network", [MLP, MultiHead, MOORE, partial(SoftModularization, embedding_dim=16), FiLM]
-)
-@pytest.mark.parametrize("gradient", [Mean, PCGrad, FAMO])
-def test_updates_side_by_side_are_those_in_turn(network, gradient, monkeypatch):
-    calls = []
-    monkeypatch.setattr(ppo_module, "side_by_side", counted(side_by_side, calls))
-    options = {
-        "actor": partial(network, width=16, depth=2),
-        "critic": partial(network, width=16, depth=2),
-        "actor_gradient": gradient,
-        "critic_gradient": gradient,
-        "max_kl": None,
-    }
-    in_turn, at_once = (make_ppo(**options) for _ in range(2))
-    with torch_threads(1):
-        iterate(in_turn)
-        assert calls == []
-    with torch_threads(2):
-        iterate(at_once)
-    assert len(calls) == 4
-    assert changed(at_once, copy_of(in_turn)) == set()
-    assert at_once.drain_metrics() == in_turn.drain_metrics()
-    assert_same_state(at_once.generators.state_dict(), in_turn.generators.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"encoder": partial(AppendTask, conditioning=partial(Embedding, dim=3))}, False),
-        ({"encoder": Standardize}, True),
-    ],
-)
-def test_a_trained_encoder_is_updated_in_turn(options, expected, monkeypatch):
-    calls = []
-    monkeypatch.setattr(ppo_module, "side_by_side", counted(side_by_side, calls))
-    with torch_threads(2):
-        iterate(make_ppo(max_kl=None, **options))
-    assert bool(calls) == expected
-
-
-def counted(function, calls):
-    def call(*args):
-        calls.append(function)
-        return function(*args)
-
-    return call
-
-
-def assert_same_state(first, second):
-    assert first.keys() == second.keys()
-    for name, used in first["used"].items():
-        assert torch.equal(used["state"], second["used"][name]["state"]), name
 
 
 # ---- checkpoints and resets ----
