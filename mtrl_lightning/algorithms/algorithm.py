@@ -99,6 +99,8 @@ class Algorithm(LightningModule):
     """Further fields of a transition that ``act`` returns beside the actions when it explores."""
     collection: OnPolicy | None = None
     """How an on-policy algorithm collects; None for one that learns from a replay."""
+    acting_networks: tuple[str, ...] = ()
+    """Names of the networks that ``policy`` uses; empty if it may use all of them."""
     action_mask_TA: Tensor | None
     """Which numbers of an action are each task's own, ``[T, A]``; None if all are."""
     _task_R: Tensor
@@ -233,7 +235,10 @@ class Algorithm(LightningModule):
             self.add_module(name, module)
             self._network_names.append(name)
         if self._replaces_untrained:
-            self._mean_of_trained = MeanOfTrained(self, self.spec.num_tasks, self.spec.train_tasks)
+            names = self.acting_networks or self._network_names
+            acting = nn.ModuleList(self.get_submodule(name) for name in names)
+            spec = self.spec
+            self._mean_of_trained = MeanOfTrained(acting, spec.num_tasks, spec.train_tasks)
 
     def add_transform(self, transform: Transform) -> None:
         """Append to the transforms.
@@ -338,7 +343,7 @@ class Algorithm(LightningModule):
     def _untrained_replaced(
         self, task_E: npt.NDArray[np.int64]
     ) -> contextlib.AbstractContextManager[None]:
-        """Let the trained tasks stand for the others among these tasks."""
+        """Use the trained tasks' mean for the untrained ones of these tasks."""
         if self._mean_of_trained is None or not self._is_untrained_T[task_E].any():
             return contextlib.nullcontext()
         return self._mean_of_trained.applied()

@@ -98,6 +98,7 @@ class PPO(Algorithm):
         ConfigurationError: if a number is out of its range, or parts do not fit together.
     """
 
+    acting_networks = ("encoder", "actor", "noise")
     collection: OnPolicy
     encoder: Encoder
     actor: Network

@@ -105,6 +105,7 @@ class SAC(Algorithm):
         ConfigurationError: if a number is out of its range, or parts do not fit together.
     """
 
+    acting_networks = ("encoder", "actor")
     encoder: Encoder
     actor: Network
     critic: Ensemble

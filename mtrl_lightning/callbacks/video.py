@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.video import (
     VideoFormat,
     check_drawing,
@@ -129,7 +130,7 @@ class VideoCallback(SessionCallback):
         session = self.session
         try:
             recording = record_videos(
-                session.algorithm,
+                with_action_transforms(session.algorithm, session.action_transforms),
                 session.benchmark,
                 session.folder / "videos" / f"step_{env_steps:012d}",
                 tasks=self._tasks,
@@ -171,7 +172,7 @@ def _log(logger: Logger, files: dict[str, Path], env_steps: int) -> None:
 
         row: dict[str, Any] = {"env_steps": env_steps}
         for name, path in files.items():
-            row[f"videos/{name}"] = wandb.Video(path, format="mp4")
+            row[f"videos/{name}"] = wandb.Video(str(path), format="mp4")
         logger.log_metrics(row, step=env_steps)
     elif isinstance(logger, TensorBoardLogger):
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -24,6 +24,7 @@ from mtrl_lightning.runs import (
 
 if TYPE_CHECKING:
     from mtrl_lightning.envs import Benchmark
+    from mtrl_lightning.rollout import ActionTransform
     from mtrl_lightning.video import Recording
 
 HELP = "Write videos of test episodes with a run's best checkpoint, one for each task."
@@ -134,6 +135,7 @@ def play(options: argparse.Namespace) -> None:
 
     from mtrl_lightning.loading import load_policy
     from mtrl_lightning.quiet import quiet
+    from mtrl_lightning.rollout.action_transforms import with_action_transforms
     from mtrl_lightning.video import (
         VideoFormat,
         check_encoder,
@@ -146,6 +148,7 @@ def play(options: argparse.Namespace) -> None:
     with quiet():
         benchmark = benchmark_of(config)
         policy = load_policy(checkpoint, trust=_named_classes(config))
+        action_transforms = action_transforms_of(config)
     spec = benchmark.spec
     if policy.task_names != spec.task_names:
         raise ConfigurationError(
@@ -161,7 +164,7 @@ def play(options: argparse.Namespace) -> None:
     total = options.episodes * spec.horizon
     with tqdm(total=total, desc="steps", leave=False, disable=None) as bar:
         recording = record_videos(
-            policy,
+            with_action_transforms(policy, action_transforms),
             benchmark,
             folder,
             tasks=options.task,
@@ -207,26 +210,44 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
     Raises:
         ConfigurationError: if it cannot be made.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
-
     from mtrl_lightning.envs import Benchmark
     from mtrl_lightning.envs.benchmark import with_info
+    from mtrl_lightning.envs.wrapped import with_wrappers
 
     data = config["data"]
+    benchmark: Benchmark = _instantiated(Benchmark, data["benchmark"], "benchmark")
+    benchmark = with_wrappers(benchmark, data.get("wrappers"))
+    return with_info(benchmark, data.get("info_keys"), data.get("store_info", False))
+
+
+def action_transforms_of(config: dict[str, Any]) -> list[ActionTransform]:
+    """Return the action transforms of a run's configuration.
+
+    Raises:
+        ConfigurationError: if they cannot be made.
+    """
+    from mtrl_lightning.rollout import ActionTransform
+
+    described = config["rollout"].get("action_transforms") or []
+    return list(_instantiated(list[ActionTransform], described, "action_transforms"))
+
+
+def _instantiated(kind: Any, described: Any, what: str) -> Any:
+    """Return what a configuration describes by ``class_path`` and ``init_args``."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(Benchmark, "benchmark")
+    parser.add_argument(f"--{what}", type=kind)
     try:
-        parsed = parser.parse_object({"benchmark": data["benchmark"]})
-        benchmark = parser.instantiate_classes(parsed).benchmark
+        return getattr(parser.instantiate_classes(parser.parse_object({what: described})), what)
     except (ArgumentError, ValueError) as error:
         own = _own_error(error)
         if own is not None:
             raise own from None
         raise ConfigurationError(
-            f"the benchmark of the run's configuration cannot be made ({error}): use the version"
-            " of the code that the run was made with, in the folder of its modules"
+            f"the {what} of the run's configuration cannot be made ({error}): use the version of"
+            " the code that the run was made with, in the folder of its modules"
         ) from error
-    return with_info(benchmark, data.get("info_keys"), data.get("store_info", False))
 
 
 def _own_error(error: BaseException | None) -> ConfigurationError | None:

@@ -48,8 +48,8 @@ DMC19 = (
 DMC21 = (*DMC19, "quadruped-walk", "quadruped-run")
 """dm_control's own among the tasks of MMBench (Hansen et al. 2025)."""
 LQR = "lqr"
-FOLLOWING = {"quadruped": 2}
-"""Domains whose camera 0 is not the one of their usual pictures, and which one is."""
+CAMERAS = {"quadruped": 2}
+"""The camera of videos by domain, where it is not camera 0."""
 
 
 class SuiteTasks(Benchmark):
@@ -81,6 +81,7 @@ class SuiteTasks(Benchmark):
         fast: bool,
     ) -> None:
         self.task_names = tuple(task_names)
+        import_suite()  # says what to install, before versions are looked up
         if not 1 <= horizon <= MAX_HORIZON:
             raise ConfigurationError(
                 f"horizon is {horizon}: dm_control's episodes have 1 to {MAX_HORIZON} control steps"
@@ -132,8 +133,8 @@ class SuiteTasks(Benchmark):
         return pad_to_spec(env, self._spec)
 
     def camera(self, task: int) -> str | int | None:
-        """Return the camera that follows the body."""
-        return FOLLOWING.get(self.task_names[task].partition("-")[0], 0)
+        """Return the number of the camera that videos show."""
+        return CAMERAS.get(self.task_names[task].partition("-")[0], 0)
 
     def _make(self, name: str, numbered: bool, seed: int) -> gym.Env:
         environment = self.load(name)
@@ -236,6 +237,11 @@ def _names(tasks: str | list[str]) -> tuple[str, ...]:
             return named[tasks]
         known = [*named, *known]
         tasks = [tasks]
+    sets = [name for name in tasks if name in ("DMC19", "DMC21", "BENCHMARKING")]
+    if sets:
+        raise ConfigurationError(
+            f"tasks has {sets[0]} in a list: a set is given alone, without brackets"
+        )
     names = known_tasks(tasks, known)
     for name in names:
         if name.startswith(f"{LQR}-"):

@@ -249,6 +249,8 @@ class DMControlFamily(SuiteTasks):
         value = self._values[name]
         try:
             return load(self._task, self.fast, partial(_edited, self.family, value))
+        except ConfigurationError:
+            raise
         except ValueError as error:
             raise ConfigurationError(
                 f"{self.family.quantity} {value!r}: MuJoCo cannot compile this model ({error});"
@@ -284,6 +286,12 @@ def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float
 def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
     """Check that interpolation and extrapolation evaluate values that are not trained on."""
     trained = values["train"]
+    untrained = [value for value in values["eval_base"] if value not in trained]
+    if untrained:
+        warnings.warn(
+            f"eval_base has {untrained}, which train has not: it is meant for the trained values",
+            stacklevel=3,
+        )
     for split in (INTERPOLATION, EXTRAPOLATION):
         seen = [value for value in values[split] if value in trained]
         if seen:

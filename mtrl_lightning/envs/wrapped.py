@@ -56,7 +56,8 @@ class WithWrappers(Benchmark):
     comes out is flattened where it is a dictionary or tuple of boxes, and padded where the tasks
     are of different sizes. The spaces of the spec are read from one wrapped environment of each
     task. An environment that has no ``TimeLimit`` gets one of the benchmark's horizon below the
-    first wrapper, because wrappers such as ``TimeAwareObservation`` read it.
+    first wrapper, because wrappers such as ``TimeAwareObservation`` read it. Where a
+    ``RewardWrapper`` or a shorter horizon changes the largest return, there is no score.
 
     Args:
         benchmark: the tasks.
@@ -76,6 +77,7 @@ class WithWrappers(Benchmark):
         spaces: dict[str, tuple[Box, Box]] = {}
         own_spaces: dict[str, tuple[Any, Any]] = {}
         horizons: list[int] = []
+        changes_rewards = False
         for task, name in enumerate(spec.task_names):
             of_task = (split for split in self.splits if task in benchmark.split_tasks(split))
             split = next(of_task, self.splits[0])
@@ -85,6 +87,12 @@ class WithWrappers(Benchmark):
             try:
                 spaces[name] = _checked_spaces(name, env)
                 horizons.append(min([spec.horizon, *_time_limits(env)]))
+                own_layers = [id(layer) for layer in layers_of(own)]
+                changes_rewards |= any(
+                    isinstance(layer, gym.RewardWrapper)
+                    for layer in layers_of(env)
+                    if id(layer) not in own_layers
+                )
             finally:
                 env.close()
         # spaces that no wrapper changes stay those of the benchmark, which may be wider
@@ -95,6 +103,8 @@ class WithWrappers(Benchmark):
                 names = (f"{what}_space", f"{what}_sizes")
                 self._changed |= {name: found[name] for name in names}
         self._horizon = max(horizons)
+        if changes_rewards or self._horizon != spec.horizon:
+            self._changed["max_return"] = None
         check_spec(self.spec)
 
     @property
@@ -106,10 +116,11 @@ class WithWrappers(Benchmark):
     def spec(self) -> EnvSpec:
         """The benchmark's, with the spaces and the horizon of its wrapped environments."""
         spec = self.benchmark.spec
+        pipelines = [str(spec.protocol.get("wrappers", "")), self.pipeline]
         return spec._replace(
             **self._changed,
             horizon=self._horizon,
-            protocol={**spec.protocol, "wrappers": self.pipeline},
+            protocol={**spec.protocol, "wrappers": " > ".join(filter(None, pipelines))},
         )
 
     def split_tasks(self, split: str) -> tuple[int, ...]:

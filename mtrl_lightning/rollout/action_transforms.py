@@ -176,8 +176,13 @@ class TransformedPolicy:
         self._policy = policy
         self._transforms = list(transforms)
 
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
-        """Choose actions ``[E, A]`` between -1 and 1, and transform them."""
+    def act(
+        self,
+        observation_ED: npt.NDArray,
+        task_E: npt.NDArray[np.int64],
+        mode: Mode = "exploit",
+    ) -> Chosen:
+        """Choose actions ``[E, A]`` between -1 and 1 for a batch, and transform them."""
         chosen = self._policy.act(observation_ED, task_E, mode)
         action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
         sent_EA = sent_actions(self._transforms, np.asarray(action_EA), task_E, is_training=False)

@@ -62,6 +62,7 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(ConfigurationError, match="Separate trains one network per task"):
         make_sac(spec, actor=separate)
     make_sac(spec, actor=separate, untrained_tasks="own")
+    assert make_sac(spec, actor=NETWORK, critic=separate).untrained_summary.endswith("(OneHot)")
     make_sac(make_spec(3), actor=separate)
     with pytest.raises(ConfigurationError, match="untrained_tasks is 'zero': give one of"):
         make_sac(spec, untrained_tasks="zero")

@@ -1,6 +1,8 @@
 """``play`` writes the videos of a run's policy, and says what was wrong with its arguments."""
 
+import numpy as np
 import pytest
+import yaml
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import play
@@ -107,3 +109,38 @@ def test_the_table_has_a_score_where_there_is_a_largest_return():
     assert header.split() == ["task", "episode", "return", "length", "score"]
     assert line.split() == ["walker-walk", "0", "250.0", "500", "0.250"]
     assert "score" not in play.table(recording, has_success=True)
+
+
+STACKED = [
+    {"class_path": "gymnasium.wrappers.FrameStackObservation", "init_args": {"stack_size": 3}},
+    "gymnasium.wrappers.FlattenObservation",
+]
+GENTLE = [{"class_path": "mtrl_lightning.rollout.ScaleAction", "init_args": {"factor": 0.5}}]
+
+
+def test_a_wrapped_run_is_played_with_its_wrappers():
+    toy = {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {"num_tasks": 2}}
+    benchmark = play.benchmark_of({"data": {"benchmark": toy, "wrappers": STACKED}})
+    assert benchmark.spec.observation_space.shape == (6,)
+    assert "FrameStackObservation" in benchmark.spec.protocol["wrappers"]
+
+
+def test_a_run_is_played_with_its_action_transforms(run, monkeypatch):
+    file = run / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    assert play.action_transforms_of(config) == []
+    config["rollout"]["action_transforms"] = GENTLE
+    file.write_text(yaml.safe_dump(config))
+    policies = []
+
+    def record(policy, *args, **options):
+        policies.append(policy)
+        return Recording({}, [RecordedEpisode("goal-0", 0, 1.0, 20, False)])
+
+    monkeypatch.setattr("mtrl_lightning.video.record_videos", record)
+    main(["play", str(run), *SMALL])
+    (policy,) = policies
+    observation_ED = np.zeros((1, 2), np.float32)
+    own = policy._policy.act(observation_ED, np.array([0]), "exploit")
+    sent = policy.act(observation_ED, np.array([0]), "exploit")
+    np.testing.assert_allclose(sent, 0.5 * own, rtol=1e-6)

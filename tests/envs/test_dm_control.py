@@ -353,6 +353,7 @@ def test_training_gives_the_same_with_workers_as_without(command_line):
     ("options", "message"),
     [
         ({"tasks": ["cartpole_swingup"]}, "unknown task 'cartpole_swingup': did you mean cartpole"),
+        ({"tasks": ["DMC19"]}, "tasks has DMC19 in a list: a set is given alone"),
         ({"tasks": "DMC20"}, "unknown task 'DMC20': did you mean DMC21, DMC19"),
         ({"tasks": ["walker-fly"]}, "did you mean walker-"),
         ({"tasks": ["walker-run", "walker-run"]}, "duplicate tasks"),

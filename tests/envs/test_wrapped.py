@@ -270,3 +270,29 @@ def test_a_wrapped_benchmark_has_the_splits_and_the_pictures_of_its_own():
     assert env.render_mode == "rgb_array"
     assert env.observation_space == benchmark.spec.observation_space
     assert env.render().ndim == 3
+
+
+class Scored(ToyReach):
+    """The same tasks, whose largest return is known."""
+
+    @property
+    def spec(self):
+        return super().spec._replace(max_return=5.0)
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "expected"),
+    [
+        ([STACK, FLATTEN], 5.0),
+        ([HALF], None),
+        ([partial(TimeLimit, max_episode_steps=HORIZON - 1)], None),
+    ],
+)
+def test_there_is_no_score_where_wrappers_change_the_largest_return(wrappers, expected):
+    assert WithWrappers(Scored(2, horizon=HORIZON), wrappers).spec.max_return == expected
+
+
+def test_the_protocol_has_the_wrappers_of_a_wrapped_benchmark_too():
+    once = WithWrappers(ToyReach(2, horizon=HORIZON), [HALF])
+    twice = WithWrappers(once, [HALF])
+    assert twice.spec.protocol["wrappers"] == f"{once.pipeline} > {once.pipeline}"
