@@ -17,8 +17,8 @@ QUANTITIES = ("success", "return", "score")
 """What is plotted, where an evaluation measured it."""
 BOUNDED = ("success", "score")
 """Quantities between 0 and 1."""
-MAX_LEGEND = 30
-"""Curves beyond which a row has no legend."""
+MAX_LEGEND_ENTRIES = 30
+"""A row with more curves has no legend."""
 
 
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
@@ -69,7 +69,7 @@ def plot_curves(run_folder: str | Path) -> Path:
             title = shown[0] if len(rows) > 1 and len(shown) == 1 else "evaluation"
             _label(axes, quantity, title)
             handles = axes.get_legend_handles_labels()
-        if handles and len(handles[0]) <= MAX_LEGEND:
+        if handles and len(handles[0]) <= MAX_LEGEND_ENTRIES:
             part.legend(*handles, loc="outside right upper", fontsize="small")
     unfinished = path.with_suffix(".unfinished.png")
     figure.savefig(unfinished, dpi=120)

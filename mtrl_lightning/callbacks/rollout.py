@@ -139,7 +139,7 @@ class RolloutCallback(Driver):
             on_restart=lambda reason: session.note_restart(envs, reason),
         )
         for place, transform in enumerate(self._action_transforms):
-            # environments have keys of other lengths, or a second number of at least 1
+            # never an environment's key, whose length differs or whose second number is not 0
             seeding = np.random.SeedSequence(self._seed, spawn_key=(place, 0))
             transform.seed(int(seeding.generate_state(1)[0]))
         session.open(envs, self._window, device, self._listeners)

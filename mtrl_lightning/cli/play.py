@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--split",
-        help="the environments, such as eval, which is the default where there is no other",
+        help="split to record, such as eval_interpolation (default: the first evaluated one)",
     )
     parser.add_argument(
         "--episodes", type=int, default=1, help="test episodes of each task (default: 1)"

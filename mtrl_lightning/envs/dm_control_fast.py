@@ -241,7 +241,7 @@ def _scale(sigmoid: str, value_at_margin: float) -> Any:
 
 @cache
 def stand_ins() -> dict[str, Any]:
-    """Return what stands for the names that dm_control's files of domains import."""
+    """Return what replaces the names that dm_control's files of domains import."""
     from dm_control.utils import rewards
 
     linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})

@@ -235,7 +235,7 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     wrong = observations.what_is_wrong(env.observation_space)
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
-    if observations.is_flat(env.observation_space):
+    if observations.can_be_flattened(env.observation_space):
         env = FlattenObservation(env)
     actions = env.action_space
     wrong = what_is_wrong(actions)

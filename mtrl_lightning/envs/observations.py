@@ -13,7 +13,7 @@ def what_is_wrong(space: gym.Space) -> str | None:
 
     Algorithms take a ``Box``. Dictionaries and tuples of boxes are flattened to one.
     """
-    if isinstance(space, Box) or is_flat(space):
+    if isinstance(space, Box) or can_be_flattened(space):
         return None
     if isinstance(space, (Dict, Tuple)):
         parts = _parts(space)
@@ -37,7 +37,7 @@ def what_is_wrong(space: gym.Space) -> str | None:
     )
 
 
-def is_flat(space: gym.Space) -> bool:
+def can_be_flattened(space: gym.Space) -> bool:
     """Return whether a space is a dictionary or tuple of boxes, which can be flattened."""
     if not isinstance(space, (Dict, Tuple)):
         return False

@@ -159,7 +159,7 @@ class WithWrappers(Benchmark):
     def _wrapped(self, env: gym.Env, task: str) -> gym.Env:
         for make in self.wrappers:
             env = _wrapped_in(make, env, task)
-        if observations.is_flat(env.observation_space):
+        if observations.can_be_flattened(env.observation_space):
             env = gymnasium_wrappers.FlattenObservation(env)
         return env
 

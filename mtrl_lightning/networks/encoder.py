@@ -184,7 +184,7 @@ class Standardize(Identity):
         self._separate_tasks()
 
     def observe(self, observation_BD: Tensor, task_B: Tensor) -> None:
-        """Update the statistics with a batch; without per-task ones, all must have one size."""
+        """Update the statistics; with shared ones, every batch must have the same number of rows."""
         if self._seen >= self._num_updates:
             return
         if self._per_task:
@@ -230,7 +230,9 @@ class Standardize(Identity):
 def fill_unseen(
     mean_TD: Tensor, variance_TD: Tensor, is_seen_T: Sequence[bool], sizes: Sequence[int]
 ) -> None:
-    """Give tasks without statistics, in place, those of all tasks that have some, and their size.
+    """Fill in, in place, the statistics of tasks that have none.
+
+    They get the pooled ones of all tasks that have some and observations of the same size.
 
     Args:
         mean_TD: means.

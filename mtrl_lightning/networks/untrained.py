@@ -1,7 +1,7 @@
 """What a network is given for tasks that are evaluated without being trained.
 
 Parameters of a task that is never trained stay as they were initialized. In place of them, the
-trained tasks stand for it, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206):
+trained tasks replace it, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206):
 its input is the mean of their inputs, and where each task has a head of its own, its outputs are
 the mean of what their heads give. Whatever is computed from the task's input follows from that.
 
@@ -35,7 +35,7 @@ class HasTaskOutputs(Protocol):
         task, such as an embedding of its description, has all of them.
 
         Raises:
-            ConfigurationError: if nothing can stand for a task that is not trained.
+            ConfigurationError: if nothing can replace what a task that is not trained lacks.
         """
 
 
@@ -62,7 +62,7 @@ class _Part(NamedTuple):
 
 
 class MeanOfTrained:
-    """Let the trained tasks' mean stand for the others while a policy acts.
+    """Use the trained tasks' mean for the others while a policy acts.
 
     Args:
         module: contains what depends on the task.
@@ -70,7 +70,7 @@ class MeanOfTrained:
         train_tasks: the trained tasks.
 
     Raises:
-        ConfigurationError: if a module has nothing that could stand for a task that is not trained.
+        ConfigurationError: if a module has nothing to use for a task that is not trained.
     """
 
     def __init__(self, module: nn.Module, num_tasks: int, train_tasks: Sequence[int]) -> None:
