@@ -184,7 +184,7 @@ class Standardize(Identity):
         self._separate_tasks()
 
     def observe(self, observation_BD: Tensor, task_B: Tensor) -> None:
-        """Update the statistics; with shared ones, every batch must have the same number of rows."""
+        """Update the statistics; shared ones require batches with the same number of rows."""
         if self._seen >= self._num_updates:
             return
         if self._per_task:

@@ -1,8 +1,8 @@
 """What a network is given for tasks that are evaluated without being trained.
 
-Parameters of a task that is never trained stay as they were initialized. In place of them, the
-trained tasks replace it, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206):
-its input is the mean of their inputs, and where each task has a head of its own, its outputs are
+Parameters of a task that is never trained stay as they were initialized. So the mean over the
+trained tasks is used, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206): the
+task's input is the mean of their inputs, and where each task has a head of its own, its outputs are
 the mean of what their heads give. Whatever is computed from the task's input follows from that.
 
 Shapes: ``B`` batch, ``R`` trained tasks, ``T`` tasks, ``U`` rows of untrained tasks.
