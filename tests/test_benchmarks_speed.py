@@ -295,6 +295,7 @@ def test_stepping_runs_all_variants(capsys):
 
 
 def test_stepping_runs_tasks_of_dm_control(capsys):
+    pytest.importorskip("dm_control")
     arguments = ["--tasks=1", "--workers=0", "--variants", "ours", "slow"]
     found = printed_json(
         stepping.main,
@@ -312,6 +313,7 @@ def test_stepping_runs_tasks_of_dm_control(capsys):
 
 
 def test_shimmys_environments_have_our_numbers_and_sizes():
+    pytest.importorskip("dm_control")
     pytest.importorskip("shimmy")
     names = ["cartpole-balance", "reacher-easy"]
     theirs = upstream_suite.make_vec(names, "sync")
