@@ -80,38 +80,24 @@ class Benchmark(ABC):
         return None
 
 
-class WithInfo(Benchmark):
-    """A benchmark that also logs numbers which its environments report in ``info``.
+class BenchmarkWrapper(Benchmark):
+    """A benchmark around another one, whose tasks it has; a subclass changes a part of it.
 
     Args:
         benchmark: the tasks.
-        keys: names in ``info`` of numbers. A step may leave one out.
-        store: whether they are also fields of the transitions, in single precision, and in batches
-            as ``batch.extra[key]``. Then every step has to report them.
-
-    Raises:
-        ConfigurationError: if a name is given twice, or one is stored that is a field already.
     """
 
-    def __init__(self, benchmark: Benchmark, keys: Sequence[str], store: bool = False) -> None:
+    def __init__(self, benchmark: Benchmark) -> None:
         self.benchmark = benchmark
-        self.keys = tuple(keys)
-        self.store = store
         self.splits = benchmark.splits
-        check_spec(self.spec)
 
     @property
     def spec(self) -> EnvSpec:
-        """The benchmark's, with these numbers."""
-        spec = self.benchmark.spec
-        stored = tuple(Field(key) for key in self.keys) if self.store else ()
-        return spec._replace(
-            info_fields=(*spec.info_fields, *stored),
-            info_keys=(*spec.info_keys, *(k for k in self.keys if k not in spec.info_keys)),
-        )
+        """The benchmark's."""
+        return self.benchmark.spec
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return the benchmark's."""
+        """Return the benchmark's tasks of a split."""
         return self.benchmark.split_tasks(split)
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
@@ -125,6 +111,36 @@ class WithInfo(Benchmark):
     def camera(self, task: int) -> str | int | None:
         """Return the benchmark's camera."""
         return self.benchmark.camera(task)
+
+
+class WithInfo(BenchmarkWrapper):
+    """A benchmark that also logs numbers which its environments report in ``info``.
+
+    Args:
+        benchmark: the tasks.
+        keys: names in ``info`` of numbers. A step may leave one out.
+        store: whether they are also fields of the transitions, in single precision, and in batches
+            as ``batch.extra[key]``. Then every step has to report them.
+
+    Raises:
+        ConfigurationError: if a name is given twice, or one is stored that is a field already.
+    """
+
+    def __init__(self, benchmark: Benchmark, keys: Sequence[str], store: bool = False) -> None:
+        super().__init__(benchmark)
+        self.keys = tuple(keys)
+        self.store = store
+        check_spec(self.spec)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The benchmark's, with these numbers."""
+        spec = self.benchmark.spec
+        stored = tuple(Field(key) for key in self.keys) if self.store else ()
+        return spec._replace(
+            info_fields=(*spec.info_fields, *stored),
+            info_keys=(*spec.info_keys, *(k for k in self.keys if k not in spec.info_keys)),
+        )
 
 
 def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:

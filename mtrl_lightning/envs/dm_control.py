@@ -227,21 +227,21 @@ def _names(tasks: str | list[str]) -> tuple[str, ...]:
     """Return the names of a set of tasks, or the given ones if all are known."""
     suite = import_suite()
     known = ["-".join(pair) for pair in suite.ALL_TASKS]
+    sets = {
+        "DMC19": DMC19,
+        "DMC21": DMC21,
+        "BENCHMARKING": tuple("-".join(pair) for pair in suite.BENCHMARKING),
+    }
     if isinstance(tasks, str):
-        named = {
-            "DMC19": DMC19,
-            "DMC21": DMC21,
-            "BENCHMARKING": tuple("-".join(pair) for pair in suite.BENCHMARKING),
-        }
-        if tasks in named:
-            return named[tasks]
-        known = [*named, *known]
+        if tasks in sets:
+            return sets[tasks]
+        known = [*sets, *known]
         tasks = [tasks]
-    sets = [name for name in tasks if name in ("DMC19", "DMC21", "BENCHMARKING")]
-    if sets:
-        raise ConfigurationError(
-            f"tasks has {sets[0]} in a list: a set is given alone, without brackets"
-        )
+    for name in tasks:
+        if name in sets:
+            raise ConfigurationError(
+                f"tasks has {name} in a list: a set is given alone, without brackets"
+            )
     names = known_tasks(tasks, known)
     for name in names:
         if name.startswith(f"{LQR}-"):

@@ -13,11 +13,10 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.benchmark import Benchmark, BenchmarkWrapper
 from mtrl_lightning.envs.simulator import is_mujoco
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rendering import find_renderer, use_renderer
-from mtrl_lightning.types import EnvSpec
 
 JPEG_QUALITY = 95
 """At which a loss cannot be seen. A picture of 480 x 360 takes 30 kB in place of 520 kB."""
@@ -66,7 +65,7 @@ class Picture(NamedTuple):
     jpeg: bytes
 
 
-class Pictured(Benchmark):
+class Pictured(BenchmarkWrapper):
     """A benchmark whose environments keep pictures of their steps, for ``take_pictures``.
 
     Args:
@@ -76,22 +75,12 @@ class Pictured(Benchmark):
     """
 
     def __init__(self, benchmark: Benchmark, format: VideoFormat) -> None:
-        self.benchmark = benchmark
+        super().__init__(benchmark)
         self.format = format.check()
-        self.splits = benchmark.splits
         self._renderer: str | None = None
         if "mujoco" in sys.modules:  # found once here, and not in each worker
             with contextlib.suppress(ConfigurationError):  # an error where there is what to draw
                 self._renderer = find_renderer()
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The benchmark's."""
-        return self.benchmark.spec
-
-    def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return the benchmark's tasks of a split."""
-        return self.benchmark.split_tasks(split)
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make an environment that keeps pictures.

@@ -15,7 +15,7 @@ from gymnasium import wrappers as gymnasium_wrappers
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs import actions, observations
-from mtrl_lightning.envs.benchmark import Benchmark, WithInfo, check_spec
+from mtrl_lightning.envs.benchmark import Benchmark, BenchmarkWrapper, WithInfo, check_spec
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.padding import pad_to_spec, padded_spaces, without_padding
 from mtrl_lightning.envs.state import layers_of
@@ -49,7 +49,7 @@ REFUSED: dict[type[gym.Wrapper], str] = {
 """Wrappers that cannot be used, and why."""
 
 
-class WithWrappers(Benchmark):
+class WithWrappers(BenchmarkWrapper):
     """A benchmark whose environments are wrapped, for training and for evaluation alike.
 
     Wrappers get a task's own environment, without what pads it to the other tasks' sizes. What
@@ -70,9 +70,8 @@ class WithWrappers(Benchmark):
     """
 
     def __init__(self, benchmark: Benchmark, wrappers: Sequence[Wrapper]) -> None:
-        self.benchmark = benchmark
+        super().__init__(benchmark)
         self.wrappers = [_resolved(wrapper) for wrapper in wrappers]
-        self.splits = benchmark.splits
         spec = benchmark.spec
         spaces: dict[str, tuple[Box, Box]] = {}
         own_spaces: dict[str, tuple[Any, Any]] = {}
@@ -123,10 +122,6 @@ class WithWrappers(Benchmark):
             protocol={**spec.protocol, "wrappers": " > ".join(filter(None, pipelines))},
         )
 
-    def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return the benchmark's tasks of a split."""
-        return self.benchmark.split_tasks(split)
-
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments, and wrap it."""
         return self._wrapped_and_padded(self.benchmark.make_env(task, split, seed), task, seed)
@@ -135,10 +130,6 @@ class WithWrappers(Benchmark):
         """Make one of the benchmark's environments for a video, and wrap it."""
         env = self.benchmark.make_rendered_env(task, split, seed)
         return self._wrapped_and_padded(env, task, seed)
-
-    def camera(self, task: int) -> str | int | None:
-        """Return the benchmark's camera."""
-        return self.benchmark.camera(task)
 
     def _wrapped_and_padded(self, env: gym.Env, task: int, seed: int) -> gym.Env:
         name = self.benchmark.spec.task_names[task]
