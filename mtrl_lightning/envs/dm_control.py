@@ -61,7 +61,7 @@ class SuiteTasks(Benchmark):
 
     Args:
         task_names: names of all tasks.
-        train_tasks: places of those that are trained on.
+        train_tasks: indices of those that are trained on.
         action_repeat: control steps per environment step; their rewards are added.
         horizon: control steps in an episode, at most 1000.
         reward_scale: factor of every reward, above 0; the score does not depend on it.
@@ -155,7 +155,8 @@ class SuiteTasks(Benchmark):
         spaces: dict[str, tuple[Box, Box]] = {}
         for name in self.task_names:
             env = self._make(name, False, 0)
-            observations, actions = env.observation_space, env.action_space
+            observations = env.observation_space
+            actions = env.action_space
             assert isinstance(observations, Box) and isinstance(actions, Box)
             spaces[name] = (observations, actions)
         shared = padded_spaces(spaces)

@@ -122,7 +122,8 @@ class SuiteEnv(gym.Env):
         self._next_episode = 0 if numbered else None
         self._first_seed = None if numbered else seed
         actions = environment.action_spec()
-        low, high = actions.minimum, actions.maximum
+        low = actions.minimum
+        high = actions.maximum
         if not (np.all(low > -UNLIMITED) and np.all(high < UNLIMITED)):
             raise ConfigurationError(
                 "its actions are not bounded, so they cannot be rescaled to [-1, 1]"

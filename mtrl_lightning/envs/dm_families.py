@@ -154,9 +154,10 @@ FAMILIES = {
 
 
 class DMControlFamily(SuiteTasks):
-    """A task of the DeepMind Control Suite with a body that differs from task to task.
+    """A task of the DeepMind Control Suite whose body differs from task to task.
 
-    The number is hidden: observations do not contain it. Every value is a task. A value that is
+    The bodies differ in one physical parameter, which observations do not contain. Every value of
+    it is a task. A value that is
     evaluated and also trained on is the same task, so that the networks know it.
 
     The splits are ``train``, ``eval_base``, ``eval_interpolation`` and ``eval_extrapolation``.
@@ -184,7 +185,7 @@ class DMControlFamily(SuiteTasks):
 
     Raises:
         ConfigurationError: if dm_control is missing, the family or the task is unknown, a value is
-            given twice or is one that the model cannot have, or a number is out of range.
+            given twice or is invalid for the model, or a number is out of range.
     """
 
     def __init__(
