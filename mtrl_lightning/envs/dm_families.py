@@ -157,8 +157,8 @@ class DMControlFamily(SuiteTasks):
     """A task of the DeepMind Control Suite whose body differs from task to task.
 
     The bodies differ in one physical parameter, which observations do not contain. Every value of
-    it is a task. A value that is
-    evaluated and also trained on is the same task, so that the networks know it.
+    it is a task. A value that is evaluated and also trained on is the same task, so that the
+    networks know it.
 
     The splits are ``train``, ``eval_base``, ``eval_interpolation`` and ``eval_extrapolation``.
     Training draws initial states at random; test episode ``k`` starts as the first one of
