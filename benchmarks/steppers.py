@@ -19,8 +19,9 @@ import numpy as np
 from benchmarks import upstream, upstream_suite
 from benchmarks.measuring import proportional_set_size
 from benchmarks.pacing import Pacer
-from mtrl_lightning.envs import DMControl, MetaWorld
+from mtrl_lightning.envs import DMControl, DMControlFamily, MetaWorld
 from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.dm_control import SuiteTasks
 from mtrl_lightning.envs.dm_control_domains import import_suite
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import import_optional
@@ -47,21 +48,30 @@ class Walk:
     """Vector steps before the first window."""
     descriptor: int = -1
     """Of the open file that the windows' seconds are written to."""
-    benchmark: Literal["metaworld", "dm_control"] = "metaworld"
+    benchmark: str = "metaworld"
+    """``metaworld``, ``dm_control`` or one of its families."""
+
+
+def make_suite(walk: Walk, fast: bool) -> SuiteTasks:
+    """Return dm_control's tasks or a family."""
+    if walk.benchmark == "dm_control":
+        tasks: Any = walk.tasks[0] if len(walk.tasks) == 1 else walk.tasks
+        return DMControl(tasks, action_repeat=1, fast=fast)
+    return DMControlFamily(walk.benchmark, action_repeat=1, fast=fast)
 
 
 def build(walk: Walk) -> tuple[gym.vector.VectorEnv, Callable[[Any], Any]]:
     """Return the environments, and what steps them."""
+    is_metaworld = walk.benchmark == "metaworld"
     if walk.kind != "ours":
-        make_vec = (upstream if walk.benchmark == "metaworld" else upstream_suite).make_vec
-        theirs = make_vec(walk.tasks, walk.kind)
+        if is_metaworld:
+            theirs = upstream.make_vec(walk.tasks, walk.kind)
+        else:
+            theirs = upstream_suite.make_vec(make_suite(walk, fast=False), walk.kind)
         return theirs, theirs.step
     tasks: Any = walk.tasks[0] if len(walk.tasks) == 1 else walk.tasks
     benchmark: Benchmark
-    if walk.benchmark == "metaworld":
-        benchmark = MetaWorld(tasks, fast=walk.fast)
-    else:
-        benchmark = DMControl(tasks, action_repeat=1, fast=walk.fast)
+    benchmark = MetaWorld(tasks, fast=walk.fast) if is_metaworld else make_suite(walk, walk.fast)
     num_tasks = benchmark.spec.num_tasks
     envs = VectorEnv(benchmark, range(num_tasks), seed=1, num_workers=walk.workers)
 

@@ -1,13 +1,14 @@
 """How fast a suite's environments are stepped, beside Gymnasium's vector environments.
 
 ``python -m benchmarks.stepping`` steps MetaWorld's tasks with random actions, with ``--benchmark
-dm_control`` those of the DeepMind Control Suite: through our ``VectorEnv`` with several numbers of
-workers (0 steps in the learner's process), with our cheaper code for the suite and with the suite's
-own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``. These are made as MetaWorld
-makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``), or of Shimmy's wrapper of dm_control,
-flattened and padded to one size. All have MetaWorld's reward v2, horizon 500 and 50 goals per task,
-or dm_control's horizon 1000 and no action repeat, and begin the next episode in the step that ends
-one.
+dm_control`` those of the DeepMind Control Suite, and with the name of a family, such as
+``--benchmark walker_friction``, its tasks. It does so through our ``VectorEnv`` with several numbers
+of workers (0 steps in the learner's process), with our cheaper code for the suite and with the
+suite's own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``. These are made as
+MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``), or of Shimmy's wrapper of
+dm_control, flattened and padded to one size. All have MetaWorld's reward v2, horizon 500 and 50
+goals per task, or dm_control's horizon 1000 and no action repeat, and begin the next episode in the
+step that ends one.
 
 The gain over ``AsyncVectorEnv`` has two factors, shown as ``stepping x code``: how much faster our
 ``VectorEnv`` steps the suite's own code, and how much faster it is with the cheaper code.
@@ -44,14 +45,20 @@ from benchmarks.measuring import (
 )
 from benchmarks.steppers import Walk
 from benchmarks.upstream import NAMED, names_of
-from mtrl_lightning.envs.dm_control import DMC19
+from mtrl_lightning.envs.dm_control import DMC19, DMC21
+from mtrl_lightning.envs.dm_families import FAMILIES
 from mtrl_lightning.envs.vector import usable_cores
 
 KINDS = ("ours", "slow", "sync", "async")
 ASYNC = "gymnasium async"
-SLOW = {"metaworld": " with MetaWorld's code", "dm_control": " with dm_control's code"}
-"""In the names of variants of ours that step the suite's own code, by benchmark."""
-TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19]}
+SUITES = {"metaworld": "MetaWorld"} | dict.fromkeys(["dm_control", *FAMILIES], "dm_control")
+"""The suite whose code is stepped, by benchmark."""
+SLOW = {suite: f" with {suite}'s code" for suite in SUITES.values()}
+"""In the names of variants of ours that step the suite's own code."""
+TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19, 21]} | {
+    name: [len(family.train + family.interpolation + family.extrapolation)]
+    for name, family in FAMILIES.items()
+}
 """Numbers of tasks of the tables, the last one the largest, by benchmark."""
 
 
@@ -64,14 +71,15 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         "--benchmark",
         choices=list(TASKS),
         default="metaworld",
-        help="whose tasks (default %(default)s)",
+        metavar="NAME",
+        help=f"whose tasks: {', '.join(TASKS)} (default %(default)s)",
     )
     add(
         "--tasks",
         nargs="+",
         type=positive,
-        help="numbers of tasks, each a table: up to 50 of MetaWorld, 19 of dm_control (default"
-        " 1 10 25 50, or 1 19)",
+        help="numbers of tasks, each a table: up to 50 of MetaWorld, 21 of dm_control, all of a"
+        " family (default 1 10 25 50, or 1 19 21, or 8)",
     )
     add(
         "--workers",
@@ -104,13 +112,17 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     options.tasks = options.tasks or numbers
     if not all(1 <= number <= max(numbers) for number in options.tasks):
         parser.error(f"--tasks takes numbers from 1 to {max(numbers)}")
+    if options.benchmark in FAMILIES and options.tasks != numbers:
+        parser.error(f"--tasks is {max(numbers)} for a family, all of its tasks")
     return options
 
 
 def tasks_of(number: int, benchmark: str = "metaworld") -> list[str]:
-    """Return a set of so many tasks, or names of that many."""
+    """Return a set of so many tasks, or names of that many; none for a family, which is whole."""
+    if benchmark in FAMILIES:
+        return []
     if benchmark == "dm_control":
-        return ["DMC19"] if number == len(DMC19) else list(DMC19[:number])
+        return ["DMC19"] if number == len(DMC19) else list(DMC21[:number])
     if number in NAMED:
         return [NAMED[number]]
     return list(names_of([NAMED[min(size for size in NAMED if size >= number)]])[:number])
@@ -142,7 +154,7 @@ def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path)
     for workers in numbers if "ours" in options.variants else []:
         add(name_of(workers), "ours", workers)
     if "slow" in options.variants:
-        slow = SLOW[options.benchmark]
+        slow = SLOW[SUITES[options.benchmark]]
         add(name_of(numbers[-1], slow), "ours", numbers[-1], fast=False)
     for kind in ("sync", "async"):
         if kind in options.variants:
