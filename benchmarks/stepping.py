@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.stepping`` steps MetaWorld's tasks with random actions, with ``--benchmark
 dm_control`` those of the DeepMind Control Suite, and with the name of a family, such as
-``--benchmark walker_friction``, its tasks. It does so through our ``VectorEnv`` with several numbers
-of workers (0 steps in the learner's process), with our cheaper code for the suite and with the
-suite's own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``. These are made as
+``--benchmark walker_friction``, its tasks. It does so through our ``VectorEnv`` with several
+numbers of workers (0 steps in the learner's process), with our cheaper code for the suite and with
+the suite's own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``. These are made as
 MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``), or of Shimmy's wrapper of
 dm_control, flattened and padded to one size. All have MetaWorld's reward v2, horizon 500 and 50
 goals per task, or dm_control's horizon 1000 and no action repeat, and begin the next episode in the

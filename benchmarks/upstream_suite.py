@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import FlattenObservation, RescaleAction
 
 from mtrl_lightning.envs import DMControl
 from mtrl_lightning.envs.dm_control import SuiteTasks
@@ -23,7 +25,8 @@ from mtrl_lightning.errors import import_optional
 def make_vec(benchmark: SuiteTasks, strategy: Literal["sync", "async"]) -> gym.vector.VectorEnv:
     """Make Gymnasium's ``SyncVectorEnv`` or ``AsyncVectorEnv`` of Shimmy's wrapper of the tasks.
 
-    Gymnasium needs one size for all: smaller observations and actions are padded, as ours are.
+    Gymnasium needs one space for all: smaller observations and actions are padded, as ours are,
+    and actions lie in [-1, 1].
 
     Args:
         benchmark: the tasks, with dm_control's own code (``fast=False``) and no action repeat.
@@ -36,8 +39,12 @@ def make_vec(benchmark: SuiteTasks, strategy: Literal["sync", "async"]) -> gym.v
 
 def _make_one(benchmark: SuiteTasks, name: str) -> gym.Env:
     shimmy = import_optional("shimmy.dm_control_compatibility", '"mtrl_lightning[bench]"')
-    wrapped = shimmy.DmControlCompatibilityV0(_load(benchmark, name))
-    return pad_to_spec(FlattenObservation(wrapped), benchmark.spec)
+    env: gym.Env = FlattenObservation(shimmy.DmControlCompatibilityV0(_load(benchmark, name)))
+    bounds = env.action_space
+    assert isinstance(bounds, Box)
+    if not (np.all(bounds.low == -1) and np.all(bounds.high == 1)):  # the quadruped
+        env = RescaleAction(env, np.float32(-1), np.float32(1))
+    return pad_to_spec(env, benchmark.spec)
 
 
 def _load(benchmark: SuiteTasks, name: str) -> Any:
