@@ -270,7 +270,8 @@ def check_same(former: EnvSpec, changed: EnvSpec) -> None:
     """Check that what an algorithm knows of a benchmark holds for another one.
 
     Raises:
-        ConfigurationError: naming what differs. Horizon, success and protocol may.
+        ConfigurationError: naming what differs. Horizon, success and protocol may, and with another
+            horizon also the largest return.
     """
     for name in ("task_names", "observation_space", "action_space", "info_fields", "info_keys"):
         was = getattr(former, name)
@@ -280,6 +281,16 @@ def check_same(former: EnvSpec, changed: EnvSpec) -> None:
                 f"the new benchmark's {name} is {is_now}, the former's {was}: they must be equal,"
                 " because the algorithm and its replay are made for them"
             )
+    have_score = [spec.max_return is not None for spec in (former, changed)]
+    has_same_horizon = former.horizon == changed.horizon
+    if have_score[0] != have_score[1] or (
+        has_same_horizon and former.max_return != changed.max_return
+    ):
+        raise ConfigurationError(
+            f"the new benchmark's max_return is {changed.max_return}, the former's"
+            f" {former.max_return}: scores would not be comparable; give benchmarks of the same"
+            " largest return"
+        )
     for name, mask in (
         ("observation_sizes", "observation_mask_TD"),
         ("action_sizes", "action_mask_TA"),

@@ -14,6 +14,7 @@ from mtrl_lightning.envs.benchmark import Benchmark, tasks_of
 from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import restored_variables
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode, Policy, known_tasks
@@ -113,19 +114,21 @@ def record_videos(
     folder = Path(folder)
     if num_workers is None:
         num_workers = default_num_workers(len(numbers), spare=0)
-    envs = VectorEnv(
-        Pictured(benchmark, video), numbers, split, num_workers=num_workers, timeout=timeout
-    )
-    try:
-        with one_thread():
-            films = _run(policy, envs, num_episodes, first_episode, on_step)
-    finally:
-        envs.close()
+    with restored_variables():
+        envs = VectorEnv(
+            Pictured(benchmark, video), numbers, split, num_workers=num_workers, timeout=timeout
+        )
+        try:
+            with one_thread():
+                films = _run(policy, envs, num_episodes, first_episode, on_step)
+        finally:
+            envs.close()
     folder.mkdir(parents=True, exist_ok=True)
     prefix = "" if split == chosen_split(benchmark, None) else f"{split}_"
+    file_names = _file_names(benchmark.spec.task_names)
     files: dict[str, Path] = {}
     for film in films:
-        files[film.task] = folder / f"{prefix}{_file_name(film.task)}.mp4"
+        files[film.task] = folder / f"{prefix}{file_names[film.task]}.mp4"
         images = _images([film], first_episode, video, caption)
         write_mp4(files[film.task], images, video.fps)
     if len(films) > 1:
@@ -143,11 +146,12 @@ def check_drawing(
         ConfigurationError: if it cannot be drawn here.
         EnvironmentFaultError: if the environment or its worker breaks.
     """
-    envs = VectorEnv(Pictured(benchmark, format), [task], split, num_workers=num_workers)
-    try:
-        envs.reset(seed=0)
-    finally:
-        envs.close()
+    with restored_variables():
+        envs = VectorEnv(Pictured(benchmark, format), [task], split, num_workers=num_workers)
+        try:
+            envs.reset(seed=0)
+        finally:
+            envs.close()
 
 
 def chosen_split(benchmark: Benchmark, split: str | None) -> str:
@@ -244,7 +248,24 @@ def _summaries(film: _Film, first_episode: int) -> Iterator[RecordedEpisode]:
         yield RecordedEpisode(film.task, number, episode.return_, episode.length, episode.success)
 
 
-def _file_name(task: str) -> str:
-    """Return a task's name as a file may have it."""
-    kept = (letter if letter.isalnum() or letter in "-_." else "_" for letter in task)
-    return "".join(kept)
+def _file_names(tasks: Sequence[str]) -> dict[str, str]:
+    """Return a name for each task that a file may have, and that no other task's file has.
+
+    They are those of all tasks of the benchmark: a task's file has the same name whichever others
+    are recorded. Some file systems do not distinguish upper and lower case.
+    """
+    allowed = {task: _allowed_name(task) for task in tasks}
+    names: dict[str, str] = {}
+    taken = {ALL_TASKS}
+    # a task whose name needs no replacement keeps it
+    for task in sorted(tasks, key=lambda task: allowed[task] != task):
+        numbered = (f"{allowed[task]}_{number}" for number in itertools.count(2))
+        candidates = itertools.chain([allowed[task]], numbered)
+        names[task] = next(name for name in candidates if name.casefold() not in taken)
+        taken.add(names[task].casefold())
+    return names
+
+
+def _allowed_name(task: str) -> str:
+    """Return a task's name in letters that a file's name may have."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in task)
