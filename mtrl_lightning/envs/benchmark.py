@@ -45,7 +45,7 @@ class Benchmark(ABC):
     """Names of the sets of environments; the first is trained on, the others are evaluated."""
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return which tasks a split has, by their places in ``spec.task_names``; all of them here.
+        """Return the tasks of a split, as indices in ``spec.task_names``; all of them here.
 
         The spec has the tasks of all splits, and its ``train_tasks`` are those of the first one.
         """
@@ -61,7 +61,7 @@ class Benchmark(ABC):
         """Make one environment.
 
         Args:
-            task: the task's place in ``spec.task_names``.
+            task: the task's index in ``spec.task_names``.
             split: one of ``splits``.
             seed: of the environment's draws until it is reset with another seed.
         """
@@ -168,7 +168,7 @@ def tasks_of(benchmark: Benchmark, split: str) -> tuple[int, ...]:
     if not tasks or len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < num_tasks:
         raise ConfigurationError(
             f"split_tasks({split!r}) of {type(benchmark).__name__} is {tasks}: give each task's"
-            f" place in spec.task_names once, from 0 to {num_tasks - 1}, and at least one"
+            f" index in spec.task_names once, from 0 to {num_tasks - 1}, and at least one"
         )
     return tasks
 

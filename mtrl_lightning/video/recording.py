@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from mtrl_lightning.envs.benchmark import Benchmark, tasks_of
+from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of
 from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
@@ -158,14 +158,11 @@ def chosen_split(benchmark: Benchmark, split: str | None) -> str:
     """Return the split that was chosen; the first that is evaluated if none was.
 
     Raises:
-        ConfigurationError: if there is no such split.
+        ConfigurationError: if there is no such split, with the nearest names.
     """
     if split is None:
         return (*benchmark.splits[1:], benchmark.splits[0])[0]
-    if split not in benchmark.splits:
-        raise ConfigurationError(
-            f"unknown split {split!r}: the benchmark has {', '.join(benchmark.splits)}"
-        )
+    check_split(split, benchmark.splits)
     return split
 
 
@@ -228,11 +225,11 @@ def _images(
 def _cells(
     film: _Film, episode: int, mosaic: Mosaic, title: tuple[str, ...]
 ) -> Iterator[Image.Image]:
-    """Yield one labelled picture of an episode for each place in the video."""
+    """Yield one labelled picture of an episode for each frame of the video."""
     pictures = film.pictures[episode]
-    places = [picture.frame for picture in pictures]
-    next_places = [*places[1:], places[-1] + 1]
-    for picture, place, next_place in zip(pictures, places, next_places, strict=True):
+    indices = [picture.frame_index for picture in pictures]
+    next_indices = [*indices[1:], indices[-1] + 1]
+    for picture, index, next_index in zip(pictures, indices, next_indices, strict=True):
         measured = [f"step {picture.step}", f"return {picture.return_:.1f}"]
         if film.max_return is not None:
             measured.append(f"score {picture.return_ / film.max_return:.3f}")
@@ -240,7 +237,7 @@ def _cells(
             measured.append("success")
         image = mosaic.shrunk(decompressed(picture.jpeg))
         image = labelled(image, [(film.task, *title), measured])
-        yield from itertools.repeat(image, next_place - place)
+        yield from itertools.repeat(image, next_index - index)
 
 
 def _summaries(film: _Film, first_episode: int) -> Iterator[RecordedEpisode]:

@@ -57,7 +57,7 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
     assert "unknown task 'gaol-1': did you mean goal-" in error_of(
         capsys, str(run), "--task=gaol-1"
     )
-    assert "unknown split 'trian': the benchmark has train, eval" in error_of(
+    assert "unknown split 'trian': did you mean train" in error_of(
         capsys, str(run), "--split=trian"
     )
     assert "fps is 0: give at least 1" in error_of(capsys, str(run), "--fps=0", "--num_workers=0")

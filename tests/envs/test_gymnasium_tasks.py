@@ -376,7 +376,7 @@ def test_the_example_trains_and_resumes_through_the_command_line(command_line, c
     assert pipelines == [
         'Observations and rewards: environment > gymnasium.wrappers.FrameStackObservation {"stack_'
         'size": 3} > gymnasium.wrappers.FlattenObservation > stored > NormalizeReward >'
-        " NormalizeObservation > policy. Actions: policy > stored > ActionNoise > environment"
+        " NormalizeObservation > learner. Actions: policy > stored > ActionNoise > environment"
     ]
     more = ("--rollout.total_steps=1200", "--name=connectors", "--ckpt_path=last")
     command_line("fit", *more, configs=configs)

@@ -108,7 +108,7 @@ def test_one_task_of_another_split(tmp_path):
     [
         ({"tasks": ["gaol-1"]}, "unknown task 'gaol-1': did you mean goal-"),
         ({"tasks": ["goal-1", "goal-1"]}, "duplicate tasks"),
-        ({"split": "trian"}, "unknown split 'trian': the benchmark has train, eval"),
+        ({"split": "trian"}, "unknown split 'trian': did you mean train"),
         ({"num_episodes": 0}, "num_episodes is 0"),
         ({"first_episode": -1}, "first_episode -1"),
         ({"format": VideoFormat(95, 64)}, "width is 95"),
