@@ -297,7 +297,7 @@ def train(
     }
     action_transforms = options["rollout"].get("action_transforms") or ()
     described["rollout"] = options["rollout"] | {
-        "action_transforms": [_described(transform) for transform in action_transforms]
+        "action_transforms": [_described(transform) for transform in action_transforms] or None
     }
     with launch.hold():
         data = MultiTaskData(benchmark, **{**options["data"], "wrappers": None})  # it has them

@@ -40,6 +40,7 @@ from mtrl_lightning.callbacks import (
     ReplayCallback,
     ResetCallback,
     RolloutCallback,
+    curves,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.launch import fit
@@ -455,7 +456,9 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
             small(ToyReach(2, horizon=7), tmp_path, ckpt_path="last", data={"wrappers": wrappers})
 
 
-def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path):
+def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
+
     def continued(total_steps, transforms, **options):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
