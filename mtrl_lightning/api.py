@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     EvaluationCallback,
@@ -24,6 +25,7 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of, with_info
+from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.envs.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
@@ -293,6 +295,10 @@ def train(
         **options,
         "data": {"benchmark": dict(benchmark.spec.protocol), **options["data"]},
     }
+    action_transforms = options["rollout"].get("action_transforms") or ()
+    described["rollout"] = options["rollout"] | {
+        "action_transforms": [_described(transform) for transform in action_transforms] or None
+    }
     with launch.hold():
         data = MultiTaskData(benchmark, **{**options["data"], "wrappers": None})  # it has them
         evaluation = EvaluationCallback(**options["evaluation"])
@@ -319,8 +325,21 @@ def train(
         dict(evaluation.session.results),
         model.cpu(),
         benchmark,
-        options["rollout"].get("action_transforms") or (),
+        action_transforms,
     )
+
+
+def _described(transform: ActionTransform) -> dict[str, Any]:
+    """Return an action transform as a ``config.yaml`` names it, with its attributes.
+
+    A run that continues with another description warns of it.
+    """
+    kind = type(transform)
+    attributes = {name.removeprefix("_"): value for name, value in vars(transform).items()}
+    return {
+        "class_path": import_path(kind) or callable_name(kind),
+        "init_args": plain_values(attributes),
+    }
 
 
 def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

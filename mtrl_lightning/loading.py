@@ -47,6 +47,11 @@ class LoadedPolicy:
         """Environment steps of training before the checkpoint was written."""
         return self._algorithm.counters.env_steps
 
+    @property
+    def untrained_summary(self) -> str:
+        """What the policy is given for tasks that are not trained; empty if there are none."""
+        return self._algorithm.untrained_summary
+
     def act(
         self,
         observation: npt.ArrayLike,

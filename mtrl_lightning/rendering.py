@@ -6,16 +6,20 @@ is not set. EGL and OSMesa need none; both draw without a GPU, too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 VARIABLE = "MUJOCO_GL"
+VARIABLES = (VARIABLE, "PYOPENGL_PLATFORM")
+"""What choosing a library sets in a process; MuJoCo sets the second one."""
 RENDERERS = ("egl", "osmesa", "glfw")
 """Values of ``MUJOCO_GL`` on Linux, best first; the last one needs a screen."""
 PACKAGES = "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri, or apt-get install libosmesa6"
@@ -110,8 +114,25 @@ def import_simulated(module: str, package: str) -> ModuleType:
         ) from error
 
 
+@contextlib.contextmanager
+def restored_variables() -> Iterator[None]:
+    """Restore the environment variables that ``use_renderer`` changes, once pictures are drawn."""
+    former = {name: os.environ.get(name) for name in VARIABLES}
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def use_renderer(name: str) -> None:
     """Let MuJoCo draw with a library in this process, also if it was imported already.
+
+    It sets environment variables, which processes started later inherit; see
+    ``restored_variables``.
 
     Args:
         name: as ``find_renderer`` returned it.

@@ -164,14 +164,16 @@ class Session:
             for transform in self.algorithm.transforms
             if type(transform) is not RewardScale  # which leaves rewards as they are
         ]
-        senders = [type(transform).__name__ for transform in self.action_transforms]
-        ways = []
+        action_transforms = [type(transform).__name__ for transform in self.action_transforms]
+        pipelines = []
         if wrappers or transforms:
-            steps = ["environment", wrappers, "stored", *transforms, "policy"]
-            ways.append(f"Observations and rewards: {' > '.join(step for step in steps if step)}")
-        if senders:
-            ways.append(f"Actions: {' > '.join(['policy', 'stored', *senders, 'environment'])}")
-        return ". ".join(ways)
+            steps = ["environment", wrappers, "stored", *transforms, "learner"]
+            steps = [step for step in steps if step]
+            pipelines.append(f"Observations and rewards: {' > '.join(steps)}")
+        if action_transforms:
+            steps = ["policy", "stored", *action_transforms, "environment"]
+            pipelines.append(f"Actions: {' > '.join(steps)}")
+        return ". ".join(pipelines)
 
     @property
     def collector(self) -> Collector:

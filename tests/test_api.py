@@ -40,6 +40,7 @@ from mtrl_lightning.callbacks import (
     ReplayCallback,
     ResetCallback,
     RolloutCallback,
+    curves,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.launch import fit
@@ -453,3 +454,29 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
     ):
         with pytest.raises(ConfigurationError, match=message):
             small(ToyReach(2, horizon=7), tmp_path, ckpt_path="last", data={"wrappers": wrappers})
+
+
+def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
+
+    def continued(total_steps, transforms, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = small(
+                ToyReach(2, horizon=5),
+                tmp_path,
+                total_steps=total_steps,
+                num_episodes=1,
+                rollout={"action_transforms": transforms},
+                **options,
+            )
+        texts = [str(warning.message) for warning in caught]
+        return run, [text for text in texts if "other options than its checkpoint's" in text]
+
+    run, texts = continued(48, [ScaleAction(0.5)])
+    assert texts == []
+    _, texts = continued(60, [ScaleAction(0.5)], ckpt_path=str(run.folder))
+    assert texts == []
+    _, (text,) = continued(72, [ScaleAction(0.25)], ckpt_path=str(run.folder))
+    scale = "[{'class_path': 'mtrl_lightning.rollout.ScaleAction', 'init_args': {'factor': 0.5}}]"
+    assert f"rollout.action_transforms {scale} there and" in text and "0.25" in text

@@ -63,11 +63,13 @@ def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line
     assert_same_end(command_line, "whole", "parts")
 
     capsys.readouterr()
+    caplog.clear()
     folder = str(command_line.folder("whole"))
     options = ("--split=eval_interpolation", "--trainer.accelerator=cpu", folder)
     command_line("validate", *options, configs=(), small=False)
     alone = capsys.readouterr().out
     assert "eval_interpolation after" in alone and "eval_base" not in alone
+    assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text
     with pytest.raises(SystemExit) as ended:
         command_line("validate", "--split=interpolation", folder, configs=(), small=False)
     assert ended.value.code == 2

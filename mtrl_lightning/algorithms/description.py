@@ -52,7 +52,7 @@ def describe_algorithm(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
         given: the constructor's arguments by name; the spec is left out.
     """
     arguments = {name: value for name, value in given.items() if not isinstance(value, EnvSpec)}
-    path = _import_path(kind) or _qualified_name(kind)
+    path = import_path(kind) or _qualified_name(kind)
     return {_CLASS_PATH: path, _INIT_ARGS: _describe_arguments(kind, arguments)}
 
 
@@ -130,7 +130,7 @@ def rebuild_algorithm(
     given = dict(overrides or {})
     trusted = (trust,) if isinstance(trust, str) else tuple(trust)
     path, described = _parts(description, "the algorithm")
-    is_base = path in (_import_path(base), _qualified_name(base))
+    is_base = path in (import_path(base), _qualified_name(base))
     kind: Any = base if is_base else _resolve(path, "the algorithm", trusted)
     if not (inspect.isclass(kind) and issubclass(kind, base)):
         raise ConfigurationError(
@@ -209,7 +209,7 @@ def _describe(value: Any) -> Any:
     if isinstance(value, Mapping) and _is_plain_mapping(value):
         return {name: _describe(item) for name, item in value.items()}
     called, given = _called(value)
-    path = _import_path(called)
+    path = import_path(called)
     if path is None:
         return {_CANNOT_REBUILD: _in_words(value)}
     arguments = _describe_arguments(called, given)
@@ -261,7 +261,7 @@ def _is_of_torch(called: Any) -> bool:
     return called.__module__.split(".")[0] == "torch"  # its optimizers have many options
 
 
-def _import_path(called: Any) -> str | None:
+def import_path(called: Any) -> str | None:
     """Return the shortest name that imports a class or function; None if there is none."""
     is_method = inspect.ismethod(called) and inspect.isclass(called.__self__)
     if not (inspect.isclass(called) or inspect.isfunction(called) or is_method):

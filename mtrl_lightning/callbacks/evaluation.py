@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from tqdm import tqdm
 
 from mtrl_lightning.callbacks.common import SessionCallback
@@ -130,6 +130,8 @@ class EvaluationCallback(SessionCallback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate for ``validate``; what is logged here is what ``Trainer.validate`` returns."""
         if trainer.state.fn == TrainerFn.VALIDATING:
+            if self.session.algorithm.untrained_summary:
+                rank_zero_info(self.session.algorithm.untrained_summary)
             self._evaluate()
             # it returns what goes to loggers: there are none, as their rows would lack env_steps
             trainer.loggers = []

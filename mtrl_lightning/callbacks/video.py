@@ -15,6 +15,7 @@ from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.video import (
+    Recording,
     VideoFormat,
     check_drawing,
     check_encoder,
@@ -31,13 +32,13 @@ class VideoCallback(SessionCallback):
     W&B and TensorBoard get them as ``videos/<task>`` if they are on. The episodes are run in
     environments of their own after an evaluation: training is the same with and without them. At
     the start one picture is drawn, and what is missing for videos is an error; later, a video that
-    cannot be made is a warning.
+    cannot be made, or that a logger cannot take, is a warning.
 
     A picture of a MuJoCo simulation takes about 40 ms of one core without a GPU. An episode of
     MetaWorld has 190 pictures (500 steps of 1/80 s).
 
     Args:
-        every: a video at every n-th evaluation and at the last one.
+        every: a video at every n-th evaluation and at the last one, also where the run stops early.
         tasks: names of the tasks; null for all.
         split: which environments; null for the first that is evaluated, ``eval``.
         num_episodes: test episodes of each task, one after another in the video.
@@ -88,7 +89,11 @@ class VideoCallback(SessionCallback):
         self._num_workers = num_workers
         self._timeout = timeout
         self._num_evaluations = 0
-        self._has_warned = False
+        self._is_ending = False
+        self._is_last_recorded = True
+        """Whether the last evaluation of this process has a video."""
+        self._warned: set[str] = set()
+        """What was warned of; each kind of failure is a warning once."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check what videos need, and register with the session.
@@ -99,6 +104,8 @@ class VideoCallback(SessionCallback):
         super().setup(trainer, pl_module, stage)
         if stage != TrainerFn.FITTING:
             return
+        self._is_ending = False
+        self._is_last_recorded = True
         self.session.after_evaluation.append(self._record_if_due)
         self._check()
 
@@ -120,16 +127,42 @@ class VideoCallback(SessionCallback):
     def _record_if_due(self) -> None:
         self._num_evaluations += 1
         env_steps = self.session.counters.env_steps
-        is_last = env_steps >= self.session.total_steps
-        if is_last or self._num_evaluations % self._every == 0:
+        is_last = self._is_ending or env_steps >= self.session.total_steps
+        self._is_last_recorded = is_last or self._num_evaluations % self._every == 0
+        if self._is_last_recorded:
             with self.session.stopwatch.measure("evaluate"):
-                self._record(env_steps)
+                self._record_and_log(env_steps)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record the last evaluation's episodes if the run stops early and they have no video."""
+        self._is_ending = True  # the evaluation may still follow, if this is called before it
+        env_steps = self.session.counters.env_steps
+        if not self._is_last_recorded and self.session.evaluated_at == env_steps:
+            self._record_and_log(env_steps)
 
     @rank_zero_only
-    def _record(self, env_steps: int) -> None:
+    def _record_and_log(self, env_steps: int) -> None:
+        recording = self._record(env_steps)
+        if recording is None:
+            return
+        for logger in self.session.loggers:
+            try:
+                _log(logger, recording.files, env_steps)
+            except Exception as error:  # a logger is no reason to lose a run
+                name = type(logger).__name__
+                self._warn_once(
+                    name,
+                    f"{name} could not take the videos of {env_steps:,} env steps"
+                    f" ({type(error).__name__}: {error}). They are in"
+                    f" {self.session.folder / 'videos'}, training continues, and the next ones are"
+                    " given to it, too",
+                )
+
+    def _record(self, env_steps: int) -> Recording | None:
+        """Write the videos; return None if an interruption or a failure ends that."""
         session = self.session
         try:
-            recording = record_videos(
+            return record_videos(
                 with_action_transforms(session.algorithm, session.action_transforms),
                 session.benchmark,
                 session.folder / "videos" / f"step_{env_steps:012d}",
@@ -143,18 +176,21 @@ class VideoCallback(SessionCallback):
                 timeout=self._timeout,
                 on_step=session.check_signals,
             )
-            for logger in session.loggers:
-                _log(logger, recording.files, env_steps)
         except Interrupted:
-            return  # the next check ends the run, whose evaluation is complete
+            return None  # the next check ends the run, whose evaluation is complete
         except Exception as error:  # a video is no reason to lose a run
-            if not self._has_warned:
-                rank_zero_warn(
-                    f"no video was made after {env_steps:,} env steps"
-                    f" ({type(error).__name__}: {error}). Training continues, and a video is tried"
-                    " at the next evaluation; there is no further warning"
-                )
-            self._has_warned = True
+            self._warn_once(
+                "recording",
+                f"no video was made after {env_steps:,} env steps"
+                f" ({type(error).__name__}: {error}). Training continues, and a video is tried"
+                " at the next evaluation",
+            )
+            return None
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            rank_zero_warn(f"{message}; there is no further warning")
+        self._warned.add(kind)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of evaluations, which decides when the next video is due."""

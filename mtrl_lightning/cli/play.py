@@ -51,6 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of RUN: the folder, the checkpoint, or best or last for that of the newest"
         " run of --name",
     )
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module or package whose classes the checkpoint may use beside those that the run's"
+        " config.yaml names; may be given several times",
+    )
     parser.add_argument("--name", default="run", help="name of the run, for best and last")
     parser.add_argument("--root", default="runs", help="folder of all runs, for best and last")
     parser.add_argument(
@@ -147,7 +155,7 @@ def play(options: argparse.Namespace) -> None:
     check_encoder()
     with quiet():
         benchmark = benchmark_of(config)
-        policy = load_policy(checkpoint, trust=_named_classes(config))
+        policy = load_policy(checkpoint, trust=[*_named_classes(config), *options.trust])
         action_transforms = action_transforms_of(config)
     spec = benchmark.spec
     if policy.task_names != spec.task_names:
@@ -161,6 +169,8 @@ def play(options: argparse.Namespace) -> None:
     ensure_writable(folder)
     after = f"after {policy.env_steps:,} env steps"
     print(f"{checkpoint}, {after}; split {split}, {len(numbers)} of {spec.num_tasks} tasks")
+    if policy.untrained_summary:
+        print(policy.untrained_summary)
     total = options.episodes * spec.horizon
     with tqdm(total=total, desc="steps", leave=False, disable=None) as bar:
         recording = record_videos(

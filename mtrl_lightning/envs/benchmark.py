@@ -45,7 +45,7 @@ class Benchmark(ABC):
     """Names of the sets of environments; the first is trained on, the others are evaluated."""
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return which tasks a split has, by their places in ``spec.task_names``; all of them here.
+        """Return the tasks of a split, as indices in ``spec.task_names``; all of them here.
 
         The spec has the tasks of all splits, and its ``train_tasks`` are those of the first one.
         """
@@ -61,7 +61,7 @@ class Benchmark(ABC):
         """Make one environment.
 
         Args:
-            task: the task's place in ``spec.task_names``.
+            task: the task's index in ``spec.task_names``.
             split: one of ``splits``.
             seed: of the environment's draws until it is reset with another seed.
         """
@@ -168,7 +168,7 @@ def tasks_of(benchmark: Benchmark, split: str) -> tuple[int, ...]:
     if not tasks or len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < num_tasks:
         raise ConfigurationError(
             f"split_tasks({split!r}) of {type(benchmark).__name__} is {tasks}: give each task's"
-            f" place in spec.task_names once, from 0 to {num_tasks - 1}, and at least one"
+            f" index in spec.task_names once, from 0 to {num_tasks - 1}, and at least one"
         )
     return tasks
 
@@ -270,7 +270,8 @@ def check_same(former: EnvSpec, changed: EnvSpec) -> None:
     """Check that what an algorithm knows of a benchmark holds for another one.
 
     Raises:
-        ConfigurationError: naming what differs. Horizon, success and protocol may.
+        ConfigurationError: naming what differs. Horizon, success and protocol may, and with another
+            horizon also the largest return.
     """
     for name in ("task_names", "observation_space", "action_space", "info_fields", "info_keys"):
         was = getattr(former, name)
@@ -280,6 +281,16 @@ def check_same(former: EnvSpec, changed: EnvSpec) -> None:
                 f"the new benchmark's {name} is {is_now}, the former's {was}: they must be equal,"
                 " because the algorithm and its replay are made for them"
             )
+    have_score = [spec.max_return is not None for spec in (former, changed)]
+    has_same_horizon = former.horizon == changed.horizon
+    if have_score[0] != have_score[1] or (
+        has_same_horizon and former.max_return != changed.max_return
+    ):
+        raise ConfigurationError(
+            f"the new benchmark's max_return is {changed.max_return}, the former's"
+            f" {former.max_return}: scores would not be comparable; give benchmarks of the same"
+            " largest return"
+        )
     for name, mask in (
         ("observation_sizes", "observation_mask_TD"),
         ("action_sizes", "action_mask_TA"),

@@ -21,7 +21,7 @@ from mtrl_lightning.types import EnvSpec, known_tasks
 
 MAX_HORIZON = 1000
 """Control steps in an episode of every task but lqr's."""
-LARGEST_REWARD = 1.0
+MAX_REWARD = 1.0
 """Of a control step, in every task but lqr's."""
 DMC19 = (
     "acrobot-swingup",
@@ -136,7 +136,7 @@ class SuiteTasks(Benchmark):
         """Return the number of the camera that videos show."""
         return CAMERAS.get(self.task_names[task].partition("-")[0], 0)
 
-    def _make(self, name: str, numbered: bool, seed: int) -> gym.Env:
+    def _make(self, name: str, is_for_evaluation: bool, seed: int) -> gym.Env:
         environment = self.load(name)
         try:
             return SuiteEnv(
@@ -145,7 +145,7 @@ class SuiteTasks(Benchmark):
                 action_repeat=self.action_repeat,
                 horizon=self.horizon,
                 reward_scale=self.reward_scale,
-                numbered=numbered,
+                is_for_evaluation=is_for_evaluation,
                 seed=seed,
             )
         except ConfigurationError as error:
@@ -180,7 +180,7 @@ class SuiteTasks(Benchmark):
             },
             observation_sizes=shared.observation_sizes,
             action_sizes=shared.action_sizes,
-            max_return=self.horizon * LARGEST_REWARD * self.reward_scale,
+            max_return=self.horizon * MAX_REWARD * self.reward_scale,
         )
 
 

@@ -89,7 +89,8 @@ class SuiteEnv(gym.Env):
         action_repeat: control steps per environment step; their rewards are added.
         horizon: control steps in an episode, at most dm_control's own.
         reward_scale: factor of every reward.
-        numbered: whether a seed is the number of a test episode, which the next one follows.
+        is_for_evaluation: whether a seed is the number of a test episode, and each further reset
+            starts the next one; test episode ``k`` is dm_control's first with ``random=k``.
         seed: of the task's draws until ``reset`` gets another one.
 
     Raises:
@@ -104,7 +105,7 @@ class SuiteEnv(gym.Env):
         action_repeat: int,
         horizon: int,
         reward_scale: float,
-        numbered: bool,
+        is_for_evaluation: bool,
         seed: int,
     ) -> None:
         self._environment = environment
@@ -119,8 +120,8 @@ class SuiteEnv(gym.Env):
         self._horizon = horizon
         self._reward_scale = reward_scale
         self._num_steps = horizon  # no episode has begun
-        self._next_episode = 0 if numbered else None
-        self._first_seed = None if numbered else seed
+        self._next_episode = 0 if is_for_evaluation else None
+        self._first_seed = None if is_for_evaluation else seed
         actions = environment.action_spec()
         low = actions.minimum
         high = actions.maximum

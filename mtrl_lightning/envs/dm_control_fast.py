@@ -41,32 +41,32 @@ class NamedField:
         indexer: dm_control's, which converts names into numbers.
     """
 
-    __slots__ = ("_array", "_convert", "_places")
+    __slots__ = ("_array", "_convert", "_indices")
 
     def __init__(self, array: npt.NDArray, indexer: Any) -> None:
         self._array = array
         self._convert = indexer._convert_key
-        self._places: dict[Any, Any] = {}
+        self._indices: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._array, name)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._array[self._place(key)]
+        return self._array[self._index(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._array[self._place(key)] = value
+        self._array[self._index(key)] = value
 
-    def _place(self, key: Any) -> Any:
+    def _index(self, key: Any) -> Any:
         known = key if type(key) is str else _hashable(key)
         try:
-            return self._places[known]
+            return self._indices[known]
         except KeyError:
-            place = self._convert(key)
-            if type(place) is list:
-                place = np.array(place)  # an index that NumPy need not convert
-            self._places[known] = place
-            return place
+            index = self._convert(key)
+            if type(index) is list:
+                index = np.array(index)  # an index that NumPy need not convert
+            self._indices[known] = index
+            return index
         except TypeError:  # an array is no key of a dictionary
             return self._convert(key)
 

@@ -223,13 +223,13 @@ class DMControlFamily(SuiteTasks):
         _check_unseen(values)
         self.splits = tuple(split for split, of in values.items() if of)
         self._task = _task_of(self.family, task)
-        places: dict[float, int] = {}
+        task_of: dict[float, int] = {}
         for value in [value for of in values.values() for value in of]:
-            places.setdefault(value, len(places))
+            task_of.setdefault(value, len(task_of))
         prefix = f"{self._task}-{self.family.quantity}"
-        names = [f"{prefix}-{value!r}" for value in places]
-        self._values = dict(zip(names, places, strict=True))
-        self._tasks = {split: tuple(places[value] for value in of) for split, of in values.items()}
+        names = [f"{prefix}-{value!r}" for value in task_of]
+        self._values = dict(zip(names, task_of, strict=True))
+        self._tasks = {split: tuple(task_of[value] for value in of) for split, of in values.items()}
         super().__init__(names, self._tasks["train"], action_repeat, horizon, reward_scale, fast)
 
     @property
@@ -345,8 +345,8 @@ def _geom(model: ET.Element, name: str) -> ET.Element:
     return _named(model, "geom", name)
 
 
-def _set_number(element: ET.Element, attribute: str, place: int, value: float) -> None:
+def _set_number(element: ET.Element, attribute: str, index: int, value: float) -> None:
     """Replace one of the numbers of an attribute."""
     numbers = element.attrib[attribute].split()
-    numbers[place] = repr(value)
+    numbers[index] = repr(value)
     element.set(attribute, " ".join(numbers))

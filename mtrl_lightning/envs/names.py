@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import numpy as np
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""A memory address in a ``repr``, which differs from process to process."""
 
 
 def callable_name(value: Any) -> str:
@@ -18,11 +22,24 @@ def callable_name(value: Any) -> str:
 
 
 def values_text(values: Any) -> str:
-    """Return values as JSON; functions, classes and other objects by their names."""
+    """Return values as JSON; functions and classes by their names, other objects by their values.
+
+    An object's values are those of its ``repr``. One without a ``repr`` of its own is named by its
+    class.
+    """
     return json.dumps(values, sort_keys=True, default=_plain)
+
+
+def plain_values(values: Any) -> Any:
+    """Return values as what JSON holds; see ``values_text``."""
+    return json.loads(values_text(values))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    return callable_name(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(values_text, value))  # whose order differs from process to process
+    is_named = hasattr(value, "__qualname__") or isinstance(value, functools.partial)
+    text = repr(value)
+    return callable_name(value) if is_named or ADDRESS.search(text) else text

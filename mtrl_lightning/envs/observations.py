@@ -48,4 +48,4 @@ def can_be_flattened(space: gym.Space) -> bool:
 def _parts(space: Dict | Tuple) -> dict[str, gym.Space]:
     if isinstance(space, Dict):
         return dict(space.items())
-    return {f"part {place}": part for place, part in enumerate(space)}
+    return {f"part {index}": part for index, part in enumerate(space)}

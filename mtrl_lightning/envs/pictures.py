@@ -53,8 +53,8 @@ class VideoFormat(NamedTuple):
 class Picture(NamedTuple):
     """A picture of an episode, compressed, and what is said beside it."""
 
-    frame: int
-    """Its place in the video of its episode, whose other places repeat the picture before."""
+    frame_index: int
+    """Its frame in the video of its episode; the frames up to the next picture repeat it."""
     step: int
     return_: float
     """Sum of the rewards so far."""
@@ -111,7 +111,8 @@ class Pictured(BenchmarkWrapper):
                 " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
         size = (self.format.width, self.format.height)
-        draw = env.render if draws_itself else Simulation(env, self.benchmark.camera(task), size)
+        camera = self.benchmark.camera(task)
+        draw = env.render if draws_itself else SimulationRenderer(env, camera, size)
         return PicturedEnv(env, draw, name, self.format)
 
 
@@ -138,7 +139,7 @@ class PicturedEnv(gym.Wrapper):
         steps_per_second = float(env.metadata.get("render_fps") or format.fps)
         self._frames_per_step = format.fps / steps_per_second
         self._pictures: list[Picture] = []
-        self._frame = 0
+        self._frame_index = 0
         self._step = 0
         self._return = 0.0
         self._success = False
@@ -151,7 +152,7 @@ class PicturedEnv(gym.Wrapper):
         self._step = 0
         self._return = 0.0
         self._success = False
-        if isinstance(self._draw, Simulation):
+        if isinstance(self._draw, SimulationRenderer):
             self._draw.start_episode()
         self._keep(0, is_last=False)
         return observation, info
@@ -163,9 +164,9 @@ class PicturedEnv(gym.Wrapper):
         self._return += float(reward)
         self._success |= bool(info.get("success", False))
         is_last = terminated or truncated
-        frame = math.floor(self._step * self._frames_per_step + 1e-9)
-        if frame > self._frame or is_last:
-            self._keep(max(frame, self._frame + 1), is_last)
+        frame_index = math.floor(self._step * self._frames_per_step + 1e-9)
+        if frame_index > self._frame_index or is_last:
+            self._keep(max(frame_index, self._frame_index + 1), is_last)
         return observation, reward, terminated, truncated, info
 
     def take_pictures(self) -> list[Picture]:
@@ -176,11 +177,11 @@ class PicturedEnv(gym.Wrapper):
 
     def close(self) -> None:
         """Close the environment and what draws it."""
-        if isinstance(self._draw, Simulation):
+        if isinstance(self._draw, SimulationRenderer):
             self._draw.close()
         super().close()
 
-    def _keep(self, frame: int, is_last: bool) -> None:
+    def _keep(self, frame_index: int, is_last: bool) -> None:
         try:
             drawn = self._draw()
         except ConfigurationError:
@@ -197,12 +198,12 @@ class PicturedEnv(gym.Wrapper):
                 f" {image.shape}: render() must return unsigned bytes [height, width, 3]"
             )
         jpeg = _compressed(image, self._size)
-        picture = Picture(frame, self._step, self._return, self._success, is_last, jpeg)
+        picture = Picture(frame_index, self._step, self._return, self._success, is_last, jpeg)
         self._pictures.append(picture)
-        self._frame = frame
+        self._frame_index = frame_index
 
 
-class Simulation:
+class SimulationRenderer:
     """Draw an environment's MuJoCo simulation: each call returns a picture.
 
     Shadows are off, which makes drawing about three times as fast without a GPU; edges are smooth,

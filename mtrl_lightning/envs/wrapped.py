@@ -96,8 +96,8 @@ class WithWrappers(BenchmarkWrapper):
                 env.close()
         # spaces that no wrapper changes stay those of the benchmark, which may be wider
         self._changed: dict[str, Any] = {}
-        for place, what in enumerate(("observation", "action")):
-            if any(spaces[name][place] != own_spaces[name][place] for name in spaces):
+        for index, what in enumerate(("observation", "action")):
+            if any(spaces[name][index] != own_spaces[name][index] for name in spaces):
                 found = padded_spaces(spaces)._asdict()
                 names = (f"{what}_space", f"{what}_sizes")
                 self._changed |= {name: found[name] for name in names}

@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
     max_return: float | None = None
     """Return with the score 1; without it there is no score."""
     tasks: tuple[int, ...] | None = None
-    """The places of the split's tasks among all; None for all tasks."""
+    """The indices of the split's tasks among all; None for all tasks."""
 
     def names(self, task_names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the split's tasks, given those of all."""

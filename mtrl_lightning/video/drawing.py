@@ -13,11 +13,11 @@ SHADE = (0, 0, 0, 150)
 TEXT = (255, 255, 255, 255)
 LINES_PER_HEIGHT = 19
 """How many lines of text a picture's height has room for."""
-LEAST_TEXT = 10
+MIN_TEXT_HEIGHT = 10
 """Pixels below which text cannot be read."""
-MOST_WIDTH = 1920
+MAX_WIDTH = 1920
 """Pixels of many pictures side by side: a screen's."""
-LEAST_CELL = 160
+MIN_CELL_WIDTH = 160
 """Pixels below which a picture among others shows nothing."""
 
 
@@ -28,7 +28,7 @@ def labelled(image: Image.Image, lines: Sequence[Sequence[str]]) -> Image.Image:
         image: it stays as it is.
         lines: of text in parts, the most important first; those that do not fit are left out.
     """
-    size = max(LEAST_TEXT, image.height // LINES_PER_HEIGHT)
+    size = max(MIN_TEXT_HEIGHT, image.height // LINES_PER_HEIGHT)
     font = _font(size)
     margin = size // 3
     height = round(1.25 * size)
@@ -60,12 +60,12 @@ class Mosaic:
     """
 
     def __init__(self, num_cells: int, width: int, height: int) -> None:
-        least = math.ceil(math.sqrt(num_cells))
+        square = math.ceil(math.sqrt(num_cells))
         self.columns = min(
-            range(least, least + 3), key=lambda columns: (-num_cells % columns, columns)
+            range(square, square + 3), key=lambda columns: (-num_cells % columns, columns)
         )
         self.rows = math.ceil(num_cells / self.columns)
-        fitting = max(min(LEAST_CELL, width), MOST_WIDTH // self.columns)
+        fitting = max(min(MIN_CELL_WIDTH, width), MAX_WIDTH // self.columns)
         scale = min(1.0, fitting / width)
         self.cell = (_even(width * scale), _even(height * scale))
         """Width and height of a picture among the others."""
@@ -78,8 +78,8 @@ class Mosaic:
         """Return one picture of all, row by row."""
         width, height = self.cell
         whole = Image.new("RGB", (self.columns * width, self.rows * height))
-        for place, cell in enumerate(cells):
-            row, column = divmod(place, self.columns)
+        for index, cell in enumerate(cells):
+            row, column = divmod(index, self.columns)
             whole.paste(cell, (column * width, row * height))
         return whole
 

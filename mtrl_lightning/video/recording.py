@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from mtrl_lightning.envs.benchmark import Benchmark, tasks_of
+from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of
 from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import restored_variables
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode, Policy, known_tasks
@@ -113,19 +114,21 @@ def record_videos(
     folder = Path(folder)
     if num_workers is None:
         num_workers = default_num_workers(len(numbers), spare=0)
-    envs = VectorEnv(
-        Pictured(benchmark, video), numbers, split, num_workers=num_workers, timeout=timeout
-    )
-    try:
-        with one_thread():
-            films = _run(policy, envs, num_episodes, first_episode, on_step)
-    finally:
-        envs.close()
+    with restored_variables():
+        envs = VectorEnv(
+            Pictured(benchmark, video), numbers, split, num_workers=num_workers, timeout=timeout
+        )
+        try:
+            with one_thread():
+                films = _run(policy, envs, num_episodes, first_episode, on_step)
+        finally:
+            envs.close()
     folder.mkdir(parents=True, exist_ok=True)
     prefix = "" if split == chosen_split(benchmark, None) else f"{split}_"
+    file_names = _file_names(benchmark.spec.task_names)
     files: dict[str, Path] = {}
     for film in films:
-        files[film.task] = folder / f"{prefix}{_file_name(film.task)}.mp4"
+        files[film.task] = folder / f"{prefix}{file_names[film.task]}.mp4"
         images = _images([film], first_episode, video, caption)
         write_mp4(files[film.task], images, video.fps)
     if len(films) > 1:
@@ -143,25 +146,23 @@ def check_drawing(
         ConfigurationError: if it cannot be drawn here.
         EnvironmentFaultError: if the environment or its worker breaks.
     """
-    envs = VectorEnv(Pictured(benchmark, format), [task], split, num_workers=num_workers)
-    try:
-        envs.reset(seed=0)
-    finally:
-        envs.close()
+    with restored_variables():
+        envs = VectorEnv(Pictured(benchmark, format), [task], split, num_workers=num_workers)
+        try:
+            envs.reset(seed=0)
+        finally:
+            envs.close()
 
 
 def chosen_split(benchmark: Benchmark, split: str | None) -> str:
     """Return the split that was chosen; the first that is evaluated if none was.
 
     Raises:
-        ConfigurationError: if there is no such split.
+        ConfigurationError: if there is no such split, with the nearest names.
     """
     if split is None:
         return (*benchmark.splits[1:], benchmark.splits[0])[0]
-    if split not in benchmark.splits:
-        raise ConfigurationError(
-            f"unknown split {split!r}: the benchmark has {', '.join(benchmark.splits)}"
-        )
+    check_split(split, benchmark.splits)
     return split
 
 
@@ -224,11 +225,11 @@ def _images(
 def _cells(
     film: _Film, episode: int, mosaic: Mosaic, title: tuple[str, ...]
 ) -> Iterator[Image.Image]:
-    """Yield one labelled picture of an episode for each place in the video."""
+    """Yield one labelled picture of an episode for each frame of the video."""
     pictures = film.pictures[episode]
-    places = [picture.frame for picture in pictures]
-    next_places = [*places[1:], places[-1] + 1]
-    for picture, place, next_place in zip(pictures, places, next_places, strict=True):
+    indices = [picture.frame_index for picture in pictures]
+    next_indices = [*indices[1:], indices[-1] + 1]
+    for picture, index, next_index in zip(pictures, indices, next_indices, strict=True):
         measured = [f"step {picture.step}", f"return {picture.return_:.1f}"]
         if film.max_return is not None:
             measured.append(f"score {picture.return_ / film.max_return:.3f}")
@@ -236,7 +237,7 @@ def _cells(
             measured.append("success")
         image = mosaic.shrunk(decompressed(picture.jpeg))
         image = labelled(image, [(film.task, *title), measured])
-        yield from itertools.repeat(image, next_place - place)
+        yield from itertools.repeat(image, next_index - index)
 
 
 def _summaries(film: _Film, first_episode: int) -> Iterator[RecordedEpisode]:
@@ -244,7 +245,24 @@ def _summaries(film: _Film, first_episode: int) -> Iterator[RecordedEpisode]:
         yield RecordedEpisode(film.task, number, episode.return_, episode.length, episode.success)
 
 
-def _file_name(task: str) -> str:
-    """Return a task's name as a file may have it."""
-    kept = (letter if letter.isalnum() or letter in "-_." else "_" for letter in task)
-    return "".join(kept)
+def _file_names(tasks: Sequence[str]) -> dict[str, str]:
+    """Return a name for each task that a file may have, and that no other task's file has.
+
+    They are those of all tasks of the benchmark: a task's file has the same name whichever others
+    are recorded. Some file systems do not distinguish upper and lower case.
+    """
+    allowed = {task: _allowed_name(task) for task in tasks}
+    names: dict[str, str] = {}
+    taken = {ALL_TASKS}
+    # a task whose name needs no replacement keeps it
+    for task in sorted(tasks, key=lambda task: allowed[task] != task):
+        numbered = (f"{allowed[task]}_{number}" for number in itertools.count(2))
+        candidates = itertools.chain([allowed[task]], numbered)
+        names[task] = next(name for name in candidates if name.casefold() not in taken)
+        taken.add(names[task].casefold())
+    return names
+
+
+def _allowed_name(task: str) -> str:
+    """Return a task's name in letters that a file's name may have."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in task)

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from mtrl_lightning import SAC, read_metrics
@@ -95,6 +96,58 @@ def test_a_video_that_fails_is_one_warning(tmp_path, monkeypatch):
     assert "after 12 env steps (EnvironmentFaultError: the driver broke)" in told[0]
     assert "Training continues" in told[0]
     assert read_metrics(run.folder)["eval/return"][0] == [12, 24, 36, 48]
+
+
+def test_a_logger_that_takes_no_video_is_named_and_the_videos_are_there(tmp_path, monkeypatch):
+    def fail(logger, files, env_steps):
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(video, "_log", fail)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = trained(tmp_path, VideoCallback(every=2, tasks=["goal-1"], **SMALL))
+    texts = [str(warning.message) for warning in caught if "video" in str(warning.message)]
+    assert len(texts) == 1
+    expected = "MetricsCSV could not take the videos of 24 env steps (OSError: the network is down)"
+    assert texts[0].startswith(expected)
+    assert len(files_in(run.folder)) == 2
+
+
+class StopAfter(Callback):
+    """End a run early: at an evaluation, as ``EarlyStopping`` does, or between two."""
+
+    def __init__(self, env_steps, at_evaluation):
+        self.env_steps = env_steps
+        self.at_evaluation = at_evaluation
+
+    def on_validation_end(self, trainer, pl_module):
+        trainer.should_stop |= self.at_evaluation and self.is_reached(pl_module)
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        trainer.should_stop |= not self.at_evaluation and self.is_reached(pl_module)
+
+    def is_reached(self, algorithm):
+        return algorithm.counters.env_steps >= self.env_steps
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["after_others", "before_others"])
+@pytest.mark.parametrize(("env_steps", "at_evaluation"), [(24, True), (30, False)])
+def test_a_run_that_stops_early_has_a_video_of_its_last_evaluation(
+    tmp_path, env_steps, at_evaluation, is_first, monkeypatch
+):
+    if is_first:
+
+        @staticmethod
+        def first(callbacks):
+            return sorted(callbacks, key=lambda callback: not isinstance(callback, VideoCallback))
+
+        connector = "lightning.pytorch.trainer.connectors.callback_connector._CallbackConnector"
+        monkeypatch.setattr(f"{connector}._reorder_callbacks", first)
+    stop = StopAfter(env_steps, at_evaluation)
+    run = trained(tmp_path, VideoCallback(every=5, tasks=["goal-1"], **SMALL), stop)
+    evaluated_at = int(read_metrics(run.folder)["eval/return"][0][-1])
+    assert env_steps <= evaluated_at < 48
+    assert files_in(run.folder) == [f"videos/step_{evaluated_at:012d}/goal-1.mp4"]
 
 
 def test_an_interruption_gives_the_recording_up_and_the_run_ends_at_its_own_check(

@@ -7,6 +7,7 @@ import yaml
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import play
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.video.recording import RecordedEpisode, Recording
 from tests.video.test_recording import frames_of
 
@@ -56,7 +57,7 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
     assert "unknown task 'gaol-1': did you mean goal-" in error_of(
         capsys, str(run), "--task=gaol-1"
     )
-    assert "unknown split 'trian': the benchmark has train, eval" in error_of(
+    assert "unknown split 'trian': did you mean train" in error_of(
         capsys, str(run), "--split=trian"
     )
     assert "fps is 0: give at least 1" in error_of(capsys, str(run), "--fps=0", "--num_workers=0")
@@ -125,7 +126,7 @@ def test_a_wrapped_run_is_played_with_its_wrappers():
     assert "FrameStackObservation" in benchmark.spec.protocol["wrappers"]
 
 
-def test_a_run_is_played_with_its_action_transforms(run, monkeypatch):
+def test_a_run_is_played_with_its_action_transforms(run, monkeypatch, capsys):
     file = run / "config.yaml"
     config = yaml.safe_load(file.read_text())
     assert play.action_transforms_of(config) == []
@@ -137,8 +138,18 @@ def test_a_run_is_played_with_its_action_transforms(run, monkeypatch):
         policies.append(policy)
         return Recording({}, [RecordedEpisode("goal-0", 0, 1.0, 20, False)])
 
+    def load(checkpoint, *, trust):
+        trusted.extend(trust)
+        return load_policy(checkpoint, trust=trust)
+
+    trusted = []
     monkeypatch.setattr("mtrl_lightning.video.record_videos", record)
-    main(["play", str(run), *SMALL])
+    monkeypatch.setattr("mtrl_lightning.loading.load_policy", load)
+    untrained = property(lambda policy: "Evaluated without training: goal-2")
+    monkeypatch.setattr(LoadedPolicy, "untrained_summary", untrained)
+    main(["play", str(run), *SMALL, "--trust=own.parts", "--trust", "gated"])
+    assert trusted == ["own.parts", "gated"]
+    assert "\nEvaluated without training: goal-2\n" in capsys.readouterr().out
     (policy,) = policies
     observation_ED = np.zeros((1, 2), np.float32)
     own = policy._policy.act(observation_ED, np.array([0]), "exploit")

@@ -5,11 +5,16 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 from gymnasium.wrappers import TimeLimit
 
+from mtrl_lightning import SAC, read_metrics
+from mtrl_lightning.callbacks import curves
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MLP
+from tests.conftest import short_train
 from tests.fakes import arrays_of
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
@@ -262,6 +267,46 @@ def test_tasks_of_different_sizes_are_padded():
     assert np.array_equal(again_ED, observation_ED)
 
 
+def test_a_pendulum_beside_mujoco_tasks_trains_and_continues_exactly(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
+    tasks = {"pendulum": "Pendulum-v1", "pole": "InvertedPendulum-v5", "hopper": "Hopper-v5"}
+    benchmark = GymnasiumTasks(tasks, horizon=11)
+    spec = benchmark.spec
+    assert (spec.observation_sizes, spec.action_sizes) == ((3, 4, 11), (1, 1, 3))
+    narrow = functools.partial(MLP, width=8)
+    sac = functools.partial(SAC, actor=narrow, critic=narrow)
+
+    def run(name, total_steps, **options):
+        schedules = {"warmup_steps": 12, "capacity": 120, "evaluation_every": 60}
+        return short_train(
+            benchmark,
+            sac,
+            total_steps=total_steps,
+            name=name,
+            root=str(tmp_path),
+            metrics_every=30,
+            checkpoint_every=60,
+            num_workers=0,
+            **schedules,
+            **options,
+        )
+
+    whole = run("whole", 120)
+    run("parts", 60)  # in the middle of an episode: 20 steps of each task
+    parts = run("parts", 120, ckpt_path="last")
+    initial = sac(spec, seed=1).state_dict()
+    expected = whole.policy.state_dict()
+    found = parts.policy.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert any(not torch.equal(initial[name], value) for name, value in expected.items())
+    rows = [read_metrics(each.folder) for each in (whole, parts)]
+    rows = [{n: v for n, v in row.items() if not n.startswith("time/")} for row in rows]
+    assert rows[0] == rows[1]
+    assert {f"eval/return/{name}" for name in tasks} < rows[0].keys()
+    action_EA = whole.policy.act(np.ones((3, 11), np.float32), np.arange(3), "explore")
+    assert (action_EA[~spec.action_mask_TA] == 0).all() and action_EA[spec.action_mask_TA].all()
+
+
 def test_spaces_that_differ_in_their_bounds_alone_are_joined():
     other = limited(5, observations=Box(-5.0, 99.0, (1,), np.float64))
     spec = GymnasiumTasks({"a": limited(5), "b": other}).spec
@@ -333,7 +378,7 @@ def test_the_example_trains_and_resumes_through_the_command_line(command_line, c
     assert pipelines == [
         'Observations and rewards: environment > gymnasium.wrappers.FrameStackObservation {"stack_'
         'size": 3} > gymnasium.wrappers.FlattenObservation > stored > NormalizeReward >'
-        " NormalizeObservation > policy. Actions: policy > stored > ActionNoise > environment"
+        " NormalizeObservation > learner. Actions: policy > stored > ActionNoise > environment"
     ]
     more = ("--rollout.total_steps=1200", "--name=connectors", "--ckpt_path=last")
     command_line("fit", *more, configs=configs)

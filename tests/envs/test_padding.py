@@ -115,6 +115,16 @@ def test_sizes_of_images_are_refused():
         check_spec(spec._replace(observation_sizes=(3, 3)))
 
 
+def test_a_benchmark_of_another_largest_return_takes_no_place_of_another():
+    spec = ToyReach(2).spec._replace(max_return=10.0)
+    check_same(spec, spec._replace(horizon=2 * spec.horizon, max_return=20.0))
+    for changed in (20.0, None):
+        with pytest.raises(ConfigurationError, match=rf"max_return is {changed}, the former's 10"):
+            check_same(spec, spec._replace(max_return=changed))
+    with pytest.raises(ConfigurationError, match="max_return"):
+        check_same(spec, spec._replace(horizon=2, max_return=None))
+
+
 @pytest.mark.parametrize("name", ["observation_sizes", "action_sizes"])
 def test_a_benchmark_of_other_sizes_takes_no_place_of_another(name):
     spec = ToyReach(2).spec

@@ -19,6 +19,7 @@ from gymnasium.wrappers import (
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.benchmark import WithInfo
+from mtrl_lightning.envs.names import values_text
 from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
@@ -296,3 +297,22 @@ def test_the_protocol_has_the_wrappers_of_a_wrapped_benchmark_too():
     once = WithWrappers(ToyReach(2, horizon=HORIZON), [HALF])
     twice = WithWrappers(once, [HALF])
     assert twice.spec.protocol["wrappers"] == f"{once.pipeline} > {once.pipeline}"
+
+
+class Plain:
+    """An object without a text of its own."""
+
+
+def test_the_protocol_has_the_values_of_objects():
+    def protocol(low):
+        box = {"class_path": "gymnasium.spaces.Box", "init_args": {"low": low, "high": 9.0}}
+        box["init_args"]["shape"] = [2]
+        wrapper = {
+            "class_path": "gymnasium.wrappers.TransformObservation",
+            "init_args": {"func": "numpy.asarray", "observation_space": box},
+        }
+        return WithWrappers(ToyReach(), [wrapper]).spec.protocol["wrappers"]
+
+    assert protocol(-9.0) == protocol(-9.0) != protocol(-8.0)
+    assert "Box(-9.0, 9.0, (2,), float32)" in protocol(-9.0)
+    assert values_text([Plain(), {"b", "a"}]) == f'["{__name__}.Plain", ["\\"a\\"", "\\"b\\""]]'

@@ -10,7 +10,7 @@ from mtrl_lightning.envs.benchmark import with_info
 from mtrl_lightning.envs.pictures import (
     Pictured,
     PicturedEnv,
-    Simulation,
+    SimulationRenderer,
     VideoFormat,
     decompressed,
 )
@@ -81,7 +81,7 @@ def test_pictures_are_taken_in_simulated_time(steps_per_second, steps, frames):
     env = pictured(Drawing(np.zeros((48, 64, 3), np.uint8), steps_per_second), SMALL)
     pictures = pictures_of(env, 7)
     assert [picture.step for picture in pictures] == steps
-    assert [picture.frame for picture in pictures] == frames
+    assert [picture.frame_index for picture in pictures] == frames
     assert [picture.is_last for picture in pictures] == [False] * (len(steps) - 1) + [True]
     assert env.take_pictures() == []
 
@@ -121,7 +121,7 @@ def test_metaworld_is_upright_and_one_renderer_draws_all_episodes():
     skip_without_renderer()
     env = Pictured(MetaWorld(["reach"]), VideoFormat(160, 120)).make_env(0, "eval", 0)
     (picture,) = pictures_of(env, 0)
-    assert isinstance(env._draw, Simulation)
+    assert isinstance(env._draw, SimulationRenderer)
     renderer = env._draw._renderer
     pictures_of(env, 3)
     assert env._draw._renderer is renderer

@@ -1,5 +1,6 @@
 """Video files: what they show, and what ends without one."""
 
+import os
 import sys
 
 import imageio_ffmpeg
@@ -8,12 +9,13 @@ import pytest
 from PIL import Image
 
 from mtrl_lightning import record_videos
-from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.envs import ToyReach, pictures
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
+from mtrl_lightning.video.recording import check_drawing
 from tests.fakes import Constant, Recorder, Scripted, Seeker, scripted_length
 
 SMALL = VideoFormat(96, 64)
@@ -106,7 +108,7 @@ def test_one_task_of_another_split(tmp_path):
     [
         ({"tasks": ["gaol-1"]}, "unknown task 'gaol-1': did you mean goal-"),
         ({"tasks": ["goal-1", "goal-1"]}, "duplicate tasks"),
-        ({"split": "trian"}, "unknown split 'trian': the benchmark has train, eval"),
+        ({"split": "trian"}, "unknown split 'trian': did you mean train"),
         ({"num_episodes": 0}, "num_episodes is 0"),
         ({"first_episode": -1}, "first_episode -1"),
         ({"format": VideoFormat(95, 64)}, "width is 95"),
@@ -199,3 +201,52 @@ def test_only_the_tasks_of_the_split_are_recorded(tmp_path):
     assert [episode.task for episode in recording.episodes] == ["goal-1"]
     with pytest.raises(ConfigurationError, match="unknown task 'goal-0': did you mean goal-1"):
         record_videos(Seeker(2), Halves(2, horizon=3), tmp_path, tasks=["goal-0"], **options)
+
+
+class Renamed(ScriptedWithPictures):
+    """``ScriptedWithPictures`` whose tasks have other names."""
+
+    def __init__(self, *names):
+        super().__init__(len(names))
+        self.names = names
+
+    @property
+    def spec(self):
+        return super().spec._replace(task_names=self.names)
+
+
+def test_every_task_has_a_file_of_its_own(tmp_path):
+    names = ("a/b", "a_b", "A_B", "a b", "all_tasks", "c")
+    options = {"format": SMALL, "num_workers": 0}
+    recording = record_videos(Constant(), Renamed(*names), tmp_path, tasks=names[:3], **options)
+    found = {name: path.name for name, path in recording.files.items()}
+    assert found == {
+        "a/b": "a_b_3.mp4",
+        "a_b": "a_b.mp4",
+        "A_B": "A_B_2.mp4",  # upper and lower case are one file on some systems
+        "all_tasks": "all_tasks.mp4",
+    }
+    record_videos(Constant(), Renamed(*names), tmp_path, tasks=["all_tasks", "c"], **options)
+    more = {"all_tasks_2.mp4", "c.mp4"}
+    assert {path.name for path in tmp_path.iterdir()} == {*found.values(), *more}
+
+
+@pytest.mark.parametrize("former", [None, "glfw"])
+def test_drawing_in_this_process_leaves_no_choice_of_a_renderer(tmp_path, monkeypatch, former):
+    variables = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
+
+    def use(name):
+        for variable in variables:
+            os.environ[variable] = name
+
+    for variable in variables:
+        monkeypatch.setenv(variable, "to be restored by pytest")
+        monkeypatch.delenv(variable) if former is None else monkeypatch.setenv(variable, former)
+    monkeypatch.setattr(pictures, "find_renderer", lambda: "egl")
+    monkeypatch.setattr(pictures, "use_renderer", use)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    benchmark = ScriptedWithPictures(1)
+    check_drawing(benchmark, 0, "eval", SMALL, num_workers=0)
+    assert [os.environ.get(variable) for variable in variables] == [former, former]
+    record_videos(Constant(), benchmark, tmp_path, format=SMALL, num_workers=0)
+    assert [os.environ.get(variable) for variable in variables] == [former, former]
