@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,9 +167,8 @@ def protocol_differences(records: Sequence[RunRecord]) -> list[str]:
     A run whose protocol is not recorded is compared by its tasks alone.
     """
     recorded = [record for record in records if record.protocol]
-    found = []
-    for key in dict.fromkeys(key for record in recorded for key in record.protocol):
-        found.append((key, [(r.folder, _plain(r.protocol.get(key))) for r in recorded]))
+    keys = dict.fromkeys(key for record in recorded for key in record.protocol)
+    found = [(key, [(r.folder, _plain(r.protocol.get(key))) for r in recorded]) for key in keys]
     episodes = [
         (r.folder, r.options["evaluation"].get("num_episodes"))
         for r in records
@@ -253,9 +252,7 @@ def curves_of(
             f"the runs of {label or runs[0].folder} were evaluated at different env steps, and have"
             f" none in common: {', '.join(str(run.folder) for run in runs)}. Leave some out"
         )
-    if warnings is not None and any(
-        not np.isin(env_steps_N, steps).all() for steps in all_steps
-    ):
+    if warnings is not None and any(not np.isin(env_steps_N, steps).all() for steps in all_steps):
         warnings.append(
             f"{label}: its runs were evaluated at different env steps; values in between are"
             " interpolated"
@@ -520,6 +517,33 @@ def bands_of(comparison: Comparison) -> Bands:
         thresholds_K,
         profiles,
     )
+
+
+def rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of ``summarize`` as CSV; an interval has two columns, ``_low`` and ``_high``.
+
+    What is not known is empty.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    plain = [dict(_columns(row)) for row in rows]
+    writer.writerow(list(plain[0]))
+    writer.writerows(["" if value is None else value for value in row.values()] for row in plain)
+    return text.getvalue()
+
+
+def _columns(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if name == "final_of_seeds":
+            yield name, " ".join(f"{score:g}" for score in value)
+        elif name.endswith("_interval"):
+            shared = name.removesuffix("_interval")
+            yield from zip((f"{shared}_low", f"{shared}_high"), value or (None, None), strict=True)
+        elif name in ("less_first", "better_than_first"):
+            names = (name, f"{name}_low", f"{name}_high")
+            yield from zip(names, value or (None, None, None), strict=True)
+        else:
+            yield name, value
 
 
 def curves_csv(comparison: Comparison, bands: Bands) -> str:

@@ -33,7 +33,8 @@ def plot_comparison(comparison: Comparison, bands: Bands, path: Path, by_task: b
     num_rows = math.ceil(len(tasks) / TASK_COLUMNS)
     figure = Figure(figsize=(15, 4.4 + 2.6 * num_rows), layout="constrained")
     if num_rows:
-        upper, lower = figure.subfigures(2, height_ratios=[4.4, 2.6 * num_rows])
+        parts: Any = figure.subfigures(2, height_ratios=[4.4, 2.6 * num_rows])
+        upper, lower = parts
         _plot_tasks(lower, comparison, bands, tasks, num_rows)
     else:
         upper = figure.subfigures()

@@ -13,7 +13,16 @@ from mtrl_lightning.reports.comparison import (
     table,
     task_table,
 )
-from mtrl_lightning.reports.page import MINUTES, STEPS, chart, curve, html_table, page, section, text
+from mtrl_lightning.reports.page import (
+    MINUTES,
+    STEPS,
+    chart,
+    curve,
+    html_table,
+    page,
+    section,
+    text,
+)
 from mtrl_lightning.reports.record import is_bounded
 
 EXPLANATION = (
@@ -74,9 +83,7 @@ def _profiles(comparison: Comparison, bands: Bands) -> str:
     ]
     group = {"name": "profile", "curves": curves, "bounded": True, "xlabel": "threshold"}
     axes = [{"name": f"threshold of {comparison.metric}", "key": "x"}]
-    caption = (
-        f"share of runs and tasks whose {comparison.metric} at the end is above the threshold"
-    )
+    caption = f"share of runs and tasks whose {comparison.metric} at the end is above the threshold"
     drawn = chart("profile", "Performance profile", [group], axes=axes)
     return f'<p class="faint">{text(caption)}</p>\n{drawn}'
 

@@ -123,7 +123,9 @@ def defaults_of(owner: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if owner is None:
         return found
-    functions = [owner] if not isinstance(owner, type) else [c.__init__ for c in owner.__mro__]
+    functions = [owner]
+    if isinstance(owner, type):
+        functions = [vars(base)["__init__"] for base in owner.__mro__ if "__init__" in vars(base)]
     for function in functions:
         try:
             parameters = inspect.signature(function).parameters.values()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -154,7 +154,8 @@ def _unique(methods: Sequence[Method]) -> list[Method]:
 def _name(runs: Sequence[RunRecord]) -> str:
     """Return what the names of a method's runs have in common, without the number of a seed."""
     names = [str(run.options.get("name") or run.folder.parent.name) for run in runs]
-    shared = os.path.commonprefix(names)
+    pairs = zip(min(names), max(names), strict=False)
+    shared = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     if len(set(names)) > 1:
         shared = re.sub(r"[_\-. ]*(seed)?[_\-. ]*\d*$", "", shared)
     return shared or names[0]

@@ -101,9 +101,7 @@ def html_table(lines: Sequence[Sequence[str]], num_texts: int = 1) -> str:
 
 def _row(tag: str, cells: Sequence[str], num_texts: int) -> str:
     kinds = ["" if place < num_texts else ' class="number"' for place in range(len(cells))]
-    shown = [
-        f"<{tag}{kind}>{text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
-    ]
+    shown = [f"<{tag}{kind}>{text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)]
     return f"<tr>{''.join(shown)}</tr>"
 
 

@@ -202,7 +202,9 @@ def _best(found: Curve | None) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.2f}" if abs(value) < 1_000 else f"{value:,.0f}"
+    if abs(value) >= 1_000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 def _charts(run: RunRecord) -> str:
