@@ -241,10 +241,11 @@ def _base_names(run: RunRecord) -> list[str]:
     """Return the names of all metrics but evaluations', without the tasks at their ends."""
     names: dict[str, None] = {}
     tasks = {task for metric in run.evaluated() for task in run.tasks_of(metric)}
+    ends = tuple(f"/{task}" for task in sorted(tasks, key=len, reverse=True))
     for name in run.curves:
-        base, _, end = name.rpartition("/")
         if not is_evaluation(name):
-            names[base if end in tasks else name] = None
+            end = next((end for end in ends if name.endswith(end)), "")
+            names[name.removesuffix(end)] = None
     return sorted(names)
 
 

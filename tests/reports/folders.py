@@ -60,6 +60,7 @@ def make_run(folder, scores, steps=STEPS, options=None, protocol=PROTOCOL, extra
             row[f"eval/return/{task}"] = 100 * values[place]
         if scores:
             row["eval/success"] = sum(values[place] for values in scores.values()) / len(scores)
+            row["eval/return"] = 100 * row["eval/success"]
         rows.append(row)
         rows.append({"env_steps": env_steps, "time/env_steps_per_second": rate})
     rows += extra

@@ -67,11 +67,8 @@ def test_a_comparison_by_hand():
     assert len({len(line) for line in lines}) == 1, "its columns are aligned"
     (header, _, second) = csv.reader(io.StringIO(rows_csv(rows)))
     row = dict(zip(header, second, strict=True))
-    assert (row["method"], row["final_of_seeds"], row["less_first_high"][0]) == (
-        "b",
-        "0.6 0.8",
-        "-",
-    )
+    assert (row["method"], row["final_of_seeds"]) == ("b", "0.6 0.8")
+    assert float(row["less_first_high"]) < 0
 
 
 def test_minutes_are_summed_from_the_rates_by_hand():
@@ -204,7 +201,7 @@ def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):
     main(["compare", str(runs / "mlp"), str(runs / "moe"), f"--folder={out}", "--threshold=.98"])
     printed = capsys.readouterr()
     text = re.sub(" +", " ", printed.out)
-    assert "| network MOORE | 2 | 0.98" in text and "300 (1 of 2)" in text
+    assert "| network MOORE | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
     assert "| push | 0.20 [0.20, 0.20] | 0.95 [0.90, 1.00] |" in text
     assert "warning: intervals of fewer than 3 seeds" in printed.err
     names = ["comparison.png", "curves.csv", "report.html", "table.csv"]

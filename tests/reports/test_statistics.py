@@ -114,7 +114,7 @@ def test_the_probability_of_improvement_is_the_statistic_of_mann_and_whitney():
         shares.append(statistic / (len(A_ST) * len(B_ST)))
     assert probability_of_improvement(A_ST, B_ST) == pytest.approx(np.mean(shares))
     assert probability_of_improvement(A_ST, A_ST) == 0.5
-    assert probability_of_improvement(A_ST + 1, B_ST) == 1.0
+    assert probability_of_improvement(A_ST + 2, B_ST) == 1.0
 
 
 def test_tasks_are_never_mixed_and_one_seed_has_no_interval(generator):
