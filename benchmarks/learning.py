@@ -23,10 +23,8 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks.measuring import (
@@ -40,11 +38,20 @@ from benchmarks.measuring import (
     slow_bfloat16,
 )
 from benchmarks.trial import COMMAND
-from mtrl_lightning.callbacks.curves import Curve, read_metrics
 from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
-
-RESAMPLES = 2_000
+from mtrl_lightning.reports.comparison import (
+    Comparison,
+    Curves,
+    bands_of,
+    curves_of,
+    markdown,
+    summarize,
+    table,
+)
+from mtrl_lightning.reports.comparison_plot import plot_comparison
+from mtrl_lightning.reports.methods import Method
+from mtrl_lightning.reports.record import read_run
 
 
 class Variant(NamedTuple):
@@ -52,15 +59,6 @@ class Variant(NamedTuple):
 
     name: str
     options: list[str]
-
-
-class Curves(NamedTuple):
-    """What a variant's runs gave: ``S`` seeds, ``T`` tasks, ``N`` evaluations."""
-
-    env_steps_N: npt.NDArray[np.int64]
-    scores_STN: npt.NDArray[np.float64]
-    minutes_SN: npt.NDArray[np.float64]
-    """Minutes of training until each evaluation, evaluations and checkpoints included."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curves = {
         variant.name: read(given.folder, variant.name, seeds, given.metric) for variant in variants
     }
-    rows = compare(curves, given.threshold)
+    rows = summarize(curves, given.threshold)
     figure = plot(curves, given.metric, given.folder / "learning.png")
     content = {
         "machine": machine(),
@@ -87,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "figure": str(figure),
     }
     (given.folder / "learning.json").write_text(json.dumps(content, indent=1))
-    text = "\n\n".join([*left_out, markdown(rows, given), str(figure)])
+    title = f"{given.config}, {given.metric}: interquartile mean [95 % bootstrap interval]"
+    lines = markdown(table(rows, given.threshold))
+    text = "\n\n".join([*left_out, title, lines, str(figure)])
     finish(content, text, given.json)
 
 
@@ -251,164 +251,22 @@ def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:
     """Return a variant's curves from the runs' ``metrics.csv``.
 
     Raises:
-        ConfigurationError: if no task has this metric, or the runs were evaluated at different
-            steps.
+        ConfigurationError: if no task has this metric.
     """
-    found = []
-    runs = []
-    ticks = set()
-    for seed in seeds:
-        metrics = read_metrics(next((folder / f"{name}_{seed}").glob("version_*")))
-        curves = [metrics[key] for key in sorted(metrics) if key.startswith(f"{metric}/")]
-        ticks |= {tuple(env_steps) for env_steps, _ in curves}
-        found.append([values for _, values in curves])
-        runs.append(metrics)
-    if len(ticks) != 1 or len({len(curves) for curves in found}) != 1:
-        what = "has no values" if not ticks else "was not measured at the same steps in all runs"
-        raise ConfigurationError(f"{metric} of {name} {what}: give a --metric such as eval/success")
-    env_steps_N = ticks.pop()
-    minutes_SN = [minutes_until(env_steps_N, metrics) for metrics in runs]
-    return Curves(np.array(env_steps_N), np.array(found), np.array(minutes_SN))
-
-
-def minutes_until(env_steps_N: Sequence[int], metrics: dict[str, Curve]) -> npt.NDArray[np.float64]:
-    """Return the minutes of training until each number of env steps.
-
-    They are summed from the rows' env steps per second, so the time between an interruption and
-    the continuation does not count. Nor does a row with a rate of 0, that of a run which was
-    interrupted after its last env step, in the updates of an iteration.
-    """
-    logged, rates = metrics["time/env_steps_per_second"]
-    made = np.diff(logged, prepend=0)
-    seconds = np.cumsum([n / rate if rate else 0.0 for n, rate in zip(made, rates, strict=True)])
-    return np.interp(env_steps_N, [0, *logged], [0, *seconds]) / 60
-
-
-def interquartile_mean(scores: npt.NDArray) -> float:
-    """Return the mean of the middle half of all scores; a score at the cut counts in part."""
-    ordered = np.sort(scores, axis=None)
-    cut = len(ordered) / 4
-    edges = np.arange(len(ordered) + 1)
-    weights = np.diff(np.clip(edges, cut, len(ordered) - cut))
-    return float(ordered @ weights / weights.sum())
-
-
-def interval(scores_ST: npt.NDArray, generator: np.random.Generator) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the interquartile mean; resample seeds per task."""
-    num_seeds, num_tasks = scores_ST.shape
-    drawn = generator.integers(num_seeds, size=(RESAMPLES, num_seeds, num_tasks))
-    means = [interquartile_mean(np.take_along_axis(scores_ST, one, axis=0)) for one in drawn]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def compare(curves: dict[str, Curves], threshold: float) -> list[dict[str, Any]]:
-    """Return a row for each variant.
-
-    It has the score at the end, the average over training and its difference from the first
-    variant's, and the environment steps and minutes to the threshold.
-    """
-    rows = []
-    first = next(iter(curves.values()))
-    for name, (env_steps_N, scores_STN, minutes_SN) in curves.items():
-        generator = np.random.default_rng(0)
-        final_ST = scores_STN[:, :, -1]
-        area_ST = scores_STN.mean(2)
-        reached_SN = scores_STN.mean(1) >= threshold
-        places = {s: int(row.argmax()) for s, row in enumerate(reached_SN) if row.any()}
-        steps = [int(env_steps_N[n]) for n in places.values()]
-        minutes = [float(minutes_SN[s, n]) for s, n in places.items()]
-        final_interval = interval(final_ST, generator)
-        average_interval = interval(area_ST, generator)
-        difference = None
-        if scores_STN is not first.scores_STN:
-            difference = _difference(area_ST, first, generator)
-        rows.append(
-            {
-                "variant": name,
-                "final": interquartile_mean(final_ST),
-                "final_interval": final_interval,
-                "average": interquartile_mean(area_ST),
-                "average_interval": average_interval,
-                "less_first": difference,
-                "reached": len(steps),
-                "seeds": len(scores_STN),
-                "env_steps_to_threshold": float(np.median(steps)) if steps else None,
-                "minutes_to_threshold": float(np.median(minutes)) if minutes else None,
-                "minutes": float(np.median(minutes_SN[:, -1])),
-                "final_of_seeds": final_ST.mean(1).tolist(),
-            }
+    runs = [read_run(next((folder / f"{name}_{seed}").glob("version_*"))) for seed in seeds]
+    tasks = runs[0].tasks_of(metric)
+    if not tasks:
+        raise ConfigurationError(
+            f"{metric} of {name} has no values: give a --metric such as eval/success"
         )
-    return rows
-
-
-def _difference(area_ST: npt.NDArray, first: Curves, generator: np.random.Generator) -> list[float]:
-    """Return the difference of the averages over training, with its 95 % bootstrap interval."""
-    areas = area_ST.mean(1), first.scores_STN.mean((1, 2))
-    drawn = [generator.choice(area_S, (RESAMPLES, len(area_S))).mean(1) for area_S in areas]
-    low, high = np.percentile(drawn[0] - drawn[1], [2.5, 97.5])
-    return [float(areas[0].mean() - areas[1].mean()), float(low), float(high)]
-
-
-def markdown(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    """Return the comparison as a Markdown table."""
-    header = [
-        "variant",
-        "seeds",
-        "at the end",
-        "over training",
-        "less the first",
-        f"env steps to {given.threshold:g}",
-        f"minutes to {given.threshold:g}",
-        "minutes in all",
-    ]
-    lines = [header, ["---"] * len(header)]
-    for row in rows:
-        cells = [
-            f"{row[k]:.2f} [{row[f'{k}_interval'][0]:.2f}, {row[f'{k}_interval'][1]:.2f}]"
-            for k in ("final", "average")
-        ]
-        difference = "-"
-        if row["less_first"]:
-            difference = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["less_first"])
-        steps = row["env_steps_to_threshold"]
-        median_steps = f"{steps:,.0f}" if steps else "-"
-        reached = f"{median_steps} ({row['reached']} of {row['seeds']})"
-        minutes = row["minutes_to_threshold"]
-        times = ["-" if minutes is None else f"{minutes:.1f}", f"{row['minutes']:.1f}"]
-        lines.append([row["variant"], str(row["seeds"]), *cells, difference, reached, *times])
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{given.config}, {given.metric}: interquartile mean [95 % bootstrap interval]\n\n{text}"
+    return curves_of(runs, metric, tasks)
 
 
 def plot(curves: dict[str, Curves], metric: str, path: Path) -> Path:
-    """Plot all variants, by env steps and by minutes (the mean of the seeds').
-
-    Returns:
-        The file's path.
-    """
-    from matplotlib.figure import Figure  # takes a second to import
-    from matplotlib.ticker import EngFormatter
-
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    by_steps, by_minutes = figure.subplots(ncols=2, sharey=True)
-    for i, (name, (env_steps_N, scores_STN, minutes_SN)) in enumerate(curves.items()):
-        generator = np.random.default_rng(0)
-        ticks = range(len(env_steps_N))
-        means = [interquartile_mean(scores_STN[:, :, n]) for n in ticks]
-        low, high = zip(*(interval(scores_STN[:, :, n], generator) for n in ticks), strict=True)
-        style = {"marker": ".", "linestyle": ("-", "--", ":")[i // 10 % 3], "color": f"C{i % 10}"}
-        by_steps.plot(env_steps_N, means, label=f"{name} ({len(scores_STN)} seeds)", **style)
-        by_steps.fill_between(env_steps_N, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        by_minutes.plot(minutes_SN.mean(0), means, **style)
-    by_steps.set(xlabel="environment steps, all tasks", ylabel=f"{metric}, interquartile mean")
-    by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
-    by_minutes.set(xlabel="minutes of training")
-    for axes in (by_steps, by_minutes):
-        axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=120)
-    return path
+    """Plot all variants on average, and return the file's path."""
+    methods = [Method(name, [], {}) for name in curves]
+    comparison = Comparison(metric, ("average",), methods, curves, True, [])
+    return plot_comparison(comparison, bands_of(comparison), path, by_task=False)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from mtrl_lightning.callbacks import (
     InterruptionCallback,
     MetricsCSV,
     OptionsCallback,
+    ReportCallback,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
@@ -246,7 +247,7 @@ def standard_callbacks(
     """
     callbacks: list[Callback] = []
     if fitting:
-        callbacks += [CurvesCallback(), InterruptionCallback(origin)]
+        callbacks += [CurvesCallback(), ReportCallback(), InterruptionCallback(origin)]
         callbacks.append(OptionsCallback(options or {}))
     if progress_bar:
         callbacks.append(EnvStepProgressBar())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from mtrl_lightning.errors import ConfigurationError
 
@@ -236,6 +239,21 @@ def check_idle(folder: Path) -> None:
     descriptor = _lock(folder / LOCK, 0)
     if descriptor is not None:
         os.close(descriptor)
+
+
+def is_in_training(folder: Path) -> bool:
+    """Return whether a process trains in a run's folder, without taking its lock.
+
+    Where the lock's process is on another host, its file alone tells.
+    """
+    try:
+        written = (folder / LOCK).read_text(errors="replace")
+    except OSError:
+        return False
+    holder = re.fullmatch(r"pid (\d+) on host (.+)", written)
+    if holder is None or holder[2] != socket.gethostname():
+        return True
+    return psutil.pid_exists(int(holder[1]))
 
 
 def _lock(path: Path, flags: int) -> int | None:

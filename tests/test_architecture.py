@@ -44,6 +44,7 @@ ROOMS = {
     "algorithms",
     "callbacks",
     "video",
+    "reports",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
@@ -66,7 +67,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "checkpoints",
         "video",
+        "reports",
     },
+    "reports": {"runs"},
     "launch": {"callbacks", "algorithms", "replay", "runs", "checkpoints", "quiet"},
     "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
     "cli": {*ROOMS, "launch", "loading", "quiet", "runs", "__version__"},
@@ -85,6 +88,7 @@ OUTSIDE = {"benchmarks", "tests"}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
+    "reports": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
     **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision", "threads"}},

@@ -1,4 +1,4 @@
-"""Comparing learning curves: statistics by hand; runs that are trained, read and resumed."""
+"""Runs of variants that are trained, read, compared and resumed; see tests/reports for numbers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 import time
-from argparse import Namespace
 
-import numpy as np
 import psutil
 import pytest
 import yaml
 
 from benchmarks import learning
-from benchmarks.learning import Curves, Variant
+from benchmarks.learning import Variant
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
 from tests.conftest import ROOT
@@ -43,66 +41,6 @@ TINY = {
         },
     },
 }
-
-
-@pytest.mark.parametrize(
-    ("scores", "wanted"),
-    [
-        ([5.0], 5.0),
-        ([0.0, 1.0, 2.0, 30.0], 1.5),
-        ([1.0, 2.0, 3.0, 4.0, 100.0], (0.75 * 2 + 3 + 0.75 * 4) / 2.5),
-        ([[7.0, -90.0], [5.0, 90.0]], 6.0),
-    ],
-)
-def test_the_interquartile_mean_by_hand(scores, wanted):
-    assert learning.interquartile_mean(np.array(scores)) == pytest.approx(wanted)
-
-
-def test_the_interval_covers_what_resampling_gives():
-    generator = np.random.default_rng(0)
-    same_ST = np.full((4, 3), 0.25)
-    assert learning.interval(same_ST, generator) == (0.25, 0.25)
-    scores_ST = np.random.default_rng(1).normal(0.5, 0.1, (5, 3))
-    low, high = learning.interval(scores_ST, generator)
-    assert scores_ST.min() < low < learning.interquartile_mean(scores_ST) < high < scores_ST.max()
-    # tasks are never mixed: with one seed there is nothing to resample
-    low, high = learning.interval(scores_ST[:1], generator)
-    assert low == high == learning.interquartile_mean(scores_ST[:1])
-
-
-def test_a_comparison_by_hand():
-    steps_N = np.array([10, 20, 30])
-    minutes_SN = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 8.0]])
-    first = Curves(steps_N, np.array([[[0.0, 0.5, 1.0]], [[0.0, 1.0, 1.0]]]), minutes_SN)
-    other = Curves(steps_N, np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]), 2 * minutes_SN)
-    rows = learning.compare({"a": first, "b": other}, 0.8)
-    assert [row["final"] for row in rows] == pytest.approx([1.0, 0.7])
-    assert [row["average"] for row in rows] == pytest.approx(
-        [(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2]
-    )
-    assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [
-        (2, 25.0),
-        (1, 30.0),
-    ]
-    times = [(row["minutes_to_threshold"], row["minutes"]) for row in rows]
-    assert times == [(3.5, 6.0), (16.0, 12.0)]
-    assert rows[0]["less_first"] is None
-    assert rows[1]["less_first"][0] == pytest.approx((0.2 + 0.8 / 3) / 2 - (0.5 + 2 / 3) / 2)
-    assert rows[1]["less_first"][2] < 0, (
-        "every resample of the second is below every one of the first"
-    )
-    assert rows[1]["final_of_seeds"] == pytest.approx([0.6, 0.8])
-    text = learning.markdown(rows, Namespace(threshold=0.8, config="x.yaml", metric="eval/success"))
-    assert "| b | 2 | 0.70 [0.60, 0.80] |" in text
-    assert "| 30 (1 of 2) | 16.0 | 12.0 |" in text
-
-
-def test_minutes_are_summed_from_the_rates_by_hand():
-    metrics = {"time/env_steps_per_second": ([600, 1200, 2400], [10.0, 5.0, 20.0])}
-    minutes = learning.minutes_until([300, 1200, 1800, 2400], metrics)
-    assert minutes == pytest.approx([0.5, 3.0, 3.5, 4.0])
-    metrics = {"time/env_steps_per_second": ([600, 1200, 2400], [10.0, 0.0, 20.0])}
-    assert learning.minutes_until([600, 1200, 2400], metrics) == pytest.approx([1.0, 1.0, 2.0])
 
 
 def test_variants_take_the_options_that_follow_them():
@@ -170,7 +108,7 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
     ]
     learning.main([*base, *variants])
     content = json.loads(capsys.readouterr().out)
-    assert [row["variant"] for row in content["rows"]] == ["plain", "wide"]
+    assert [row["method"] for row in content["rows"]] == ["plain", "wide"]
     assert [row["seeds"] for row in content["rows"]] == [2, 2]
     assert (tmp_path / "out" / "learning.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads((tmp_path / "out" / "learning.json").read_text()) == content

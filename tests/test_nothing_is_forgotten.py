@@ -29,6 +29,7 @@ DEAD = {
     r"InterruptionCallback\._former": "handlers of this process",
     r"CheckpointCallback\.(folder|_saved_at)": "set by the continuation",
     r"ReplayCallback\._snapshots\.folder": "set by the continuation",
+    r"ReportCallback\._": "times, and whether it has warned",
     r"_SaveConfig|EnvStepProgressBar": "Lightning's own",
     r"_metric_attributes|_param_requires_grad_state": "Lightning's own",
     r"_compiler_ctx|_fabric|_jit_is_scripting|_log_hyperparams|_current_fx_name": "Lightning's own",

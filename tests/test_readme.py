@@ -12,6 +12,7 @@ import yaml
 
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
+from mtrl_lightning.reports.server import ReportServer
 from tests.conftest import ROOT, resolve, short_train, skip_without_renderer
 from tests.test_benchmarks_learning import TINY
 
@@ -53,6 +54,8 @@ SHORT = {
     ],
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
+    "compare": [],
+    "watch": ["--port=0"],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py
@@ -65,7 +68,14 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "end_to_end": ["--help"],
     "on_policy": ["--help"],
 }
-EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete", "play": "Videos in"}
+EXPECTED = {
+    "fit": "average",
+    "validate": "average",
+    "clear": "To delete",
+    "play": "Videos in",
+    "compare": "comparison: report.html",
+    "watch": "http://127.0.0.1:",
+}
 STEPS = [
     "--rollout.warmup_steps=40",
     "--rollout.total_steps=120",
@@ -95,6 +105,7 @@ def run(command, *extra, folder):
         if is_fit:
             options += ["--data.benchmark.init_args.horizon=5", "--trainer.accelerator=cpu"]
         patch.chdir(folder)
+        patch.setattr(ReportServer, "serve_forever", lambda server: None)
         patch.setattr(sys, "argv", ["mtrl-lightning", *words, *options])
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             main()

@@ -8,6 +8,7 @@ from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.options import OptionsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.replay import ReplayCallback
+from mtrl_lightning.callbacks.report import ReportCallback
 from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
@@ -25,6 +26,7 @@ __all__ = [
     "MetricsCallback",
     "OptionsCallback",
     "ReplayCallback",
+    "ReportCallback",
     "ResetCallback",
     "RolloutCallback",
     "VideoCallback",

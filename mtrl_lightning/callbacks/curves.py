@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 
-Curve = tuple[list[int], list[float]]
 QUANTITIES = ("success", "return", "score")
 """What is plotted, where an evaluation measured it."""
 BOUNDED = ("success", "score")
 """Quantities between 0 and 1."""
 MAX_LEGEND_ENTRIES = 30
 """A row with more curves has no legend."""
-
-
-def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
-    """Return every metric of a run as ``{name: (env_steps, values)}``, without empty cells."""
-    curves: dict[str, Curve] = {}
-    with (Path(run_folder) / "metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            for name, value in row.items():
-                if value and name not in ("env_steps", "step"):
-                    steps, values = curves.setdefault(name, ([], []))
-                    steps.append(int(row["env_steps"]))
-                    values.append(float(value))
-    return curves
 
 
 def plot_curves(run_folder: str | Path) -> Path:

@@ -27,6 +27,7 @@ FILES = (
     "metrics.csv",
     "metrics.damaged.csv",
     "curves.png",
+    "report.html",
     "wandb_logged_*.json",
     LOCK,
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
+    "compare": "mtrl_lightning.cli.compare",
+    "watch": "mtrl_lightning.cli.watch",
     "list": "mtrl_lightning.cli.config_list",
     "doctor": "mtrl_lightning.cli.doctor",
     "clear": "mtrl_lightning.cli.clear",

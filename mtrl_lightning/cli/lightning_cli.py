@@ -244,7 +244,7 @@ class MultiTaskCLI(LightningCLI):
         self._launch.check(self.model.spec, must_match=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add what every run has: ``metrics.csv``, curves and a progress bar."""
+        """Add what every run has: ``metrics.csv``, curves, a report and a progress bar."""
         config = self._get(self.config_init, "trainer")
         is_fitting = self.subcommand == "fit"
         if is_fitting:

@@ -1,0 +1,209 @@
+"""Methods, curves and tables of a comparison by hand, and what cannot be compared."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports.comparison import (
+    Curves,
+    bands_of,
+    compare_runs,
+    curves_csv,
+    markdown,
+    rows_csv,
+    summarize,
+    table,
+)
+from mtrl_lightning.reports.methods import effective, make_labels
+from mtrl_lightning.reports.metrics_file import minutes_until, read_metrics
+from mtrl_lightning.reports.record import read_run
+from tests.reports.folders import STEPS, make_run, options_of
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two methods of two seeds each on two tasks, ``mlp`` and ``moe``."""
+    for seed in (1, 2):
+        mlp = {"reach": (0.0, 0.5, 0.6 + seed / 10), "push": (0.0, 0.0, 0.2)}
+        moe = {"reach": (0.1, 0.8, 1.0), "push": (0.0, 0.4, 0.8 + seed / 10)}
+        make_run(tmp_path / "mlp" / f"version_{seed}", mlp, options=options_of(seed))
+        other = options_of(seed, name="b", actor="MOORE", critic="MOORE")
+        make_run(tmp_path / "moe" / f"version_{seed}", moe, options=other, rate=5.0)
+    return tmp_path
+
+
+def test_a_comparison_by_hand():
+    steps_N = np.array([10, 20, 30])
+    minutes_SN = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 8.0]])
+    first = Curves(steps_N, np.array([[[0.0, 0.5, 1.0]], [[0.0, 1.0, 1.0]]]), minutes_SN)
+    other = Curves(steps_N, np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]), 2 * minutes_SN)
+    rows = summarize({"a": first, "b": other}, 0.8)
+    assert [row["final"] for row in rows] == pytest.approx([1.0, 0.7])
+    assert [row["average"] for row in rows] == pytest.approx(
+        [(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2]
+    )
+    assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [
+        (2, 25.0),
+        (1, 30.0),
+    ]
+    times = [(row["minutes_to_threshold"], row["minutes"]) for row in rows]
+    assert times == [(3.5, 6.0), (16.0, 12.0)]
+    assert rows[0]["less_first"] is None and rows[0]["better_than_first"] is None
+    assert rows[1]["less_first"][0] == pytest.approx((0.2 + 0.8 / 3) / 2 - (0.5 + 2 / 3) / 2)
+    assert rows[1]["less_first"][2] < 0, (
+        "every resample of the second is below every one of the first"
+    )
+    assert rows[1]["better_than_first"] == [0.0, 0.0, 0.0]
+    assert rows[1]["final_of_seeds"] == pytest.approx([0.6, 0.8])
+    lines = markdown(table(rows, 0.8)).splitlines()
+    cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
+    assert cells[:4] == ["b", "2", "0.70 [0.60, 0.80]", "0.70 [0.60, 0.80]"]
+    assert cells[-4:] == ["0.00 [0.00, 0.00]", "30 (1 of 2)", "16.0", "12.0"]
+    assert len({len(line) for line in lines}) == 1, "its columns are aligned"
+    (header, _, second) = csv.reader(io.StringIO(rows_csv(rows)))
+    row = dict(zip(header, second, strict=True))
+    assert (row["method"], row["final_of_seeds"]) == ("b", "0.6 0.8")
+    assert float(row["less_first_high"]) < 0
+
+
+def test_minutes_are_summed_from_the_rates_by_hand():
+    metrics = {"time/env_steps_per_second": ([600, 1200, 2400], [10.0, 5.0, 20.0])}
+    minutes = minutes_until([300, 1200, 1800, 2400], metrics)
+    assert minutes == pytest.approx([0.5, 3.0, 3.5, 4.0])
+    metrics = {"time/env_steps_per_second": ([600, 1200, 2400], [10.0, 0.0, 20.0])}
+    assert minutes_until([600, 1200, 2400], metrics) == pytest.approx([1.0, 1.0, 2.0])
+    assert minutes_until([600], {}) is None
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path):
+    folder = make_run(tmp_path / "run", {"reach": (0.0, 0.5, 1.0)})
+    whole = read_metrics(folder)
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("400,1")
+    assert read_metrics(folder) == whole and whole["eval/success/reach"][0] == list(STEPS)
+
+
+def test_runs_are_grouped_by_all_options_but_the_seed(runs):
+    comparison = compare_runs([str(runs)])
+    assert [method.label for method in comparison.methods] == ["network MLP", "network MOORE"]
+    assert [[run.seed for run in one.runs] for one in comparison.methods] == [[1, 2], [1, 2]]
+    assert (comparison.metric, comparison.tasks) == ("eval/success", ("push", "reach"))
+    assert comparison.end == 300 and len(comparison.warnings) == 1
+    curves = comparison.curves["network MOORE"]
+    assert curves.scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
+    assert curves.minutes_SN[0] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert "wide" not in str(effective(comparison.methods[0].runs[0]))
+    rows = list(csv.DictReader(io.StringIO(curves_csv(comparison, bands_of(comparison)))))
+    assert len(rows) == 2 * 3 * 3
+    (last,) = [
+        row
+        for row in rows
+        if (row["method"], row["task"], row["env_steps"]) == ("network MOORE", "push", "300")
+    ]
+    assert [float(last[name]) for name in ("value", "low", "high")] == pytest.approx([0.95, 0.9, 1])
+    assert (last["minutes"], last["seeds"]) == ("1", "2")
+
+
+def test_a_label_before_the_folder_names_a_method(runs):
+    given = [f"ours={runs / 'moe'}", f"base line={runs / 'mlp' / 'version_1'}", str(runs / "mlp")]
+    with pytest.raises(ConfigurationError, match=r"network.* has 1 seed|base line has 1 seed"):
+        compare_runs(given)
+    comparison = compare_runs(given, intervals=False)
+    assert [method.label for method in comparison.methods][:2] == ["ours", "base line"]
+
+
+def test_labels_name_what_differs():
+    network, gradient = "model.init_args.actor", "model.init_args.critic_gradient.class_path"
+    mlp = {f"{network}.class_path": "x.MLP", f"{network}.init_args.width": 400, gradient: "x.Mean"}
+    wide = {**mlp, f"{network}.init_args.width": 800}
+    care = {f"{network}.class_path": "x.CARE", f"{network}.init_args.k": 6, gradient: "x.Mean"}
+    pcgrad = {**mlp, gradient: "x.PCGrad"}
+    assert make_labels([mlp, care]) == ["actor MLP, critic_gradient Mean", *make_labels([care])]
+    assert make_labels([mlp, care, pcgrad]) == ["", "actor CARE", "critic_gradient PCGrad"]
+    assert make_labels([{"a.width": 1}, {"a.width": 2}]) == ["a.width 1", "a.width 2"]
+    assert make_labels([mlp, wide])[1] == "actor MLP, actor.width 800, critic_gradient Mean"
+    both = {"model.init_args.actor.init_args.width": 8, "model.init_args.critic.init_args.width": 8}
+    assert make_labels([both, {}]) == ["width 8", ""]
+    assert len(make_labels([{"a": "long" * 40}, {"a": "b"}])[0]) == 60
+
+
+def test_runs_evaluated_at_other_steps_are_interpolated_as_far_as_all_have_got(tmp_path):
+    one = make_run(tmp_path / "a" / "version_0", {"reach": (0.0, 0.4, 0.8)}, options=options_of(1))
+    make_run(
+        tmp_path / "a" / "version_1",
+        {"reach": (0.0, 0.2, 0.4, 0.6)},
+        (100, 150, 250, 400),
+        options_of(2),
+    )
+    longer = options_of(1, tau=0.1)
+    make_run(tmp_path / "b" / "version_0", {"reach": (0.2, 0.6)}, (100, 500), longer)
+    comparison = compare_runs([str(tmp_path / "a"), str(tmp_path / "b")], intervals=False)
+    first, second = comparison.curves.values()
+    assert first.env_steps_N.tolist() == [100, 200, 300]
+    assert first.scores_STN[1, 0] == pytest.approx([0.0, 0.3, 0.4 + 0.2 / 3])
+    assert second.env_steps_N.tolist() == [100, 300]
+    assert second.scores_STN[0, 0] == pytest.approx([0.2, 0.4])
+    assert second.minutes_SN[0] == pytest.approx([1 / 6, 0.5])
+    assert "interpolated" in comparison.warnings[0] and "after 300" in comparison.warnings[1]
+    assert read_run(one).total_steps == 400
+
+
+def error_of(capsys, *args):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["compare", *map(str, args)])
+    assert exit_info.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_compared_is_said(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder nothing" in error_of(capsys, "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "empty is not the folder of a run" in error_of(capsys, "mlp", "empty")
+    make_run(tmp_path / "young" / "version_0", {}, options=options_of(1))
+    assert "young/version_0 has no evaluations" in error_of(capsys, "mlp", "young/version_0")
+    assert "young has no evaluations" in error_of(capsys, "young")
+    # beside others of the folder, it is left out
+    make_run(tmp_path / "mlp" / "version_3", {}, options=options_of(3))
+    assert "version_3 is left out" in compare_runs(["mlp"]).warnings[0]
+    assert "has 1 seed" in error_of(capsys, "mlp/version_1", "moe")
+    make_run(tmp_path / "again", {"reach": (0, 0, 0), "push": (0, 0, 0)}, options=options_of(1))
+    assert "the same seed, 1" in error_of(capsys, "mlp", "again")
+    assert "has no eval/score of its tasks" in error_of(capsys, "mlp", "--metric=eval/score")
+    (tmp_path / "moe" / "version_1" / "metrics.csv").write_text("env_steps,a/b\n1,2,3\n")
+    assert "cannot be read" in error_of(capsys, "moe")
+
+
+def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, capsys):
+    scores = {"reach": (0.0, 0.5, 1.0), "other": (0.0, 0.5, 1.0)}
+    for seed in (1, 2):
+        make_run(
+            runs / "long" / f"version_{seed}",
+            scores,
+            options=options_of(seed, tau=0.1),
+            protocol={"benchmark": "toy", "horizon": 500},
+        )
+    printed = error_of(capsys, runs / "mlp", runs / "long")
+    assert "horizon is 20 in" in printed and "and 500 in" in printed
+    assert "evaluated tasks is push, reach in" in printed and "--across_protocols" in printed
+    comparison = compare_runs([str(runs / "mlp"), str(runs / "long")], across_protocols=True)
+    assert comparison.tasks == ("reach",)
+    assert comparison.warnings[0].startswith("RUNS OF DIFFERENT PROTOCOLS ARE COMPARED: horizon")
+
+
+def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["compare", str(runs / "mlp"), str(runs / "moe"), f"--folder={out}", "--threshold=.98"])
+    printed = capsys.readouterr()
+    text = re.sub(" +", " ", printed.out)
+    assert "| network MOORE | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
+    assert "| push | 0.20 [0.20, 0.20] | 0.95 [0.90, 1.00] |" in text
+    assert "warning: intervals of fewer than 3 seeds" in printed.err
+    names = ["comparison.png", "curves.csv", "report.html", "table.csv"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert (out / "comparison.png").read_bytes()[:4] == b"\x89PNG"
