@@ -4,6 +4,7 @@ from __future__ import annotations
 
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
+    "sweep": "mtrl_lightning.cli.sweep",
     "list": "mtrl_lightning.cli.config_list",
     "doctor": "mtrl_lightning.cli.doctor",
     "clear": "mtrl_lightning.cli.clear",
