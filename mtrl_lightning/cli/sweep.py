@@ -19,13 +19,15 @@ DESCRIPTION = (
     " each trial. Options after -- are those of fit, for every run."
 )
 FIT_OPTIONS = "--"
+"""Separates the options of ``fit`` from those of ``sweep``."""
+SWEEP_FILE = "SWEEP_FILE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``sweep``."""
     parser.add_argument(
         "file",
-        metavar="NAME_OR_FILE",
+        metavar=SWEEP_FILE,
         help="a sweep file by name, such as sweep/learning_rates (mtrl-lightning list sweep prints"
         " all), or a YAML file in the format of W&B",
     )
@@ -72,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="mtrl-lightning sweep",
         description=DESCRIPTION,
-        usage="mtrl-lightning sweep NAME_OR_FILE [--trials N] [--jobs N] [OPTION ...]"
+        usage="mtrl-lightning sweep SWEEP_FILE [--trials N] [--jobs N] [OPTION ...]"
         " [-- FIT_OPTION ...]",
     )
     add_arguments(parser)

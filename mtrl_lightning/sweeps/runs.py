@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
-from mtrl_lightning.runs import versions
+from mtrl_lightning.runs import check_idle, versions
 
 PROGRAM = (sys.executable, "-m", "mtrl_lightning.sweeps.child")
 """What starts a run."""
@@ -67,7 +68,12 @@ class SweepRun:
         self._curves: dict[str, Curve] = {}
 
     def start(self) -> None:
-        """Start the process; it continues from a former start's last checkpoint."""
+        """Start the process; it continues from a former start's last checkpoint.
+
+        Raises:
+            ConfigurationError: if the former start's process does not end.
+        """
+        self._wait_until_idle()
         has_checkpoint = any(
             (folder / "checkpoints" / "last.ckpt").is_file() for folder in self._folders
         )
@@ -81,6 +87,19 @@ class SweepRun:
                 env=self._environment,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the sweep alone
             )
+
+    def _wait_until_idle(self) -> None:
+        """Wait for a process that a killed sweep left, which is saving its checkpoint."""
+        end = time.monotonic() + SECONDS_TO_SAVE
+        for folder in self._folders:
+            while True:
+                try:
+                    check_idle(folder)
+                    break
+                except ConfigurationError:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(0.2)
 
     @property
     def _folders(self) -> list[Path]:

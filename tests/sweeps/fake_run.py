@@ -39,14 +39,14 @@ def main():
     else:
         folder = new_run_folder(options.root, options.name)
         (folder / "metrics.csv").write_text(HEADER)
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "last.ckpt").touch()
     made = (folder / "metrics.csv").read_text().count("\n")
     for step in range(made, options.steps + 1):
         time.sleep(options.seconds)
         value = step * options.gain + 0.01 * options.seed_everything
         with (folder / "metrics.csv").open("a") as file:
             file.write(f"{step * 100},{value},{value - 1},{value + 1},\n")
-        (folder / "checkpoints").mkdir(exist_ok=True)
-        (folder / "checkpoints" / "last.ckpt").touch()
 
 
 if __name__ == "__main__":

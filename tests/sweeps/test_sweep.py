@@ -197,7 +197,7 @@ def test_failed_trials_are_named_and_three_at_the_start_end_the_sweep(tmp_path):
 
 
 def test_a_metric_that_is_never_logged_ends_the_sweep_at_the_first_evaluation(tmp_path):
-    given = sweep_file(tmp_path, "--seconds=0.1", metric={"name": "eval/success"})
+    given = sweep_file(tmp_path, "--steps=5", "--seconds=0.1", metric={"name": "eval/success"})
     with pytest.raises(ConfigurationError, match=r"log no eval/success, but eval/return: set"):
         run(given._replace(parameters=given.parameters[:1]), tmp_path, trials=1)
     given = sweep_file(tmp_path, metric={"name": "train/loss"})
@@ -225,9 +225,9 @@ def test_a_database_of_another_sweep_is_refused(tmp_path):
 
 def test_a_search_by_earlier_results_does_not_depend_on_kills(tmp_path):
     given = sweep_file(tmp_path, method="bayes")
-    study = run(given, tmp_path, trials=2)
-    more = run(given, tmp_path, trials=3)
-    assert found(more)[:2] == found(study) and len(found(more)) == 3
+    before = found(run(given, tmp_path, trials=2))
+    after = found(run(given, tmp_path, trials=3))
+    assert after[:2] == before and len(after) == 3
 
 
 def test_the_picture_shows_history_importance_and_coordinates(tmp_path):
@@ -323,7 +323,12 @@ def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
     assert "give one of eval/success" in message(metric={"name": "eval/succes"})
     assert "which has no end: give --trials" in message(method="random")
     assert not (tmp_path / "networks_gradients").exists()
-    assert ended(ROOT / "configs/sweep/protocol_seeds.yaml", "--dry_run", "--", "--rollout.total_steps=9") == 0
+    assert (
+        ended(
+            ROOT / "configs/sweep/protocol_seeds.yaml", "--dry_run", "--", "--rollout.total_steps=9"
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert printed.strip() == (
         "mtrl-lightning fit -c experiment/mt10_mtmhsac --rollout.total_steps=9 --seed_everything=1"

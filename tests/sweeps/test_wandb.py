@@ -59,7 +59,9 @@ def test_every_sweep_file_makes_runs_that_the_program_accepts(path, number):
     assert config["trainer"]["logger"][0]["class_path"].endswith("EnvStepWandbLogger")
     assert config["seed_everything"] == values.get("seed_everything", 1)
     wanted = {
-        "model.init_args.critic.init_args.layer_norm": lambda: sac["critic"]["init_args"]["layer_norm"],
+        "model.init_args.critic.init_args.layer_norm": lambda: sac["critic"]["init_args"][
+            "layer_norm"
+        ],
         "model.init_args.target_entropy": lambda: sac["target_entropy"] or "null",
         "rollout.updates_per_step": lambda: config["rollout"]["updates_per_step"],
     }
@@ -139,7 +141,9 @@ def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypat
     kinds = [record.WhichOneof("record_type") for record in first]
     assert "preempting" in kinds and kinds.index("preempting") < kinds.index("exit")
     assert [record.exit.exit_code for record in first if record.HasField("exit")] == [143]
-    metrics = {record.metric.name: record.metric.summary for record in first if record.HasField("metric")}
+    metrics = {
+        record.metric.name: record.metric.summary for record in first if record.HasField("metric")
+    }
     assert metrics["eval/success"].max and metrics["eval/success/goal-1"].max
     assert metrics["rollout/return"].max and "train/q" not in metrics
     assert {record.run.sweep_id for record in first if record.HasField("run")} == {"s1"}
