@@ -7,7 +7,6 @@ import argparse
 import signal
 import sys
 import time
-from pathlib import Path
 
 from mtrl_lightning.runs import new_run_folder, versions
 from mtrl_lightning.sweeps.child import end_with_parent
