@@ -53,6 +53,7 @@ SHORT = {
     ],
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
+    "sweep": ["--trials=1"],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py

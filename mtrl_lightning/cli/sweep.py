@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run ``sweep``; an error of the user ends it with exit code 2.
+    """Run ``sweep``; an error of the user ends it with exit code 2, a signal with 128 and more.
 
     Args:
         args: arguments after ``sweep``; None for those of the process.
@@ -86,7 +86,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except (ConfigurationError, OSError) as error:
         print(f"\nerror: {error}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(code)
+    if code:
+        sys.exit(code)
 
 
 def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:

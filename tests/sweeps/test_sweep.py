@@ -307,6 +307,10 @@ def ended(*arguments):
 
 
 def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
+    from mtrl_lightning.sweeps import check
+    from tests.conftest import parser
+
+    monkeypatch.setattr(check, "build_parser", parser)  # takes longer to build than a file to parse
     path = tmp_path / "own.yaml"
     content = yaml.safe_load((ROOT / "configs/sweep/networks_gradients.yaml").read_text())
     base = ["--root", tmp_path, "--jobs", "2"]
@@ -316,19 +320,15 @@ def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
         assert ended(path, *base) == 2
         return capsys.readouterr().err
 
-    parameters = {"rollout.total_step": {"values": [600]}}
+    parameters = {"rollout.total_stops": {"values": [600]}}
     assert "did you mean rollout.total_steps?" in message(parameters=parameters)
     parameters = {"config.network": {"values": ["network/mlp", "network/mpl"]}}
     assert "did you mean network/mlp?" in message(parameters=parameters)
     assert "give one of eval/success" in message(metric={"name": "eval/succes"})
     assert "which has no end: give --trials" in message(method="random")
     assert not (tmp_path / "networks_gradients").exists()
-    assert (
-        ended(
-            ROOT / "configs/sweep/protocol_seeds.yaml", "--dry_run", "--", "--rollout.total_steps=9"
-        )
-        == 0
-    )
+    seeds = str(ROOT / "configs/sweep/protocol_seeds.yaml")
+    command.main([seeds, "--dry_run", "--", "--rollout.total_steps=9"])
     printed = capsys.readouterr().out
     assert printed.strip() == (
         "mtrl-lightning fit -c experiment/mt10_mtmhsac --rollout.total_steps=9 --seed_everything=1"

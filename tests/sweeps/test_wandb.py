@@ -122,7 +122,7 @@ def records_of(folder):
 
 
 def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypatch):
-    wandb = pytest.importorskip("wandb")
+    pytest.importorskip("wandb")
     for name, value in {**SWEEP, "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
     real = MetricsCallback.log_if_due
@@ -151,8 +151,11 @@ def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypat
     assert metrics["rollout/return"].max and "train/q" not in metrics
     assert {record.run.sweep_id for record in first if record.HasField("run")} == {"s1"}
 
-    main(arguments)  # the agent starts the same command with the same id
-    wandb.finish()
+    # the agent starts the same command with the same id, in another process
+    process = command_line.process("fit", configs=(*CONFIGS, "logger/wandb"))
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "W&B started run r1 of the sweep again: the run continues from" in output
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
     assert (folder / "config_from_000000000600.yaml").exists()
     both = records_of(folder)
