@@ -289,9 +289,9 @@ def fit(
                 weights_only=True,
             )
         except Interrupted as interrupted:
-            for logger in trainer.loggers:
+            for logger in trainer.loggers if trainer.is_global_zero else ():
                 if isinstance(logger, EnvStepWandbLogger):
-                    interrupted.code = logger.end_interrupted(int(interrupted.code))
+                    interrupted.code = logger.end_interrupted(interrupted.code)
             requeue(trainer, interrupted)
             raise
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")

@@ -53,7 +53,7 @@ SHORT = {
     ],
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
-    "sweep": ["--trials=1"],
+    "sweep": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py
@@ -66,7 +66,13 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "end_to_end": ["--help"],
     "on_policy": ["--help"],
 }
-EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete", "play": "Videos in"}
+EXPECTED = {
+    "fit": "average",
+    "validate": "average",
+    "clear": "To delete",
+    "play": "Videos in",
+    "sweep": "mtrl-lightning fit -c ",
+}
 STEPS = [
     "--rollout.warmup_steps=40",
     "--rollout.total_steps=120",

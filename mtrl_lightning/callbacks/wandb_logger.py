@@ -139,18 +139,19 @@ class EnvStepWandbLogger(WandbLogger):
         for name in best:
             run.define_metric(name, step_metric="env_steps", summary="max,last")
 
-    @rank_zero_only
-    def end_interrupted(self, code: int) -> int:
+    def end_interrupted(self, code: Any) -> Any:
         """End the W&B run of a sweep whose training a signal interrupted and that is saved.
 
+        It is called in the first process alone.
+
         Args:
-            code: 128 plus the number of the signal.
+            code: 128 plus the number of the signal, an integer.
 
         Returns:
             The exit code of the process: 0 if W&B stopped the run, which no agent is to repeat.
         """
         run = self.experiment
-        if run.sweep_id is None or run.disabled:
+        if run.disabled or run.sweep_id is None:
             return code
         is_sigterm = code == 128 + signal.SIGTERM
         if code != 128 + signal.SIGINT:

@@ -100,6 +100,7 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
     Raises:
         ConfigurationError: if the sweep cannot be run; with the remedy.
     """
+    from mtrl_lightning.envs.vector import usable_cores
     from mtrl_lightning.sweeps.study import import_optuna
     from mtrl_lightning.sweeps.sweep import StoppedError, SweepOptions, run_sweep
     from mtrl_lightning.sweeps.sweep_file import SEED, read_sweep_file
@@ -129,7 +130,7 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
         name=options.name or given.name,
         trials=trials,
         jobs=options.jobs,
-        threads=max(1, (os.cpu_count() or 1) // options.jobs),
+        threads=int(os.environ.get("OMP_NUM_THREADS") or max(1, usable_cores() // options.jobs)),
         seed=options.draw_seed,
     )
     try:

@@ -60,7 +60,7 @@ class SweepRun:
         own = [f"--root={root}", f"--name={name}", "--trainer.enable_progress_bar=false"]
         self.command = [*program, *arguments, *own]
         self.log = root / f"{name}.log"
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self._environment = {**os.environ, **_import_paths(), "OMP_NUM_THREADS": str(threads)}
         for variable in SUBMITTED_BY:
             self._environment.pop(variable, None)
         self._process: subprocess.Popen[bytes] | None = None
@@ -165,6 +165,16 @@ class SweepRun:
         errors = [line for line in lines if line.startswith("error:")]
         told = errors[-1:] or [line for line in lines if line.strip()][-3:]
         return " | ".join(told) or "it printed nothing"
+
+
+def _import_paths() -> dict[str, str]:
+    """Return variables by which a run imports this package, and none of the working directory.
+
+    The program itself adds the working directory, behind the installed packages.
+    """
+    package = str(Path(__file__).parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def finite(curve: Curve) -> Curve:

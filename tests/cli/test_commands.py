@@ -210,6 +210,8 @@ def test_shells_complete_commands_options_and_configurations(tmp_path, monkeypat
         (["fit", "--rollout.num"], "--rollout.num_workers"),
         (["clear", "--rep"], "--replay_only"),
         (["play", "--first"], "--first_episode"),
+        (["sweep", "sweep/learn"], "sweep/learning_rates"),
+        (["sweep", "--dry"], "--dry_run"),
     ):
         line = ["bash", "-c", COMPLETE, "bash", str(script), "mtrl-lightning", *words]
         done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=True)
