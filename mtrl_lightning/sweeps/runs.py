@@ -19,7 +19,7 @@ from mtrl_lightning.runs import check_idle, versions
 PROGRAM = (sys.executable, "-m", "mtrl_lightning.sweeps.child")
 """What starts a run."""
 SECONDS_TO_SAVE = 120.0
-"""A run that is told to end and has not saved after this time is killed."""
+"""A run that was interrupted and has not ended after this time is killed."""
 SUBMITTED_BY = ("SLURM_NTASKS",)
 """Variables by which Lightning finds a SLURM job: the sweep is requeued, not each of its runs."""
 
@@ -107,7 +107,7 @@ class SweepRun:
 
     @property
     def code(self) -> int | None:
-        """The exit code; None while the run goes on."""
+        """The exit code; None while it runs."""
         assert self._process is not None, "the run was started"
         return self._process.poll()
 

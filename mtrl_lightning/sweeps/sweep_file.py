@@ -80,7 +80,7 @@ class Hyperband(NamedTuple):
     min_iter: int
     """Evaluations before the first decision."""
     eta: int
-    """One run of so many goes on; the next decision is after so many times the evaluations."""
+    """One run in this many continues; evaluations between decisions grow by this factor."""
 
 
 class SweepFile(NamedTuple):

@@ -98,7 +98,7 @@ def _scores(outcomes: list[Outcome]) -> np.ndarray:
 
 
 def short_names(names: list[str]) -> dict[str, str]:
-    """Return a short name for each option: its last parts, as many as tell it from the others.
+    """Return a short name for each option: its last parts, as many as make it unique.
 
     Args:
         names: full names of options, such as ``model.init_args.tau``.
