@@ -26,8 +26,10 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
     rows = csv.reader(io.StringIO(whole, newline=""))
     names = next(rows, [])
     curves: dict[str, Curve] = {}
-    place = names.index("env_steps") if "env_steps" in names else None
-    for row in rows if place is not None else ():
+    if "env_steps" not in names:
+        return curves
+    place = names.index("env_steps")
+    for row in rows:
         env_steps = int(row[place])
         for name, value in zip(names, row, strict=True):
             if value and name not in ("env_steps", "step"):
