@@ -28,7 +28,7 @@ from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of, with
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.envs.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.launch import TRAINER, Launch, fit, slurm_origin, standard_callbacks
+from mtrl_lightning.launch import TRAINER, Launch, fit, restart_origin, standard_callbacks
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import (
     ROWS_PER_TASK,
@@ -220,7 +220,7 @@ def train(
     info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
-    origin = slurm_origin(f"{sys.argv} {name}")
+    origin = restart_origin(f"{sys.argv} {name}")
     launch = Launch(
         root,
         name,

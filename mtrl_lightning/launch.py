@@ -19,6 +19,7 @@ from mtrl_lightning.algorithms.algorithm import check_tasks
 from mtrl_lightning.callbacks import (
     CurvesCallback,
     EnvStepProgressBar,
+    EnvStepWandbLogger,
     InterruptionCallback,
     MetricsCSV,
     OptionsCallback,
@@ -26,6 +27,7 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
+from mtrl_lightning.callbacks.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.quiet import quiet
@@ -44,6 +46,8 @@ from mtrl_lightning.runs import (
 )
 from mtrl_lightning.types import EnvSpec
 
+WANDB_RUN = "wandb_run"
+"""Key of the mark of a checkpoint that a run in a W&B sweep wrote: the run's id."""
 TRAINER: dict[str, Any] = {
     "max_epochs": -1,
     "max_steps": -1,
@@ -52,8 +56,17 @@ TRAINER: dict[str, Any] = {
 """Options of Lightning's trainer for a run that its own driver ends."""
 
 
-def slurm_origin(command: str) -> dict[str, str] | None:
-    """Return what marks the checkpoints of a SLURM job's command; None outside SLURM."""
+def restart_origin(command: str) -> dict[str, str] | None:
+    """Return what marks the checkpoints of a run that a scheduler starts again; else None.
+
+    It is the run of a W&B sweep, or else the SLURM job and its command.
+
+    Args:
+        command: the command line.
+    """
+    run_id = sweep_run_id()
+    if run_id is not None:
+        return {WANDB_RUN: run_id}
     job = slurm_job()
     return None if job is None else {"job": job, "command": command}
 
@@ -68,8 +81,8 @@ class Launch:
             newest run of that name; None for a new run.
         restore_replay: whether the checkpoint's replay is needed: ``last`` and a folder go back to
             the newest checkpoint whose files are whole.
-        origin: the job and command line of a SLURM job; a checkpoint with the same mark is
-            continued.
+        origin: marks the checkpoints of a SLURM job or of a run in a W&B sweep; the newest
+            checkpoint with the same mark is continued.
         overwrite_metrics: whether a run may continue from an older checkpoint than its last one,
             which drops the later rows of ``metrics.csv``.
 
@@ -211,22 +224,28 @@ def _differences(saved: dict[str, Any], spec: EnvSpec) -> list[str]:
 def _requeued(
     root: str, name: str, ckpt_path: str | None, origin: dict[str, str] | None
 ) -> Path | None:
-    """Return the last checkpoint that this command wrote before SLURM started its job again."""
+    """Return the last checkpoint that this run wrote before a scheduler started it again."""
     if origin is None:
         return None
+    run_id = origin.get(WANDB_RUN)
     given = []
     if ckpt_path:
         path = Path(ckpt_path).resolve()
         given = [path if path.is_dir() else path.parent.parent]
     for folder in [*reversed(versions(root, name)), *given]:
+        if run_id is not None and not (folder / note_name(run_id)).is_file():
+            continue  # of another run: a sweep may have hundreds, and reading checkpoints is slow
         path = folder / "checkpoints" / "last.ckpt"
         with contextlib.suppress(ConfigurationError), warnings.catch_warnings():
             # other runs' damaged checkpoints do not matter; this one's are named when it is read
             warnings.simplefilter("ignore")
             if load_newest_whole(path, False)[1].get("origin") == origin:
-                rank_zero_info(
-                    f"SLURM started job {origin['job']} again: the run continues from {path}"
+                started = (
+                    f"SLURM started job {origin['job']} again"
+                    if run_id is None
+                    else f"W&B started run {run_id} of the sweep again"
                 )
+                rank_zero_info(f"{started}: the run continues from {path}")
                 return path
     return None
 
@@ -242,7 +261,7 @@ def standard_callbacks(
     Args:
         fitting: whether it trains.
         progress_bar: whether a progress bar is shown.
-        origin: marks the checkpoints of a SLURM job.
+        origin: marks the checkpoints of a run that a scheduler starts again.
         options: all options of the run, as ``config.yaml`` holds them.
     """
     callbacks: list[Callback] = []
@@ -271,6 +290,9 @@ def fit(
                 weights_only=True,
             )
         except Interrupted as interrupted:
+            for logger in trainer.loggers if trainer.is_global_zero else ():
+                if isinstance(logger, EnvStepWandbLogger):
+                    interrupted.code = logger.end_interrupted(interrupted.code)
             requeue(trainer, interrupted)
             raise
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")

@@ -45,6 +45,7 @@ ROOMS = {
     "callbacks",
     "video",
     "reports",
+    "sweeps",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
@@ -74,6 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
     "cli": {*ROOMS, "launch", "loading", "quiet", "runs", "__version__"},
     "__main__": {"cli"},
+    "reports": set(),
+    "sweeps": {"reports", "runs", "cli", "envs", "rollout", "__main__"},
     "quiet": set(),
     "runs": set(),
     "__init__": set(),

@@ -153,6 +153,10 @@ def test_every_file_is_known():
         "protocol/mtrl_mt50",
         "quickstart",
         "quickstart_ppo",
+        "sweep/hyperband",
+        "sweep/learning_rates",
+        "sweep/networks_gradients",
+        "sweep/protocol_seeds",
         "toy_conflict",
         "video",
     ]

@@ -30,6 +30,13 @@ def check_family(text):
     assert float(scores["eval_base"]) > 0.25 and float(scores["eval_interpolation"]) > 0.25
 
 
+def check_sweep(text):
+    rows = re.findall(r"complete +(\d+\.\d+) +(\d+\.\d+) +\[(\d+\.\d+), (\d+\.\d+)\]", text)
+    assert len(rows) == 2, "a configuration for each method"
+    # a random policy has a return of 1 to 3
+    assert all(float(best) > 5 and float(low) <= float(high) for best, _, low, high in rows)
+
+
 class Expected(NamedTuple):
     """What a notebook needs and shows."""
 
@@ -45,6 +52,7 @@ class Expected(NamedTuple):
 NOTEBOOKS = {
     "01_first_run": Expected(2, check_first_run),
     "02_dm_control": Expected(3, check_family, package="dm_control", num_drawn=1),
+    "03_compare_methods": Expected(2, check_sweep, package="optuna"),
 }
 
 
@@ -69,7 +77,7 @@ def can_draw():
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_runs_and_shows_what_it_says(name, tmp_path):
+def test_notebook_runs_and_shows_what_it_says(name, tmp_path, monkeypatch):
     expected = NOTEBOOKS[name]
     path = ROOT / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
@@ -77,6 +85,7 @@ def test_notebook_runs_and_shows_what_it_says(name, tmp_path):
     assert path.stat().st_size < MAX_BYTES
     if expected.package and importlib.util.find_spec(expected.package) is None:
         pytest.skip(f"{expected.package} is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the programs that it starts
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     text = "".join(output.get("text", "") for output in outputs_of(notebook))
     is_drawn = not expected.num_drawn or can_draw()

@@ -56,6 +56,7 @@ SHORT = {
     "clear": [],
     "compare": [],
     "watch": ["--port=0"],
+    "sweep": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py
@@ -75,6 +76,7 @@ EXPECTED = {
     "play": "Videos in",
     "compare": "comparison: report.html",
     "watch": "http://127.0.0.1:",
+    "sweep": "mtrl-lightning fit -c ",
 }
 STEPS = [
     "--rollout.warmup_steps=40",

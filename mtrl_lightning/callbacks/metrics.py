@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
+from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
@@ -59,10 +60,12 @@ class MetricsCallback(SessionCallback):
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 self._wandb_id = logger.version
+            if isinstance(logger, EnvStepWandbLogger):
+                logger.define_metrics(metric_names(self.session.benchmark))
+                logger.resume_from(rows, env_steps)
+            elif isinstance(logger, WandbLogger):
                 logger.experiment.define_metric("env_steps")
                 logger.experiment.define_metric("*", step_metric="env_steps")
-            if isinstance(logger, EnvStepWandbLogger):
-                logger.resume_from(rows, env_steps)
         self.session.stopwatch.drain()
         self._start_interval()
 

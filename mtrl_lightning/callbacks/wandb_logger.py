@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.fabric.utilities.logger import _add_prefix
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+
+from mtrl_lightning.errors import ConfigurationError
 
 EMPTY_NOTE = {"env_steps": -1, "written_env_steps": -1, "wandb_step": -1}
 """The last row that W&B received, the last one that is in its offline file, its own step."""
 
 SECONDS_UNTIL_WRITTEN = 60.0
 """A row that was logged this long ago is in W&B's offline file, which W&B writes every 15 s."""
+
+SECONDS_UNTIL_STOP_IS_KNOWN = 17.0
+"""A run asks W&B every 15 s whether it is to stop."""
+LARGER_IS_BETTER = ("success", "return", "score")
+"""What the names of metrics contain whose largest value is a run's best."""
+
+
+def sweep_run_id() -> str | None:
+    """Return the id of the run if an agent of a W&B sweep started this process; else None."""
+    in_sweep = os.environ.get("WANDB_SWEEP_ID")
+    return (os.environ.get("WANDB_RUN_ID") or None) if in_sweep else None
+
+
+def note_name(run_id: str) -> str:
+    """Return the name of the file in a run's folder that says what W&B has.
+
+    Args:
+        run_id: of the W&B run.
+    """
+    return f"wandb_logged_{run_id}.json"
 
 
 class EnvStepWandbLogger(WandbLogger):
@@ -39,6 +63,10 @@ class EnvStepWandbLogger(WandbLogger):
     written after each row. An offline run that is killed may have lost the rows of its last
     minute. They are logged a second time, which a warning reports.
 
+    In a W&B sweep a run that SIGTERM or SLURM's signal interrupts is marked as preempting and ends
+    with an exit code above 0: W&B then hands it to an agent again. A run that W&B itself stops, as
+    Hyperband and the web page do, ends with the exit code 0 instead.
+
     Args:
         args: Those of Lightning's ``WandbLogger``.
         kwargs: Those of Lightning's ``WandbLogger``, by name.
@@ -55,6 +83,90 @@ class EnvStepWandbLogger(WandbLogger):
             del self._wandb_init["anonymous"]  # Lightning's default, of which W&B warns
         self._note = dict(EMPTY_NOTE)
         self._unwritten: deque[tuple[float, int]] = deque()
+        self._is_stopped = False
+        self._can_be_stopped = False
+        if sweep_run_id() is not None:
+            self._join_sweep()
+
+    def _join_sweep(self) -> None:
+        """Leave the project and the id to the sweep, and let W&B stop the run."""
+        import wandb
+
+        for name in ("project", "id"):
+            self._wandb_init.pop(name, None)  # else W&B warns that it ignores them
+        if "settings" not in self._wandb_init and "stop_fn" in wandb.Settings.model_fields:
+            self._wandb_init["settings"] = wandb.Settings(stop_fn=self._stop)
+            self._can_be_stopped = True
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """Return the W&B run, which is started at the first use.
+
+        Raises:
+            ConfigurationError: if W&B cannot start it, as without a login; with the remedy.
+        """
+        import wandb
+
+        try:
+            return super().experiment
+        except wandb.Error as error:
+            reason = str(error).rstrip(".")
+            raise ConfigurationError(
+                f"Weights & Biases could not start a run: {reason}. Log in by `wandb login`, or"
+                " store the run here, without an account, by"
+                " --trainer.logger.init_args.offline true or WANDB_MODE=offline;"
+                " `wandb sync` sends it later. metrics.csv alone: -c logger/csv"
+            ) from error
+
+    def _stop(self) -> None:
+        """Interrupt the run, as W&B asks for when Hyperband or a user stops it."""
+        self._is_stopped = True
+        os.kill(os.getpid(), signal.SIGINT)
+
+    @rank_zero_only
+    def define_metrics(self, names: Iterable[str]) -> None:
+        """Make ``env_steps`` the x-axis, and let tables show the best value beside the last.
+
+        Args:
+            names: of the metrics of an evaluation.
+        """
+        run = self.experiment
+        run.define_metric("env_steps")
+        run.define_metric("*", step_metric="env_steps")
+        best = ["rollout/success", "rollout/return"]
+        best += [name for name in names if _is_better_when_larger(name)]
+        for name in best:
+            run.define_metric(name, step_metric="env_steps", summary="max,last")
+
+    def end_interrupted(self, code: Any) -> Any:
+        """End the W&B run of a sweep whose training a signal interrupted and that is saved.
+
+        It is called in the first process alone.
+
+        Args:
+            code: 128 plus the number of the signal, an integer.
+
+        Returns:
+            The exit code of the process: 0 if W&B stopped the run, which no agent is to repeat.
+        """
+        run = self.experiment
+        if run.disabled or run.sweep_id is None:
+            return code
+        is_sigterm = code == 128 + signal.SIGTERM
+        if code != 128 + signal.SIGINT:
+            run.mark_preempting()
+        if is_sigterm and not run.offline and self._can_be_stopped:
+            # an agent stops a run by SIGTERM too, and W&B says only on request that it is stopped
+            end = time.monotonic() + SECONDS_UNTIL_STOP_IS_KNOWN
+            while not self._is_stopped and time.monotonic() < end:
+                time.sleep(0.1)
+        if self._is_stopped:
+            code = 0
+            rank_zero_info("W&B stopped this run of the sweep")
+        # W&B's own hook at the end of the process sees no exit code in an exception
+        run.finish(exit_code=code)
+        return code
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -135,7 +247,7 @@ class EnvStepWandbLogger(WandbLogger):
             self._logged_env_steps = env_steps - 1
 
     def _note_path(self) -> Path:
-        return Path(self.save_dir or ".") / f"wandb_logged_{self.experiment.id}.json"
+        return Path(self.save_dir or ".") / note_name(self.experiment.id)
 
     def _load_note(self) -> dict[str, int]:
         path = self._note_path()
@@ -164,3 +276,8 @@ class EnvStepWandbLogger(WandbLogger):
                 f"{path} cannot be written ({error}):"
                 " if the run continues offline, W&B may get some points a second time"
             )
+
+
+def _is_better_when_larger(name: str) -> bool:
+    quantity = name.split("/")[1] if "/" in name else name
+    return quantity.startswith(LARGER_IS_BETTER)

@@ -1,7 +1,8 @@
 """Arguments of the command line that are rewritten before they are parsed.
 
 ``fit --resume RUN`` and ``validate RUN`` stand for the run's configuration and a checkpoint of it,
-``None`` for ``null``, and ``null`` for an option of a nested class for a configuration.
+``--config.NAME FILE`` for ``-c FILE``, ``None`` for ``null``, and ``null`` for an option of a
+nested class for a configuration.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import checkpoint_at, config_file_of, run_folder_of
 
 RESUME = "--resume"
+NAMED_FILE = "--config."
+"""What the options begin with that give a configuration file, each with a name of its own."""
 FLAGS = ("--help", ".help", "-h", "--print_config")
 """Ends of the options that may stand without a value."""
 
@@ -28,7 +31,7 @@ def rewritten(args: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: if a run is given that cannot be used.
     """
-    return _with_nested_nulls(_with_nulls(_with_run(args)))
+    return _with_nested_nulls(_with_nulls(_with_named_files(_with_run(args))))
 
 
 def _with_run(args: Sequence[str]) -> list[str]:
@@ -99,6 +102,34 @@ def _folder_and_checkpoint(run: Path, prefers_best: bool) -> tuple[Path, Path]:
         return run, best
     checkpoint_at(run)  # names what is missing
     return run, run
+
+
+def _with_named_files(args: Sequence[str]) -> list[str]:
+    """Replace ``--config.NAME FILE`` by ``-c FILE`` behind the other files, before all options.
+
+    The parameters of a sweep have a name each and come in the order of the alphabet: one that
+    chooses a file must not replace the options beside it.
+    """
+    files: list[str] = []
+    others: list[str] = []
+    place = 1  # behind the command
+    remaining = list(args)
+    while remaining:
+        argument = remaining.pop(0)
+        option, has_value, value = argument.partition("=")
+        if option.startswith(NAMED_FILE):
+            if not has_value:
+                if not remaining:
+                    raise ConfigurationError(f"{option} needs a configuration, such as env/toy")
+                value = remaining.pop(0)
+            files += ["-c", value]
+            continue
+        others.append(argument)
+        if option in ("-c", "--config"):
+            if not has_value and remaining:
+                others.append(remaining.pop(0))
+            place = len(others)
+    return [*others[:place], *files, *others[place:]]
 
 
 def _with_nulls(args: Sequence[str]) -> list[str]:

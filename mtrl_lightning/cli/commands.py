@@ -6,6 +6,7 @@ COMMANDS = {
     "play": "mtrl_lightning.cli.play",
     "compare": "mtrl_lightning.cli.compare",
     "watch": "mtrl_lightning.cli.watch",
+    "sweep": "mtrl_lightning.cli.sweep",
     "list": "mtrl_lightning.cli.config_list",
     "doctor": "mtrl_lightning.cli.doctor",
     "clear": "mtrl_lightning.cli.clear",

@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mtrl_lightning.cli.config_names import config_names
+from mtrl_lightning.cli.config_names import config_names, is_sweep
+from mtrl_lightning.cli.sweep import SWEEP_FILE
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 HELP = "Print a script with which a shell completes commands, options and configurations."
@@ -16,11 +17,12 @@ DESCRIPTION = f"""{HELP} Store it once:
   zsh:   mtrl-lightning completion zsh > ~/.zfunc/_mtrl-lightning
          with fpath+=~/.zfunc before compinit in ~/.zshrc"""
 FUNCTION = "_mtrl_lightning_configs"
+SWEEP_FUNCTION = "_mtrl_lightning_sweeps"
 PREAMBLES = {
     "bash": 'FUNCTION() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}',
     "zsh": "FUNCTION() {{ _alternative 'names:configuration:({names})' 'files:file:_files' }}",
 }
-"""By shell, a function that completes what ``-c`` takes: names and files."""
+"""By shell, a function that completes names of configurations, and files."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,13 @@ def script(shell: str) -> str:
         for action in subparser._actions:
             if action.dest == "config":
                 action.complete = {shell: FUNCTION}
-    names = " ".join(config_names())
-    preamble = PREAMBLES[shell].replace("FUNCTION", FUNCTION).format(names=names)
+            if action.metavar == SWEEP_FILE:
+                action.complete = {shell: SWEEP_FUNCTION}
+    names = " ".join(name for name in config_names() if not is_sweep(name))
+    sweeps = " ".join(name for name in config_names() if is_sweep(name))
+    preamble = "\n".join(
+        PREAMBLES[shell].replace("FUNCTION", function).format(names=completed)
+        for function, completed in ((FUNCTION, names), (SWEEP_FUNCTION, sweeps))
+    )
     # jsonargparse's own script has every class within every class: 155 MB
     return shtab.complete(parser, shell, preamble=preamble)

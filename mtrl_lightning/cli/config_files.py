@@ -30,6 +30,15 @@ FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
 
 
+def is_sweep_file(path: Path) -> bool:
+    """Return whether a YAML file describes a sweep instead of a run."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False  # the parser reads the file next, and explains the error
+    return isinstance(content, dict) and {"method", "parameters"} <= set(content)
+
+
 def extended_files(path: str | Path) -> list[Path]:
     """Return the file and all files that it extends, in the order in which they are applied.
 
@@ -100,7 +109,13 @@ class ExtendingConfigFile(ActionConfigFile):
         if not isinstance(values, str) or FILE_OR_NAME.fullmatch(values) is None:
             super().__call__(parser, cfg, values, option_string)
             return
-        for file in extended_files(find_config(values)):
+        path = find_config(values)
+        if is_sweep_file(path):
+            raise ConfigurationError(
+                f"{values} is a sweep file, no configuration of one run:"
+                f" mtrl-lightning sweep {values}"
+            )
+        for file in extended_files(path):
             super().__call__(parser, cfg, str(file), option_string)
             cfg.pop(KEY, None)
 

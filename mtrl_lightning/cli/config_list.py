@@ -12,8 +12,19 @@ from pathlib import Path
 from mtrl_lightning.cli.config_names import config_names, configs_folder
 from mtrl_lightning.errors import ConfigurationError
 
-HELP = "Print the configurations that -c takes by name, by group, with what each is."
-GROUPS = ("", "env", "algorithm", "network", "encoder", "gradient", "protocol", "experiment")
+HELP = "Print the configurations that -c and sweep take by name, by group, with what each is."
+GROUPS = (
+    "",
+    "env",
+    "algorithm",
+    "network",
+    "encoder",
+    "gradient",
+    "protocol",
+    "experiment",
+    "logger",
+    "sweep",
+)
 """The order in which groups are printed; others follow by the alphabet."""
 COMPLETE = "complete, or parts of every run"
 """Title of the files that belong to no group."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from mtrl_lightning.errors import ConfigurationError
 
 SUFFIX = ".yaml"
+SWEEPS = "sweep"
+"""The group of sweep files, which ``sweep`` takes and ``-c`` does not."""
 
 
 def configs_folder() -> Path:
@@ -40,6 +42,11 @@ def named_config(name: str) -> Path | None:
     """Return the configuration file of a name, also one given with ``.yaml``; None without one."""
     name = name.replace("\\", "/").removesuffix(SUFFIX)
     return configs_folder() / f"{name}{SUFFIX}" if name in config_names() else None
+
+
+def is_sweep(name: str) -> bool:
+    """Return whether a name is that of a sweep file."""
+    return name.startswith(f"{SWEEPS}/")
 
 
 def find_config(given: str) -> Path:

@@ -49,7 +49,7 @@ from mtrl_lightning.launch import (
     TRAINER,
     Launch,
     fit,
-    slurm_origin,
+    restart_origin,
     standard_callbacks,
 )
 from mtrl_lightning.memory import keep_freed_memory
@@ -87,7 +87,7 @@ class MultiTaskCLI(LightningCLI):
     """
 
     def __init__(self, args: ArgsType = None) -> None:
-        self._origin = slurm_origin(str(sys.argv[1:] if args is None else args))
+        self._origin = restart_origin(str(sys.argv[1:] if args is None else args))
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,

@@ -74,7 +74,7 @@ def test_list_names_every_configuration_with_its_comment(capsys):
     assert not any("mtrl-lightning fit" in line for line in printed)
     headings = [line for line in printed if line and not line.startswith(" ")]
     assert headings[:3] == [config_list.COMPLETE, "env", "algorithm"]
-    assert headings[-1] == "logger"
+    assert headings[-2:] == ["logger", "sweep"]
 
 
 def test_list_of_one_group(capsys):
@@ -212,6 +212,8 @@ def test_shells_complete_commands_options_and_configurations(tmp_path, monkeypat
         (["play", "--first"], "--first_episode"),
         (["compare", "--across"], "--across_protocols"),
         (["wat"], "watch"),
+        (["sweep", "sweep/learn"], "sweep/learning_rates"),
+        (["sweep", "--dry"], "--dry_run"),
     ):
         line = ["bash", "-c", COMPLETE, "bash", str(script), "mtrl-lightning", *words]
         done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=True)

@@ -118,3 +118,8 @@ def test_null_for_an_option_of_a_class_within_a_class(options, actor):
     assert sac["actor"]["init_args"]["max_loss"] == actor
     assert sac["actor"]["init_args"]["num_sets"] == 5
     assert sac["critic"]["init_args"]["max_loss"] == 3e3
+
+
+def test_a_sweep_file_is_no_configuration_of_a_run():
+    with pytest.raises(ConfigurationError, match="mtrl-lightning sweep sweep/hyperband"):
+        parse("-c", "sweep/hyperband")
