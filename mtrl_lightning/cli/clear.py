@@ -34,6 +34,7 @@ UNFINISHED = ("*.unfinished", "*.unfinished.*")
 FOLDERS = {
     "replay": ("*",),
     "videos": ("*",),
+    "export": ("*",),
     "tensorboard": ("*",),
     "wandb": ("*",),
     "checkpoints": ("*.ckpt", *UNFINISHED),
