@@ -141,7 +141,7 @@ def export_policy(
     ensure_writable(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished_") as unfinished:
         file = Path(unfinished) / POLICY_FILES[format]
-        _write(captured, format, file)
+        write(captured, format, file)
         comparison = compare(policy, load_exported(file, format), action_transforms)
         if not comparison.max_difference <= TOLERANCE:
             raise ConfigurationError(
@@ -227,7 +227,14 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:200] if lines else ""
 
 
-def _write(captured: Captured, format: str, file: Path) -> None:
+def write(captured: Captured, format: str, file: Path) -> None:
+    """Write what was recorded.
+
+    Args:
+        captured: what ``capture`` returns.
+        format: ``torchscript``, ``onnx`` or ``torch.export``.
+        file: the path; an existing file is replaced.
+    """
     with torch.no_grad(), _quiet():
         if format == TORCHSCRIPT:
             traced: Any = torch.jit.trace(captured.module, captured.example, check_trace=False)
