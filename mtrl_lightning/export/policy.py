@@ -30,7 +30,7 @@ from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.types import EnvSpec
 
-TOLERANCE = 1e-5
+TOLERANCE = 1e-4
 """Largest difference of a number of an action, between -1 and 1, that is rounding."""
 NUM_OBSERVATIONS = 1_000
 """Observations on which the exported policy's actions are compared."""
@@ -142,7 +142,8 @@ def export_policy(
     with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished_") as unfinished:
         file = Path(unfinished) / POLICY_FILES[format]
         write(captured, format, file)
-        comparison = compare(policy, load_exported(file, format), action_transforms)
+        exported = load_exported(file, format)
+        comparison = compare(policy, exported, action_transforms, num_observations)
         if not comparison.max_difference <= TOLERANCE:
             raise ConfigurationError(
                 f"the {format} file's actions differ by {comparison.max_difference:.2g} from the"

@@ -162,7 +162,9 @@ def test_minari_reads_the_episodes_of_each_task(tmp_path, monkeypatch):
         read = list(data.iterate_episodes())
         assert len(read) == len(expected) == one.num_episodes == data.total_episodes
         assert data.total_steps == one.num_steps
-        assert one.num_steps + one.num_left_out == int(storage.size_E[[2 * task, 2 * task + 1]].sum())
+        assert one.num_steps + one.num_left_out == int(
+            storage.size_E[[2 * task, 2 * task + 1]].sum()
+        )
         for episode, wanted in zip(read, expected, strict=True):
             np.testing.assert_array_equal(episode.observations, wanted.observation)
             np.testing.assert_array_equal(episode.actions, wanted.action)
