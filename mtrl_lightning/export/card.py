@@ -158,9 +158,8 @@ def card(
     name = origin.config.get("name") or origin.run_folder.parent.name
     parts = [
         f"{METADATA}\n# {name}: one policy for {_count(spec.num_tasks, 'task')}",
-        f"The deterministic policy of a {policy.algorithm.summary} agent after"
-        f" {policy.env_steps:,} environment steps, exported by mtrl_lightning {__version__}. The"
-        " file runs without that package.",
+        f"The deterministic policy of an agent after {policy.env_steps:,} environment steps,"
+        f" exported by mtrl_lightning {__version__}. The file runs without that package.",
         _uses(formats),
         _inputs(spec),
         _tasks(spec, results),
@@ -168,7 +167,7 @@ def card(
         "## Protocol\n\n"
         + _table(("setting", "value"), [(key, value) for key, value in spec.protocol.items()]),
         _comparisons(formats),
-        _making(origin),
+        _making(policy, origin),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -247,9 +246,10 @@ def _comparisons(formats: Mapping[str, Mapping[str, float]]) -> str:
     )
 
 
-def _making(origin: Origin) -> str:
+def _making(policy: LoadedPolicy, origin: Origin) -> str:
     lines = [
         "## How it was made\n",
+        f"- algorithm: {policy.algorithm.summary}",
         f"- checkpoint: `{origin.checkpoint}`",
         f"- exported by: `{shlex.join(origin.command)}`",
     ]
@@ -270,7 +270,7 @@ def _table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    return "" if value is None else f"{value:.4g}"
 
 
 def _count(number: int, noun: str) -> str:

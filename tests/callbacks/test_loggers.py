@@ -38,7 +38,7 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     assert b"seed_everything" in table and b"rollout.total_steps" in table
     (shown,) = events.Tensors("config/text_summary")
     text = textwrap.dedent(shown.tensor_proto.string_val[0].decode())
-    assert yaml.safe_load(text)["rollout"] == saved["rollout"]
+    assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()
 
 
 VIDEO = [

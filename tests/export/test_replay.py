@@ -200,7 +200,7 @@ def test_what_cannot_be_exported(tmp_path, monkeypatch):
     assert list((run / "export" / "minari").iterdir()) == []
     (chunk,) = (run / "replay").iterdir()
     chunk.unlink()
-    with pytest.raises(ConfigurationError, match="1 of the 1 replay files .* were deleted"):
+    with pytest.raises(ConfigurationError, match=r"1 of the 1 replay files .* were deleted"):
         export_to_minari(run)
     path = run / "checkpoints" / "last.ckpt"
     content = torch.load(path, weights_only=True)
