@@ -53,6 +53,7 @@ SHORT = {
     ],
     "validate": ["--evaluation.num_episodes=1"],
     "clear": [],
+    "export": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py
@@ -65,7 +66,13 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "end_to_end": ["--help"],
     "on_policy": ["--help"],
 }
-EXPECTED = {"fit": "average", "validate": "average", "clear": "To delete", "play": "Videos in"}
+EXPECTED = {
+    "fit": "average",
+    "validate": "average",
+    "clear": "To delete",
+    "export": "Exported",
+    "play": "Videos in",
+}
 STEPS = [
     "--rollout.warmup_steps=40",
     "--rollout.total_steps=120",
@@ -165,6 +172,9 @@ def test_every_command_runs(quickstart_folder, command):
         skip_without_renderer()
     if any(name in command for name in ("env/dm", "env/hipbmdp", "runs/poles")):
         pytest.importorskip("dm_control")
+    for name, module in {"--to onnx": "onnxruntime", "--to minari": "minari"}.items():
+        if name in command:
+            pytest.importorskip(module)
     if "--resume" in command:
         printed = run(command.replace("500000", "240"), folder=quickstart_folder)
     elif subcommand == "fit":

@@ -33,9 +33,16 @@ OPTIONAL = {
     "wandb": "-c logger/wandb",
     "tensorboard": "-c logger/tensorboard",
     "imageio-ffmpeg": "videos",
+    "onnxruntime": "export --to onnx",
+    "minari": "export --to minari",
 }
 """Packages that only some configurations need, and what for."""
-EXTRAS = {"dm_control": "dmcontrol", "mujoco": "metaworld", "imageio-ffmpeg": "video"}
+EXTRAS = {
+    "dm_control": "dmcontrol",
+    "mujoco": "metaworld",
+    "imageio-ffmpeg": "video",
+    "onnxruntime": "export",
+}
 """The extra that installs a package, where it has another name."""
 PYTORCH_SELECTOR = "https://pytorch.org/get-started/locally"
 LITTLE_MEMORY = 4.0

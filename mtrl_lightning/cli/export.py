@@ -148,7 +148,8 @@ def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> No
         f" {comparison.exported_microseconds:.0f} µs, policy.act"
         f" {comparison.policy_microseconds:.0f} µs"
     )
-    print(f"Policy in {file} ({file.stat().st_size / 2**10:,.0f} KiB), card in {folder / CARD}")
+    size = file.stat().st_size / 2**10
+    print(f"Exported to {file} ({size:,.0f} KiB), with the card {folder / CARD}")
 
 
 def _config(run_folder: Path) -> tuple[dict[str, Any], Path | None]:
@@ -195,4 +196,4 @@ def export_replay(options: argparse.Namespace) -> None:
     with quiet():
         exported = export_to_minari(options.replay, options.folder)
     print(exported.table())
-    print(f"Read them with MINARI_DATASETS_PATH={exported.folder}")
+    print(f"Exported: Minari reads them with MINARI_DATASETS_PATH={exported.folder}")

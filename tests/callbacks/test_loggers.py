@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import textwrap
 
 import yaml
@@ -68,6 +70,10 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
     # each session ends with them; W&B knows a file that has not changed
     assert artifacts == 2 * [f"{run_id}-policy", f"{run_id}-config"]
     assert "continues" not in config  # it is the same W&B run
+    sessions = sorted(command_line.folder().glob("wandb/offline-run-*"))
+    line = [sys.executable, "-m", "wandb", "sync", "--dry-run", *map(str, sessions)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert "Would sync 2 run(s)" in done.stdout + done.stderr
     assert config["protocol/benchmark"] == "toy"
     saved = (command_line.folder() / "config_from_000000000900.yaml").read_text()
     of_the_run = dict(_flat(yaml.safe_load(saved)))
