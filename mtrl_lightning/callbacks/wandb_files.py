@@ -5,6 +5,7 @@ A file ``offline-run-*/run-<id>.wandb`` holds protocol buffers in LevelDB's log 
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 from collections.abc import Iterator
@@ -45,14 +46,13 @@ def read_offline_runs(run_folder: str | Path) -> dict[str, OfflineRun]:
         ConfigurationError: if W&B is not installed.
     """
     import_optional("wandb", "mtrl_lightning[wandb]")
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     runs: dict[str, OfflineRun] = {}
     for path in sorted(Path(run_folder).glob("wandb/offline-run-*/*.wandb")):
         run_id = path.stem.removeprefix("run-")
         run = runs.setdefault(run_id, OfflineRun([], {}, []))
         for data in records(path):
-            record = Record()
+            record = protocol.Record()
             record.ParseFromString(data)
             row = _values(record.history.item)
             if row:
