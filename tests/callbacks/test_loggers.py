@@ -1,12 +1,15 @@
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import yaml
+from jsonargparse import dict_to_namespace
 
 from mtrl_lightning.callbacks import MetricsCSV, read_metrics
 from mtrl_lightning.callbacks.options import _flat
 from mtrl_lightning.callbacks.wandb_files import read_offline_runs
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from tests.conftest import CONFIGS
 
 
@@ -41,6 +44,18 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     (shown,) = events.Tensors("config/text_summary")
     text = textwrap.dedent(shown.tensor_proto.string_val[0].decode())
     assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()
+
+
+def test_a_logger_that_writes_no_folder_is_left_as_it_is(tmp_path):
+    command_line = MultiTaskCLI.__new__(MultiTaskCLI)
+    command_line._launch = SimpleNamespace(folder=tmp_path)
+    options = {"project": "p"}
+    logger = dict_to_namespace({"class_path": "own.OnlineLogger", "init_args": options})
+    command_line._place_logger(logger, "run")
+    assert logger.init_args.as_dict() == options
+    logger.init_args.save_dir = "."
+    command_line._place_logger(logger, "run")
+    assert logger.init_args.as_dict() == {**options, "save_dir": str(tmp_path)}
 
 
 VIDEO = [
