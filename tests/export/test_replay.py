@@ -129,13 +129,15 @@ def test_episodes_that_end_where_they_start_are_separated_by_the_horizon():
     storage = recorded.buffer.storage
     row = storage.take(*storage.numbers(0, 0, 1))
     row["next_observation"] = row["observation"]
-    row["terminated"] = torch.zeros(1, dtype=torch.bool)
     again = ReplayBuffer(recorded.spec, 20).storage
-    for _ in range(8):
+    for number in range(8):
+        row["terminated"] = torch.tensor([number == 1])
         again.add(np.array([0]), row)
-    assert [one.length for one in episodes(again, 0, 3, has_all=True)] == [3, 3, 2]
-    # without a known start, nothing is known about the episodes
-    assert [one.has_start for one in episodes(again, 0, 3, has_all=False)] == [False]
+    found = list(episodes(again, 0, 3, has_all=True))
+    assert [(one.length, one.terminated) for one in found] == [(2, True), (3, False), (3, False)]
+    # what the first one began with is not known
+    unknown = list(episodes(again, 0, 3, has_all=False))
+    assert [(one.length, one.has_start) for one in unknown] == [(2, False), (3, True), (3, True)]
 
 
 def test_minari_reads_the_episodes_of_each_task(tmp_path, monkeypatch):
