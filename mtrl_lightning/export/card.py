@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mtrl_lightning import __version__
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT, TORCHSCRIPT
@@ -78,6 +80,7 @@ def write_card(
         origin: where it comes from.
     """
     results = last_evaluation(origin.run_folder, policy.env_steps)
+    formats = {**_other_formats(folder, policy, origin), format: comparison._asdict()}
     description = {
         "checkpoint": str(origin.checkpoint),
         "env_steps": policy.env_steps,
@@ -91,11 +94,11 @@ def write_card(
         "outputs": {"action": ["rows", *policy.spec.action_space.shape]},
         "protocol": dict(policy.spec.protocol),
         "results": results,
-        "formats": {**_other_formats(folder, policy, origin), format: comparison._asdict()},
+        "formats": formats,
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     path = folder / CARD
-    path.write_text(card(policy, description["formats"], results, origin), encoding="utf-8")
+    path.write_text(card(policy, formats, results, origin), encoding="utf-8")
     return path
 
 
@@ -178,8 +181,8 @@ def _uses(formats: Mapping[str, Any]) -> str:
 
 
 def _inputs(spec: EnvSpec) -> str:
-    dtype = spec.observation_space.dtype
-    dtype = "float32" if dtype is not None and dtype.kind == "f" else str(dtype)
+    own_dtype = np.dtype(spec.observation_space.dtype)
+    dtype = "float32" if np.issubdtype(own_dtype, np.floating) else own_dtype.name
     shape = ", ".join(str(size) for size in spec.observation_space.shape)
     (action_size,) = spec.action_space.shape
     lines = [

@@ -78,7 +78,8 @@ class DeterministicPolicy(nn.Module):
 
     def forward(self, observation: Tensor, task: Tensor) -> Tensor:
         """Map observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
-        action_EA: Tensor = self._algorithm.best_action(observation, task)
+        algorithm: Algorithm = self.__dict__["_algorithm"]
+        action_EA = algorithm.best_action(observation, task)
         for transform in self._action_transforms:
             action_EA = _transformed(transform, action_EA, task)
         return action_EA.clamp(LOW, HIGH) if self._action_transforms else action_EA
@@ -355,13 +356,14 @@ def observations_of(spec: EnvSpec, num: int) -> tuple[npt.NDArray, npt.NDArray[n
     task_E = np.arange(num) % spec.num_tasks
     generator = np.random.default_rng(0)
     if not np.issubdtype(space.dtype, np.floating):
-        return generator.integers(
-            space.low, space.high, (num, *space.shape), dtype=space.dtype, endpoint=True
-        ), task_E
+        low_D = space.low.astype(np.int64)
+        high_D = space.high.astype(np.int64)
+        drawn_ED = generator.integers(low_D, high_D, (num, *space.shape), endpoint=True)
+        return drawn_ED.astype(space.dtype), task_E
     is_bounded_D = np.maximum(np.abs(space.low), np.abs(space.high)) <= LARGEST_BOUND
-    low_D = np.where(is_bounded_D, space.low, 0.0)
-    high_D = np.where(is_bounded_D, space.high, 1.0)
-    uniform_ED = generator.uniform(low_D, high_D, (num, *space.shape))
+    lowest_D = np.where(is_bounded_D, space.low, 0.0)
+    highest_D = np.where(is_bounded_D, space.high, 1.0)
+    uniform_ED = generator.uniform(lowest_D, highest_D, (num, *space.shape))
     normal_ED = generator.standard_normal((num, *space.shape)).clip(space.low, space.high)
     observation_ED = np.where(is_bounded_D, uniform_ED, normal_ED)
     observation_ED = np.where(spec.observation_mask_TD[task_E], observation_ED, 0.0)
