@@ -33,6 +33,11 @@ class LoadedPolicy:
         self._algorithm = algorithm.eval()
 
     @property
+    def algorithm(self) -> Algorithm:
+        """What acts."""
+        return self._algorithm
+
+    @property
     def spec(self) -> EnvSpec:
         """The tasks, and the spaces of their observations and actions."""
         return self._algorithm.spec

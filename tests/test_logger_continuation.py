@@ -1,9 +1,11 @@
+import csv
 import itertools
 import json
 import os
 import signal
+import sys
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -12,7 +14,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
-from tests.callbacks.test_loggers import wandb_records
+from mtrl_lightning.callbacks.wandb_files import read_offline_runs, records
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.session import Session
 from tests.conftest import CONFIGS, ROOT
 
 wandb = pytest.importorskip("wandb")
@@ -30,6 +34,8 @@ def fit(command_line, monkeypatch, tmp_path):
         for name in ("wandb", "tensorboard")
     ]
     loggers = [logger for config in read for logger in config["trainer"]["logger"]]
+    csv_logger = {"save_dir": ".", "name": "lightning"}
+    loggers.append({"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": csv_logger})
     config = tmp_path / "loggers.yaml"
     config.write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
 
@@ -63,7 +69,7 @@ def wandb_points(folder):
     ids = set()
     wandb_steps = [-1]
     for path in wandb_files(folder):
-        for data in wandb_records(path):
+        for data in records(path):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "run":
@@ -114,6 +120,18 @@ def without_times(points):
     return [point for point in points if not point[1].startswith("time/")]
 
 
+def csv_logger_points(folder):
+    """Return the points of Lightning's CSVLogger, which has a file for each session."""
+    points = []
+    for path in sorted(folder.glob("lightning/version_*/metrics.csv")):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                step = int(row.pop("step"))
+                assert float(row.pop("env_steps")) == step
+                points += [(step, name, float(value)) for name, value in row.items() if value]
+    return sorted(points)
+
+
 def check_csv_and_tensorboard(folder, last):
     """Check that each point is logged once; return those of ``metrics.csv``."""
     expected = csv_points(folder)
@@ -135,6 +153,8 @@ def test_every_logger_has_every_point_once_after_continuing_from_the_last_checkp
     fit("--ckpt_path=last", "--rollout.total_steps=1200")
     check_wandb(folder, check_csv_and_tensorboard(folder, 1200))
     assert len(wandb_files(folder)) == 2
+    assert csv_logger_points(folder) == csv_points(folder)
+    assert len(list(folder.glob("lightning/version_*"))) == 2
 
 
 def test_points_later_than_an_older_checkpoint_stay_in_w_and_b_and_are_not_repeated(
@@ -182,6 +202,9 @@ def test_a_given_id_starts_a_w_and_b_run_that_has_all_points(fit, command_line):
         if path.name != "run-branch.wandb":
             path.unlink()
     check_wandb(folder, csv_points(folder))
+    first_id = load_checkpoint(older)["callbacks"]["metrics"]["wandb_id"]
+    continues = {"wandb_id": first_id, "env_steps": 600}
+    assert read_offline_runs(folder)["branch"].config["continues"] == continues
 
 
 def test_points_of_a_session_without_w_and_b_are_added(fit, command_line):
@@ -311,6 +334,70 @@ def test_only_what_a_killed_offline_run_may_have_lost_is_logged_a_second_time(
 def test_a_note_that_cannot_be_written_stops_no_training(tmp_path):
     with pytest.warns(UserWarning, match=r"wandb_logged_fake.json cannot be written"):
         assert logged(tmp_path / "missing", 0, [], 0, 2, 4) == [(2, 2), (4, 4)]
+
+
+def test_an_online_branch_names_the_run_that_it_continues(tmp_path):
+    used = []
+    run = FakeRun(0)
+    run.config = {}
+    run.use_artifact = used.append
+    logger = EnvStepWandbLogger(experiment=run, save_dir=str(tmp_path), log_artifacts=True)
+    run.config = SimpleNamespace(update=lambda values, allow_val_change: used.append(values))
+    for wandb_id, env_steps in ((None, 6), ("fake", 6), ("other", 0)):
+        logger.continue_from(wandb_id, env_steps)
+    assert used == []
+    logger.continue_from("other", 6)
+    assert used == [{"continues": {"wandb_id": "other", "env_steps": 6}}, "other-policy:latest"]
+
+    def missing(name):
+        raise ValueError("there is none")
+
+    run.use_artifact = missing
+    with pytest.warns(UserWarning, match="lineage does not show .* continues other: there is none"):
+        logger.continue_from("other", 6)
+
+
+class FakeMlflow:
+    """What MLFlowLogger calls of MLflow's client."""
+
+    def __init__(self, uri=None):
+        self.received = []
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(lifecycle_stage="active", experiment_id="1")
+
+    def create_run(self, experiment_id, tags):
+        return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+    def log_batch(self, run_id, metrics=(), params=()):
+        self.received += [(one["step"], one["key"], one["value"]) for one in metrics]
+        self.received += [(None, one["key"], one["value"]) for one in params]
+
+
+def test_mlflow_logger_has_env_steps_as_its_steps(monkeypatch):
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    module = ModuleType("mlflow")
+    module.set_tracking_uri = lambda uri: None
+    entities = ModuleType("mlflow.entities")
+    entities.Param = entities.Metric = lambda **values: values
+    tracking = ModuleType("mlflow.tracking")
+    tracking.MlflowClient = FakeMlflow
+    context = ModuleType("mlflow.tracking.context")
+    context.resolve_tags = lambda tags: tags
+    tracking.context = context
+    for one in (module, entities, tracking, context):
+        monkeypatch.setitem(sys.modules, one.__name__, one)
+    monkeypatch.setattr("lightning.pytorch.loggers.mlflow._MLFLOW_AVAILABLE", True)
+    logger = MLFlowLogger()
+    session = SimpleNamespace(counters=Counters(env_steps=450), loggers=[logger])
+    Session.log(session, {"eval/return/reach-v3": 2.5})
+    logger.log_hyperparams({"rollout": {"total_steps": 900}})
+    assert logger.experiment.received == [
+        (450, "env_steps", 450),
+        (450, "eval/return/reach-v3", 2.5),
+        (None, "rollout/total_steps", "900"),
+    ]
 
 
 def test_what_tensorboard_holds_is_written_before_a_checkpoint(tmp_path):

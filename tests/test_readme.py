@@ -57,6 +57,7 @@ SHORT = {
     "compare": [],
     "watch": ["--port=0"],
     "sweep": [],
+    "export": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 SMALL = {  # in full in tests/test_benchmarks*.py
@@ -73,10 +74,11 @@ EXPECTED = {
     "fit": "average",
     "validate": "average",
     "clear": "To delete",
-    "play": "Videos in",
     "compare": "comparison: report.html",
     "watch": "http://127.0.0.1:",
     "sweep": "mtrl-lightning fit -c ",
+    "export": "Exported",
+    "play": "Videos in",
 }
 STEPS = [
     "--rollout.warmup_steps=40",
@@ -178,6 +180,9 @@ def test_every_command_runs(quickstart_folder, command):
         skip_without_renderer()
     if any(name in command for name in ("env/dm", "env/hipbmdp", "runs/poles")):
         pytest.importorskip("dm_control")
+    for name, module in {"--to onnx": "onnxruntime", "--to minari": "minari"}.items():
+        if name in command:
+            pytest.importorskip(module)
     if "--resume" in command:
         printed = run(command.replace("500000", "240"), folder=quickstart_folder)
     elif subcommand == "fit":

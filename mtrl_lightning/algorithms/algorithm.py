@@ -235,10 +235,14 @@ class Algorithm(LightningModule):
             self.add_module(name, module)
             self._network_names.append(name)
         if self._replaces_untrained:
-            names = self.acting_networks or self._network_names
-            acting = nn.ModuleList(self.get_submodule(name) for name in names)
+            acting = nn.ModuleList(self.acting_modules().values())
             spec = self.spec
             self._mean_of_trained = MeanOfTrained(acting, spec.num_tasks, spec.train_tasks)
+
+    def acting_modules(self) -> dict[str, nn.Module]:
+        """Return the networks that ``policy`` uses, by name."""
+        names = self.acting_networks or self._network_names
+        return {name: self.get_submodule(name) for name in names}
 
     def add_transform(self, transform: Transform) -> None:
         """Append to the transforms.
@@ -335,6 +339,22 @@ class Algorithm(LightningModule):
         if not fields:
             return chosen_EA
         return chosen_EA, {name: column.cpu().numpy() for name, column in fields.items()}
+
+    def best_action(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return the actions ``[B, A]`` that ``act`` chooses in the mode ``exploit``.
+
+        No operation depends on the values of a tensor, so that the actions can be exported.
+
+        Args:
+            observation_BD: in single precision if they are floating-point numbers.
+            task_B: tasks.
+        """
+        for transform in self.transforms:
+            observation_BD = transform.observation(observation_BD, task_B)  # type: ignore[operator]
+        replaced = self._mean_of_trained
+        with contextlib.nullcontext() if replaced is None else replaced.applied():
+            policy = self.policy(observation_BD, task_B)
+        return zero_padding(policy.mode(), self.action_mask(task_B))
 
     @property
     def _replaces_untrained(self) -> bool:

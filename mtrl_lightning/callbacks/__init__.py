@@ -13,6 +13,7 @@ from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
 from mtrl_lightning.callbacks.video import VideoCallback
+from mtrl_lightning.callbacks.wandb_files import OfflineRun, read_offline_runs
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "InterruptionCallback",
     "MetricsCSV",
     "MetricsCallback",
+    "OfflineRun",
     "OptionsCallback",
     "ReplayCallback",
     "ReportCallback",
@@ -32,4 +34,5 @@ __all__ = [
     "VideoCallback",
     "plot_curves",
     "read_metrics",
+    "read_offline_runs",
 ]

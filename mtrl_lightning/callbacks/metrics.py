@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
+from mtrl_lightning.callbacks.system import SystemUse
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.schedules import Every
@@ -24,6 +25,8 @@ class MetricsCallback(SessionCallback):
 
     Args:
         every: environment steps between two rows.
+        system: whether a row also has ``system/``: the load of the processor and the memory that
+            this process and its workers use.
 
     Raises:
         ConfigurationError: if ``every`` is below 1.
@@ -31,8 +34,9 @@ class MetricsCallback(SessionCallback):
 
     key = "metrics"
 
-    def __init__(self, every: int = 1_000) -> None:
+    def __init__(self, every: int = 1_000, system: bool = False) -> None:
         self._every = Every(every, "metrics.every")
+        self._system = SystemUse() if system else None
         self._measured_at = 0.0
         self._measured_env_steps = 0
         self._measured_updates = 0
@@ -58,6 +62,8 @@ class MetricsCallback(SessionCallback):
                 rows = logger.rows()
                 self._csv_logger = logger
         for logger in trainer.loggers:
+            if isinstance(logger, EnvStepWandbLogger):
+                logger.continue_from(self._wandb_id, env_steps)
             if isinstance(logger, WandbLogger):
                 self._wandb_id = logger.version
             if isinstance(logger, EnvStepWandbLogger):
@@ -77,7 +83,8 @@ class MetricsCallback(SessionCallback):
         algorithm = self.session.algorithm
         so_far = algorithm.mean_metrics.state_dict()
         rollout = self.session.rollout_metrics() | self.session.episode_metrics()
-        self.session.log(algorithm.drain_metrics() | rollout | self._time())
+        system = {} if self._system is None else self._system.metrics(algorithm.device)
+        self.session.log(algorithm.drain_metrics() | rollout | self._time() | system)
         if not is_due:
             # a run that is prolonged averages over the whole interval, as if it had not ended
             algorithm.mean_metrics.load_state_dict(so_far)

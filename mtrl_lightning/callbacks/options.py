@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -79,7 +81,9 @@ class OptionsCallback(SessionCallback):
             )
 
     def _show_in_tensorboard(self, logger: TensorBoardLogger) -> None:
-        """Fill TensorBoard's table of hyper-parameters, whose columns are metrics that are logged.
+        """Fill TensorBoard's table of hyper-parameters, and show the configuration as a text.
+
+        The table's columns are metrics that are logged.
 
         The logger itself would also log a value of each metric, in the middle of its curve.
         """
@@ -93,6 +97,9 @@ class OptionsCallback(SessionCallback):
         writer = logger.experiment._get_file_writer()
         for summary in hparams(values, columns):
             writer.add_summary(summary)
+        # Markdown shows lines that are indented by four columns as they are
+        text = textwrap.indent(yaml.safe_dump(self._options, sort_keys=False), "    ")
+        logger.experiment.add_text("config", text, self.session.counters.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options that change what is learned, by their full names."""

@@ -67,8 +67,15 @@ class EnvStepWandbLogger(WandbLogger):
     with an exit code above 0: W&B then hands it to an agent again. A run that W&B itself stops, as
     Hyperband and the web page do, ends with the exit code 0 instead.
 
+    With ``log_artifacts`` the end of a run, interrupted or not, logs ``best.ckpt`` (``last.ckpt``
+    if there is none) as a version of the artifact ``<id>-policy`` and the configuration as
+    ``<id>-config``. Where a run continues another W&B run's checkpoint under an ``id`` of its own,
+    its configuration names it (``continues``), and W&B's lineage graph links that run's policy if
+    both are online.
+
     Args:
         args: Those of Lightning's ``WandbLogger``.
+        log_artifacts: Whether the best checkpoint and the configuration are logged as artifacts.
         kwargs: Those of Lightning's ``WandbLogger``, by name.
     """
 
@@ -77,8 +84,9 @@ class EnvStepWandbLogger(WandbLogger):
     _next_step = 0
     """W&B's step of the next row is at least this."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, log_artifacts: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._log_artifacts = log_artifacts
         if self._wandb_init["anonymous"] is None:
             del self._wandb_init["anonymous"]  # Lightning's default, of which W&B warns
         self._note = dict(EMPTY_NOTE)
@@ -201,10 +209,54 @@ class EnvStepWandbLogger(WandbLogger):
             status: How the run ended, as Lightning says it.
         """
         super().finalize(status)
+        if self._log_artifacts and self._experiment is not None:
+            self._log_files(self._experiment)
         if self._unwritten:
             self._unwritten.clear()
             self._note["written_env_steps"] = self._note["env_steps"]
             self._save_note()
+
+    def _log_files(self, run: Any) -> None:
+        """Log the best checkpoint and the configuration as artifacts."""
+        import wandb
+
+        folder = Path(self.save_dir or ".")
+        checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+        policy = next((path for path in checkpoints if path.is_file()), None)
+        configs = sorted(folder.glob("config*.yaml"))
+        metadata = {"env_steps": self._note["env_steps"]}
+        for kind, files in (("policy", [policy] if policy else []), ("config", configs)):
+            if not files:
+                continue
+            artifact = wandb.Artifact(
+                f"{run.id}-{kind}", "model" if kind == "policy" else kind, metadata=metadata
+            )
+            try:
+                for file in files:
+                    artifact.add_file(str(file))
+                run.log_artifact(artifact, aliases=["latest", *(file.stem for file in files[:1])])
+            except Exception as error:  # a run that has been trained is not lost for that
+                rank_zero_warn(f"the W&B artifact {artifact.name} could not be logged: {error}")
+
+    def continue_from(self, wandb_id: str | None, env_steps: int) -> None:
+        """Record the W&B run whose checkpoint is continued, if that is another one.
+
+        Args:
+            wandb_id: Its id; None if the checkpoint belongs to none.
+            env_steps: The environment steps of the checkpoint.
+        """
+        run = self.experiment
+        if wandb_id is None or wandb_id == run.id or env_steps == 0:
+            return
+        continues = {"wandb_id": wandb_id, "env_steps": env_steps}
+        run.config.update({"continues": continues}, allow_val_change=True)
+        if self._log_artifacts and not run.offline:
+            try:
+                run.use_artifact(f"{wandb_id}-policy:latest")
+            except Exception as error:  # such as a run that logged none
+                rank_zero_warn(
+                    f"W&B's lineage does not show that this run continues {wandb_id}: {error}"
+                )
 
     @rank_zero_only
     def resume_from(self, rows: list[dict[str, float]], env_steps: int) -> None:

@@ -35,6 +35,7 @@ UNFINISHED = ("*.unfinished", "*.unfinished.*")
 FOLDERS = {
     "replay": ("*",),
     "videos": ("*",),
+    "export": ("*",),
     "tensorboard": ("*",),
     "wandb": ("*",),
     "checkpoints": ("*.ckpt", *UNFINISHED),

@@ -7,6 +7,7 @@ COMMANDS = {
     "compare": "mtrl_lightning.cli.compare",
     "watch": "mtrl_lightning.cli.watch",
     "sweep": "mtrl_lightning.cli.sweep",
+    "export": "mtrl_lightning.cli.export",
     "list": "mtrl_lightning.cli.config_list",
     "doctor": "mtrl_lightning.cli.doctor",
     "clear": "mtrl_lightning.cli.clear",

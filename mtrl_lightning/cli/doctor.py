@@ -34,6 +34,8 @@ OPTIONAL = {
     "tensorboard": "-c logger/tensorboard",
     "imageio-ffmpeg": "videos",
     "optuna": "mtrl-lightning sweep",
+    "onnxruntime": "export --to onnx",
+    "minari": "export --to minari",
 }
 """Packages that only some configurations need, and what for."""
 EXTRAS = {
@@ -41,6 +43,7 @@ EXTRAS = {
     "mujoco": "metaworld",
     "imageio-ffmpeg": "video",
     "optuna": "sweep",
+    "onnxruntime": "export",
 }
 """The extra that installs a package, where it has another name."""
 PYTORCH_SELECTOR = "https://pytorch.org/get-started/locally"

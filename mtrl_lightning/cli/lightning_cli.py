@@ -217,7 +217,8 @@ class MultiTaskCLI(LightningCLI):
 
     def _place_logger(self, logger: Namespace, name: str) -> None:
         """Let a logger write into the run's folder, and continue what the run has logged."""
-        logger.init_args.save_dir = str(self._launch.folder)
+        if "save_dir" in logger.init_args:
+            logger.init_args.save_dir = str(self._launch.folder)
         if logger.class_path.endswith("TensorBoardLogger"):
             import_optional("tensorboard", "tensorboard")
             if self._launch.checkpoint is not None:

@@ -39,28 +39,7 @@ LIBRARIES = ("mtrl_lightning", "torch", "lightning")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``play``."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
-    )
-    parser.add_argument(
-        "--ckpt_path",
-        metavar="CKPT_PATH",
-        help="in place of RUN: the folder, the checkpoint, or best or last for that of the newest"
-        " run of --name",
-    )
-    parser.add_argument(
-        "--trust",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a module or package whose classes the checkpoint may use beside those that the run's"
-        " config.yaml names; may be given several times",
-    )
-    parser.add_argument("--name", default="run", help="name of the run, for best and last")
-    parser.add_argument("--root", default="runs", help="folder of all runs, for best and last")
+    add_checkpoint_arguments(parser)
     parser.add_argument(
         "--task",
         action="append",
@@ -103,6 +82,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a run's checkpoint."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
+    )
+    parser.add_argument(
+        "--ckpt_path",
+        metavar="CKPT_PATH",
+        help="in place of RUN: the folder, the checkpoint, or best or last for that of the newest"
+        " run of --name",
+    )
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module or package whose classes the checkpoint may use beside those that the run's"
+        " config.yaml names; may be given several times",
+    )
+    parser.add_argument("--name", default="run", help="name of the run, for best and last")
+    parser.add_argument("--root", default="runs", help="folder of all runs, for best and last")
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run ``play``.
 
@@ -135,7 +140,7 @@ def play(options: argparse.Namespace) -> None:
         EnvironmentFaultError: if an environment breaks.
         OSError: if a file cannot be written.
     """
-    checkpoint = _checkpoint(options)
+    checkpoint = chosen_checkpoint(options, "play")
     run_folder = run_folder_of(checkpoint)
     config = yaml.safe_load(config_file_of(run_folder).read_text(encoding="utf-8"))
 
@@ -155,7 +160,7 @@ def play(options: argparse.Namespace) -> None:
     check_encoder()
     with quiet():
         benchmark = benchmark_of(config)
-        policy = load_policy(checkpoint, trust=[*_named_classes(config), *options.trust])
+        policy = load_policy(checkpoint, trust=[*named_classes(config), *options.trust])
         action_transforms = action_transforms_of(config)
     spec = benchmark.spec
     if policy.task_names != spec.task_names:
@@ -267,13 +272,21 @@ def _own_error(error: BaseException | None) -> ConfigurationError | None:
     return error
 
 
-def _checkpoint(options: argparse.Namespace) -> Path:
-    """Return the checkpoint that is asked for: the best one of a run's folder if it has one."""
+def chosen_checkpoint(options: argparse.Namespace, command: str) -> Path:
+    """Return the checkpoint that is asked for: the best one of a run's folder if it has one.
+
+    Args:
+        options: what ``add_checkpoint_arguments`` names.
+        command: that asks for it.
+
+    Raises:
+        ConfigurationError: if none or several are named, or there is none.
+    """
     given = options.run or options.ckpt_path
     if given is None or (options.run and options.ckpt_path):
         raise ConfigurationError(
-            "play needs one run: play runs/NAME/version_0, or --ckpt_path with a run's folder, a"
-            " checkpoint, best or last"
+            f"{command} needs one run: {command} runs/NAME/version_0, or --ckpt_path with a run's"
+            " folder, a checkpoint, best or last"
         )
     if options.ckpt_path in ("best", "last"):
         found = find_checkpoint(given, options.root, options.name)
@@ -287,7 +300,7 @@ def _checkpoint(options: argparse.Namespace) -> Path:
     return found
 
 
-def _named_classes(config: dict[str, Any]) -> list[str]:
+def named_classes(config: dict[str, Any]) -> list[str]:
     """Return the classes and modules that the run's configuration names, beside the libraries'."""
     named: list[str] = []
     for path in _class_paths(config["model"]):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.network import uniform_
+from mtrl_lightning.networks.network import is_captured, uniform_
 
 
 class Experts(nn.Module):
@@ -120,7 +120,7 @@ class TaskExperts(nn.Module):
         if tasks_R is not None:
             x_RnD = x_BD.view(len(tasks_R), -1, x_BD.shape[1])
             return self.experts(x_RnD, tasks_R).flatten(0, 1)  # type: ignore[no-any-return]
-        row_B = torch.arange(len(task_B), device=task_B.device)
+        row_B = torch.arange(task_B.shape[0], device=task_B.device)
         return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
@@ -131,9 +131,10 @@ class TaskExperts(nn.Module):
 def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
     """Return whether the rows are in task order, with the same number of rows for every task.
 
-    The answer is False in compiled code and captured CUDA graphs, which cannot look at the values.
+    The answer is False in compiled, exported and traced code and in captured CUDA graphs, which
+    cannot look at the values.
     """
-    if torch.compiler.is_compiling():
+    if is_captured():
         return False
     if task_B.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
@@ -144,12 +145,13 @@ def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
 def tasks_in_order(task_B: Tensor, tasks_T1: Tensor) -> Tensor | None:
     """Return the tasks ``[R]`` of rows in task order: all tasks, or a single one.
 
-    All tasks must have the same number of rows. None for rows in another order, in compiled code
-    and in captured CUDA graphs. On a GPU a single task is not searched for.
+    All tasks must have the same number of rows. None for rows in another order, in compiled,
+    exported and traced code, and in captured CUDA graphs. On a GPU a single task is not searched
+    for.
     """
     if is_task_major(task_B, tasks_T1):
         return tasks_T1[:, 0]
-    can_look = task_B.device.type == "cpu" and not torch.compiler.is_compiling()
+    can_look = task_B.device.type == "cpu" and not is_captured()
     if can_look and len(task_B) > 0 and bool((task_B == task_B[0]).all()):
         return task_B[:1]
     return None

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrl_lightning.networks.network import check_layers, he_linear
+from mtrl_lightning.networks.network import check_layers, he_linear, is_captured
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 """Whether float32 products use oneDNN: on some processors it is faster than MKL, the default."""
@@ -60,7 +60,7 @@ class HiddenLayers(nn.Sequential):
             or x_BD.ndim != 2
             or x_BD.dtype == torch.float64
         )
-        if needs_plain_layers or torch.compiler.is_compiling():
+        if needs_plain_layers or is_captured():
             return super().forward(x_BD)
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         parameters: list[Tensor] = [

@@ -66,6 +66,14 @@ class Network(TaskModule):
         return False
 
 
+def is_captured() -> bool:
+    """Return whether operations are recorded, by a compiler, an export or a trace.
+
+    What is recorded must not depend on the values of tensors.
+    """
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def uniform_(parameter: Tensor, bound: float, fan_in: int) -> None:
     """Fill a parameter uniformly within ``bound``, or ``1 / sqrt(fan_in)`` (PyTorch) if it is 0."""
     bound = bound or 1 / math.sqrt(fan_in)

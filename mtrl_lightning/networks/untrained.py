@@ -17,6 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mtrl_lightning.networks.network import is_captured
+
 UntrainedTasks = Literal["mean", "own"]
 """``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
 
@@ -115,12 +117,18 @@ class MeanOfTrained:
             task_R = torch.tensor(self._train_tasks, device=task_B.device)
             mean = module.forward(task_R).mean(0)
             return torch.where(is_replaced_B[:, None], mean, output)
+        if is_captured():  # the number of rows to replace is not known
+            mean = self._mean_output(module, features, task_B).to(output.dtype)
+            return torch.where(is_replaced_B[:, None], mean, output)
         row_U = is_replaced_B.nonzero()[:, 0]
         if len(row_U) == 0:
             return output
-        features = [feature[row_U] for feature in features]
-        outputs = [
-            module.forward(*features, torch.full_like(row_U, task)) for task in self._train_tasks
-        ]
-        mean = torch.stack(outputs).mean(0)
+        mean = self._mean_output(module, [feature[row_U] for feature in features], row_U)
         return output.index_copy(0, row_U, mean.to(output.dtype))
+
+    def _mean_output(self, module: nn.Module, features: list[Tensor], rows: Tensor) -> Tensor:
+        """Return the mean over the trained tasks of the outputs for ``len(rows)`` features."""
+        outputs = [
+            module.forward(*features, torch.full_like(rows, task)) for task in self._train_tasks
+        ]
+        return torch.stack(outputs).mean(0)

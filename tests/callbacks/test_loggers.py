@@ -1,10 +1,15 @@
-import json
-import struct
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
 
 import yaml
+from jsonargparse import dict_to_namespace
 
 from mtrl_lightning.callbacks import MetricsCSV, read_metrics
 from mtrl_lightning.callbacks.options import _flat
+from mtrl_lightning.callbacks.wandb_files import read_offline_runs
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from tests.conftest import CONFIGS
 
 
@@ -36,58 +41,21 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     assert dict(_flat(saved)).items() <= dict(_flat(logged)).items()
     table = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     assert b"seed_everything" in table and b"rollout.total_steps" in table
+    (shown,) = events.Tensors("config/text_summary")
+    text = textwrap.dedent(shown.tensor_proto.string_val[0].decode())
+    assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()
 
 
-def wandb_records(path):
-    """Yield the records of an offline file: LevelDB's log format behind a header of 7 bytes."""
-    data = path.read_bytes()
-    block = 32768
-    position = 7
-    record = b""
-    while position + 7 <= len(data):
-        if block - position % block < 7:  # the rest of a block is padding
-            position += block - position % block
-            continue
-        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
-        if kind == 0:
-            position += block - position % block
-            continue
-        if position + 7 + length > len(data):  # killed while it was written
-            return
-        record += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield record
-            record = b""
-
-
-def wandb_history(folder):
-    from wandb.proto import wandb_internal_pb2
-
-    rows = []
-    config = {}
-    run_ids = set()
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for data in wandb_records(path):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            kind = record.WhichOneof("record_type")
-            if kind == "history":
-                items = record.history.item
-                rows.append(
-                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
-                )
-            if kind == "run":
-                run_ids.add(record.run.run_id)
-            updates = (
-                record.run.config.update
-                if kind == "run"
-                else record.config.update
-                if kind == "config"
-                else ()
-            )
-            config |= {u.key or "/".join(u.nested_key): json.loads(u.value_json) for u in updates}
-    return rows, config, run_ids
+def test_a_logger_that_writes_no_folder_is_left_as_it_is(tmp_path):
+    command_line = MultiTaskCLI.__new__(MultiTaskCLI)
+    command_line._launch = SimpleNamespace(folder=tmp_path)
+    options = {"project": "p"}
+    logger = dict_to_namespace({"class_path": "own.OnlineLogger", "init_args": options})
+    command_line._place_logger(logger, "run")
+    assert logger.init_args.as_dict() == options
+    logger.init_args.save_dir = "."
+    command_line._place_logger(logger, "run")
+    assert logger.init_args.as_dict() == {**options, "save_dir": str(tmp_path)}
 
 
 VIDEO = [
@@ -103,18 +71,30 @@ VIDEO = [
 def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_line, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=1200"]):
-        args = ["--trainer.logger.init_args.offline=true", *VIDEO, *extra]
+        args = [
+            "--trainer.logger.init_args.offline=true",
+            "--trainer.logger.init_args.log_artifacts=true",
+            "--metrics.system=true",
+            *VIDEO,
+            *extra,
+        ]
         process = command_line.process("fit", *args, configs=(*CONFIGS, "logger/wandb"))
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
-    rows, config, run_ids = wandb_history(command_line.folder())
-    assert len(run_ids) == 1
+    ((run_id, (rows, config, artifacts)),) = read_offline_runs(command_line.folder()).items()
+    # each session ends with them; W&B knows a file that has not changed
+    assert artifacts == 2 * [f"{run_id}-policy", f"{run_id}-config"]
+    assert "continues" not in config  # it is the same W&B run
+    sessions = sorted(command_line.folder().glob("wandb/offline-run-*"))
+    line = [sys.executable, "-m", "wandb", "sync", "--dry-run", *map(str, sessions)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert "Would sync 2 run(s)" in done.stdout + done.stderr
     assert config["protocol/benchmark"] == "toy"
     saved = (command_line.folder() / "config_from_000000000900.yaml").read_text()
     of_the_run = dict(_flat(yaml.safe_load(saved)))
     assert len(of_the_run) > 100 and of_the_run["seed_everything"] == 1
     assert of_the_run.items() <= dict(_flat(config)).items()
-    for name in ("eval/success", "train/q"):
+    for name in ("eval/success", "train/q", "system/memory_gib", "system/cpu_percent"):
         assert [row["env_steps"] for row in rows if name in row] == read_metrics(
             command_line.folder()
         )[name][0]

@@ -101,7 +101,7 @@ def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():
             },
         }
     }
-    assert play._named_classes(config) == ["gated.Gated", "gated", "own.parts.Crop", "own.parts"]
+    assert play.named_classes(config) == ["gated.Gated", "gated", "own.parts.Crop", "own.parts"]
 
 
 def test_the_table_has_a_score_where_there_is_a_largest_return():

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms.update import without_gradients
+from mtrl_lightning.export import policy as exporting
+from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT
+from mtrl_lightning.loading import LoadedPolicy
 from tests.conftest import ROOT
 from tests.matrix import NETWORKS, STACKS, batches, build
 
@@ -66,9 +69,10 @@ def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, e
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_every_parameter_has_one_optimizer_and_one_place_in_the_gradient_method(
-    command_line, monkeypatch, network
+def test_every_parameter_has_its_place_and_every_policy_is_exported(
+    command_line, monkeypatch, tmp_path, network
 ):
+    """One optimizer and one place in the gradient method; the same actions in every format."""
     model = build(command_line, monkeypatch, "toy", network).model
     optimizers = model.configure_optimizers()
     critic, actor, temperature = (
@@ -86,3 +90,26 @@ def test_every_parameter_has_one_optimizer_and_one_place_in_the_gradient_method(
         assert not shared & own and shared | own == optimized - frozen
         assert {id(p) for p in parameters.last_shared} <= shared
         assert len(parameters.shared) + len(parameters.own) == len(shared) + len(own), "none twice"
+    check_exports(model, tmp_path)
+
+
+def check_exports(model, folder):
+    """Compare the actions of the exported policy, whose weights are large enough to matter."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.acting_modules().values():
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.4, generator=generator)
+    policy = LoadedPolicy(model)
+    observation_ED, task_E = exporting.observations_of(model.spec, 40)
+    assert policy.act(observation_ED, task_E).std(0).max() > 0.005
+    captured = exporting.capture(policy)
+    for format, file in POLICY_FILES.items():
+        if format == ONNX:
+            pytest.importorskip("onnxruntime")
+            pytest.importorskip("onnxscript")
+        if format == TORCH_EXPORT:
+            continue  # the file holds what was captured, and is tested once
+        exporting.write(captured, format, folder / file)
+        exported = exporting.load_exported(folder / file, format)
+        comparison = exporting.compare(policy, exported, num_observations=40)
+        assert comparison.max_difference <= exporting.TOLERANCE, format

@@ -1,0 +1,199 @@
+"""Write a policy as one file, or a replay as data sets: ``mtrl-lightning export RUN --to onnx``.
+
+PyTorch is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mtrl_lightning.cli.play import (
+    action_transforms_of,
+    add_checkpoint_arguments,
+    chosen_checkpoint,
+    named_classes,
+)
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.export.names import FORMATS, MINARI, POLICY_FILES
+from mtrl_lightning.runs import config_file_of, ensure_writable, run_folder_of
+
+HELP = "Write a run's policy as TorchScript, ONNX or torch.export, or its replay for Minari."
+DESCRIPTION = (
+    "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
+    " runs without this package; compare its actions with the policy's, time it, and write a model"
+    " card (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
+    " checkpoint. With --replay, write the episodes of a run's replay as a Minari data set of each"
+    " task."
+)
+USAGE = (
+    "mtrl-lightning export RUN --to {torchscript,onnx,torch.export} [--folder PATH]\n"
+    "       mtrl-lightning export --ckpt_path {best,last} --to FORMAT [--name NAME] [--root ROOT]\n"
+    "       mtrl-lightning export --replay RUN --to minari [--folder PATH]"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``export``."""
+    add_checkpoint_arguments(parser)
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=FORMATS,
+        type=_format,
+        metavar="FORMAT",
+        help="torchscript (policy.pt), onnx (policy.onnx; needs the extra [export]) or torch.export"
+        " (policy.pt2) for a policy; minari (needs the extra [minari]) for a replay",
+    )
+    parser.add_argument(
+        "--replay",
+        metavar="RUN",
+        help="export the replay of this run's newest checkpoint, or of this checkpoint, in place of"
+        " a policy",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="PATH",
+        help="folder of the files; the default is RUN/export, for a replay RUN/export/minari",
+    )
+
+
+def _format(text: str) -> str:
+    """Return a format.
+
+    Raises:
+        argparse.ArgumentTypeError: naming the nearest ones, if it is unknown.
+    """
+    if text in FORMATS:
+        return text
+    near = difflib.get_close_matches(text.lower(), FORMATS, n=2, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise argparse.ArgumentTypeError(
+        f"unknown format {text!r}: {hint}There are {', '.join(FORMATS)}"
+    )
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run ``export``; a user's mistake ends it with exit code 2.
+
+    Args:
+        args: arguments after ``export``; None for those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mtrl-lightning export", usage=USAGE, description=DESCRIPTION
+    )
+    add_arguments(parser)
+    given = sys.argv[2:] if args is None else list(args)
+    options = parser.parse_args(given)
+    try:
+        if options.replay is not None:
+            export_replay(options)
+        else:
+            export_checkpoint(options, ["mtrl-lightning", "export", *given])
+    except (ConfigurationError, OSError) as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> None:
+    """Write the policy of a checkpoint and its card, and print where they are.
+
+    Args:
+        options: what ``add_arguments`` names.
+        command: the program and its arguments, for the card.
+
+    Raises:
+        ConfigurationError: if the policy cannot be exported.
+        OSError: if a file cannot be written.
+    """
+    if options.to not in POLICY_FILES:
+        raise ConfigurationError(
+            f"--to {options.to} is for a replay: give --replay RUN, or export the policy to"
+            f" {', '.join(POLICY_FILES)}"
+        )
+    checkpoint = chosen_checkpoint(options, "export")
+    run_folder = run_folder_of(checkpoint)
+    folder = options.folder or run_folder / "export"
+
+    from mtrl_lightning.export.card import CARD, CONFIG, Origin, write_card
+    from mtrl_lightning.export.policy import check_packages, export_policy
+    from mtrl_lightning.loading import load_policy
+    from mtrl_lightning.quiet import quiet
+
+    check_packages(options.to)
+    config, config_file = _config(run_folder)
+    with quiet():
+        if not config:
+            _check_no_action_transforms(checkpoint)
+        action_transforms = action_transforms_of(config) if config else []
+        policy = load_policy(checkpoint, trust=[*(named_classes(config) if config else ()), *options.trust])
+    ensure_writable(folder)
+    file, comparison = export_policy(policy, options.to, folder, action_transforms)
+    origin = Origin(checkpoint, run_folder, config, command)
+    write_card(folder, policy, options.to, comparison, origin)
+    if config_file is not None:
+        shutil.copyfile(config_file, folder / CONFIG)
+    print(f"{checkpoint}, after {policy.env_steps:,} env steps, {len(policy.task_names)} tasks")
+    print(
+        f"Actions of {comparison.num_observations:,} observations: largest difference"
+        f" {comparison.max_difference:.1e}. One action takes"
+        f" {comparison.exported_microseconds:.0f} µs, policy.act"
+        f" {comparison.policy_microseconds:.0f} µs"
+    )
+    size = file.stat().st_size / 2**10
+    print(f"Exported to {file} ({size:,.0f} KiB), with the card {folder / CARD}")
+
+
+def _config(run_folder: Path) -> tuple[dict[str, Any], Path | None]:
+    """Return the configuration of a run and its file; empty if it was started from Python."""
+    try:
+        file = config_file_of(run_folder)
+    except ConfigurationError:
+        return {}, None
+    return yaml.safe_load(file.read_text(encoding="utf-8")), file
+
+
+def _check_no_action_transforms(checkpoint: Path) -> None:
+    """Refuse a run without a configuration whose action transforms are therefore unknown."""
+    from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+
+    states = load_checkpoint(checkpoint, verify=False).get("callbacks", {})
+    transforms = states.get("options", {}).get("rollout.action_transforms")
+    if transforms:
+        raise ConfigurationError(
+            f"the run was started from Python with the action transforms {transforms}, which its"
+            " checkpoint cannot rebuild: call mtrl_lightning.export.policy.export_policy with them"
+        )
+
+
+def export_replay(options: argparse.Namespace) -> None:
+    """Write the episodes of a run's replay, and print how many there are of each task.
+
+    Args:
+        options: what ``add_arguments`` names.
+
+    Raises:
+        ConfigurationError: if there is no replay, or it cannot be exported.
+        OSError: if a file cannot be written.
+    """
+    if options.to != MINARI:
+        raise ConfigurationError(f"--replay is exported --to {MINARI}, and --to is {options.to}")
+    if options.run or options.ckpt_path:
+        raise ConfigurationError(
+            "the run is given by --replay RUN: leave out RUN before it and --ckpt_path"
+        )
+    from mtrl_lightning.export.replay import export_to_minari
+    from mtrl_lightning.quiet import quiet
+
+    with quiet():
+        exported = export_to_minari(options.replay, options.folder)
+    print(exported.table())
+    print(f"Exported: Minari reads them with MINARI_DATASETS_PATH={exported.folder}")

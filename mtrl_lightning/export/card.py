@@ -1,0 +1,280 @@
+"""The model card of an exported policy: what it is, what it takes, how good it is, how it was made.
+
+Its first lines are the metadata that Hugging Face's hub reads.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mtrl_lightning import __version__
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT, TORCHSCRIPT
+from mtrl_lightning.export.policy import TOLERANCE, Comparison
+from mtrl_lightning.loading import LoadedPolicy
+from mtrl_lightning.types import EnvSpec
+
+CARD = "README.md"
+DESCRIPTION = "policy.json"
+"""Beside the card, the same for programs."""
+CONFIG = "config.yaml"
+METADATA = """\
+---
+library_name: mtrl_lightning
+pipeline_tag: reinforcement-learning
+tags: [reinforcement-learning, multi-task, robotics]
+---
+"""
+USES = {
+    TORCHSCRIPT: """\
+import torch
+
+policy = torch.jit.load("policy.pt")
+action = policy(observation, task)  # tensors""",
+    ONNX: """\
+import onnxruntime
+
+policy = onnxruntime.InferenceSession("policy.onnx")
+(action,) = policy.run(None, {"observation": observation, "task": task})  # NumPy arrays""",
+    TORCH_EXPORT: """\
+import torch
+
+policy = torch.export.load("policy.pt2").module()
+action = policy(observation, task)  # tensors""",
+}
+"""How each format is used, in Python."""
+PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "gymnasium", "lightning")
+
+
+class Origin(NamedTuple):
+    """Where an exported policy comes from."""
+
+    checkpoint: Path
+    run_folder: Path
+    config: Mapping[str, Any]
+    """The configuration of the run; empty if it was started from Python."""
+    command: Sequence[str]
+    """The command that exported it."""
+
+
+def write_card(
+    folder: Path, policy: LoadedPolicy, format: str, comparison: Comparison, origin: Origin
+) -> Path:
+    """Write the card and ``policy.json`` beside an exported policy, and return the card's path.
+
+    Formats that were exported from the same checkpoint before stay in them.
+
+    Args:
+        folder: of the exported policy.
+        policy: what was exported.
+        format: its format.
+        comparison: of the exported policy with the policy.
+        origin: where it comes from.
+    """
+    results = last_evaluation(origin.run_folder, policy.env_steps)
+    formats = {**_other_formats(folder, policy, origin), format: comparison._asdict()}
+    description = {
+        "checkpoint": str(origin.checkpoint),
+        "env_steps": policy.env_steps,
+        "tasks": list(policy.task_names),
+        "inputs": {
+            "observation": ["rows", *policy.spec.observation_space.shape],
+            "task": ["rows"],
+        },
+        "observation_sizes": list(policy.spec.observation_sizes),
+        "action_sizes": list(policy.spec.action_sizes),
+        "outputs": {"action": ["rows", *policy.spec.action_space.shape]},
+        "protocol": dict(policy.spec.protocol),
+        "results": results,
+        "formats": formats,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    path = folder / CARD
+    path.write_text(card(policy, formats, results, origin), encoding="utf-8")
+    return path
+
+
+def _other_formats(folder: Path, policy: LoadedPolicy, origin: Origin) -> dict[str, Any]:
+    """Return the comparisons of the files that are there and come from the same checkpoint."""
+    try:
+        former = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        is_same = (former["checkpoint"], former["env_steps"]) == (
+            str(origin.checkpoint),
+            policy.env_steps,
+        )
+        formats = dict(former["formats"]) if is_same else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {
+        name: values
+        for name, values in formats.items()
+        if name in POLICY_FILES and (folder / POLICY_FILES[name]).is_file()
+    }
+
+
+def last_evaluation(run_folder: Path, env_steps: int) -> dict[str, Any]:
+    """Return the metrics of the last evaluation up to these environment steps.
+
+    They are those of ``metrics.csv`` that begin with ``eval``, and ``env_steps``; empty if there is
+    none.
+    """
+    if not (run_folder / "metrics.csv").is_file():
+        return {}
+    found: dict[str, tuple[int, float]] = {}
+    for name, (steps, values) in read_metrics(run_folder).items():
+        if not name.startswith("eval"):
+            continue
+        until = [(step, value) for step, value in zip(steps, values, strict=True)]
+        until = [point for point in until if point[0] <= env_steps]
+        if until:
+            found[name] = until[-1]
+    if not found:
+        return {}
+    last = max(step for step, _ in found.values())
+    results = {name: value for name, (step, value) in sorted(found.items()) if step == last}
+    return {"env_steps": last, **results}
+
+
+def card(
+    policy: LoadedPolicy,
+    formats: Mapping[str, Mapping[str, float]],
+    results: Mapping[str, Any],
+    origin: Origin,
+) -> str:
+    """Return the text of a model card.
+
+    Args:
+        policy: what was exported.
+        formats: the fields of a ``Comparison`` by format.
+        results: what ``last_evaluation`` returns.
+        origin: where the policy comes from.
+    """
+    spec = policy.spec
+    name = origin.config.get("name") or origin.run_folder.parent.name
+    parts = [
+        f"{METADATA}\n# {name}: one policy for {_count(spec.num_tasks, 'task')}",
+        f"The deterministic policy of an agent after {policy.env_steps:,} environment steps,"
+        f" exported by mtrl_lightning {__version__}. The file runs without that package.",
+        _uses(formats),
+        _inputs(spec),
+        _tasks(spec, results),
+        _results(results),
+        "## Protocol\n\n"
+        + _table(("setting", "value"), [(key, value) for key, value in spec.protocol.items()]),
+        _comparisons(formats),
+        _making(policy, origin),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _uses(formats: Mapping[str, Any]) -> str:
+    uses = [f"```python\n{USES[name]}\n```" for name in formats]
+    return "\n\n".join(["## Use", *uses])
+
+
+def _inputs(spec: EnvSpec) -> str:
+    own_dtype = np.dtype(spec.observation_space.dtype)
+    dtype = "float32" if np.issubdtype(own_dtype, np.floating) else own_dtype.name
+    shape = ", ".join(str(size) for size in spec.observation_space.shape)
+    (action_size,) = spec.action_space.shape
+    lines = [
+        "## Input and output\n",
+        f"- `observation`: `[rows, {shape}]`, {dtype}, as the environments of the protocol give it"
+        " (with the run's wrappers). Normalization and encoder are in the file.",
+        "- `task`: `[rows]`, int64, the number in the table below.",
+        f"- `action`: `[rows, {action_size}]`, float32, between -1 and 1, the bounds of the"
+        " environments of the protocol; the run's action transforms have been applied.",
+    ]
+    if spec.observation_sizes or spec.action_sizes:
+        lines.append(
+            "- Tasks have different sizes: zeros follow a smaller observation, and what follows a"
+            " smaller action is 0."
+        )
+    return "\n".join(lines)
+
+
+def _tasks(spec: EnvSpec, results: Mapping[str, Any]) -> str:
+    metrics = sorted({key.rsplit("/", 1)[0] for key in results if key.count("/") == 2})
+    rows = []
+    for number, name in enumerate(spec.task_names):
+        sizes: list[Any] = []
+        if spec.observation_sizes:
+            sizes.append(spec.observation_sizes[number])
+        if spec.action_sizes:
+            sizes.append(spec.action_sizes[number])
+        values = [_number(results.get(f"{metric}/{name}")) for metric in metrics]
+        is_trained = "yes" if number in spec.train_tasks else "no"
+        rows.append((number, name, is_trained, *sizes, *values))
+    size_names = ["observation"] * bool(spec.observation_sizes) + ["action"] * bool(
+        spec.action_sizes
+    )
+    header = ("number", "task", "trained", *size_names, *metrics)
+    return "## Tasks\n\n" + _table(header, rows)
+
+
+def _results(results: Mapping[str, Any]) -> str:
+    averages = [(key, _number(results[key])) for key in results if key.count("/") == 1]
+    if not averages:
+        return "## Results\n\nThe run had no evaluation before this checkpoint."
+    return (
+        f"## Results\n\nMeans over the tasks, of the evaluation after {results['env_steps']:,}"
+        f" environment steps:\n\n{_table(('metric', 'value'), averages)}"
+    )
+
+
+def _comparisons(formats: Mapping[str, Mapping[str, float]]) -> str:
+    rows = [
+        (
+            f"`{POLICY_FILES[name]}` ({name})",
+            f"{values['num_observations']:.0f}",
+            f"{values['max_difference']:.1e}",
+            f"{values['exported_microseconds']:.0f}",
+            f"{values['policy_microseconds']:.0f}",
+        )
+        for name, values in formats.items()
+    ]
+    header = ("file", "observations", "largest difference", "µs per action", "µs of policy.act")
+    return (
+        "## Compared with the policy\n\nActions for drawn observations of all tasks, in one batch"
+        f" and one by one; a difference above {TOLERANCE:g} is an error. Median times for one"
+        f" observation on the CPU of the machine that exported it.\n\n{_table(header, rows)}"
+    )
+
+
+def _making(policy: LoadedPolicy, origin: Origin) -> str:
+    lines = [
+        "## How it was made\n",
+        f"- algorithm: {policy.algorithm.summary}",
+        f"- checkpoint: `{origin.checkpoint}`",
+        f"- exported by: `{shlex.join(origin.command)}`",
+    ]
+    if origin.config:
+        lines.append(f"- trained by: `mtrl-lightning fit -c {CONFIG}` (the file beside this card)")
+    versions = [f"Python {platform.python_version()}", f"mtrl_lightning {__version__}"]
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "\n".join([*lines, f"- versions: {', '.join(versions)}"])
+
+
+def _table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)

@@ -1,0 +1,15 @@
+"""The formats of ``export``, without PyTorch."""
+
+from __future__ import annotations
+
+TORCHSCRIPT = "torchscript"
+ONNX = "onnx"
+TORCH_EXPORT = "torch.export"
+MINARI = "minari"
+POLICY_FILES = {
+    TORCHSCRIPT: "policy.pt",
+    ONNX: "policy.onnx",
+    TORCH_EXPORT: "policy.pt2",
+}
+"""The file of a policy in each format."""
+FORMATS = (*POLICY_FILES, MINARI)

@@ -1,0 +1,324 @@
+"""A run's replay as Minari data sets of whole episodes, one data set per task.
+
+A replay stores no truncations: an episode ends where it terminated, where the next transition in
+its ring begins elsewhere, or after ``horizon`` steps.
+
+Shapes: ``E`` environments (rings), ``N`` transitions of a ring, ``D`` observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.algorithms.description import rebuild_spec
+from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
+from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
+from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
+from mtrl_lightning.replay.storage import RingStorage, Storage
+from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of
+from mtrl_lightning.schema import Field
+from mtrl_lightning.types import EnvSpec
+
+VERSION = 0
+"""Version in the names of the data sets."""
+
+
+class ReplayEpisode(NamedTuple):
+    """Consecutive transitions of one episode of a ring."""
+
+    env: int
+    """The ring."""
+    first: int
+    """Number of its first transition: how many the ring received before it."""
+    observation: npt.NDArray
+    """``[N + 1, D]``, with the observation after the last step."""
+    action: npt.NDArray
+    reward: npt.NDArray
+    terminated: bool
+    """Whether its last step terminated it; otherwise the episode is cut there."""
+    has_start: bool
+    """Whether it is known that an episode starts with its first transition."""
+
+    @property
+    def length(self) -> int:
+        """Number of steps."""
+        return len(self.reward)
+
+
+class Exported(NamedTuple):
+    """What ``export_to_minari`` has written of a task."""
+
+    task: str
+    dataset_id: str
+    num_episodes: int
+    num_steps: int
+    num_cut: int
+    """Episodes among them that neither terminated nor reached the horizon."""
+    num_left_out: int
+    """Transitions of episodes whose start is not in the replay."""
+
+
+class ExportedReplay(NamedTuple):
+    """What ``export_to_minari`` has written."""
+
+    folder: Path
+    """Value of ``MINARI_DATASETS_PATH`` with which Minari finds the data sets."""
+    tasks: list[Exported]
+
+    def table(self) -> str:
+        """Return a text table of the tasks."""
+        width = max(len("data set"), *(len(one.dataset_id) for one in self.tasks))
+        lines = [f"{'data set':<{width}}  episodes    steps  cut episodes  steps left out"]
+        lines += [
+            f"{one.dataset_id:<{width}}  {one.num_episodes:8,}  {one.num_steps:7,}"
+            f"  {one.num_cut:12,}  {one.num_left_out:14,}"
+            for one in self.tasks
+        ]
+        return "\n".join(lines)
+
+
+def export_to_minari(run: str | Path, folder: str | Path | None = None) -> ExportedReplay:
+    """Write the episodes of a run's replay as a Minari data set of each task.
+
+    - Transitions before the first episode start that a full ring still has are left out.
+    - An episode that ended without terminating is marked as truncated at its last step: at the
+      horizon or at a limit of the environment; where an environment was rebuilt, and the step that
+      failed is missing; or because the checkpoint was written in the middle of it.
+    - Observations and actions have the task's own size. Actions are those that the policy chose,
+      before ``rollout.action_transforms``.
+    - Episodes of a task are in the order in which they began.
+
+    Args:
+        run: the folder of a run, for its newest complete checkpoint, or a checkpoint.
+        folder: where the data sets are written; None for ``export/minari`` in the run's folder.
+
+    Raises:
+        ConfigurationError: if Minari is not installed, the run has no replay, no episode of it is
+            whole, or the folder has its data sets already.
+        OSError: if a file cannot be written.
+    """
+    import_optional("minari", "mtrl_lightning[minari]")
+    import_optional("h5py", "mtrl_lightning[minari]")
+    checkpoint, content = _checkpoint(Path(run))
+    run_folder = run_folder_of(checkpoint)
+    folder = run_folder / "export" / "minari" if folder is None else Path(folder)
+    spec = rebuild_spec(content["mtrl_lightning"]["spec"])
+    algorithm = content["mtrl_lightning"]["algorithm"]["class_path"].rpartition(".")[2]
+    storage = read_replay(checkpoint, content)
+    has_all = int(storage.added_E.sum()) == env_steps_of(content)
+    namespace = "/".join(map(_name, run_folder.resolve().parts[-2:]))
+    if (folder / namespace).exists():
+        raise ConfigurationError(
+            f"{folder / namespace} exists: delete it, or give another --folder"
+        )
+    ensure_writable(folder)
+    task_E = np.repeat(spec.train_tasks, storage.num_envs // len(spec.train_tasks))
+    exported = []
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished_") as unfinished:
+        for task in spec.train_tasks:
+            rings = np.flatnonzero(task_E == task).tolist()
+            found = [one for env in rings for one in episodes(storage, env, spec.horizon, has_all)]
+            dataset_id = f"{namespace}/{_name(spec.task_names[task])}-v{VERSION}"
+            kept = sorted(
+                (one for one in found if one.has_start), key=lambda one: (one.first, one.env)
+            )
+            if kept:
+                with _datasets_in(unfinished):
+                    _write(dataset_id, kept, spec, task, algorithm)
+            cut = [one for one in kept if not one.terminated and one.length < spec.horizon]
+            left_out = [one.length for one in found if not one.has_start]
+            exported.append(
+                Exported(
+                    spec.task_names[task],
+                    dataset_id,
+                    len(kept),
+                    sum(one.length for one in kept),
+                    len(cut),
+                    sum(left_out),
+                )
+            )
+        if not any(one.num_episodes for one in exported):
+            raise ConfigurationError(
+                f"the replay of {checkpoint} has no episode with its start: it holds"
+                f" {storage.capacity} transitions of each environment, and an episode has up to"
+                f" {spec.horizon}; train with a larger data.capacity or replay.save_last"
+            )
+        (folder / namespace).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(Path(unfinished) / namespace, folder / namespace)
+    return ExportedReplay(folder.resolve(), exported)
+
+
+def _checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
+    found = checkpoint_at(path)
+    if found.name == "last.ckpt":
+        return load_newest_whole(found, with_replay=False)
+    return found, load_checkpoint(found)
+
+
+def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
+    """Return the replay that a checkpoint needs.
+
+    Args:
+        checkpoint: in the ``checkpoints`` folder of a run.
+        content: what it holds.
+
+    Raises:
+        ConfigurationError: if it has none, or a file is missing or damaged.
+    """
+    manifest = manifest_of(dict(content))
+    if not manifest["added"]:
+        raise ConfigurationError(
+            f"{checkpoint} has no replay: on-policy algorithms such as PPO keep none, and others"
+            " only with replay.save true"
+        )
+    files = replay_folder(run_folder_of(checkpoint))
+    missing = [one["file"] for one in manifest["chunks"] if not (files / one["file"]).is_file()]
+    if missing:
+        raise ConfigurationError(
+            f"{len(missing)} of the {len(manifest['chunks'])} replay files of {checkpoint} are not"
+            f" in {files}: they were deleted (clear --replay_only, replay.delete_at_end) or the run"
+            " was copied without them; export a run that has them"
+        )
+    fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
+    storage = RingStorage(fields, len(manifest["added"]), manifest["capacity"])
+    ReplaySnapshots(files).load(manifest, storage)
+    return storage
+
+
+def episodes(storage: Storage, env: int, horizon: int, has_all: bool) -> Iterator[ReplayEpisode]:
+    """Yield the episodes in a ring, in their order.
+
+    Args:
+        storage: the replay.
+        env: the ring.
+        horizon: steps after which an episode is truncated.
+        has_all: whether the ring received every transition since the run began. If it still has
+            its first one, that is the start of an episode.
+    """
+    end = int(storage.added_E[env])
+    oldest = end - int(storage.size_E[env])
+    if oldest == end:
+        return
+    rows = {
+        name: column.cpu().numpy()
+        for name, column in storage.take(*storage.numbers(env, oldest, end)).items()
+    }
+    has_start = has_all and oldest == 0
+    for first, last in _bounds(rows, horizon, has_start):
+        start_observation = rows["observation"][first : last + 1]
+        yield ReplayEpisode(
+            env,
+            oldest + first,
+            np.concatenate([start_observation, rows["next_observation"][last : last + 1]]),
+            rows["action"][first : last + 1],
+            rows["reward"][first : last + 1],
+            bool(rows["terminated"][last]),
+            has_start or first > 0,
+        )
+
+
+def _bounds(
+    rows: Mapping[str, npt.NDArray], horizon: int, has_start: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last transition of each episode."""
+    num_rows = len(rows["reward"])
+    successors = rows["next_observation"][:-1].reshape(num_rows - 1, -1)
+    followers = rows["observation"][1:].reshape(num_rows - 1, -1)
+    is_last_N = np.ones(num_rows, np.bool_)
+    is_last_N[:-1] = rows["terminated"][:-1] | (successors != followers).any(1)
+    first = 0
+    for last in np.flatnonzero(is_last_N).tolist():
+        # an environment whose episodes end where they start: only the horizon separates them
+        while (has_start or first > 0) and last - first >= horizon:
+            yield first, first + horizon - 1
+            first += horizon
+        yield first, last
+        first = last + 1
+
+
+def _write(
+    dataset_id: str, found: Sequence[ReplayEpisode], spec: EnvSpec, task: int, algorithm: str
+) -> None:
+    """Write the data set of a task."""
+    from minari import create_dataset_from_buffers
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    observation_space = _own_space(spec.observation_space, spec.observation_sizes, task)
+    action_space = _own_space(spec.action_space, spec.action_sizes, task)
+    buffers = []
+    for number, one in enumerate(found):
+        terminations = np.zeros(one.length, np.bool_)
+        truncations = np.zeros(one.length, np.bool_)
+        terminations[-1] = one.terminated
+        truncations[-1] = not one.terminated
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=_own(one.observation, observation_space),  # type: ignore[arg-type]
+                actions=_own(one.action, action_space),  # type: ignore[arg-type]
+                rewards=one.reward,  # type: ignore[arg-type]
+                terminations=terminations,  # type: ignore[arg-type]
+                truncations=truncations,  # type: ignore[arg-type]
+            )
+        )
+    protocol = ", ".join(f"{key} {value}" for key, value in spec.protocol.items())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no author and no registered environment
+        create_dataset_from_buffers(
+            dataset_id,
+            buffers,
+            observation_space=observation_space,
+            action_space=action_space,
+            algorithm_name=algorithm,
+            description=f"Replay of the task {spec.task_names[task]} in training. {protocol}",
+            jpeg_encoding=False,
+        )
+
+
+def _own_space(space: Box, sizes: Sequence[int], task: int) -> Box:
+    """Return the part of a space that is a task's own, of the type in which it is stored."""
+    low = space.low
+    high = space.high
+    if sizes:
+        low = low[: sizes[task]]
+        high = high[: sizes[task]]
+    is_float = np.issubdtype(low.dtype, np.floating)
+    dtype = np.float32 if is_float else low.dtype
+    return Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+
+
+def _own(values: npt.NDArray, space: Box) -> npt.NDArray:
+    return values[:, : space.shape[0]] if len(space.shape) == 1 else values
+
+
+def _name(text: str) -> str:
+    """Return a name that Minari accepts."""
+    return re.sub(r"[^-\w]", "_", text)
+
+
+@contextlib.contextmanager
+def _datasets_in(folder: str) -> Iterator[None]:
+    """Let Minari use a folder."""
+    variable = "MINARI_DATASETS_PATH"
+    former = os.environ.get(variable)
+    os.environ[variable] = folder
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = former

@@ -1,0 +1,96 @@
+"""``export`` writes a run's policy with its card, or its replay."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.cli.export import FORMATS
+from mtrl_lightning.export.policy import load_exported
+from mtrl_lightning.loading import load_policy
+
+
+def error_of(capsys, *args):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["export", *args])
+    assert exit_info.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_is_exported(command_line, tmp_path, capsys):
+    options = ["--rollout.total_steps=330", "--evaluation.every=330", "--data.capacity=150"]
+    transforms = "[{class_path: mtrl_lightning.rollout.ScaleAction, init_args: {factor: 0.5}}]"
+    command_line("fit", *options, f"--rollout.action_transforms={transforms}")
+    run = command_line.folder()
+    capsys.readouterr()
+
+    main(["export", "--ckpt_path", "best", "--to", "torch.export", f"--root={tmp_path}"])
+    main(["export", str(run), "--to=torchscript"])
+    printed = capsys.readouterr().out
+    assert "best.ckpt, after 330 env steps, 3 tasks" in printed
+    assert "Actions of 1,000 observations: largest difference" in printed
+    folder = run / "export"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.yaml",
+        "policy.json",
+        "policy.pt",
+        "policy.pt2",
+    ]
+    described = json.loads((folder / "policy.json").read_text())
+    assert set(described["formats"]) == {"torch.export", "torchscript"}
+    assert described["tasks"] == ["goal-0", "goal-1", "goal-2"]
+    steps, values = read_metrics(run)["eval/return/goal-1"]
+    assert described["results"]["env_steps"] == steps[-1] == 330
+    assert described["results"]["eval/return/goal-1"] == values[-1]
+    card = (folder / "README.md").read_text()
+    metadata, body = card.removeprefix("---\n").split("---\n", 1)
+    assert yaml.safe_load(metadata)["library_name"] == "mtrl_lightning"
+    assert f"mtrl-lightning export {run} --to=torchscript" in body
+    assert "| 1 | goal-1 | yes |" in body and "| benchmark | toy |" in body
+    observation_1D = np.array([[0.3, -0.2]], np.float32)
+    policy = load_policy(run / "checkpoints" / "best.ckpt")
+    for name, format in (("policy.pt", "torchscript"), ("policy.pt2", "torch.export")):
+        action_1A = load_exported(folder / name, format)(observation_1D, np.array([2]))
+        np.testing.assert_allclose(action_1A, 0.5 * policy.act(observation_1D, 2), atol=1e-5)
+
+    pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    main(["export", "--replay", str(run), "--to", "minari", f"--folder={tmp_path / 'data'}"])
+    lines = capsys.readouterr().out.splitlines()
+    # 110 steps of each environment, of which a ring holds 50: those from step 60 on, where an
+    # episode of 20 steps happens to begin, and what the oldest one holds is left out
+    assert lines[1].split() == ["run/version_0/goal-0-v0", "2", "30", "1", "20"]
+    assert len(lines) == 5 and lines[4].endswith(f"MINARI_DATASETS_PATH={tmp_path / 'data'}")
+    (run / "config.yaml").unlink()
+    message = "was started from Python with the action transforms"
+    assert message in error_of(capsys, str(run), "--to=torchscript")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run"], "the following arguments are required: --to"),
+        (["run", "--to=onx"], "unknown format 'onx': did you mean onnx? There are torchscript,"),
+        (["run", "--to=torch"], "did you mean torch"),
+        (["run", "--to=minari"], "--to minari is for a replay: give --replay RUN"),
+        (["--to=onnx"], "export needs one run: export runs/NAME/version_0"),
+        (["--replay=run", "--to=onnx"], "--replay is exported --to minari, and --to is onnx"),
+        (["x", "--replay=y", "--to=minari"], "the run is given by --replay RUN"),
+        (["nowhere", "--to=onnx"], "there is no checkpoint nowhere"),
+        (["--replay=nowhere", "--to=minari"], "there is no checkpoint nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said(capsys, args, message):
+    assert message in error_of(capsys, *args)
+
+
+def test_the_help_names_every_format(capsys):
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    printed = capsys.readouterr().out
+    assert all(format in printed for format in FORMATS)
+    assert "mtrl-lightning export --replay RUN --to minari" in printed

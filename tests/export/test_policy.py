@@ -1,0 +1,159 @@
+"""Exported policies act as the policy that they were made from, or are refused."""
+
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from mtrl_lightning.algorithms import PPO, SAC, NormalizeObservation
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.export import policy as exporting
+from mtrl_lightning.export.names import POLICY_FILES
+from mtrl_lightning.export.policy import TOLERANCE, compare, export_policy, load_exported
+from mtrl_lightning.loading import LoadedPolicy
+from mtrl_lightning.networks import Encoder, Identity, MultiHead
+from mtrl_lightning.rollout import ActionNoise, ActionTransform, ClipAction, ScaleAction
+from mtrl_lightning.types import Transitions
+
+SPEC = ToyReach(3).spec
+SIZED = SPEC._replace(
+    observation_space=Box(-np.inf, np.inf, (4,), np.float64),
+    action_space=Box(-1.0, 1.0, (3,), np.float32),
+    observation_sizes=(4, 2, 3),
+    action_sizes=(3, 1, 2),
+    train_tasks=(0, 1),
+)
+"""Tasks of different sizes, one of which is not trained."""
+NUM = 40
+
+
+def agent(spec=SPEC, kind=SAC, **options):
+    """A policy whose actions differ from observation to observation and from task to task."""
+    network = partial(MultiHead, width=8, depth=1, output_bound=0.5)
+    return kind(spec, **{"actor": network, "critic": network, **options})
+
+
+@pytest.mark.parametrize("format", ["torchscript", "torch.export"])
+def test_all_that_acts_is_in_the_file(tmp_path, format):
+    model = agent(SIZED, transforms=[NormalizeObservation])
+    generator = np.random.default_rng(0)
+    observation_ED = generator.normal(2.0, 3.0, (6, 4)) * SIZED.observation_mask_TD[[0, 1] * 3]
+    zeros = np.zeros(6)
+    model.observe(
+        Transitions(
+            observation_ED,
+            np.zeros((6, 3), np.float32),
+            zeros,
+            observation_ED,
+            zeros.astype(bool),
+            zeros.astype(bool),
+            np.array([0, 1] * 3),
+            np.arange(6),
+        )
+    )
+    policy = LoadedPolicy(model)
+    transforms = [ActionNoise(0.3), ScaleAction(1.5), ClipAction(0.4)]
+    file, comparison = export_policy(policy, format, tmp_path, transforms, NUM)
+    assert file == tmp_path / POLICY_FILES[format]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert comparison.num_observations == NUM and comparison.max_difference <= TOLERANCE
+    exported = load_exported(file, format)
+    for task, (rows, actions) in enumerate([(4, 3), (2, 1), (3, 2)]):
+        own_D = generator.normal(size=rows)
+        padded_1D = np.zeros((1, 4), np.float32)
+        padded_1D[0, :rows] = own_D
+        action_A = exported(padded_1D, np.array([task]))[0]
+        wanted_A = (1.5 * policy.act(own_D, task)).clip(-0.4, 0.4)
+        np.testing.assert_allclose(action_A[:actions], wanted_A, rtol=0, atol=TOLERANCE)
+        assert np.abs(wanted_A).max() > 0.01 and not action_A[actions:].any()
+
+
+def test_ppo_and_observations_of_whole_numbers(tmp_path):
+    class Pixels(Encoder):
+        def __init__(self, observation_space, num_tasks):
+            super().__init__(observation_space, num_tasks)
+            self.out_dim = 12
+
+        def forward(self, observation_BD, task_B):
+            return observation_BD.float().flatten(1) / 255
+
+    spec = SPEC._replace(observation_space=Box(0, 255, (2, 3, 2), np.uint8))
+    policy = LoadedPolicy(agent(spec, PPO, encoder=Pixels))
+    file, _ = export_policy(policy, "torchscript", tmp_path, num_observations=NUM)
+    observation_EHWC, task_E = exporting.observations_of(spec, NUM)
+    assert observation_EHWC.dtype == np.uint8 and observation_EHWC.max() > 200
+    action_EA = load_exported(file, "torchscript")(observation_EHWC, task_E)
+    assert action_EA.std(0).min() > 0.01
+
+
+def test_observations_are_of_every_task_and_within_the_space():
+    low = np.array([-1.0, -np.inf, 0.0, -3e38], np.float32)
+    high = np.array([1.0, np.inf, np.inf, 3e38], np.float32)
+    spec = SIZED._replace(observation_space=Box(low, high, (4,), np.float32))
+    observation_ED, task_E = exporting.observations_of(spec, 300)
+    assert np.bincount(task_E).tolist() == [100, 100, 100]
+    assert np.isfinite(observation_ED).all() and (observation_ED >= low).all()
+    assert (observation_ED <= high).all() and observation_ED[task_E == 0].std(0).min() > 0.3
+    assert not observation_ED[~spec.observation_mask_TD[task_E]].any()
+
+
+def test_another_action_is_found_and_leaves_no_file(tmp_path, monkeypatch):
+    policy = LoadedPolicy(agent())
+    space = SPEC.action_space.shape
+    for wrong in (0.0, np.nan):
+        others = compare(
+            policy, lambda o, t, value=wrong: np.full((len(t), *space), value), num_observations=9
+        )
+        assert others.max_difference > TOLERANCE
+    cut = compare(policy, lambda o, t: np.zeros((1, 1)), num_observations=9)
+    assert cut.max_difference == np.inf
+    monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
+    with pytest.raises(ConfigurationError, match="the torchscript file's actions differ by"):
+        export_policy(policy, "torchscript", tmp_path, num_observations=9)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Branching(Identity):
+    def forward(self, observation_BD, task_B):
+        return observation_BD if observation_BD.sum() > 0 else -observation_BD
+
+
+class ToNumPy(Identity):
+    def forward(self, observation_BD, task_B):
+        return torch.from_numpy(observation_BD.numpy().copy())
+
+
+class Rounded(ActionTransform):
+    def transform(self, action_EA, task_E, is_training):
+        return np.round(action_EA.astype(np.float64), 1)
+
+
+class OwnAct(SAC):
+    def act(self, observation_ED, task_E, mode):
+        return super().act(observation_ED, task_E, mode)
+
+
+@pytest.mark.parametrize(
+    ("options", "transforms", "message"),
+    [
+        ({"encoder": Branching}, [], "because of Branching .*torch.where, or train with another"),
+        ({"encoder": ToNumPy}, [], "because of ToNumPy "),
+        ({}, [Rounded()], "action transform Rounded cannot be exported .*clip and \\*"),
+        ({"kind": OwnAct}, [], "OwnAct has its own act, which is not exported"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_by_name(tmp_path, options, transforms, message):
+    policy = LoadedPolicy(agent(**options))
+    with pytest.raises(ConfigurationError, match=message):
+        export_policy(policy, "torch.export", tmp_path / "new", transforms)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigurationError, match=r"pip install mtrl_lightning\[export\]"):
+        export_policy(LoadedPolicy(agent()), "onnx", tmp_path)
