@@ -134,7 +134,8 @@ def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> No
         if not config:
             _check_no_action_transforms(checkpoint)
         action_transforms = action_transforms_of(config) if config else []
-        policy = load_policy(checkpoint, trust=[*(named_classes(config) if config else ()), *options.trust])
+        trusted = named_classes(config) if config else []
+        policy = load_policy(checkpoint, trust=[*trusted, *options.trust])
     ensure_writable(folder)
     file, comparison = export_policy(policy, options.to, folder, action_transforms)
     origin = Origin(checkpoint, run_folder, config, command)
