@@ -42,7 +42,7 @@ def draw(study: Study, sweep: SweepFile, rows: list[Row], folder: Path) -> Path:
     _draw_coordinates(lower.subplots(), sweep, complete)
     path = folder / PICTURE
     unfinished = path.with_suffix(".unfinished.png")
-    figure.savefig(unfinished, dpi=110)
+    figure.savefig(unfinished, dpi=85)
     unfinished.replace(path)
     return path
 
@@ -149,7 +149,8 @@ def _label_axis(axes: Axes, place: int, parameter: Parameter) -> None:
             textcoords="offset points",
             ha="right",
             va="center",
-            fontsize="x-small",
+            fontsize="small",
+            bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5},
         )
 
 
