@@ -56,9 +56,12 @@ def _draw_history(axes: Axes, sweep: SweepFile, rows: list[Row]) -> None:
         if shown:
             values = [row.value for row in shown]
             axes.plot([row.trial for row in shown], values, marker, label=label)
+    label = "IQM over seeds and tasks, 95 % interval"
     for row in complete:
         if row.low is not None:
-            axes.plot([row.trial] * 2, [row.low, row.high], color="C0", alpha=0.4)
+            axes.plot([row.trial] * 2, [row.low, row.high], color="C1", alpha=0.7, label=label)
+            axes.plot([row.trial], [row.middle], "_", color="C1")
+            label = "_"  # one entry of the legend for all
     if complete:
         best = np.maximum.accumulate if sweep.is_maximized else np.minimum.accumulate
         so_far = best([row.value for row in complete])
