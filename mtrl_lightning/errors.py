@@ -33,6 +33,10 @@ class PolicyFaultError(RuntimeError):
     """The actions of the policy are not finite; no environment is the cause."""
 
 
+class RankLostError(RuntimeError):
+    """Another process that trains the same run has ended, or did not answer."""
+
+
 def import_optional(module: str, package: str) -> ModuleType:
     """Import a module of an optional package.
 
