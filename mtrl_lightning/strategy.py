@@ -106,7 +106,7 @@ def processes_for(options: Mapping[str, Any]) -> Processes:
     )
     strategy = connector.strategy
     is_several = isinstance(strategy, ParallelStrategy)
-    per_node = len(connector.parallel_devices) if is_several else 1
+    per_node = len(strategy.parallel_devices) if is_several else 1
     number = per_node * num_nodes
     _check_launched(number, per_node, num_nodes)
     if not is_several or number == 1:
@@ -122,11 +122,11 @@ def processes_for(options: Mapping[str, Any]) -> Processes:
     if isinstance(environment, LightningEnvironment):
         if num_nodes > 1:
             raise ConfigurationError(
-                f"trainer.num_nodes is {num_nodes}: start the processes with torchrun or srun, which"
-                " connect the nodes, see docs/scale"
+                f"trainer.num_nodes is {num_nodes}: start the processes with torchrun or srun,"
+                " which connect the nodes, see docs/scale"
             )
     elif not dist.is_initialized():
-        _init_dist_connection(environment, backend_for(connector.parallel_devices[0]))
+        _init_dist_connection(environment, backend_for(strategy.parallel_devices[0]))
     distributed.set_local_size(per_node)
     return Processes(given if isinstance(given, Strategy) else RanksStrategy(), number)
 

@@ -33,6 +33,8 @@ BASE = {
     "precision",
     "rendering",
     "threads",
+    "distributed",
+    "rank_states",
 }
 ROOMS = {
     "envs",
@@ -66,10 +68,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "checkpoints",
         "video",
+        "strategy",
     },
+    "strategy": set(),
     "launch": {"callbacks", "algorithms", "replay", "runs", "checkpoints", "quiet"},
-    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
-    "cli": {*ROOMS, "launch", "loading", "quiet", "runs", "__version__"},
+    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay", "strategy"},
+    "cli": {*ROOMS, "launch", "loading", "quiet", "runs", "strategy", "__version__"},
     "__main__": {"cli"},
     "quiet": set(),
     "runs": set(),
@@ -83,14 +87,14 @@ EXCEPTIONS = {
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+USE_TORCH = {"memory", "precision", "threads", "distributed"}
+"""Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
-    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision", "threads"}},
-    "memory": LIGHTNING,
-    "precision": LIGHTNING,
-    "threads": LIGHTNING,
+    **{name: {"torch", *LIGHTNING} for name in BASE - USE_TORCH},
+    **dict.fromkeys(USE_TORCH, LIGHTNING),
 }
 
 

@@ -50,13 +50,14 @@ class MetricsCallback(SessionCallback):
         protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
         versions = {f"version/{name}": importlib.metadata.version(name) for name in PACKAGES}
         rows: list[dict[str, float]] = []
-        for logger in trainer.loggers:
+        loggers = self.session.loggers
+        for logger in loggers:
             logger.log_hyperparams(protocol | versions)
             if isinstance(logger, MetricsCSV):
                 logger.resume_from(env_steps, self._csv_fingerprint)
                 rows = logger.rows()
                 self._csv_logger = logger
-        for logger in trainer.loggers:
+        for logger in loggers:
             if isinstance(logger, WandbLogger):
                 self._wandb_id = logger.version
                 logger.experiment.define_metric("env_steps")
@@ -73,7 +74,8 @@ class MetricsCallback(SessionCallback):
             return
         algorithm = self.session.algorithm
         so_far = algorithm.mean_metrics.state_dict()
-        rollout = self.session.rollout_metrics() | self.session.episode_metrics()
+        windows = self.session.joined_windows()
+        rollout = self.session.rollout_metrics(windows) | self.session.episode_metrics(windows)
         self.session.log(algorithm.drain_metrics() | rollout | self._time())
         if not is_due:
             # a run that is prolonged averages over the whole interval, as if it had not ended
@@ -120,5 +122,5 @@ class MetricsCallback(SessionCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Let the loggers write what they hold: a continued run does not log it again."""
-        for logger in trainer.loggers:
+        for logger in self.session.loggers:
             logger.save()

@@ -59,7 +59,7 @@ class OptionsCallback(SessionCallback):
         self._warn_of_changes()
         if not self._options:
             return
-        for logger in trainer.loggers:
+        for logger in self.session.loggers:
             logger.log_hyperparams(self._options)
             if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 self._show_in_tensorboard(logger)

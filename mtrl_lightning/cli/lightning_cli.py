@@ -18,6 +18,7 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import __version__
@@ -43,20 +44,22 @@ from mtrl_lightning.errors import (
     DivergenceError,
     EnvironmentFaultError,
     PolicyFaultError,
+    RankLostError,
     import_optional,
 )
 from mtrl_lightning.launch import (
     TRAINER,
     Launch,
     fit,
-    slurm_origin,
+    job_origin,
     standard_callbacks,
 )
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.strategy import processes_for
 
-FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
+FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 
 
@@ -87,7 +90,7 @@ class MultiTaskCLI(LightningCLI):
     """
 
     def __init__(self, args: ArgsType = None) -> None:
-        self._origin = slurm_origin(str(sys.argv[1:] if args is None else args))
+        self._origin = job_origin(str(sys.argv[1:] if args is None else args))
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,
@@ -197,6 +200,8 @@ class MultiTaskCLI(LightningCLI):
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
+        trainer_options = vars(config.trainer)
+        self._processes = processes_for(trainer_options)
         self._launch = Launch(
             config.root,
             config.name,
@@ -204,6 +209,7 @@ class MultiTaskCLI(LightningCLI):
             restore_replay=is_fitting and config.replay.restore,
             origin=self._origin if is_fitting else None,
             overwrite_metrics=config.overwrite_metrics,
+            num_processes=self._processes.number,
         )
         if self._launch.checkpoint is not None:
             config.ckpt_path = str(self._launch.checkpoint)
@@ -261,6 +267,8 @@ class MultiTaskCLI(LightningCLI):
         if self._launch.checkpoint is not None:
             name = f"config_from_{self._launch.env_steps:012d}.yaml"
             self.save_config_kwargs["config_filename"] = name
+        if self._processes.number > 1:
+            kwargs["strategy"] = self._processes.strategy
         trainer = super().instantiate_trainer(**kwargs)
         check_trainer(trainer)
         return trainer
@@ -344,7 +352,10 @@ def main(args: ArgsType = None) -> None:
         cause = _own_error(error)
         if cause is None:
             raise
-        _exit(1 if isinstance(cause, FAULTS) else 2, str(cause))
+        code = 1 if isinstance(cause, FAULTS) else 2
+        if getattr(cause, "is_on_all_ranks", False) and rank_zero_only.rank:
+            sys.exit(code)  # the first process says it
+        _exit(code, str(cause))
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:

@@ -26,6 +26,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import Storage, bytes_needed
 
 NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
+FOLDER = re.compile(r"(rank_\d+)?")
 REMEDY = "continue from another checkpoint, or without the replay (--replay.restore false)"
 MEBIBYTE = 1 << 20
 
@@ -268,6 +269,8 @@ def check_manifest(manifest: dict[str, Any]) -> None:
 def _what_is_wrong(manifest: dict[str, Any]) -> str:
     if not all(isinstance(name, str) for name, _, _ in manifest["fields"]):
         return "names no fields"
+    if not FOLDER.fullmatch(manifest.get("folder", "")):
+        return f"names {manifest['folder']!r}, no folder of a process"
     for chunk in manifest["chunks"]:
         if not NAME.fullmatch(chunk["file"]):
             return f"names {chunk['file']!r}, no file of a replay"
