@@ -31,7 +31,7 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import MultiTaskData
@@ -365,5 +365,9 @@ def fit(
             )
         except Interrupted as interrupted:
             requeue(trainer, interrupted)
+            with contextlib.suppress(RankLostError):
+                distributed.total(
+                    0
+                )  # a process that ends first would let Lightning kill the others
             raise
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")

@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning import distributed
+from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.callbacks.off_policy import OffPolicyLoop, check_warmup
 from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
@@ -18,7 +19,7 @@ from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener
-from mtrl_lightning.schedules import UpdateRatio
+from mtrl_lightning.schedules import Every, UpdateRatio
 
 
 class RolloutCallback(Driver):
@@ -53,6 +54,9 @@ class RolloutCallback(Driver):
         action_transforms: change the actions that are sent to the environments, one after another;
             the actions that the policy chose are stored. An evaluation has them too, without noise.
             Chosen by ``class_path``; see ``ActionTransform``.
+        check_every: environment steps between two checks that all processes of a run still have the
+            same weights, statistics and optimizer states; a difference ends the run. One process
+            checks nothing.
         seed: of the environments and the action transforms.
 
     Raises:
@@ -73,6 +77,7 @@ class RolloutCallback(Driver):
         max_restarts: int = 10,
         listeners: list[EpisodeListener] | None = None,
         action_transforms: list[ActionTransform] | None = None,
+        check_every: int = 10_000,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or total_steps < 1:
@@ -103,6 +108,7 @@ class RolloutCallback(Driver):
             "rollout.warmup_updates": warmup_updates or None,
             "rollout.updates_per_step": updates_per_step,
         }
+        self._check = Every(check_every, "rollout.check_every")
         self._envs_per_task = envs_per_task
         self._num_workers = num_workers
         self._window = window
@@ -218,6 +224,16 @@ class RolloutCallback(Driver):
         self.session.stopwatch.stop("update")
         self.hold_back_stop()
         self.loop.after_batch()
+
+    def complete_step(self) -> None:
+        """Do what is due after a vector step whose updates are made.
+
+        Raises:
+            DriftError: if the processes of the run no longer have the same weights.
+        """
+        if self._check(self.session.counters.env_steps):
+            check_equal(self.session.algorithm)
+        super().complete_step()
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""

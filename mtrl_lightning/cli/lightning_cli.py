@@ -18,10 +18,9 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from mtrl_lightning import __version__
+from mtrl_lightning import __version__, distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
@@ -42,6 +41,7 @@ from mtrl_lightning.envs.benchmark import only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
+    DriftError,
     EnvironmentFaultError,
     PolicyFaultError,
     RankLostError,
@@ -59,7 +59,7 @@ from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.strategy import processes_for
 
-FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError, RankLostError)
+FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 
 
@@ -353,7 +353,7 @@ def main(args: ArgsType = None) -> None:
         if cause is None:
             raise
         code = 1 if isinstance(cause, FAULTS) else 2
-        if getattr(cause, "is_on_all_ranks", False) and rank_zero_only.rank:
+        if getattr(cause, "is_on_all_ranks", False) and distributed.rank() > 0:
             sys.exit(code)  # the first process says it
         _exit(code, str(cause))
 

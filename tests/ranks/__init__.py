@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning import networks
+from mtrl_lightning import distributed, networks
 from mtrl_lightning.algorithms import Algorithm, Categorical, MeanReward, Temperature
+from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch
 from tests.algorithms import attach, make_batch, make_ppo, make_sac, make_spec
 from tests.algorithms.test_padding import NAMES as DESCRIBED
@@ -227,3 +230,66 @@ def result_of(
     found |= {f"metric {key}": torch.tensor(value) for key, value in metrics.items()}
     found["skipped"] = torch.tensor(algorithm.counters.skipped_updates)
     return found
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Return the message of the exception that a call raises; empty if it raises none."""
+    try:
+        call()
+    except (RuntimeError, OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def fail_on(rank: int, failing: int) -> None:
+    with distributed.together(OSError, ConfigurationError):
+        if rank == failing:
+            raise OSError("the disk is full")
+
+
+def drifted(rank: int) -> str:
+    """Return what is said when rank 1 alone changes a statistic of its encoder."""
+    algorithm = make_sac(SPEC, encoder=networks.Standardize)
+    attach(algorithm)
+    check_equal(algorithm)
+    if rank == 1:
+        algorithm.encoder.get_buffer("mean_D")[2] += 1e-12
+    return error_of(lambda: check_equal(algorithm))
+
+
+def missing_gradients(rank: int) -> list[float | None]:
+    """Average gradients of which rank 0 has the first, rank 1 the second, and none the third."""
+    parameters = [nn.Parameter(torch.zeros(())) for _ in range(3)]
+    if rank < 2:
+        parameters[rank].grad = torch.tensor(4.0)
+    distributed.average_gradients(parameters)
+    return [None if p.grad is None else p.grad.item() for p in parameters]
+
+
+def moments_of_parts(rank: int) -> dict[str, Tensor]:
+    """Add rows 0 to 9 to the moments, of which rank 0 has the first 7 and rank 1 the others."""
+    moments = RunningMoments(2, (3,))
+    rows = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    task = np.array([0] * 5 + [1] * 2 + [0] * 3)
+    own = slice(0, 7) if rank == 0 else slice(7, 10)
+    if rank < 2:
+        moments.add(rows[own], task[own])
+    else:
+        moments.add(rows[:0], task[:0])
+    return moments.state_dict()
+
+
+def probes(rank: int) -> dict[str, Any]:
+    """Return what a rank sees of several exchanges."""
+    return {
+        "fails on 0": error_of(lambda: fail_on(rank, 0)),
+        "fails on 1": error_of(lambda: fail_on(rank, 1)),
+        "fails nowhere": error_of(lambda: fail_on(rank, 99)),
+        "drifted": drifted(rank),
+        "other options": error_of(lambda: check_started_alike({"a": 1, "b": rank})),
+        "missing gradients": missing_gradients(rank),
+        "moments": moments_of_parts(rank),
+        "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
+        "total": distributed.total(rank + 1),
+        "seed": distributed.seed_of_rank(5),
+    }
