@@ -19,8 +19,8 @@ from tests.test_exact_continuation import assert_same
 TOLERANCE = {"sac nash_mtl": 1e-8}
 """Largest relative deviation; Nash-MTL's solver stops where rounding decides."""
 OF_FOUR = ("sac pcgrad", "sac famo", "multi_head mean", "ppo")
-LIMIT = 200
-"""Seconds for all updates."""
+LIMIT = 300
+"""Seconds that processes may take."""
 
 
 @pytest.fixture
@@ -187,7 +187,12 @@ def test_small_exchanges(pair):
 
 # ---- runs ----
 
-TWO = ["--trainer.devices=2", "--rollout.envs_per_task=2", "--rollout.check_every=100"]
+TWO = [
+    "--trainer.devices=2",
+    "--rollout.envs_per_task=2",
+    "--rollout.check_every=50",
+    "--rollout.warmup_steps=60",
+]
 
 
 def finish(process):
@@ -197,22 +202,22 @@ def finish(process):
 
 
 def test_a_run_of_two_ranks_continued_in_mid_episode_is_the_uninterrupted_one(command_line):
-    options = [*TWO, "--metrics.every=100", "--data.capacity=300"]
+    options = [*TWO, "--metrics.every=30", "--data.capacity=120", "--evaluation.every=60"]
     options += ["--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation"]
     options += ["--model.init_args.encoder=mtrl_lightning.networks.Standardize"]
-    whole = command_line.process("fit", *options, "--name=whole", "--rollout.total_steps=924")
+    whole = command_line.process("fit", *options, "--name=whole", "--rollout.total_steps=180")
     output = finish(whole)
     assert "Each of 2 processes: Stepping 3 environments of 3 tasks" in output
     assert "Each of 2 processes: 48 of the 96 transitions of a batch" in output
-    finish(command_line.process("fit", *options, "--name=parts", "--rollout.total_steps=612"))
+    finish(command_line.process("fit", *options, "--name=parts", "--rollout.total_steps=132"))
     folder = command_line.folder("parts")
     assert sorted(path.name for path in (folder / "replay").iterdir()) == ["rank_0", "rank_1"]
     saved = load_checkpoint(folder / "checkpoints" / "last.ckpt")
-    assert saved["mtrl_lightning"]["counters"]["env_steps"] == 612
-    assert saved["ranks"][1]["collector"]["running"]["length"] == [612 // 6 % 20] * 3
+    assert saved["mtrl_lightning"]["counters"]["env_steps"] == 132
+    assert saved["ranks"][1]["collector"]["running"]["length"] == [132 // 6 % 20] * 3
     finish(
         command_line.process(
-            "fit", *options, "--name=parts", "--rollout.total_steps=924", "--ckpt_path=last"
+            "fit", *options, "--name=parts", "--rollout.total_steps=180", "--ckpt_path=last"
         )
     )
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
@@ -235,8 +240,8 @@ def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(command_
         "--data.benchmark=tests.ranks.still.Still",
         "--model=tests.ranks.still.Steady",
         "--rollout.envs_per_task=2",
-        "--rollout.warmup_steps=60",
-        "--rollout.total_steps=180",
+        "--rollout.warmup_steps=30",
+        "--rollout.total_steps=150",
         "--model.init_args.actor_gradient=mtrl_lightning.gradients.CAGrad",
         "--model.init_args.critic_gradient=mtrl_lightning.gradients.PCGrad",
         "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
@@ -248,7 +253,7 @@ def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(command_
         finish(command_line.process("fit", *options, *more))
         folder = command_line.folder(name)
         ends.append(load_checkpoint(folder / "checkpoints" / "last.ckpt"))
-        assert [row["env_steps"] for row in command_line.rows(name)][-1] == "180"
+        assert [row["env_steps"] for row in command_line.rows(name)][-1] == "150"
     assert ends[0]["mtrl_lightning"]["counters"] == ends[1]["mtrl_lightning"]["counters"]
     assert ends[0]["mtrl_lightning"]["counters"]["updates"] >= 20
     for name, value in ends[0]["state_dict"].items():
