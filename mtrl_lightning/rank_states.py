@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtrl_lightning.errors import ConfigurationError
-
 RANKS = "ranks"
 """Where a checkpoint of several ranks has the list of their parts."""
 DATA = "MultiTaskData"
@@ -55,22 +53,14 @@ def parts_of(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def state_for(checkpoint: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-    """Return the checkpoint as one of several ranks made it.
+    """Return the checkpoint as one of its ranks made it.
 
     Args:
         checkpoint: what was read.
         rank: which rank.
-        size: number of ranks of this run.
-
-    Raises:
-        ConfigurationError: if it was made by another number of ranks.
+        size: number of its ranks.
     """
-    number = len(checkpoint.get(RANKS, [None]))
-    if number != size:
-        raise ConfigurationError(
-            f"the checkpoint is of {number} processes and this run has {size}: continue with"
-            f" trainer.devices and num_nodes that give {number} processes"
-        )
+    assert len(checkpoint.get(RANKS, [None])) == size
     return with_part(checkpoint, checkpoint[RANKS][rank]) if RANKS in checkpoint else checkpoint
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,24 +14,28 @@ import torch
 
 from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.callbacks.resharding import reshard
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.rank_states import own_part
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.storage import RingStorage
+from mtrl_lightning.schema import transition_fields
 from tests.conftest import ROOT
-from tests.ranks import CASES, moments_of_parts, result_of, use_float64
+from tests.ranks import CASES, float64, moments_of_parts, result_of
+from tests.ranks.runs import BOTH, CONTINUED, RUNS, STILL
 from tests.test_exact_continuation import assert_same
 
 TOLERANCE = {"sac nash_mtl": 1e-8}
 """Largest relative deviation; Nash-MTL's solver stops where rounding decides."""
 OF_FOUR = ("sac pcgrad", "sac famo", "multi_head mean", "ppo")
-LIMIT = 300
-"""Seconds that processes may take."""
+LIMIT = 1500
+"""Seconds that processes may take on busy cores; half a minute on free ones."""
 
 
 @pytest.fixture
-def float64() -> Iterator[None]:
-    single = torch.Tensor.float
-    use_float64()
-    yield
-    torch.Tensor.float = single
-    torch.set_default_dtype(torch.float32)
+def double() -> Iterator[None]:
+    with float64():
+        yield
 
 
 class Ranks:
@@ -76,6 +82,13 @@ class Ranks:
     def probes(self, name):
         return [saved["probes"][name] for saved in self.saved]
 
+    def runs(self, name):
+        return [saved["runs"][name] for saved in self.saved]
+
+    def run_folder(self, name):
+        assert self.saved
+        return self._folder / "runs" / name / "version_0"
+
     def close(self):
         for process in self._processes:
             process.kill()
@@ -83,8 +96,6 @@ class Ranks:
 
 
 def free_port():
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -124,12 +135,12 @@ def assert_equal_to_one(results, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_make_the_updates_of_one_process_with_the_joined_batch(pair, float64, name):
+def test_two_ranks_make_the_updates_of_one_process_with_the_joined_batch(pair, double, name):
     assert_equal_to_one(pair.results(name), name)
 
 
 @pytest.mark.parametrize("name", OF_FOUR)
-def test_four_ranks_do_so_too(four, float64, name):
+def test_four_ranks_do_so_too(four, double, name):
     assert_equal_to_one(four.results(name), name)
 
 
@@ -137,7 +148,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(pair):
     assert [int(result["skipped"]) for result in pair.results("skipped step")] == [1, 1]
 
 
-def test_the_cases_repair_and_stop_early(float64):
+def test_the_cases_repair_and_stop_early(double):
     """What they are there for happens in them: otherwise they would show nothing."""
     table = {name: result_of(name) for name in ("paco repairs", "ppo standardize pcgrad")}
     weight_KT = table["paco repairs"]["actor.composition.weight"]
@@ -167,7 +178,7 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zero(pair):
     assert pair.probes("missing gradients") == [[2.0, 2.0, None]] * 2
 
 
-def test_moments_of_unequal_parts_are_those_of_their_union(pair, float64):
+def test_moments_of_unequal_parts_are_those_of_their_union(pair, double):
     joined = RunningMoments(2, (3,))
     parts = [moments_of_parts(rank) for rank in range(2)]
     assert [int(part["count"].sum()) for part in parts] == [7, 3]
@@ -185,102 +196,167 @@ def test_small_exchanges(pair):
     assert one == 5 and other != 5
 
 
-# ---- runs ----
-
-TWO = [
-    "--trainer.devices=2",
-    "--rollout.envs_per_task=2",
-    "--rollout.check_every=50",
-    "--rollout.warmup_steps=60",
-]
+# ---- runs of the command line, as torchrun starts it ----
 
 
-def finish(process):
-    output, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == 0, output
-    return output
+def last_checkpoint(ranks, name):
+    return load_checkpoint(ranks.run_folder(name) / "checkpoints" / "last.ckpt")
 
 
-def test_a_run_of_two_ranks_continued_in_mid_episode_is_the_uninterrupted_one(command_line):
-    options = [*TWO, "--metrics.every=30", "--data.capacity=120", "--evaluation.every=60"]
-    options += ["--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation"]
-    options += ["--model.init_args.encoder=mtrl_lightning.networks.Standardize"]
-    whole = command_line.process("fit", *options, "--name=whole", "--rollout.total_steps=180")
-    output = finish(whole)
-    assert "Each of 2 processes: Stepping 3 environments of 3 tasks" in output
-    assert "Each of 2 processes: 48 of the 96 transitions of a batch" in output
-    finish(command_line.process("fit", *options, "--name=parts", "--rollout.total_steps=132"))
-    folder = command_line.folder("parts")
-    assert sorted(path.name for path in (folder / "replay").iterdir()) == ["rank_0", "rank_1"]
-    saved = load_checkpoint(folder / "checkpoints" / "last.ckpt")
-    assert saved["mtrl_lightning"]["counters"]["env_steps"] == 132
-    assert saved["ranks"][1]["collector"]["running"]["length"] == [132 // 6 % 20] * 3
-    finish(
-        command_line.process(
-            "fit", *options, "--name=parts", "--rollout.total_steps=180", "--ckpt_path=last"
-        )
-    )
-    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
-    ends = [
-        load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")
-        for name in ("whole", "parts")
-    ]
-    for end in ends:
-        del end["callbacks"]["checkpoint"]
-        for part in [end["MultiTaskData"], *(part["data"] for part in end["ranks"])]:
-            del part["replay"]["chunks"]
-    assert_same(*ends)
-    draws = [part["algorithm"]["generators"]["used"]["act"]["state"] for part in ends[0]["ranks"]]
-    assert not torch.equal(*draws)
-
-
-def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(command_line):
-    """Every transition of a task is the same one, so that draws do not matter."""
-    options = [
-        "--data.benchmark=tests.ranks.still.Still",
-        "--model=tests.ranks.still.Steady",
-        "--rollout.envs_per_task=2",
-        "--rollout.warmup_steps=30",
-        "--rollout.total_steps=150",
-        "--model.init_args.actor_gradient=mtrl_lightning.gradients.CAGrad",
-        "--model.init_args.critic_gradient=mtrl_lightning.gradients.PCGrad",
-        "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
-    ]
-    ends = []
-    for number in (1, 2):
-        name = f"of_{number}"
-        more = [f"--name={name}", f"--trainer.devices={number}"]
-        finish(command_line.process("fit", *options, *more))
-        folder = command_line.folder(name)
-        ends.append(load_checkpoint(folder / "checkpoints" / "last.ckpt"))
-        assert [row["env_steps"] for row in command_line.rows(name)][-1] == "150"
-    assert ends[0]["mtrl_lightning"]["counters"] == ends[1]["mtrl_lightning"]["counters"]
-    assert ends[0]["mtrl_lightning"]["counters"]["updates"] >= 20
-    for name, value in ends[0]["state_dict"].items():
-        if isinstance(value, torch.Tensor) and value.numel():
-            assert deviation(ends[1]["state_dict"][name], value) < 1e-5, name
-    rows = [command_line.rows(name)[-1] for name in ("of_1", "of_2")]
-    for metric in ("eval/return/still-1", "rollout/return", "rollout/episodes", "train/q"):
-        assert float(rows[1][metric] or 0) == pytest.approx(float(rows[0][metric] or 0), rel=1e-4)
+def run_rows(ranks, name):
+    with (ranks.run_folder(name) / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize(
-    ("message", "options"),
+    ("whole", "parts", "steps"), [("whole", "parts", 180), ("ppo_whole", "ppo_parts", 120)]
+)
+def test_a_continued_run_of_two_ranks_is_the_uninterrupted_one(pair, whole, parts, steps):
+    for name, (run, _) in RUNS.items():
+        if run in (whole, parts):
+            for ended in pair.runs(name):
+                assert ended["code"] == 0, ended["printed"]
+    ends = [last_checkpoint(pair, name) for name in (whole, parts)]
+    assert ends[0]["mtrl_lightning"]["counters"]["env_steps"] == steps
+    for end in ends:
+        del end["callbacks"]["checkpoint"]
+        for part in [end["MultiTaskData"], *(part["data"] for part in end["ranks"])]:
+            if "replay" in part:
+                del part["replay"]["chunks"]
+    assert_same(*ends)
+    draws = [part["algorithm"]["generators"]["used"]["act"]["state"] for part in ends[0]["ranks"]]
+    assert not torch.equal(*draws), "ranks explore differently"
+    assert [path.name for path in pair.run_folder(parts).parent.iterdir()] == ["version_0"]
+    rows = [
+        [
+            {k: v for k, v in row.items() if not k.startswith("time/")}
+            for row in run_rows(pair, name)
+        ]
+        for name in (whole, parts)
+    ]
+    # the end of the first part is a row of its own
+    scheduled = [[row for row in of_run if row["env_steps"] != "132"] for of_run in rows]
+    assert scheduled[0] == scheduled[1]
+
+
+def test_what_a_run_of_two_ranks_prints_and_writes(pair):
+    first, second = (ended["printed"] for ended in pair.runs("whole"))
+    assert "Each of 2 processes: Stepping 3 environments of 3 tasks" in first
+    assert "Each of 2 processes: 48 of the 96 transitions of a batch" in first
+    assert "average" in first and "average" not in second
+    folder = pair.run_folder("parts")
+    assert sorted(path.name for path in (folder / "replay").iterdir()) == ["rank_0", "rank_1"]
+    saved = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    assert saved["ranks"][1]["collector"]["running"]["length"] == [180 // 6 % 20] * 3
+
+
+def test_two_ranks_continue_as_one(pair, command_line):
+    root = pair.run_folder("parts").parent.parent
+    options = ["--trainer.devices=1", "--rollout.total_steps=240", "--ckpt_path=last"]
+    with pytest.warns(UserWarning, match="the checkpoint is of 2 processes and this run has 1"):
+        command_line("fit", *CONTINUED, *options, f"--root={root}", "--name=parts")
+    one = last_checkpoint(pair, "parts")
+    collector = one["callbacks"]["rollout"]["collector"]
+    assert one["mtrl_lightning"]["counters"]["env_steps"] == 240
+    assert collector["running"]["length"] == [240 // 6 % 20] * 6
+    assert collector["windows"]["counts"] == [4] * 3
+    assert one["MultiTaskData"]["replay"]["added"] == [40] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
     [
-        ("rollout.envs_per_task is 3 for 2 processes", ["--rollout.envs_per_task=3"]),
-        (
-            "data.batch_size 99 cannot be shared out equally among 2 processes and 3 tasks:"
-            " give 96 or 102",
-            ["--rollout.envs_per_task=2", "--data.batch_size=99"],
-        ),
+        ("three copies", "rollout.envs_per_task is 3 for 2 processes"),
+        ("odd batch", "99 cannot be shared out equally among 2 processes and 3 tasks: give 96 or"),
+        ("fewer devices", "torchrun has started 2 processes, and trainer.devices 1 times"),
     ],
 )
-def test_what_does_not_divide_is_refused_once_with_the_nearest_numbers(
-    command_line, message, options
+def test_what_does_not_divide_is_refused_with_the_nearest_numbers(pair, name, message):
+    first, second = pair.runs(name)
+    assert first["code"] == second["code"] == 2
+    assert message in first["printed"]
+    if name != "fewer devices":  # which is found before the processes are connected
+        assert message not in second["printed"], "one of them says it"
+    assert not list((pair.run_folder("whole").parent.parent).glob("refused/*"))
+
+
+def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_ranks(
+    command_line,
 ):
-    process = command_line.process("fit", *options, "--trainer.devices=2")
+    command_line(
+        "fit",
+        "--rollout.envs_per_task=4",
+        "--rollout.warmup_steps=60",
+        "--rollout.total_steps=132",
+        "--data.batch_size=48",
+        "--data.capacity=72",
+        "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
+        "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
+    )
+    folder = command_line.folder()
+    whole = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    for path in ([2], [4], [2, 4], [4, 2]):
+        found = whole
+        for size in path:
+            with pytest.warns(UserWarning, match=f"this run has {size}"):
+                parts = [own_part(reshard(found, rank, size)) for rank in range(size)]
+            for part in parts:  # what a rank would save
+                part["data"] = {"replay": None, "buffer": part["data"]["buffer"]}
+            found = {**whole, "ranks": parts}
+        with pytest.warns(UserWarning, match="this run has 1"):
+            back = reshard(found, 0, 1)
+        former, now = (one["callbacks"]["rollout"]["collector"] for one in (whole, back))
+        for name in ("tasks", "running", "observation", "envs"):
+            assert_same(former[name], now[name])
+        assert former["windows"]["counts"] == now["windows"]["counts"]
+        for one, other in zip(former["windows"]["windows"], now["windows"]["windows"], strict=True):
+            assert sorted(map(repr, one)) == sorted(map(repr, other))
+        assert_same(whole["mtrl_lightning"], back["mtrl_lightning"])
+        assert_same(whole["state_dict"], back["state_dict"])
+
+    snapshots = ReplaySnapshots(folder / "replay")
+    fields = transition_fields(ToyReach().spec)
+    manifest = whole["MultiTaskData"]["replay"]
+    joined = RingStorage(fields, 12, manifest["capacity"])
+    snapshots.load(manifest, joined)
+    rings = set()
+    for rank in range(2):
+        data = reshard(whole, rank, 2)["MultiTaskData"]
+        (moved,) = data["replay"]["moved"]
+        own = RingStorage(fields, 6, manifest["capacity"])
+        ReplaySnapshots(folder / "replay").load_rings(moved["manifest"], own, moved["rings"])
+        for old, new in moved["rings"]:
+            assert own.added_E[new] == joined.added_E[old] == 11
+            rows = [
+                storage.take(*storage.numbers(ring, 5, 11))
+                for storage, ring in ((joined, old), (own, new))
+            ]
+            assert_same(*rows)
+            rings.add(old)
+    assert rings == set(range(12))
+
+
+def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(pair, command_line):
+    command_line("fit", *STILL, "--name=of_1")
+    one = load_checkpoint(command_line.folder("of_1") / "checkpoints" / "last.ckpt")
+    two = last_checkpoint(pair, "still")
+    assert one["mtrl_lightning"]["counters"] == two["mtrl_lightning"]["counters"]
+    assert one["mtrl_lightning"]["counters"]["updates"] >= 20
+    for name, value in one["state_dict"].items():
+        if isinstance(value, torch.Tensor) and value.numel():
+            assert deviation(two["state_dict"][name], value) < 1e-5, name
+    rows = [command_line.rows("of_1")[-1], run_rows(pair, "still")[-1]]
+    for metric in ("env_steps", "rollout/return", "rollout/episodes", "train/q"):
+        assert float(rows[1][metric] or 0) == pytest.approx(float(rows[0][metric] or 0), rel=1e-4)
+
+
+def test_lightning_starts_the_other_process_itself(command_line):
+    options = [*BOTH, "--rollout.warmup_steps=30", "--rollout.total_steps=60"]
+    process = command_line.process("fit", *options)
     output, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == 2
-    assert output.count(message) == 1, output
-    assert "Traceback" not in output
-    assert not command_line.root.exists() or not list(command_line.root.rglob("version_*"))
+    assert process.returncode == 0, output
+    folder = command_line.folder()
+    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    saved = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    assert len(saved["ranks"]) == 2
+    assert saved["mtrl_lightning"]["counters"]["env_steps"] == 60

@@ -13,9 +13,10 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning import distributed
+from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import manifests_of, state_for
+from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import replay_folder
 from mtrl_lightning.replay.snapshot import check_manifest
@@ -45,13 +46,13 @@ class DurableIO(TorchCheckpointIO):
             os.fsync(file.fileno())
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint as this process made it.
+        """Read a checkpoint as this process made it, or would have made it.
 
         Raises:
-            ConfigurationError: if it was made by another number of processes.
+            ConfigurationError: if it is of another number of processes and cannot be shared out.
         """
         checkpoint = super().load_checkpoint(path, *args, **options)
-        return state_for(checkpoint, distributed.rank(), distributed.world_size())
+        return reshard(checkpoint, distributed.rank(), distributed.world_size())
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:

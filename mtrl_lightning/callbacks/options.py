@@ -73,7 +73,7 @@ class OptionsCallback(SessionCallback):
         self._warn_of_changes()
         if not self._options:
             return
-        for logger in self.session.loggers:
+        for logger in trainer.loggers:
             logger.log_hyperparams(self._options)
             if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 self._show_in_tensorboard(logger)

@@ -110,10 +110,16 @@ class ReplayCallback(SessionCallback):
                 " and the run is not the uninterrupted one"
             )
             return
-        run_folder = Path(trainer.ckpt_path).resolve().parent.parent
-        source = replay_folder(run_folder) / data.manifest.get("folder", "")
+        folder = replay_folder(Path(trainer.ckpt_path).resolve().parent.parent)
+        source = folder / data.manifest.get("folder", "")
         snapshots = self._snapshots_in(source)
         storage = self.session.replay.storage
+        if "moved" in data.manifest:  # of a run with another number of processes
+            with distributed.together(ConfigurationError):
+                for part in data.manifest["moved"]:
+                    former = self._snapshots_in(folder / part["manifest"].get("folder", ""))
+                    former.load_rings(part["manifest"], storage, part["rings"])
+            return
         with distributed.together(ConfigurationError):
             snapshots.load(data.manifest, storage)
         if source == self._snapshots.folder.resolve():
@@ -169,6 +175,20 @@ class ReplayCallback(SessionCallback):
     def prune(self, manifests: list[dict[str, Any]]) -> None:
         """Delete the files that none of the checkpoints needs."""
         self._snapshots.prune(manifests)
+        if distributed.rank() == 0:
+            self._prune_former(manifests)
+
+    def _prune_former(self, manifests: list[dict[str, Any]]) -> None:
+        """Delete what processes wrote that this run no longer has, once it is not needed."""
+        root = replay_folder(self.session.folder)
+        size = distributed.world_size()
+        present = {"rank_" + str(rank) for rank in range(size)} if size > 1 else {""}
+        for folder in (root, *root.glob("rank_*")):
+            if ("" if folder == root else folder.name) not in present:
+                self._snapshots_in(folder).prune(manifests)
+                if folder != root:
+                    with contextlib.suppress(OSError):  # only if nothing is in it
+                        folder.rmdir()
 
     def _write_ahead(self, env_steps: int) -> None:
         if self._has_failed:

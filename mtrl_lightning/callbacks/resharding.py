@@ -1,7 +1,7 @@
 """Continue a run with another number of processes than its checkpoint has.
 
-The list of all environments is the same for any number of processes. Each environment moves, with its
-episode under way and its ring of the replay, to the process that now steps it.
+The list of all environments is the same for any number of processes. Each environment moves, with
+its episode under way and its ring of the replay, to the process that now steps it.
 
 Shapes: ``E`` environments, of all processes or of one.
 """
@@ -47,9 +47,9 @@ def reshard(checkpoint: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     if len(parts) == size:
         return state_for(checkpoint, rank, size)
     rank_zero_warn(
-        f"the checkpoint is of {len(parts)} processes and this run has {size}: networks, optimizers,"
-        " counters, environments in mid-episode and the replay are those of the checkpoint, and"
-        " what is drawn from here on differs. It is not the uninterrupted run"
+        f"the checkpoint is of {len(parts)} processes and this run has {size}: networks,"
+        " optimizers, counters, environments in mid-episode and the replay are those of the"
+        " checkpoint, and what is drawn from here on differs. It is not the uninterrupted run"
     )
     origins = origins_of(parts[0]["collector"]["tasks"], len(parts), rank, size)
     part = {

@@ -143,8 +143,9 @@ class ReplayBuffer:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator."""
-        self._generator.set_state(state["generator"])
+        """Restore the generator; a process that was not there before has none to restore."""
+        if "generator" in state:
+            self._generator.set_state(state["generator"])
 
 
 def batch_of(rows: Mapping[str, Tensor], task_B: Tensor) -> TransitionBatch:

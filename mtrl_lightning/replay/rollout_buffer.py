@@ -207,7 +207,8 @@ class RolloutBuffer:
                 minibatches, or with other environments.
         """
         valid_SE = state["valid"].numpy()
-        self._generator.set_state(state["generator"])
+        if "generator" in state:  # a process that was not there before has none to restore
+            self._generator.set_state(state["generator"])
         self.clear()
         if len(valid_SE) == 0:
             return

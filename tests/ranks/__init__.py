@@ -6,7 +6,8 @@ Run as ``python -m tests.ranks RANK N PORT FOLDER`` it makes the updates of ever
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -120,10 +121,17 @@ PPO_CASES: dict[str, Callable[[], Algorithm]] = {
 CASES = {**SAC_CASES, **PPO_CASES}
 
 
-def use_float64() -> None:
+@contextmanager
+def float64() -> Iterator[None]:
     """Compute in double precision, also where the algorithms ask for single precision."""
+    single = torch.Tensor.float
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.float = single  # type: ignore[method-assign]
+        torch.set_default_dtype(torch.float32)
 
 
 def share(rows_B: Tensor, num_tasks: int, rank: int, size: int) -> Tensor:
