@@ -24,10 +24,15 @@ CONTINUED = [
 STILL = [
     "--data.benchmark=tests.ranks.still.Still",
     "--model=tests.ranks.still.Steady",
+    *(
+        f"--model.init_args.{part}={{class_path: mtrl_lightning.networks.MLP,"
+        " init_args: {width: 16, depth: 2}}"
+        for part in ("actor", "critic")
+    ),
     "--rollout.envs_per_task=2",
     "--rollout.warmup_steps=30",
     "--rollout.total_steps=150",
-    "--model.init_args.actor_gradient=mtrl_lightning.gradients.CAGrad",
+    "--model.init_args.actor_gradient=mtrl_lightning.gradients.PCGrad",
     "--model.init_args.critic_gradient=mtrl_lightning.gradients.PCGrad",
     "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
 ]
