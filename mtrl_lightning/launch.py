@@ -191,24 +191,26 @@ class Launch:
             ConfigurationError: if another process trains in it, it cannot be written, or rows of
                 ``metrics.csv`` would be lost.
         """
-        if not self._is_first:
-            with quiet():
-                yield
-            return
         try:
-            ensure_writable(self.folder)
-            with quiet(), run_lock(self.folder), self._known_to_children():
-                self._check_metrics()
+            with contextlib.ExitStack() as held:
+                held.enter_context(quiet())
+                with distributed.together(ConfigurationError):
+                    if self._is_first:
+                        ensure_writable(self.folder)
+                        held.enter_context(run_lock(self.folder))
+                        self._check_metrics()
+                held.enter_context(self._known_to_children())
                 yield
         except BaseException:
-            if self.checkpoint is None:
+            if self._is_first and self.checkpoint is None:
                 self._discard()
             raise
 
     @contextlib.contextmanager
     def _known_to_children(self) -> Iterator[None]:
         """Let processes that Lightning starts know where the run's files are."""
-        if self._num_processes == 1 or distributed.world_size() > 1:
+        is_parent = self._is_first and distributed.world_size() == 1
+        if self._num_processes == 1 or not is_parent:
             yield
             return
         os.environ[PLACE_VARIABLE] = json.dumps(self._place())

@@ -7,6 +7,7 @@ rank 0, and in a list for all ranks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,12 +39,14 @@ def with_part(checkpoint: dict[str, Any], part: Mapping[str, Any]) -> dict[str, 
     """Return a checkpoint as the rank with this part would have made it."""
     callbacks = checkpoint["callbacks"]
     rollout = {**callbacks[ROLLOUT], "collector": part["collector"]}
+    state_dict = copy.copy(checkpoint["state_dict"])  # of the same class, with the versions in it
+    state_dict.update(part["extra_states"])
     return {
         **checkpoint,
         "callbacks": {**callbacks, ROLLOUT: rollout},
         DATA: part["data"],
         "mtrl_lightning": {**checkpoint["mtrl_lightning"], **part["algorithm"]},
-        "state_dict": {**checkpoint["state_dict"], **part["extra_states"]},
+        "state_dict": state_dict,
     }
 
 

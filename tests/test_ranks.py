@@ -16,10 +16,13 @@ from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.launch import job_origin
 from mtrl_lightning.rank_states import own_part
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.strategy import RanksStrategy, processes_for
 from tests.conftest import ROOT
 from tests.ranks import CASES, float64, moments_of_parts, result_of
 from tests.ranks.runs import BOTH, CONTINUED, RUNS, STILL
@@ -219,7 +222,8 @@ def test_a_continued_run_of_two_ranks_is_the_uninterrupted_one(pair, whole, part
     ends = [last_checkpoint(pair, name) for name in (whole, parts)]
     assert ends[0]["mtrl_lightning"]["counters"]["env_steps"] == steps
     for end in ends:
-        del end["callbacks"]["checkpoint"], end["callbacks"]["metrics"]["metrics_csv"]
+        del end["origin"], end["callbacks"]["checkpoint"]
+        del end["callbacks"]["metrics"]["metrics_csv"]
         for part in [end["MultiTaskData"], *(part["data"] for part in end["ranks"])]:
             if "replay" in part:
                 del part["replay"]["chunks"]
@@ -360,3 +364,64 @@ def test_lightning_starts_the_other_process_itself(command_line):
     saved = load_checkpoint(folder / "checkpoints" / "last.ckpt")
     assert len(saved["ranks"]) == 2
     assert saved["mtrl_lightning"]["counters"]["env_steps"] == 60
+
+
+# ---- who starts the processes ----
+
+
+def test_one_process_keeps_lightnings_strategy():
+    assert processes_for({"accelerator": "cpu", "devices": 1}) == ("auto", 1)
+    assert processes_for({"accelerator": "cpu"}) == ("auto", 1)
+
+
+def test_several_processes_get_the_strategy_that_leaves_the_module_alone():
+    strategy, number = processes_for({"accelerator": "cpu", "devices": 3})
+    assert type(strategy) is RanksStrategy and number == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        ({"devices": 2, "strategy": "ddp"}, {}, "trainer.strategy is ddp: leave it out"),
+        ({"num_nodes": 2}, {}, "trainer.num_nodes is 2: start the processes with torchrun"),
+        (
+            {"devices": 1},
+            {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+            "torchrun has started 4 processes, .* give --trainer.devices 2 --trainer.num_nodes 2",
+        ),
+        (
+            {"devices": 4},
+            {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"},
+            "srun has started 2 processes, .* give --trainer.devices 2 --trainer.num_nodes 1",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_remedy(monkeypatch, options, environment, message):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=message):
+        processes_for({"accelerator": "cpu", **options})
+
+
+def test_a_command_that_torchrun_starts_again_finds_its_own_checkpoints(monkeypatch):
+    assert job_origin("fit") is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    unnamed = job_origin("fit")
+    assert str(os.getppid()) in unnamed["job"], "another torchrun is another job"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
+    assert job_origin("fit") == {"job": "tuesday", "command": "fit"}
+
+
+def test_a_job_of_torchrun_continues_only_when_it_is_started_again(command_line, monkeypatch):
+    """As one process, which ``torchrun --nproc-per-node 1`` starts."""
+    for name, value in {"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    command_line("fit")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    command_line("fit")
+    folders = list(command_line.folder().parent.iterdir())
+    assert [path.name for path in folders] == ["version_0"]
+    assert (folders[0] / "config_from_000000000900.yaml").exists()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    command_line("fit")
+    assert len(list(command_line.folder().parent.iterdir())) == 2

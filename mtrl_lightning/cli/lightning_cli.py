@@ -366,5 +366,6 @@ def _own_error(error: BaseException | None) -> BaseException | None:
 
 
 def _exit(code: int, message: str) -> NoReturn:
-    print(f"\nerror: {message}", file=sys.stderr)
+    whose = f" of rank {distributed.rank()}" if distributed.rank() > 0 else ""
+    print(f"\nerror{whose}: {message}", file=sys.stderr)
     sys.exit(code)
