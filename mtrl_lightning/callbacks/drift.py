@@ -69,7 +69,7 @@ def _equal_tensors(algorithm: Algorithm) -> Iterator[tuple[str, Tensor]]:
 
 def _checksum(tensor: Tensor) -> int:
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(content.numpy())
+    return zlib.crc32(content.numpy().data)
 
 
 def check_started_alike(options: Mapping[str, Any]) -> None:

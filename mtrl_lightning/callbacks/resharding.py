@@ -92,7 +92,7 @@ def origins_of(tasks: Sequence[int], former_size: int, rank: int, size: int) -> 
     return origins
 
 
-def _picked(lists: Sequence[Sequence[Any]], origins: Sequence[_Origin]) -> list[Any]:
+def _picked(lists: Sequence[Any], origins: Sequence[_Origin]) -> list[Any]:
     return [lists[origin.rank][origin.env] for origin in origins]
 
 
