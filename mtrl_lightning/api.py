@@ -37,6 +37,7 @@ from mtrl_lightning.replay.datamodule import (
 )
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
+from mtrl_lightning.strategy import processes_for
 from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
@@ -67,7 +68,15 @@ RESERVED = {
     "evaluation": ("every", "num_episodes"),
     "metrics": ("every",),
     "checkpoint": ("every",),
-    "trainer": ("default_root_dir", "logger", "callbacks", "accelerator", "devices", "precision"),
+    "trainer": (
+        "default_root_dir",
+        "logger",
+        "callbacks",
+        "accelerator",
+        "devices",
+        "precision",
+        "strategy",
+    ),
 }
 """Options that ``train`` takes as arguments of its own, or sets."""
 
@@ -159,6 +168,7 @@ def train(
     loggers: Sequence[Logger] = (),
     progress_bar: bool = True,
     accelerator: str = "auto",
+    devices: int = 1,
     precision: str = "32-true",
     overwrite_metrics: bool = False,
     **sections: dict[str, Any],
@@ -191,6 +201,10 @@ def train(
         loggers: loggers beside ``metrics.csv``.
         progress_bar: whether a progress bar is shown.
         accelerator: as Lightning's ``Trainer`` takes it.
+        devices: processes on this machine, each with its own device and its share of environments,
+            replay and batch. Lightning starts the script again for each of them; ``torchrun`` and
+            ``srun`` start them all themselves, also on several machines
+            (``trainer={"num_nodes": 2}``).
         precision: ``32-true`` or ``bf16-mixed``.
         overwrite_metrics: whether the run may continue from an older checkpoint than its last one,
             which deletes the later rows of ``metrics.csv``.
@@ -221,6 +235,8 @@ def train(
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = restart_origin(f"{sys.argv} {name}")
+    asked_for = {"accelerator": accelerator, "devices": devices, **given["trainer"]}
+    processes = processes_for(asked_for)
     launch = Launch(
         root,
         name,
@@ -228,6 +244,7 @@ def train(
         given["replay"].get("restore", True),
         origin,
         overwrite_metrics,
+        processes.number,
     )
     # an evaluation steps environments no more than the training between two evaluations
     num_evaluated = sum(len(tasks_of(benchmark, split)) for split in benchmark.splits[1:])
@@ -253,7 +270,7 @@ def train(
     }
     chosen = derived | {name: value for name, value in arguments.items() if value is not None}
     if chosen.get("batch_size", 0) > 0:
-        chosen["batch_size"] = _multiple(chosen["batch_size"], num_tasks)
+        chosen["batch_size"] = _multiple(chosen["batch_size"], num_tasks * processes.number)
     if "capacity" in derived and arguments["capacity"] is None:
         chosen["capacity"] = max(_multiple(chosen["capacity"], num_envs), chosen["batch_size"])
     rank_zero_info(", ".join(f"{option} {value:,}" for option, value in chosen.items()))
@@ -279,7 +296,8 @@ def train(
         "resets": {},
         "trainer": {
             "accelerator": accelerator,
-            "devices": 1,
+            "devices": devices,
+            "strategy": processes.strategy,
             "precision": precision,
             "enable_progress_bar": progress_bar,
             "enable_model_summary": False,

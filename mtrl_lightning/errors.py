@@ -33,6 +33,14 @@ class PolicyFaultError(RuntimeError):
     """The actions of the policy are not finite; no environment is the cause."""
 
 
+class DriftError(RuntimeError):
+    """Processes that train the same run no longer have the same weights or statistics."""
+
+
+class RankLostError(RuntimeError):
+    """Another process that trains the same run has ended, or did not answer."""
+
+
 def import_optional(module: str, package: str) -> ModuleType:
     """Import a module of an optional package.
 

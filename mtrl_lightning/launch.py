@@ -6,6 +6,10 @@ The command line and ``train`` share this.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import socket
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.algorithm import check_tasks
 from mtrl_lightning.callbacks import (
@@ -29,10 +34,10 @@ from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
 from mtrl_lightning.callbacks.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.quiet import quiet
+from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.replay.datamodule import manifest_of
 from mtrl_lightning.runs import (
     check_name,
     discard_unstarted,
@@ -52,14 +57,19 @@ TRAINER: dict[str, Any] = {
     "max_epochs": -1,
     "max_steps": -1,
     "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
 }
 """Options of Lightning's trainer for a run that its own driver ends."""
+PLACE_VARIABLE = "MTRL_LIGHTNING_RUN"
+"""Environment variable by which processes that Lightning starts learn where the run's files are."""
+FOLDER_TIMEOUT = 30.0
+"""Seconds that a shared file system may take to show the run's folder on another machine."""
 
 
 def restart_origin(command: str) -> dict[str, str] | None:
     """Return what marks the checkpoints of a run that a scheduler starts again; else None.
 
-    It is the run of a W&B sweep, or else the SLURM job and its command.
+    It is the run of a W&B sweep, or else the job of SLURM or ``torchrun`` and its command.
 
     Args:
         command: the command line.
@@ -68,7 +78,18 @@ def restart_origin(command: str) -> dict[str, str] | None:
     if run_id is not None:
         return {WANDB_RUN: run_id}
     job = slurm_job()
+    if job is None and "TORCHELASTIC_RUN_ID" in os.environ:
+        job = os.environ["TORCHELASTIC_RUN_ID"]
+        if job == "none":  # what it is called without --rdzv-id
+            job = f"torchrun {os.getppid()} on {socket.gethostname()}"
     return None if job is None else {"job": job, "command": command}
+
+
+def _is_started_again(origin: Mapping[str, str]) -> bool:
+    """Return whether a scheduler may have started this run before."""
+    if WANDB_RUN in origin or slurm_job() is not None:
+        return True
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 class Launch:
@@ -81,14 +102,16 @@ class Launch:
             newest run of that name; None for a new run.
         restore_replay: whether the checkpoint's replay is needed: ``last`` and a folder go back to
             the newest checkpoint whose files are whole.
-        origin: marks the checkpoints of a SLURM job or of a run in a W&B sweep; the newest
-            checkpoint with the same mark is continued.
+        origin: marks the checkpoints of a job of SLURM or ``torchrun``, or of a run in a W&B sweep;
+            the newest checkpoint with the same mark is continued.
         overwrite_metrics: whether a run may continue from an older checkpoint than its last one,
             which drops the later rows of ``metrics.csv``.
+        num_processes: processes of the run. The first finds or makes the folder; the others receive
+            its path.
 
     Raises:
         ConfigurationError: if the name leads out of the root folder, there is no such checkpoint,
-            or none is whole.
+            none is whole, or another process does not see the folder.
     """
 
     def __init__(
@@ -99,14 +122,57 @@ class Launch:
         restore_replay: bool = True,
         origin: dict[str, str] | None = None,
         overwrite_metrics: bool = False,
+        num_processes: int = 1,
     ) -> None:
         check_name(name)
+        self._num_processes = num_processes
         self._overwrite_metrics = overwrite_metrics
         self._missing = missing_folders(Path(root) / name)
         """Folders that a new run makes beside its own, inner ones first."""
         self.checkpoint: Path | None = None
         self.content: dict[str, Any] = {}
         """What the checkpoint holds; empty for a new run."""
+        place = _place_from_parent()
+        self._is_first = place is None and distributed.rank() == 0
+        """Whether this process finds the folder, and locks it."""
+        with distributed.together(ConfigurationError):
+            if self._is_first:
+                self._find(root, name, ckpt_path, restore_replay, origin)
+        if distributed.world_size() > 1 and place is None:
+            place = distributed.broadcast(self._place() if self._is_first else None)
+        with distributed.together(ConfigurationError):
+            if not self._is_first and place is not None:
+                self._follow(place)
+
+    def _place(self) -> dict[str, str | None]:
+        checkpoint = None if self.checkpoint is None else str(self.checkpoint.absolute())
+        return {"folder": str(self.folder.absolute()), "checkpoint": checkpoint}
+
+    def _follow(self, place: dict[str, str | None]) -> None:
+        """Use the folder and the checkpoint that the first process has found."""
+        self.folder = Path(str(place["folder"]))
+        give_up_at = time.monotonic() + FOLDER_TIMEOUT
+        while not self.folder.is_dir():
+            if time.monotonic() > give_up_at:
+                raise ConfigurationError(
+                    f"{socket.gethostname()} does not see the run's folder {self.folder}, which"
+                    " another machine has made: give a --root on a file system that all machines"
+                    " share"
+                )
+            time.sleep(0.1)
+        if place["checkpoint"] is not None:
+            self.checkpoint = Path(place["checkpoint"])
+            self.content = load_checkpoint(self.checkpoint, verify=False)
+
+    def _find(
+        self,
+        root: str,
+        name: str,
+        ckpt_path: str | None,
+        restore_replay: bool,
+        origin: dict[str, str] | None,
+    ) -> None:
+        """Find the checkpoint and its run's folder, or make a folder for a new run."""
         requeued = _requeued(root, name, ckpt_path, origin)
         if requeued is None and ckpt_path is None:
             self.folder = new_run_folder(root, name)
@@ -137,14 +203,32 @@ class Launch:
                 ``metrics.csv`` would be lost.
         """
         try:
-            ensure_writable(self.folder)
-            with quiet(), run_lock(self.folder):
-                self._check_metrics()
+            with contextlib.ExitStack() as held:
+                held.enter_context(quiet())
+                with distributed.together(ConfigurationError):
+                    if self._is_first:
+                        ensure_writable(self.folder)
+                        held.enter_context(run_lock(self.folder))
+                        self._check_metrics()
+                held.enter_context(self._known_to_children())
                 yield
         except BaseException:
-            if self.checkpoint is None:
+            if self._is_first and self.checkpoint is None:
                 self._discard()
             raise
+
+    @contextlib.contextmanager
+    def _known_to_children(self) -> Iterator[None]:
+        """Let processes that Lightning starts know where the run's files are."""
+        is_parent = self._is_first and distributed.world_size() == 1
+        if self._num_processes == 1 or not is_parent:
+            yield
+            return
+        os.environ[PLACE_VARIABLE] = json.dumps(self._place())
+        try:
+            yield
+        finally:
+            os.environ.pop(PLACE_VARIABLE, None)
 
     def _discard(self) -> None:
         discard_unstarted(self.folder)
@@ -178,8 +262,8 @@ class Launch:
 
     def saved_capacity(self) -> int | None:
         """Return the capacity of the checkpoint's replay; None without one."""
-        manifest = manifest_of(self.content)
-        return manifest["capacity"] * len(manifest["added"]) or None
+        manifests = manifests_of(self.content)
+        return sum(manifest["capacity"] * len(manifest["added"]) for manifest in manifests) or None
 
     def check(self, spec: EnvSpec, must_match: bool) -> None:
         """Check that the checkpoint is of these tasks and of this protocol; forget its content.
@@ -221,11 +305,19 @@ def _differences(saved: dict[str, Any], spec: EnvSpec) -> list[str]:
     return differences
 
 
+def _place_from_parent() -> dict[str, str | None] | None:
+    """Return what the process that started this one says of the run's files; None if it is none."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return None
+    given = os.environ.pop(PLACE_VARIABLE, None)
+    return None if given is None else json.loads(given)
+
+
 def _requeued(
     root: str, name: str, ckpt_path: str | None, origin: dict[str, str] | None
 ) -> Path | None:
     """Return the last checkpoint that this run wrote before a scheduler started it again."""
-    if origin is None:
+    if origin is None or not _is_started_again(origin):
         return None
     run_id = origin.get(WANDB_RUN)
     given = []
@@ -241,7 +333,8 @@ def _requeued(
             warnings.simplefilter("ignore")
             if load_newest_whole(path, False)[1].get("origin") == origin:
                 started = (
-                    f"SLURM started job {origin['job']} again"
+                    f"{'torchrun' if slurm_job() is None else 'SLURM'} started job"
+                    f" {origin['job']} again"
                     if run_id is None
                     else f"W&B started run {run_id} of the sweep again"
                 )
@@ -294,5 +387,7 @@ def fit(
                 if isinstance(logger, EnvStepWandbLogger):
                     interrupted.code = logger.end_interrupted(interrupted.code)
             requeue(trainer, interrupted)
+            with contextlib.suppress(RankLostError):
+                distributed.total(0)  # if one process ended first, Lightning would kill the others
             raise
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")

@@ -6,22 +6,25 @@ order in the trainer's list is without effect.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.reward_scale import RewardScale
+from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, RolloutBuffer
 from mtrl_lightning.rollout import ActionTransform, Collector, EpisodeListener
-from mtrl_lightning.rollout.episodes import named
+from mtrl_lightning.rollout.episodes import EpisodeWindows, named
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms import Algorithm
@@ -39,6 +42,19 @@ class ReplayFiles(Protocol):
 
     def prune(self, manifests: list[dict[str, Any]]) -> None:
         """Delete the files that none of the checkpoints needs."""
+
+
+class Agreement(NamedTuple):
+    """What the processes of a run have agreed on after a vector step; the same on all of them."""
+
+    signal: int = 0
+    """Number of a signal that one of them has received; 0 for none."""
+    faulty_rank: int | None = None
+    """The first whose environments broke more often than they may be rebuilt."""
+    is_stop_wanted: bool = False
+    """Whether something on one of them has asked the trainer to end the run."""
+    restarts: int = 0
+    """Groups of environments that were rebuilt on all of them since the program started."""
 
 
 def _never(env_steps: int, at_end: bool) -> None:
@@ -63,10 +79,16 @@ class Session:
         self.benchmark = data.benchmark
         self.spec = data.spec
         self.counters = algorithm.counters
+        """Counts over all processes."""
+        self.own_counters = self.counters if distributed.world_size() == 1 else Counters()
+        """What this process has counted since the last ``agree``; the same with one process."""
+        self.agreement = Agreement()
+        self.received_signal: Callable[[], int] = lambda: 0
+        """Returns the number of the signal that this process has received; 0 for none."""
         self.stopwatch = algorithm.stopwatch
         self.folder = folder
         self.trainer = trainer
-        self.loggers: list[Logger] = trainer.loggers
+        self.loggers: list[Logger] = trainer.loggers if distributed.rank() == 0 else []
         self.total_steps = 0
         """Environment steps after which the run ends."""
         self.action_transforms: Sequence[ActionTransform] = ()
@@ -135,15 +157,22 @@ class Session:
         rank_zero_info(self.algorithm.summary)
         if self.algorithm.untrained_summary:
             rank_zero_info(self.algorithm.untrained_summary)
+        num_processes = distributed.world_size()
+        each = "" if num_processes == 1 else f"Each of {num_processes} processes: "
         rank_zero_info(
-            f"Stepping {envs.num_envs} environments of {num_tasks} tasks"
+            f"{each}Stepping {envs.num_envs} environments of {num_tasks} tasks"
             f" in {envs.num_workers} workers"
         )
+        if num_processes > 1 and self.algorithm.collection is None:
+            rank_zero_info(
+                f"{each}{self.data.batch_size // num_processes:,} of the {self.data.batch_size:,}"
+                " transitions of a batch"
+            )
         self._collector = Collector(
             envs,
             self.algorithm,
-            counters=self.counters,
-            window=window,
+            counters=self.own_counters,
+            window=-(-window // num_processes),
             listeners=listeners,
             action_transforms=self.action_transforms,
         )
@@ -206,14 +235,55 @@ class Session:
     @property
     def is_collecting(self) -> bool:
         """Whether an on-policy algorithm is in the middle of an iteration."""
-        return self.algorithm.collection is not None and len(self.rollout_buffer) > 0
+        return self.algorithm.collection is not None and not self.rollout_buffer.is_empty
 
     def note_restart(self, envs: VectorEnv, reason: str) -> None:
         """Count environments that were rebuilt after a fault, and say why."""
-        self.counters.worker_restarts += 1
-        rank_zero_warn(
-            f"environments are rebuilt, restart {envs.num_restarts} of at most"
-            f" {envs.max_restarts}: {reason}"
+        self.own_counters.worker_restarts += 1
+        whose = "" if distributed.world_size() == 1 else f"rank {distributed.rank()}: "
+        warnings.warn(
+            f"{whose}environments are rebuilt, restart {envs.num_restarts} of at most"
+            f" {envs.max_restarts}: {reason}",
+            stacklevel=2,
+        )
+
+    def agree(self, wants_stop: bool) -> None:
+        """Add up what all processes have counted, and learn what any of them asks for.
+
+        With one process there is nothing to do.
+
+        Args:
+            wants_stop: whether something here has asked the trainer to end the run.
+        """
+        if distributed.world_size() == 1:
+            return
+        own = self.own_counters
+        envs = self.collector.envs
+        own_numbers = [
+            own.env_steps,
+            own.dropped_transitions,
+            own.episodes,
+            own.worker_restarts,
+            self.received_signal(),
+            int(envs.fault is not None),
+            int(wants_stop),
+            envs.num_restarts,
+        ]
+        numbers = np.array(distributed.gather_numbers(own_numbers))
+        total = self.counters
+        totals = numbers.sum(0).tolist()
+        total.env_steps += totals[0]
+        total.dropped_transitions += totals[1]
+        total.episodes += totals[2]
+        total.worker_restarts += totals[3]
+        total.vector_steps += own.vector_steps
+        own.load_state_dict(Counters().state_dict())
+        faulty = np.flatnonzero(numbers[:, 5])
+        self.agreement = Agreement(
+            signal=int(numbers[:, 4].max()),
+            faulty_rank=int(faulty[0]) if len(faulty) else None,
+            is_stop_wanted=bool(totals[6]),
+            restarts=totals[7],
         )
 
     def begin_learning(self) -> None:
@@ -227,20 +297,30 @@ class Session:
         for logger in self.loggers:
             logger.log_metrics({"env_steps": env_steps, **metrics}, step=env_steps)
 
-    def rollout_metrics(self) -> dict[str, float]:
+    def joined_windows(self) -> EpisodeWindows:
+        """Return the windows of finished episodes of all processes."""
+        windows = self.collector.windows
+        if distributed.world_size() == 1:
+            return windows
+        return EpisodeWindows.joined(distributed.gather(windows.state_dict()))
+
+    def rollout_metrics(self, windows: EpisodeWindows | None = None) -> dict[str, float]:
         """Return ``rollout/return``, ``rollout/success``, ``rollout/length`` and ``fault/...``.
 
         A benchmark without success has no ``rollout/success``.
 
         The former are means over the windows of finished episodes, on average and for each task;
         the latter are counts since the run began.
+
+        Args:
+            windows: of finished episodes; None for those of this process.
         """
         metrics: dict[str, float] = {
             "fault/worker_restarts": self.counters.worker_restarts,
             "fault/dropped_transitions": self.counters.dropped_transitions,
             "fault/skipped_updates": self.counters.skipped_updates,
         }
-        summary = self.collector.windows.summary()
+        summary = (windows or self.collector.windows).summary()
         measured = (
             ("return", "success", "length") if self.spec.has_success else ("return", "length")
         )
@@ -250,14 +330,17 @@ class Session:
             metrics |= named(f"rollout/{name}", over_all, means, self.spec.task_names)
         return metrics
 
-    def episode_metrics(self) -> dict[str, float]:
+    def episode_metrics(self, windows: EpisodeWindows) -> dict[str, float]:
         """Return what is logged of finished episodes beside the means of ``rollout_metrics``.
 
         ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
-        mean over those finished since the last call; see ``EpisodeWindows.metrics`` for the others.
+        mean over those that this process finished since the last call; see
+        ``EpisodeWindows.metrics`` for the others.
+
+        Args:
+            windows: of finished episodes.
         """
         names = self.spec.task_names
-        windows = self.collector.windows
         counts = {task: float(windows.count_T[task]) for task in self.spec.train_tasks}
         metrics = named("rollout/episodes", self.counters.episodes, counts, names)
         metrics |= windows.metrics(names)

@@ -33,6 +33,8 @@ BASE = {
     "precision",
     "rendering",
     "threads",
+    "distributed",
+    "rank_states",
 }
 ROOMS = {
     "envs",
@@ -69,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoints",
         "video",
         "reports",
+        "strategy",
     },
     "reports": {"runs"},
     "export": {
@@ -81,9 +84,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs",
         "__version__",
     },
+    "strategy": set(),
     "launch": {"callbacks", "algorithms", "replay", "runs", "checkpoints", "quiet"},
-    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay"},
-    "cli": {*ROOMS, "export", "launch", "loading", "quiet", "runs", "__version__"},
+    "api": {"launch", "callbacks", "algorithms", "envs", "rollout", "replay", "strategy"},
+    "cli": {*ROOMS, "export", "launch", "loading", "quiet", "runs", "strategy", "__version__"},
     "__main__": {"cli"},
     "sweeps": {"reports", "runs", "cli", "envs", "rollout", "__main__"},
     "quiet": set(),
@@ -98,15 +102,15 @@ EXCEPTIONS = {
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+USE_TORCH = {"memory", "precision", "threads", "distributed"}
+"""Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
     "reports": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
-    **{name: {"torch", *LIGHTNING} for name in BASE - {"memory", "precision", "threads"}},
-    "memory": LIGHTNING,
-    "precision": LIGHTNING,
-    "threads": LIGHTNING,
+    **{name: {"torch", *LIGHTNING} for name in BASE - USE_TORCH},
+    **dict.fromkeys(USE_TORCH, LIGHTNING),
 }
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.reward_scale import RewardScale, check_discount
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
@@ -27,6 +28,8 @@ from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 class RunningMoments:
     """Mean and variance of all rows of each task so far, in double precision on the CPU.
+
+    With several processes they are those of the rows that all of them add.
 
     A task without rows has the mean 0 and the variance 1.
 
@@ -54,15 +57,18 @@ class RunningMoments:
         rows = torch.as_tensor(row_ND, dtype=torch.float64)
         tasks = torch.as_tensor(task_N)
         number_T = torch.bincount(tasks, minlength=len(self.count_T)).double()
-        self.count_T += number_T
         per_task = (-1, *[1] * (rows.ndim - 1))
         # where a task has no rows, its weight is 0 and its sums are
         divisor_T1 = number_T.clamp(min=1).view(per_task)
-        weight_T1 = (number_T / self.count_T.clamp(min=1)).view(per_task)
         added_mean_TD = torch.zeros_like(self.mean_TD).index_add_(0, tasks, rows) / divisor_T1
         square_ND = (rows - added_mean_TD[tasks]).square()
         added_variance_TD = torch.zeros_like(self.mean_TD).index_add_(0, tasks, square_ND)
         added_variance_TD /= divisor_T1
+        added_mean_TD, added_variance_TD, number_T = distributed.merged_moments(
+            added_mean_TD, added_variance_TD, number_T
+        )
+        self.count_T += number_T
+        weight_T1 = (number_T / self.count_T.clamp(min=1)).view(per_task)
         shift_TD = added_mean_TD - self.mean_TD
         within_TD = weight_T1 * (added_variance_TD - self.variance_TD)
         between_TD = weight_T1 * (1 - weight_T1) * shift_TD.square()

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import advantages
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.compiling import Compile
@@ -401,7 +402,7 @@ class PPO(Algorithm):
     def _add_to_epoch(self, kl: Tensor) -> None:
         if self.epoch_updates == self.collection.num_minibatches:
             self._begin_epoch()
-        self.epoch_kl += kl
+        self.epoch_kl += distributed.mean(kl)
         self.epoch_updates += 1
 
     def _begin_epoch(self) -> None:
@@ -416,9 +417,10 @@ class PPO(Algorithm):
     def _task_moments(
         self, value_SE: Tensor, collected: Collected
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return advantages.task_moments(
+        moments = advantages.task_moments(
             value_SE, collected.task_E, collected.valid_SE, self.spec.num_tasks
         )
+        return distributed.merged_moments(*moments)
 
     def _set_learning_rates(self, progress: float) -> None:
         factor = self.learning_rate.factor(progress)

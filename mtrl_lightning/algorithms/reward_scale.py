@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
@@ -143,6 +144,7 @@ class ReturnRange(RewardScale):
             returns = discounted_returns(rewards, return_after, self._discount)
             task = int(transitions.task_E[row])
             self.largest_T[task] = max(float(self.largest_T[task]), float(np.abs(returns).max()))
+        self.largest_T = distributed.largest(self.largest_T)
 
     def factors(  # type: ignore[override]
         self, *, temperature_T: Tensor, target_entropy_T: Tensor

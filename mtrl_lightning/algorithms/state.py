@@ -10,9 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtrl_lightning import distributed
+
+OF_EACH_RANK = ("act", "learn", "auxiliary_")
+"""Beginnings of the names of generators whose draws differ between processes.
+
+They are for rows of a batch, or for environments, of which each process has its own.
+"""
+
 
 class Generators:
     """Named random generators on the device that asks for them.
+
+    With several processes, those ``OF_EACH_RANK`` draw other numbers on each, all others the same.
 
     Args:
         seed: of all of them; each name gets a stream of its own.
@@ -31,9 +41,10 @@ class Generators:
             if saved is not None and saved["device"] == device.type:
                 generator.set_state(saved["state"].cpu())
             else:
-                generator.manual_seed(
-                    zlib.crc32(f"{name}-{self._seed}".encode()) + (self._seed << 32) % 2**62
-                )
+                stream = zlib.crc32(f"{name}-{self._seed}".encode())
+                if name.startswith(OF_EACH_RANK):
+                    stream = distributed.seed_of_rank(stream)
+                generator.manual_seed(stream + (self._seed << 32) % 2**62)
             self._generators[name] = generator
         return self._generators[name]
 
@@ -73,7 +84,10 @@ def restore_global_generators(state: dict[str, Any]) -> None:
 
 
 class MeanMetrics:
-    """Running means of scalar tensors; the device is not waited for until they are read."""
+    """Running means of scalar tensors; the device is not waited for until they are read.
+
+    With several processes, the means over all of them are read.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -88,9 +102,15 @@ class MeanMetrics:
 
     def drain(self) -> dict[str, float]:
         """Return the means and clear them."""
-        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        own = {name: (float(sum_), self._counts[name]) for name, sum_ in self._sums.items()}
         self._sums = {}
         self._counts = {}
+        parts = distributed.gather(own)
+        names = dict.fromkeys(name for part in parts for name in part)
+        means = {}
+        for name in names:
+            sums, counts = zip(*(part[name] for part in parts if name in part), strict=True)
+            means[name] = sum(sums) / sum(counts)
         return means
 
     def state_dict(self) -> dict[str, Any]:

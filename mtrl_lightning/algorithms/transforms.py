@@ -31,7 +31,11 @@ class Transform(nn.Module):
         super().__init__()
 
     def observe(self, transitions: Transitions) -> None:
-        """Receive the transitions of one vector step, in the order in which they happen."""
+        """Receive the transitions of one vector step, in the order in which they happen.
+
+        With several processes each receives its own environments', and all have to come to the same
+        numbers: see ``mtrl_lightning.distributed``.
+        """
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Receive each trained task's mean reward in the replay.

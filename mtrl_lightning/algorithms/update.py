@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.divergence import DivergenceGuard
 from mtrl_lightning.algorithms.state import Generators, MeanMetrics
 from mtrl_lightning.errors import ConfigurationError
@@ -33,6 +34,10 @@ class Update:
 
     A step whose gradient is not finite changes neither weights nor the optimizer's and the gradient
     method's state; the guard is informed of it.
+
+    With several processes, each has a share of every task's rows. Losses and gradients are averaged
+    over them, so that all make the step of the joined batch. All that decides (masks, weights, the
+    gradient method, repairs, whether the step is finite) goes by the averages.
 
     Args:
         name: prefix of its metrics, such as ``critic``.
@@ -75,7 +80,7 @@ class Update:
             )
         self.name = name
         self.method = Mean(len(train_tasks)) if method is None else method
-        self.task_parameters = task_parameters(modules, self.reduce_gradients)
+        self.task_parameters = task_parameters(modules)
         self.method.check(self.task_parameters)
         self.optimizer: Optimizer | None = None
         self.parameters = [parameter for module in modules for parameter in module.parameters()]
@@ -113,7 +118,8 @@ class Update:
         optimizer = self.optimizer
         assert optimizer is not None, "configure_optimizer comes before the first step"
         with without_gradients(self._frozen):
-            loss_R, extra = losses()
+            own_loss_R, extra = losses()
+        loss_R = distributed.global_losses(own_loss_R)
         device = loss_R.device.type
         precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         weight_R = self._task_weights()
@@ -124,8 +130,9 @@ class Update:
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
             weighted_R = self._weighted(loss_R, weight_R)
             self.method.backward(weighted_R, self.task_parameters, draws)
+            if not self.method.averages_gradients:
+                distributed.average_gradients(self._trained)
             gradients = [p.grad for p in self._trained if p.grad is not None]
-            self.reduce_gradients(gradients)
             norm = get_total_norm(gradients)
             if self._max_grad_norm is not None:
                 clip_grads_with_norm_(self._trained, self._max_grad_norm, norm)
@@ -135,7 +142,7 @@ class Update:
             def losses_after() -> Tensor:
                 with torch.autocast(*precision):
                     new_loss_R, _ = losses()
-                return self._weighted(new_loss_R, weight_R)
+                return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 
             if is_finite is not False:
                 with torch.no_grad():
@@ -144,9 +151,6 @@ class Update:
         self._log(loss_R, norm)
         self._guard.check(self.name, is_finite, loss_R.detach())
         return extra
-
-    def reduce_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Average gradients over the processes, in place: there is one process, nothing to do."""
 
     def _task_weights(self) -> Tensor | None:
         if self._weights is None:
@@ -209,14 +213,11 @@ def _skips_on_device(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def task_parameters(
-    modules: Sequence[nn.Module], reduce: Callable[[Sequence[Tensor]], None]
-) -> TaskParameters:
+def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
     """Return what is trained, other modules before networks; frozen parameters are left out.
 
     Args:
         modules: networks, and modules that all tasks share.
-        reduce: averages gradients over the processes.
     """
     networks = [module for module in modules if isinstance(module, TaskModule)]
     shared: list[Parameter] = []
@@ -235,7 +236,7 @@ def task_parameters(
         own += [
             parameter for parameter in _trained(network.parameters()) if id(parameter) not in known
         ]
-    return TaskParameters(shared, own, last_shared, reduce)
+    return TaskParameters(shared, own, last_shared)
 
 
 def _trained(parameters: Iterator[Parameter]) -> list[Parameter]:

@@ -13,10 +13,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay.datamodule import manifest_of
+from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.schedules import Every
@@ -37,6 +38,9 @@ class CheckpointCallback(SessionCallback, Checkpoint):
     ``last.ckpt`` and ``best.ckpt`` are further names of the newest one and of the best one. The
     replay of an off-policy algorithm is kept beside them in ``replay/``; its files are deleted with
     the last checkpoint that needs them. The iteration of an on-policy one is in the checkpoint.
+
+    Of several processes the first writes the checkpoint, with the states of all. If one of them
+    cannot write its part, there is no checkpoint, and all of them go on or end alike.
 
     Args:
         every: environment steps between two checkpoints.
@@ -99,9 +103,11 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self._trainer = trainer
         self._check_best_metric()
         self.folder = self.session.folder / "checkpoints"
-        ensure_writable(self.folder)
-        for path in self.folder.glob("*.unfinished"):  # of a run that was killed while it saved
-            path.unlink(missing_ok=True)
+        with distributed.together(ConfigurationError):
+            if trainer.is_global_zero:
+                ensure_writable(self.folder)
+                for path in self.folder.glob("*.unfinished"):  # of a run killed while it saved
+                    path.unlink(missing_ok=True)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableIO()
         self.session.save_best = self.save_if_best
@@ -140,7 +146,9 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         if trainer.ckpt_path:
             self._saved_at = self._moment()
             if Path(trainer.ckpt_path).resolve().parent == self.folder.resolve():
-                self._continue_from(Path(trainer.ckpt_path))
+                if trainer.is_global_zero:
+                    self._continue_from(Path(trainer.ckpt_path))
+                self._saved, self._best = distributed.broadcast((self._saved, self._best))
             else:
                 self._saved = []
                 self._best = None
@@ -267,20 +275,21 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 if best is not None:
                     self._best = (best, name)
                 self._trainer.save_checkpoint(unfinished, weights_only=False)
-                if self._trainer.is_global_zero:
-                    unfinished.replace(self.folder / name)
-                    is_placed = True
-                    self._name("last.ckpt", name)
-                    if best is not None:
-                        self._name("best.ckpt", name)
+                with distributed.together(OSError):
+                    if self._trainer.is_global_zero:
+                        unfinished.replace(self.folder / name)
+                        is_placed = True
+                        self._name("last.ckpt", name)
+                        if best is not None:
+                            self._name("best.ckpt", name)
             except OSError:
                 self._saved, self._saved_at, self._best = former
-                unfinished.unlink(missing_ok=True)
-                if is_placed and name not in self._saved:
-                    (self.folder / name).unlink(missing_ok=True)
+                if self._trainer.is_global_zero:
+                    unfinished.unlink(missing_ok=True)
+                    if is_placed and name not in self._saved:
+                        (self.folder / name).unlink(missing_ok=True)
                 raise
-            if self._trainer.is_global_zero:
-                self._delete_old()
+            self._delete_old()
 
     def _name(self, alias: str, name: str) -> None:
         unfinished = self.folder / f"{alias}.unfinished"
@@ -296,19 +305,29 @@ class CheckpointCallback(SessionCallback, Checkpoint):
     def _delete_old(self) -> None:
         newest = self._saved if self.keep_last == -1 else self._saved[-max(self.keep_last, 1) :]
         kept = {*newest, *([self._best[1]] if self._best else [])}
+        assert self._trainer is not None
+        is_first = self._trainer.is_global_zero
         for name in self._saved:
-            if name not in kept:
+            if is_first and name not in kept:
                 (self.folder / name).unlink(missing_ok=True)
         self._saved = [name for name in self._saved if name in kept]
         if self.session.replay_files is None:
             return
+        manifests = distributed.broadcast(self._needed_manifests() if is_first else None)
+        if manifests is not None:
+            self.session.replay_files.prune(manifests)
+
+    def _needed_manifests(self) -> list[dict[str, Any]] | None:
+        """Return the manifests of all checkpoints in the folder; None if one cannot be read."""
         try:
-            checkpoints = self.folder.glob("*.ckpt")
-            manifests = [manifest_of(load_checkpoint(path, verify=False)) for path in checkpoints]
+            return [
+                manifest
+                for path in self.folder.glob("*.ckpt")
+                for manifest in manifests_of(load_checkpoint(path, verify=False))
+            ]
         except ConfigurationError as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
-        else:
-            self.session.replay_files.prune(manifests)
+            return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of what is kept."""

@@ -12,16 +12,20 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
+from mtrl_lightning import distributed
+from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
+from mtrl_lightning.replay.datamodule import replay_folder
+from mtrl_lightning.replay.snapshot import check_manifest
 
 __all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 
 
 class DurableIO(TorchCheckpointIO):
-    """Write a checkpoint to its own folder, and wait for the disk.
+    """Write a checkpoint to its own folder, and wait for the disk; read this process' part of one.
 
     Lightning's ``TorchCheckpointIO`` writes to the system's temporary folder first.
     """
@@ -41,6 +45,15 @@ class DurableIO(TorchCheckpointIO):
             file.flush()
             os.fsync(file.fileno())
 
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        """Read a checkpoint as this process made it, or would have made it.
+
+        Raises:
+            ConfigurationError: if it is of another number of processes and cannot be shared out.
+        """
+        checkpoint = super().load_checkpoint(path, *args, **options)
+        return reshard(checkpoint, distributed.rank(), distributed.world_size())
+
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:
     """Read a checkpoint, or the newest complete one of its folder, with a warning.
@@ -59,9 +72,7 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
         try:
             checkpoint = load_checkpoint(candidate)
             if with_replay:
-                ReplaySnapshots(replay_folder(path.resolve().parent.parent)).verify(
-                    manifest_of(checkpoint)
-                )
+                verify_replay(replay_folder(path.resolve().parent.parent), checkpoint)
         except ConfigurationError as error:
             wrong.append(str(error))
             continue
@@ -71,6 +82,21 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
             rank_zero_warn(f"GOING BACK to the newest whole checkpoint, {candidate}")
         return candidate, checkpoint
     raise ConfigurationError("\n".join([*wrong, f"no checkpoint in {path.parent} is whole"]))
+
+
+def verify_replay(folder: Path, checkpoint: dict[str, Any]) -> None:
+    """Read every replay file that a checkpoint needs, without keeping it.
+
+    Args:
+        folder: the replay of the checkpoint's run.
+        checkpoint: what was read.
+
+    Raises:
+        ConfigurationError: naming the file, if one is missing or damaged.
+    """
+    for manifest in manifests_of(checkpoint):
+        check_manifest(manifest)
+        ReplaySnapshots(folder / manifest.get("folder", "")).verify(manifest)
 
 
 def _newest_first(path: Path) -> Iterator[Path]:

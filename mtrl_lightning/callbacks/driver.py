@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import RestartsExhaustedError
@@ -24,6 +25,9 @@ class Driver(SessionCallback, Checkpoint):
     step writes, or that is written when one is interrupted, remembers which call is next: the
     resumed run starts there.
 
+    With several processes each steps its own environments. After each vector step they agree on the
+    counts of all, so that schedules, the end of the run, signals and faults are the same on all.
+
     It is one of Lightning's ``Checkpoint`` callbacks, which are called last: what it saves holds
     the state of all other callbacks after the same batch.
     """
@@ -34,6 +38,10 @@ class Driver(SessionCallback, Checkpoint):
         self._trainer: Trainer | None = None
         self._next_call: int | None = None
         """Place of the next one in ``_post_step_calls``; None when all are done."""
+        self._wants_stop = False
+        """Whether something on this process has asked to end the run, and not all know it yet."""
+        self._is_end_agreed = False
+        """Whether all processes are ended by the same exception, and can save the run."""
 
     def _post_step_calls(self) -> tuple[PostStepCall, ...]:
         """Return what happens after a vector step whose updates are made, in this order."""
@@ -65,6 +73,7 @@ class Driver(SessionCallback, Checkpoint):
                 calls[place](self.session.counters.env_steps, self._is_at_end())
             except (Interrupted, RestartsExhaustedError):
                 self._next_call = place
+                self._is_end_agreed = True
                 raise
         self._next_call = None
 
@@ -96,16 +105,57 @@ class Driver(SessionCallback, Checkpoint):
         session = self.session
         with session.stopwatch.measure("step"):
             transitions, _ = session.collector.receive()
+            self.agree()
         session.transitions.add(transitions)
         session.algorithm.observe(transitions)
         for call in session.after_vector_step:
             call(session.counters.env_steps)
 
+    def agree(self) -> None:
+        """Learn what the other processes have counted and ask for."""
+        session = self.session
+        session.agree(self._wants_stop)
+        if session.agreement.is_stop_wanted and self._trainer is not None:
+            self._wants_stop = False
+            self._trainer.should_stop = True
+
+    def hold_back_stop(self) -> None:
+        """Let all processes end after the same step if something on this one wants to end."""
+        assert self._trainer is not None
+        if distributed.world_size() == 1 or not self._trainer.should_stop:
+            return
+        if not self.session.agreement.is_stop_wanted:
+            self._wants_stop = True
+            self._trainer.should_stop = False
+
+    def check_signals(self) -> None:
+        """Raise ``Interrupted`` if a signal came; the run's state must be whole."""
+        try:
+            self.session.check_signals()
+        except Interrupted:
+            self._is_end_agreed = True
+            raise
+
     def check_faults(self) -> None:
-        """Raise the fault for which no restart was left, now that the state is whole."""
-        fault = self.session.collector.envs.fault
-        if fault is not None:
-            raise fault
+        """Raise the fault for which no restart was left, now that the state is whole.
+
+        The restarts of all processes count.
+        """
+        envs = self.session.collector.envs
+        if distributed.world_size() == 1:
+            if envs.fault is not None:
+                raise envs.fault
+            return
+        agreement = self.session.agreement
+        if agreement.faulty_rank is not None:
+            self._is_end_agreed = True
+            distributed.raise_together(envs.fault, [RestartsExhaustedError])
+        if agreement.restarts > (envs.max_restarts or 0):
+            self._is_end_agreed = True
+            raise RestartsExhaustedError(
+                f"environments were rebuilt {agreement.restarts} times on all processes together,"
+                f" and rollout.max_restarts is {envs.max_restarts}: see the warnings above"
+            )
 
     def warn_of_lost_states(self) -> None:
         """Say which environments cannot be saved in the middle of an episode."""
@@ -136,6 +186,8 @@ class Driver(SessionCallback, Checkpoint):
     ) -> None:
         """Save a run that was interrupted or is out of restarts; end the workers."""
         is_whole = isinstance(exception, (Interrupted, RestartsExhaustedError))
+        if distributed.world_size() > 1:
+            is_whole = is_whole and self._is_end_agreed
         is_fitting = trainer.state.fn == TrainerFn.FITTING
         try:
             if is_whole and is_fitting and self.session.is_training:

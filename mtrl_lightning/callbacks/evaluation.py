@@ -10,14 +10,21 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from tqdm import tqdm
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.envs.benchmark import tasks_of
 from mtrl_lightning.envs.vector import default_num_workers
-from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
+from mtrl_lightning.errors import (
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    RestartsExhaustedError,
+)
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.schedules import Every
+from mtrl_lightning.types import Policy
 
 
 class _Column(NamedTuple):
@@ -50,6 +57,8 @@ COLUMNS = {
 
 class EvaluationCallback(SessionCallback):
     """Run test episodes of every evaluated split, log the results and print a table of each.
+
+    Several processes share the environments out, and all get the results.
 
     Args:
         every: environment steps between two evaluations; there is one at the end, too.
@@ -106,6 +115,7 @@ class EvaluationCallback(SessionCallback):
                 split=split,
                 envs_per_task=self._envs_per_task,
                 num_workers=self._workers(len(tasks_of(benchmark, split))),
+                share=(distributed.rank(), distributed.world_size()),
                 timeout=self._timeout,
                 max_restarts=self._max_restarts,
                 on_restart=self._note_restart,
@@ -116,10 +126,11 @@ class EvaluationCallback(SessionCallback):
     def _workers(self, num_tasks: int) -> int:
         if self._num_workers is not None:
             return self._num_workers
-        return default_num_workers(num_tasks * self._envs_per_task, spare=0)
+        num_envs = -(-num_tasks * self._envs_per_task // distributed.world_size())
+        return default_num_workers(num_envs, 0, distributed.local_size())
 
     def _note_restart(self, reason: str) -> None:
-        self.session.counters.worker_restarts += 1
+        self.session.own_counters.worker_restarts += 1
         rank_zero_warn(f"the evaluation is repeated with new environments: {reason}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -164,7 +175,7 @@ class EvaluationCallback(SessionCallback):
         self._call_in_fit("on_validation_start", "on_validation_epoch_start")
         for evaluator in self._evaluators:
             with session.stopwatch.measure("evaluate"):
-                evaluation = evaluator.evaluate(policy, session.check_signals)
+                evaluation = self._evaluate_split(evaluator, policy)
             results |= evaluation.metrics(session.spec.task_names)
             _print(table(evaluation, session.spec.task_names, session.counters.env_steps))
         session.results = results
@@ -179,6 +190,17 @@ class EvaluationCallback(SessionCallback):
             metrics = {name: torch.tensor(value) for name, value in results.items()}
             self._trainer.callback_metrics.update(metrics)
         self._call_in_fit("on_validation_epoch_end", "on_validation_end")
+        # a callback such as early stopping may have asked one process to end the run
+        self._trainer.should_stop = distributed.is_any(self._trainer.should_stop)
+
+    def _evaluate_split(self, evaluator: Evaluator, policy: Policy) -> Evaluation:
+        session = self.session
+        if distributed.world_size() == 1:
+            return evaluator.evaluate(policy, session.check_signals)
+        # processes have different numbers of steps: a signal is looked at when all are done
+        with distributed.together(RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError):
+            own = evaluator.run(policy)
+        return evaluator.summarize(one for part in distributed.gather(own) for one in part)
 
     def _call_in_fit(self, *hooks: str) -> None:
         """Call Lightning's hooks of a validation, for callbacks such as ``EarlyStopping``.

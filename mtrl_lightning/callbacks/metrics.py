@@ -55,13 +55,14 @@ class MetricsCallback(SessionCallback):
         protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
         versions = {f"version/{name}": importlib.metadata.version(name) for name in PACKAGES}
         rows: list[dict[str, float]] = []
-        for logger in trainer.loggers:
+        loggers = self.session.loggers
+        for logger in loggers:
             logger.log_hyperparams(protocol | versions)
             if isinstance(logger, MetricsCSV):
                 logger.resume_from(env_steps, self._csv_fingerprint)
                 rows = logger.rows()
                 self._csv_logger = logger
-        for logger in trainer.loggers:
+        for logger in loggers:
             if isinstance(logger, EnvStepWandbLogger):
                 logger.continue_from(self._wandb_id, env_steps)
             if isinstance(logger, WandbLogger):
@@ -82,7 +83,8 @@ class MetricsCallback(SessionCallback):
             return
         algorithm = self.session.algorithm
         so_far = algorithm.mean_metrics.state_dict()
-        rollout = self.session.rollout_metrics() | self.session.episode_metrics()
+        windows = self.session.joined_windows()
+        rollout = self.session.rollout_metrics(windows) | self.session.episode_metrics(windows)
         system = {} if self._system is None else self._system.metrics(algorithm.device)
         self.session.log(algorithm.drain_metrics() | rollout | self._time() | system)
         if not is_due:
@@ -130,5 +132,5 @@ class MetricsCallback(SessionCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Let the loggers write what they hold: a continued run does not log it again."""
-        for logger in trainer.loggers:
+        for logger in self.session.loggers:
             logger.save()

@@ -6,9 +6,11 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayDataset
+from mtrl_lightning.replay.datamodule import check_share
 from mtrl_lightning.schedules import Until, UpdateRatio
 
 WARMUP_STEPS = 10_000
@@ -63,8 +65,11 @@ class OffPolicyLoop(Loop):
         self._is_step_under_way = False
 
     def check(self, num_envs: int) -> None:
-        """Check that the replay has a row for each environment."""
-        capacity = self.session.data.capacity
+        """Check that the replay has a row for each environment, and the shares of a batch."""
+        data = self.session.data
+        num_tasks = len(self.session.spec.train_tasks)
+        check_share(data.batch_size, num_tasks, distributed.world_size())
+        capacity = data.capacity
         if capacity < num_envs:
             raise ConfigurationError(
                 f"data.capacity is {capacity} for {num_envs} environments"
@@ -74,7 +79,8 @@ class OffPolicyLoop(Loop):
     def open(self) -> None:
         """Let training batches be drawn from the replay."""
         data = self.session.data
-        data.stream = ReplayDataset(self.session.replay, data.batch_size)
+        batch_size = data.batch_size // distributed.world_size()
+        data.stream = ReplayDataset(self.session.replay, batch_size)
 
     def start(self) -> None:
         """Warm up, unless a checkpoint says that it is done; make the calls that are left."""
@@ -97,20 +103,21 @@ class OffPolicyLoop(Loop):
         while self._warmup(counters.env_steps):
             self.driver.send("random")
             self.driver.receive()
-            self.session.check_signals()
+            self.driver.check_signals()
 
     def _refill(self) -> None:
         """Collect as much as a warm-up if the replay was not restored with the checkpoint."""
         replay = self.session.replay
         counters = self.session.counters
-        wanted = min(self._warmup.limit, replay.capacity)
-        if len(replay) >= wanted or self.is_finished():
+        wanted = min(self._warmup.limit, replay.capacity * distributed.world_size())
+        num_held = distributed.total(len(replay))
+        if num_held >= wanted or self.is_finished():
             return
-        rank_zero_info(f"Filling the replay with {wanted - len(replay):,} env steps of the policy")
-        while len(replay) < wanted:
+        rank_zero_info(f"Filling the replay with {wanted - num_held:,} env steps of the policy")
+        while distributed.total(len(replay)) < wanted:
             self.driver.send("explore")
             self.driver.receive()
-            self.session.check_signals()
+            self.driver.check_signals()
         self._ratio.restart(counters.vector_steps, counters.updates)
 
     def before_batch(self) -> None:
@@ -131,7 +138,7 @@ class OffPolicyLoop(Loop):
             self.driver.check_faults()
         else:
             self.driver.complete_step()
-        self.session.check_signals()
+        self.driver.check_signals()
 
     def _is_update_owed(self) -> bool:
         counters = self.session.counters

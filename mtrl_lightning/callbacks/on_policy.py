@@ -7,7 +7,9 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.driver import Driver, Loop
+from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import RolloutDataset
 from mtrl_lightning.replay.datamodule import refuse_replay_options
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
@@ -37,12 +39,13 @@ class OnPolicyLoop(Loop):
         refuse_replay_options({**session.data.given_replay_options, **self._unused})
         collection = session.algorithm.collection
         assert collection is not None
-        rows_per_task(num_envs, len(session.spec.train_tasks), collection)
+        num_tasks = len(session.spec.train_tasks)
+        rows_per_task(num_envs // distributed.world_size(), num_tasks, collection)
 
     def open(self) -> None:
         """Let training batches be those of the iteration."""
         buffer = self.session.rollout_buffer
-        rows = buffer.collection.num_steps * buffer.num_envs
+        rows = buffer.collection.num_steps * buffer.num_envs * distributed.world_size()
         if self.total_steps % rows:
             whole = -(-self.total_steps // rows) * rows
             rank_zero_info(
@@ -69,10 +72,12 @@ class OnPolicyLoop(Loop):
             self._step_until_full()
         if not buffer.is_full:
             return
-        steps_before = session.counters.env_steps - len(buffer)
+        steps_before = session.counters.env_steps - distributed.total(len(buffer))
         progress = min(steps_before / self.total_steps, 1.0)
         with session.stopwatch.measure("update"):
-            buffer.begin(session.algorithm.begin_iteration(buffer.collected(), progress))
+            with distributed.together(EnvironmentFaultError):
+                collected = buffer.collected()
+            buffer.begin(session.algorithm.begin_iteration(collected, progress))
 
     def _step_until_full(self) -> None:
         """Step until the iteration is complete, or the trainer is asked to end the run."""
@@ -82,7 +87,7 @@ class OnPolicyLoop(Loop):
             if self.session.rollout_buffer.is_full:
                 return
             self.driver.complete_step()
-            self.session.check_signals()
+            self.driver.check_signals()
 
     def after_batch(self) -> None:
         """After the iteration's last minibatch, do what is due and collect the next iteration."""
@@ -94,11 +99,12 @@ class OnPolicyLoop(Loop):
             session.algorithm.end_iteration(buffer.collected())
             buffer.clear()
             self.driver.complete_step()
-        session.check_signals()
+        self.driver.agree()
+        self.driver.check_signals()
         if not buffer.has_begun and not self.is_finished():
             self._collect()
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
         has_stepped = self.session.counters.env_steps >= self.total_steps
-        return has_stepped and len(self.session.rollout_buffer) == 0
+        return has_stepped and self.session.rollout_buffer.is_empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +13,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.drift import check_started_alike
+from mtrl_lightning.callbacks.metrics import PACKAGES
 from mtrl_lightning.rollout.evaluator import metric_names
 
 WITHOUT_EFFECT = (
@@ -25,6 +28,7 @@ WITHOUT_EFFECT = (
     "name",
     "overwrite_metrics",
     "replay",
+    "rollout.check_every",
     "rollout.learner_threads",
     "rollout.listeners",
     "rollout.max_restarts",
@@ -55,6 +59,16 @@ class OptionsCallback(SessionCallback):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = plain(options)
         self._former: dict[str, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check that all processes of the run have the same options and versions.
+
+        Raises:
+            ConfigurationError: if they do not.
+        """
+        super().setup(trainer, pl_module, stage)
+        versions = {f"version of {name}": importlib.metadata.version(name) for name in PACKAGES}
+        check_started_alike(versions | dict(_flat(self._options)))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the options, and say which differ from the checkpoint's."""

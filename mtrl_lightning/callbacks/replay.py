@@ -11,7 +11,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
 from mtrl_lightning.replay.datamodule import refuse_replay_options, replay_folder
 
@@ -19,11 +21,17 @@ CHUNK_MEBIBYTES = 32.0
 """Default size of a file."""
 
 
+def folder_of_rank() -> str:
+    """Return the name of this process' folder in a run's replay folder; empty for one process."""
+    return "" if distributed.world_size() == 1 else f"rank_{distributed.rank()}"
+
+
 class ReplayCallback(SessionCallback):
     """Write the replay into ``replay/`` in files that never change, each as soon as it is full.
 
     A checkpoint then adds the transitions of the last, unfinished file only. ``CheckpointCallback``
-    decides when, and which files are still needed.
+    decides when, and which files are still needed. Of several processes each has its own folder,
+    ``replay/rank_0/`` and so on.
 
     Args:
         save: whether the replay is saved at all; without it a continued run starts with an empty
@@ -57,7 +65,10 @@ class ReplayCallback(SessionCallback):
         self._has_failed = False  # then nothing is written ahead until a save has succeeded
 
     def _snapshots_in(self, folder: Path) -> ReplaySnapshots:
-        return ReplaySnapshots(folder, self._chunk_mebibytes, self._save_last)
+        save_last = self._save_last
+        if save_last is not None:
+            save_last = -(-save_last // distributed.world_size())
+        return ReplaySnapshots(folder, self._chunk_mebibytes, save_last)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register the files; write while environments are stepped, so that no save takes long."""
@@ -66,7 +77,8 @@ class ReplayCallback(SessionCallback):
             self._check_unused()
             return  # the transitions of an iteration are in the checkpoint itself
         if stage == TrainerFn.FITTING and self.session.replay_files is not self:
-            self._snapshots = self._snapshots_in(replay_folder(self.session.folder))
+            folder = replay_folder(self.session.folder) / folder_of_rank()
+            self._snapshots = self._snapshots_in(folder)
             self.session.replay_files = self
             if self._save:
                 self.session.after_vector_step.append(self._write_ahead)
@@ -98,10 +110,18 @@ class ReplayCallback(SessionCallback):
                 " and the run is not the uninterrupted one"
             )
             return
-        source = replay_folder(Path(trainer.ckpt_path).resolve().parent.parent)
+        folder = replay_folder(Path(trainer.ckpt_path).resolve().parent.parent)
+        source = folder / data.manifest.get("folder", "")
         snapshots = self._snapshots_in(source)
         storage = self.session.replay.storage
-        snapshots.load(data.manifest, storage)
+        if "moved" in data.manifest:  # of a run with another number of processes
+            with distributed.together(ConfigurationError):
+                for part in data.manifest["moved"]:
+                    former = self._snapshots_in(folder / part["manifest"].get("folder", ""))
+                    former.load_rings(part["manifest"], storage, part["rings"])
+            return
+        with distributed.together(ConfigurationError):
+            snapshots.load(data.manifest, storage)
         if source == self._snapshots.folder.resolve():
             self._snapshots = snapshots
         if (storage.oldest_E > np.maximum(storage.added_E - storage.capacity, 0)).any():
@@ -113,12 +133,14 @@ class ReplayCallback(SessionCallback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Delete the files if that is wanted; an interrupted run does not come here."""
-        if not self._delete_at_end or not trainer.is_global_zero:
+        if not self._delete_at_end:
             return
         folder = self._snapshots.folder
         self._snapshots_in(folder).prune([])
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # only if nothing else is in it
+        with contextlib.suppress(OSError):  # only if nothing else is in them
+            folder.rmdir()
+            if folder_of_rank():
+                folder.parent.rmdir()
         rank_zero_info(
             f"The replay in {folder} is deleted (replay.delete_at_end):"
             " continue this run, if at all, with replay.restore false"
@@ -132,8 +154,9 @@ class ReplayCallback(SessionCallback):
         Raises:
             OSError: if the disk is full or broken; what was saved before stays whole.
         """
-        if self.session.replay_files is self and trainer.is_global_zero:
-            self.write()
+        if self.session.replay_files is self:
+            with distributed.together(OSError):
+                self.write()
             checkpoint[MultiTaskData.__qualname__]["replay"] = self.session.data.manifest
 
     def write(self) -> None:
@@ -145,11 +168,27 @@ class ReplayCallback(SessionCallback):
         data = self.session.data
         storage = self.session.replay.storage
         data.manifest = self._snapshots.save(storage) if self._save else None
+        if data.manifest is not None and folder_of_rank():
+            data.manifest["folder"] = folder_of_rank()
         self._has_failed = False
 
     def prune(self, manifests: list[dict[str, Any]]) -> None:
         """Delete the files that none of the checkpoints needs."""
         self._snapshots.prune(manifests)
+        if distributed.rank() == 0:
+            self._prune_former(manifests)
+
+    def _prune_former(self, manifests: list[dict[str, Any]]) -> None:
+        """Delete what processes wrote that this run no longer has, once it is not needed."""
+        root = replay_folder(self.session.folder)
+        size = distributed.world_size()
+        present = {"rank_" + str(rank) for rank in range(size)} if size > 1 else {""}
+        for folder in (root, *root.glob("rank_*")):
+            if ("" if folder == root else folder.name) not in present:
+                self._snapshots_in(folder).prune(manifests)
+                if folder != root:
+                    with contextlib.suppress(OSError):  # only if nothing is in it
+                        folder.rmdir()
 
     def _write_ahead(self, env_steps: int) -> None:
         if self._has_failed:

@@ -9,6 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning import distributed
+from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.callbacks.off_policy import OffPolicyLoop, check_warmup
 from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
@@ -17,7 +19,7 @@ from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener
-from mtrl_lightning.schedules import UpdateRatio
+from mtrl_lightning.schedules import Every, UpdateRatio
 
 
 class RolloutCallback(Driver):
@@ -36,7 +38,7 @@ class RolloutCallback(Driver):
             many as vector steps of warm-up).
         updates_per_step: off-policy only: updates per vector step (all environments once), also
             fractional; null for 1.
-        envs_per_task: copies of each task's environment.
+        envs_per_task: copies of each task's environment, over all processes.
         num_workers: worker processes that step environments; 0 for this process. Null for the cores
             but one, which learns meanwhile; for all cores if the algorithm is on-policy.
         learner_threads: threads of PyTorch on the CPU, set by the command line; null leaves its own
@@ -45,13 +47,16 @@ class RolloutCallback(Driver):
         window: finished episodes per task over which ``rollout/...`` metrics are averaged.
         timeout: seconds to wait for a worker before it counts as hung.
         max_restarts: how often, from one start of the program to its end, broken environments are
-            rebuilt: one that raised or returned a NaN, or whose worker died or hung. At the next
-            fault the run saves and ends.
+            rebuilt, on all processes together: one that raised or returned a NaN, or whose worker
+            died or hung. At the next fault the run saves and ends.
         listeners: called at the events of every training episode, chosen by ``class_path``; see
             ``EpisodeListener``.
         action_transforms: change the actions that are sent to the environments, one after another;
             the actions that the policy chose are stored. An evaluation has them too, without noise.
             Chosen by ``class_path``; see ``ActionTransform``.
+        check_every: environment steps between two checks that all processes of a run still have the
+            same weights, statistics and optimizer states; a difference ends the run. One process
+            checks nothing.
         seed: of the environments and the action transforms.
 
     Raises:
@@ -72,6 +77,7 @@ class RolloutCallback(Driver):
         max_restarts: int = 10,
         listeners: list[EpisodeListener] | None = None,
         action_transforms: list[ActionTransform] | None = None,
+        check_every: int = 10_000,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or total_steps < 1:
@@ -102,6 +108,7 @@ class RolloutCallback(Driver):
             "rollout.warmup_updates": warmup_updates or None,
             "rollout.updates_per_step": updates_per_step,
         }
+        self._check = Every(check_every, "rollout.check_every")
         self._envs_per_task = envs_per_task
         self._num_workers = num_workers
         self._window = window
@@ -120,15 +127,19 @@ class RolloutCallback(Driver):
         self.loop = self._make_loop()
         if stage != TrainerFn.FITTING or session.is_open:
             return
-        check_checkpoint_callbacks(trainer)
         device = trainer.strategy.root_device
-        check_precision(trainer.precision, device)
-        tasks = np.repeat(session.spec.train_tasks, self._envs_per_task).tolist()
-        self.loop.check(len(tasks))
-        session.algorithm.check_device(device)
+        all_tasks = np.repeat(session.spec.train_tasks, self._envs_per_task)
+        with distributed.together(ConfigurationError):
+            check_checkpoint_callbacks(trainer)
+            check_precision(trainer.precision, device)
+            places = self._own_places(len(session.spec.train_tasks))
+            self.loop.check(len(all_tasks))
+            session.algorithm.check_device(device)
+        tasks = all_tasks[places].tolist()
         num_workers = self._num_workers
-        if num_workers is None and session.algorithm.collection is not None:
-            num_workers = default_num_workers(len(tasks), spare=0)
+        if num_workers is None:
+            spare = 0 if session.algorithm.collection is not None else 1
+            num_workers = default_num_workers(len(tasks), spare, distributed.local_size())
         envs = VectorEnv(
             session.benchmark,
             tasks,
@@ -137,13 +148,35 @@ class RolloutCallback(Driver):
             timeout=self._timeout,
             max_restarts=self._max_restarts,
             on_restart=lambda reason: session.note_restart(envs, reason),
+            places=places,
         )
         for place, transform in enumerate(self._action_transforms):
             # never an environment's key, whose length differs or whose second number is not 0
-            seeding = np.random.SeedSequence(self._seed, spawn_key=(place, 0))
+            rank = distributed.rank()
+            key = (place, 0, rank) if rank else (place, 0)
+            seeding = np.random.SeedSequence(self._seed, spawn_key=key)
             transform.seed(int(seeding.generate_state(1)[0]))
-        session.open(envs, self._window, device, self._listeners)
+        with distributed.together(ConfigurationError):
+            session.open(envs, self._window, device, self._listeners)
         self.loop.open()
+
+    def _own_places(self, num_tasks: int) -> list[int]:
+        """Return the places of this process' environments among all: a part of each task's copies.
+
+        Raises:
+            ConfigurationError: if the copies cannot be shared out equally.
+        """
+        copies = self._envs_per_task
+        num_processes = distributed.world_size()
+        if copies % num_processes:
+            below = copies // num_processes * num_processes
+            near = " or ".join(str(n) for n in (below, below + num_processes) if n)
+            raise ConfigurationError(
+                f"rollout.envs_per_task is {copies} for {num_processes} processes, each of which"
+                f" steps the same number of copies of every task: give {near}"
+            )
+        share = np.array_split(range(copies), num_processes)[distributed.rank()]
+        return [task * copies + int(copy) for task in range(num_tasks) for copy in share]
 
     def _make_loop(self) -> Loop:
         if self.session.algorithm.collection is not None:
@@ -189,7 +222,18 @@ class RolloutCallback(Driver):
     ) -> None:
         """Do what the loop does after an update."""
         self.session.stopwatch.stop("update")
+        self.hold_back_stop()
         self.loop.after_batch()
+
+    def complete_step(self) -> None:
+        """Do what is due after a vector step whose updates are made.
+
+        Raises:
+            DriftError: if the processes of the run no longer have the same weights.
+        """
+        if self._check(self.session.counters.env_steps):
+            check_equal(self.session.algorithm)
+        super().complete_step()
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -27,6 +28,9 @@ class InterruptionCallback(SessionCallback):
 
     ``check`` is called where the run's state is complete and can be saved: at the end of a training
     batch, and between the steps of longer work. A second signal ends the run at once, unsaved.
+
+    With several processes, a signal that one of them has received interrupts all of them after the
+    same vector step.
 
     Under SLURM, the requeue signal interrupts the run too. Lightning's handler for it is replaced,
     because it saves in the middle of a step. There only a second Ctrl-C ends the run at once: SLURM
@@ -48,6 +52,7 @@ class InterruptionCallback(SessionCallback):
         """Register the check with the session, which is made where the run's state is whole."""
         super().setup(trainer, pl_module, stage)
         self.session.check_signals = self.check
+        self.session.received_signal = lambda: self._received or 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Install the handler; Python allows that only in the main thread."""
@@ -69,8 +74,11 @@ class InterruptionCallback(SessionCallback):
 
     def check(self) -> None:
         """Raise ``Interrupted`` if a signal was received; the run's state must be complete."""
-        if self._received is not None:
-            raise Interrupted(128 + self._received)
+        received = self._received
+        if distributed.world_size() > 1:
+            received = self.session.agreement.signal or None
+        if received is not None:
+            raise Interrupted(128 + received)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -17,6 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.strategy import RanksStrategy
 
 DEFAULT_MAX_EPOCHS = 1000
 """What Lightning fills in for ``max_epochs``; an epoch has no end, so it limits nothing."""
@@ -104,10 +105,11 @@ def check_trainer(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: naming the option to change.
     """
-    if trainer.world_size > 1:
+    if trainer.world_size > 1 and not isinstance(trainer.strategy, RanksStrategy):
         raise ConfigurationError(
-            "training on several devices is not supported yet:"
-            " set trainer.devices and num_nodes to 1"
+            f"trainer.strategy is {type(trainer.strategy).__name__}, which does not average the"
+            " gradients of manual optimization over the processes: leave it out, or in Python pass"
+            " strategy=mtrl_lightning.strategy.RanksStrategy()"
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ConfigurationError(

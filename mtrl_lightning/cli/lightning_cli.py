@@ -20,7 +20,7 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from mtrl_lightning import __version__
+from mtrl_lightning import __version__, distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
@@ -41,8 +41,10 @@ from mtrl_lightning.envs.benchmark import only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
+    DriftError,
     EnvironmentFaultError,
     PolicyFaultError,
+    RankLostError,
     import_optional,
 )
 from mtrl_lightning.launch import (
@@ -55,8 +57,9 @@ from mtrl_lightning.launch import (
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.strategy import processes_for
 
-FAULTS = (DivergenceError, EnvironmentFaultError, PolicyFaultError)
+FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 
 
@@ -197,6 +200,8 @@ class MultiTaskCLI(LightningCLI):
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
+        trainer_options = vars(config.trainer)
+        self._processes = processes_for(trainer_options)
         self._launch = Launch(
             config.root,
             config.name,
@@ -204,6 +209,7 @@ class MultiTaskCLI(LightningCLI):
             restore_replay=is_fitting and config.replay.restore,
             origin=self._origin if is_fitting else None,
             overwrite_metrics=config.overwrite_metrics,
+            num_processes=self._processes.number,
         )
         if self._launch.checkpoint is not None:
             config.ckpt_path = str(self._launch.checkpoint)
@@ -262,6 +268,8 @@ class MultiTaskCLI(LightningCLI):
         if self._launch.checkpoint is not None:
             name = f"config_from_{self._launch.env_steps:012d}.yaml"
             self.save_config_kwargs["config_filename"] = name
+        if self._processes.number > 1:
+            kwargs["strategy"] = self._processes.strategy
         trainer = super().instantiate_trainer(**kwargs)
         check_trainer(trainer)
         return trainer
@@ -345,7 +353,10 @@ def main(args: ArgsType = None) -> None:
         cause = _own_error(error)
         if cause is None:
             raise
-        _exit(1 if isinstance(cause, FAULTS) else 2, str(cause))
+        code = 1 if isinstance(cause, FAULTS) else 2
+        if getattr(cause, "is_on_all_ranks", False) and distributed.rank() > 0:
+            sys.exit(code)  # the first process says it
+        _exit(code, str(cause))
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:
@@ -356,5 +367,6 @@ def _own_error(error: BaseException | None) -> BaseException | None:
 
 
 def _exit(code: int, message: str) -> NoReturn:
-    print(f"\nerror: {message}", file=sys.stderr)
+    whose = f" of rank {distributed.rank()}" if distributed.rank() > 0 else ""
+    print(f"\nerror{whose}: {message}", file=sys.stderr)
     sys.exit(code)

@@ -35,9 +35,15 @@ def usable_cores() -> int:
     return os.cpu_count() or 1  # macOS and Windows
 
 
-def default_num_workers(num_envs: int, spare: int = 1) -> int:
-    """Return the usable cores less ``spare``: at least one, at most one per environment."""
-    return max(1, min(num_envs, usable_cores() - spare))
+def default_num_workers(num_envs: int, spare: int = 1, num_processes: int = 1) -> int:
+    """Return the usable cores less ``spare``: at least one, at most one per environment.
+
+    Args:
+        num_envs: environments of this process.
+        spare: cores that are left to this process itself.
+        num_processes: processes of the run on this machine, which share its cores.
+    """
+    return max(1, min(num_envs, usable_cores() // num_processes - spare))
 
 
 class VectorEnv(gym.vector.VectorEnv):
@@ -61,6 +67,8 @@ class VectorEnv(gym.vector.VectorEnv):
             or hung; None raises at the first fault. The rebuilt environments start new episodes
             with draws of their own, and the step is not valid for them.
         on_restart: called with the reason at each restart.
+        places: each environment's place among those of all processes, which decides its draws;
+            None for its place here.
 
     Raises:
         ConfigurationError: if the split or a task is unknown, the number of workers is negative, or
@@ -80,6 +88,7 @@ class VectorEnv(gym.vector.VectorEnv):
         timeout: float = 300.0,
         max_restarts: int | None = None,
         on_restart: Callable[[str], None] = lambda _: None,
+        places: Sequence[int] | None = None,
     ) -> None:
         if split not in benchmark.splits:
             raise ConfigurationError(
@@ -107,6 +116,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._benchmark = benchmark
         self._split = split
         self._seed = seed
+        self._places = list(range(self.num_envs) if places is None else places)
         self._timeout = timeout
         self.max_restarts = max_restarts
         self._on_restart = on_restart
@@ -364,7 +374,8 @@ class VectorEnv(gym.vector.VectorEnv):
 
     def _seed_of(self, e: int) -> int:
         restarts = int(self._restarts_E[e])
-        key = (e, restarts) if restarts else (e,)
+        place = self._places[e]
+        key = (place, restarts) if restarts else (place,)
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     def _start(self, i: int) -> LocalGroup | WorkerGroup:

@@ -36,6 +36,8 @@ class AlignedMTL(GradientMethod):
         num_tasks: number of trained tasks, ``R``.
     """
 
+    averages_gradients = True
+
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:

@@ -49,6 +49,8 @@ class CAGrad(GradientMethod):
         ConfigurationError: if ``c`` is negative or ``num_sampled`` is below 1.
     """
 
+    averages_gradients = True
+
     def __init__(self, num_tasks: int, *, c: float = 0.5, num_sampled: int | None = None) -> None:
         super().__init__(num_tasks)
         if not c >= 0:

@@ -73,6 +73,8 @@ class FairGrad(GradientMethod):
         ConfigurationError: if ``alpha`` is negative or not finite.
     """
 
+    averages_gradients = True
+
     def __init__(self, num_tasks: int, *, alpha: float = 2.0) -> None:
         super().__init__(num_tasks)
         if not 0 <= alpha < math.inf:

@@ -83,7 +83,7 @@ class GradNorm(GradientMethod):
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
         """Add the gradient of the weighted mean loss to every ``.grad``; update the weights."""
-        last = TaskParameters(parameters.last_shared, [], [], parameters.reduce)
+        last = TaskParameters(parameters.last_shared, [], [])
         gram_RR = TaskGradients.from_losses(loss_R, last, retain_graph=True).gram()
         norm_R = gram_RR.diagonal().sqrt().to(loss_R)
         (self.weight_R * loss_R).mean().backward()

@@ -5,7 +5,7 @@ Shapes: ``R`` trained tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,8 +24,6 @@ class TaskParameters(NamedTuple):
     """All others, such as one output layer per task: they get the gradient of the mean loss."""
     last_shared: list[Parameter]
     """The weights of each network's last shared layer; they are among ``shared``."""
-    reduce: Callable[[Sequence[Tensor]], None] = lambda gradients: None
-    """Averages gradients over the processes, in place, before a method combines them."""
 
 
 class GradientMethod(nn.Module):
@@ -40,6 +38,9 @@ class GradientMethod(nn.Module):
 
     is_one_pass = False
     """Whether the losses are differentiated in one pass, and not task by task."""
+    averages_gradients = False
+    """Whether ``backward`` itself averages the gradients over the processes, before it combines
+    them, as ``TaskGradients`` does. The ``.grad`` of others is averaged after ``backward``."""
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
@@ -64,9 +65,10 @@ class GradientMethod(nn.Module):
         """Set ``.grad`` of the parameters, which must have been cleared.
 
         Args:
-            loss_R: one loss per task.
+            loss_R: one loss per task; with several processes the values of the joined batch, whose
+                graph is that of this process' rows.
             parameters: the parameters that the losses train.
-            generator: for random draws, on the CPU.
+            generator: for random draws, on the CPU; the same on all processes.
         """
         raise NotImplementedError
 

@@ -62,6 +62,7 @@ class NashMTL(GradientMethod):
         ConfigurationError: if ``max_norm`` is not above 0 or ``update_every`` is below 1.
     """
 
+    averages_gradients = True
     weight_R: Tensor
     updates_since_solved: Tensor
 

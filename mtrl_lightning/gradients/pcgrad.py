@@ -28,6 +28,8 @@ class PCGrad(GradientMethod):
         num_tasks: number of trained tasks, ``R``.
     """
 
+    averages_gradients = True
+
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:

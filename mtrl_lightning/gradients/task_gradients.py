@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from mtrl_lightning import distributed
 from mtrl_lightning.gradients.method import TaskParameters
 
 
 class TaskGradients(NamedTuple):
-    """The gradient of every task's loss."""
+    """The gradient of every task's loss, averaged over the processes."""
 
     parameters: TaskParameters
     shared: list[Tensor]
@@ -57,7 +58,7 @@ class TaskGradients(NamedTuple):
             means = [
                 torch.tensordot(mean_weight_R, gradient, 1) for gradient in found[len(shared) :]
             ]
-            parameters.reduce([*found[: len(shared)], *means])
+            distributed.average([*found[: len(shared)], *means])
             return cls(parameters, found[: len(shared)], means)
         stacked = [parameter.new_zeros(num_tasks, *parameter.shape) for parameter in shared]
         means = [torch.zeros_like(parameter) for parameter in own]
@@ -70,7 +71,7 @@ class TaskGradients(NamedTuple):
             for total, gradient in zip(means, one[len(shared) :], strict=True):
                 if gradient is not None:
                     total.add_(gradient, alpha=mean_weight)
-        parameters.reduce([*stacked, *means])
+        distributed.average([*stacked, *means])
         return cls(parameters, stacked, means)
 
     def gram(self) -> Tensor:
@@ -100,7 +101,9 @@ class TaskGradients(NamedTuple):
             The weights, and their ``statistics``.
         """
         gram_RR = self.gram()
-        weight_R = weights_from(gram_RR, mean_weight_R, solve)
+        weight_R = distributed.on_rank_zero(
+            lambda: weights_from(gram_RR, mean_weight_R, solve).double(), like=gram_RR[0]
+        )
         self.combine(weight_R)
         return weight_R, statistics(gram_RR, weight_R, mean_weight_R)
 
@@ -144,6 +147,7 @@ def weighted_backward(loss_R: Tensor, weight_R: Tensor, parameters: TaskParamete
             )
             for parameter, gradient in zip(trained, found, strict=True):
                 parameter.grad = gradient
+    distributed.average_gradients([*shared, *own])
 
 
 def weights_from(

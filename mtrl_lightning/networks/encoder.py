@@ -13,6 +13,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 
@@ -40,7 +41,11 @@ class Encoder(nn.Module):
         """
 
     def observe(self, observation_BD: Tensor, task_B: Tensor) -> None:
-        """Update statistics with the observations of the next critic update, ``[B, ...]``."""
+        """Update statistics with the observations of the next critic update, ``[B, ...]``.
+
+        With several processes each receives its share of them, and all have to come to the same
+        statistics, as by ``distributed.merged_moments``.
+        """
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map observations ``[B, ...]`` and tasks ``[B]`` to ``[B, out_dim]``."""
@@ -216,13 +221,17 @@ class Standardize(Identity):
         self.register_buffer("rows_T", torch.zeros(num_tasks, dtype=torch.int64))
 
     def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
-        for task in task_B.unique().tolist():
+        own_rows_T = torch.bincount(task_B, minlength=len(self._sizes)).tolist()
+        num_rows_T = [sum(numbers) for numbers in zip(*distributed.gather(own_rows_T), strict=True)]
+        for task, num_rows in enumerate(num_rows_T):
+            if num_rows == 0:
+                continue
             rows_ND = observation_BD[task_B == task]
             if self.rows_T[task] == 0:  # what stands there is not from rows of the task
                 self.mean_TD[task] = 0
                 self.variance_TD[task] = 0
-            self.rows_T[task] += len(rows_ND)
-            weight = len(rows_ND) / int(self.rows_T[task])
+            self.rows_T[task] += num_rows
+            weight = num_rows / int(self.rows_T[task])
             _add_rows(self.mean_TD[task], self.variance_TD[task], rows_ND, weight)
         fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T > 0).tolist(), self._sizes)
 
@@ -252,11 +261,15 @@ def fill_unseen(
 def _add_rows(mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float) -> None:
     """Change mean and variance, in place, to those of a union with rows of this weight in it.
 
-    Chan et al. 1979: the variance of a union is the weighted mean of the variances plus the
-    variance of the means.
+    With several processes the rows are those of all of them. Chan et al. 1979: the variance of a
+    union is the weighted mean of the variances plus the variance of the means.
     """
-    shift_D = rows_ND.mean(0) - mean_D
-    within_D = weight * (rows_ND.var(0, correction=0) - variance_D)
+    count = torch.tensor(len(rows_ND), device=rows_ND.device)
+    rows_mean_D, rows_variance_D, _ = distributed.merged_moments(
+        rows_ND.mean(0), rows_ND.var(0, correction=0), count
+    )
+    shift_D = rows_mean_D - mean_D
+    within_D = weight * (rows_variance_D - variance_D)
     between_D = weight * (1 - weight) * shift_D.square()
     variance_D += within_D + between_D
     mean_D += weight * shift_D

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning import distributed
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
@@ -35,7 +36,7 @@ class ReplayBuffer:
     Args:
         spec: the trained tasks (``spec.train_tasks``), shapes and types.
         capacity: transitions of all environments together, shared out equally.
-        seed: of the draws.
+        seed: of the draws, which differ between processes.
         tasks: the task of each environment; None for one environment per trained task.
         folder: keep the transitions in files here, mapped into memory; None for memory.
         device: whose memory, without a folder; batches come on it.
@@ -69,7 +70,7 @@ class ReplayBuffer:
         self.storage = storage(fields, len(task_E), capacity // len(task_E), folder, device)
         self._ring_RM, self._is_ring_RM = _rings_of_tasks(task_E, spec.train_tasks)
         self._task_R = torch.tensor(spec.train_tasks, dtype=torch.int64, device=device)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(distributed.seed_of_rank(seed))
         self.stopwatch = Stopwatch()
 
     def __len__(self) -> int:
@@ -124,11 +125,16 @@ class ReplayBuffer:
         return env_Rn.flatten(), (oldest_E[env_Rn] + offset_Rn).flatten()
 
     def mean_rewards(self) -> npt.NDArray[np.float64]:
-        """Return the mean reward of each trained task over what is held, ``[R]``; NaN if none."""
+        """Return the mean reward of each trained task over what is held, ``[R]``; NaN if none.
+
+        With several processes it is over what all of them hold.
+        """
         ring_RM = self._ring_RM.numpy()
         is_ring_RM = self._is_ring_RM.numpy()
         sum_R = np.where(is_ring_RM, self.storage.reward_sums()[ring_RM], 0.0).sum(1)
         size_R = np.where(is_ring_RM, self.storage.size_E[ring_RM], 0).sum(1)
+        sum_R = np.sum(distributed.gather(sum_R), axis=0)
+        size_R = np.sum(distributed.gather(size_R), axis=0)
         with np.errstate(invalid="ignore"):
             return sum_R / size_R
 
@@ -137,8 +143,9 @@ class ReplayBuffer:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator."""
-        self._generator.set_state(state["generator"])
+        """Restore the generator; a process that was not there before has none to restore."""
+        if "generator" in state:
+            self._generator.set_state(state["generator"])
 
 
 def batch_of(rows: Mapping[str, Tensor], task_B: Tensor) -> TransitionBatch:

@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, IterableDataset
 
+from mtrl_lightning import distributed
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec, tasks_of, with_info
 from mtrl_lightning.envs.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
@@ -40,10 +41,10 @@ class MultiTaskData(LightningDataModule):
 
     Args:
         benchmark: the tasks, chosen by ``class_path``.
-        batch_size: off-policy only: transitions of a batch over all trained tasks; each gets the
-            same number. Null for 128 per task.
-        capacity: off-policy only: transitions kept, over all trained tasks; each environment has an
-            equal share. Null for 100,000 per task.
+        batch_size: off-policy only: transitions of a batch over all trained tasks and processes;
+            each gets the same number. Null for 128 per task.
+        capacity: off-policy only: transitions kept, over all trained tasks and processes; each
+            environment has an equal share. Null for 100,000 per task.
         exclude_from_training: names of tasks that are evaluated but never trained on.
         memory_map: off-policy only: keep the replay in a file in the run's folder, mapped into
             memory, for one larger than the memory.
@@ -137,7 +138,8 @@ class MultiTaskData(LightningDataModule):
         self._forget(opened_for)
         if self._memory_map:
             folder.mkdir(parents=True, exist_ok=True)
-        num_rows = self.capacity // len(tasks) * len(tasks)
+        num_envs = distributed.world_size() * len(tasks)
+        num_rows = self.capacity // num_envs * len(tasks)
         needed = bytes_needed(transition_fields(self.spec, policy_fields), num_rows)
         is_kept_on_device = device.type == "cuda" and self._on_device and not self._memory_map
         if not is_kept_on_device or needed > free_memory(device) / 2:
@@ -146,7 +148,7 @@ class MultiTaskData(LightningDataModule):
         rank_zero_info(f"Replay of {num_rows:,} transitions: {needed / 2**20:,.0f} MiB of {where}")
         self.buffer = ReplayBuffer(
             self.spec,
-            self.capacity,
+            num_rows,
             self._seed,
             tasks=tasks,
             folder=folder if self._memory_map else None,
@@ -298,6 +300,23 @@ def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
 def replay_folder(run_folder: Path) -> Path:
     """Return where a run's replay lies."""
     return run_folder / "replay"
+
+
+def check_share(batch_size: int, num_tasks: int, num_processes: int) -> None:
+    """Check that each process can have the same number of rows of every task in a batch.
+
+    Raises:
+        ConfigurationError: naming the nearest batch sizes.
+    """
+    of_each = num_tasks * num_processes
+    if batch_size % of_each == 0:
+        return
+    below = batch_size // of_each * of_each
+    near = " or ".join(str(number) for number in (below, below + of_each) if number)
+    raise ConfigurationError(
+        f"data.batch_size {batch_size} cannot be shared out equally among {num_processes} processes"
+        f" and {num_tasks} tasks: give {near}"
+    )
 
 
 def manifest_of(checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from mtrl_lightning import distributed
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.memory import CPU, to_device
@@ -38,7 +39,7 @@ class RolloutBuffer:
         tasks: the task of each environment.
         collection: steps, epochs and minibatches.
         policy_fields: what the policy's ``act`` returns beside its actions.
-        seed: of the orders.
+        seed: of the orders, which differ between processes.
         device: on which minibatches are wanted.
 
     Raises:
@@ -64,7 +65,7 @@ class RolloutBuffer:
         self._train_tasks = spec.train_tasks
         self._task_names = spec.task_names
         self._task_R = torch.tensor(spec.train_tasks, device=device)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(distributed.seed_of_rank(seed))
         fields = (*transition_fields(spec, policy_fields), Field("truncated", (), "bool"))
         shape = (collection.num_steps, self.num_envs)
         self._arrays = {
@@ -87,6 +88,11 @@ class RolloutBuffer:
     def num_bytes(self) -> int:
         """Bytes of the transitions of an iteration."""
         return sum(array.nbytes for array in self._arrays.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step of the iteration is collected."""
+        return self._num_steps == 0
 
     @property
     def is_full(self) -> bool:
@@ -201,7 +207,8 @@ class RolloutBuffer:
                 minibatches, or with other environments.
         """
         valid_SE = state["valid"].numpy()
-        self._generator.set_state(state["generator"])
+        if "generator" in state:  # a process that was not there before has none to restore
+            self._generator.set_state(state["generator"])
         self.clear()
         if len(valid_SE) == 0:
             return
@@ -265,8 +272,9 @@ def rows_per_task(num_envs: int, num_tasks: int, collection: OnPolicy) -> int:
         near = [n for n in range(1, rows + 1) if rows % n == 0]
         nearest = min(near, key=lambda n: abs(n - num_minibatches))
         raise ConfigurationError(
-            f"an iteration has {rows} env steps of each task (num_steps {collection.num_steps},"
-            f" rollout.envs_per_task {envs_per_task}), which {num_minibatches} minibatches cannot"
+            f"an iteration has {rows} env steps of each task in each process"
+            f" (num_steps {collection.num_steps}, {envs_per_task} environments of each task, of"
+            f" rollout.envs_per_task), which {num_minibatches} minibatches cannot"
             f" share out equally: set model.init_args.num_minibatches to {nearest}, or"
             f" model.init_args.num_steps to a multiple of {num_minibatches}"
         )

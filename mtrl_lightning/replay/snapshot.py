@@ -13,7 +13,7 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import Storage, bytes_needed
 
 NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
+FOLDER = re.compile(r"(rank_\d+)?")
 REMEDY = "continue from another checkpoint, or without the replay (--replay.restore false)"
 MEBIBYTE = 1 << 20
 
@@ -158,9 +159,48 @@ class ReplaySnapshots:
         storage.oldest_E[:] = np.where(is_cut_E, oldest_E, 0)
         self._chunks = list(manifest["chunks"])
 
-    def _check_same(self, manifest: dict[str, Any], storage: Storage) -> None:
+    def load_rings(
+        self, manifest: dict[str, Any], storage: Storage, rings: Sequence[Sequence[int]]
+    ) -> None:
+        """Fill some rings of a storage with rings of a manifest, each under its former numbers.
+
+        What is saved next is written into new files.
+
+        Args:
+            manifest: of a process that had other rings.
+            storage: whose rings are filled, and are empty.
+            rings: pairs of a ring's number in the manifest and its number in the storage.
+
+        Raises:
+            ConfigurationError: naming the file, if one is missing or damaged, or naming what
+                differs, if the replay is of another schema or size.
+        """
+        if not rings:
+            return
+        check_manifest(manifest)
+        self._check_same(manifest, storage, any_number=True)
+        from_M, to_M = np.array(rings).T
+        new_E = np.full(len(manifest["added"]), -1)
+        new_E[from_M] = to_M
+        for chunk in manifest["chunks"]:
+            first_E = np.array(chunk["first"])
+            new_N = np.repeat(new_E, np.array(chunk["end"]) - first_E)
+            is_wanted_N = new_N >= 0
+            rows = self._read(chunk, storage)
+            storage.added_E[to_M] = first_E[from_M]
+            wanted = {name: column[is_wanted_N] for name, column in rows.items()}
+            storage.add(new_N[is_wanted_N], wanted)
+        storage.added_E[to_M] = np.array(manifest["added"])[from_M]
+        oldest_M = np.array(manifest["oldest"])[from_M]
+        is_cut_M = oldest_M > storage.added_E[to_M] - storage.capacity
+        storage.oldest_E[to_M] = np.where(is_cut_M, oldest_M, 0)
+
+    def _check_same(
+        self, manifest: dict[str, Any], storage: Storage, any_number: bool = False
+    ) -> None:
         num_envs = len(manifest["added"])
-        if manifest["capacity"] != storage.capacity or num_envs != storage.num_envs:
+        is_other_number = num_envs != storage.num_envs and not any_number
+        if manifest["capacity"] != storage.capacity or is_other_number:
             raise ConfigurationError(
                 f"the checkpoint's replay has {num_envs} environments"
                 f" of {manifest['capacity']:,} transitions,"
@@ -268,6 +308,8 @@ def check_manifest(manifest: dict[str, Any]) -> None:
 def _what_is_wrong(manifest: dict[str, Any]) -> str:
     if not all(isinstance(name, str) for name, _, _ in manifest["fields"]):
         return "names no fields"
+    if not FOLDER.fullmatch(manifest.get("folder", "")):
+        return f"names {manifest['folder']!r}, no folder of a process"
     for chunk in manifest["chunks"]:
         if not NAME.fullmatch(chunk["file"]):
             return f"names {chunk['file']!r}, no file of a replay"

@@ -144,6 +144,17 @@ class EpisodeWindows:
         self.count_T = np.zeros(num_tasks, np.int64)
         """Episodes of each task since the start."""
 
+    @classmethod
+    def joined(cls, states: Sequence[Mapping[str, Any]]) -> EpisodeWindows:
+        """Return windows that hold the episodes of several, given by their states."""
+        num_tasks = len(states[0]["windows"])
+        windows = cls(num_tasks, sum(max(map(len, state["windows"])) for state in states) or 1)
+        for state in states:
+            for rows in state["windows"]:
+                windows.add(Episode(*row) for row in rows)
+        windows.count_T[:] = np.sum([state["counts"] for state in states], axis=0)
+        return windows
+
     def add(self, episodes: Iterable[Episode]) -> None:
         """Remember episodes."""
         for episode in episodes:

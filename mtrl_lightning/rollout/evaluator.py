@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -126,6 +126,16 @@ def metric_names(benchmark: Benchmark) -> list[str]:
     return means + others + per_task
 
 
+class EvaluatedEpisode(NamedTuple):
+    """A finished test episode, and when it ended."""
+
+    step: int
+    """Vector step of the evaluation."""
+    place: int
+    """Place of its environment among all."""
+    episode: Episode
+
+
 class Evaluator:
     """Run test episodes ``0, 1, ..., N - 1`` of a split's tasks, with the policy's best actions.
 
@@ -143,6 +153,8 @@ class Evaluator:
         max_restarts: how often an evaluation is repeated with new environments because one of them,
             or its worker, broke; over all evaluations.
         on_restart: called with the reason each time.
+        share: number of this process among those that share the environments out, and how many
+            they are.
 
     Raises:
         ConfigurationError: if a number is below 1, or the split is unknown.
@@ -159,6 +171,7 @@ class Evaluator:
         timeout: float = 300.0,
         max_restarts: int = 0,
         on_restart: Callable[[str], None] = lambda _: None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         if num_episodes < 1 or envs_per_task < 1:
             raise ConfigurationError(
@@ -176,10 +189,34 @@ class Evaluator:
         self._on_restart = on_restart
         self.num_restarts = 0
         """How often an evaluation was repeated."""
+        num_envs = len(self._tasks) * self._copies
+        rank, num_processes = share
+        self._places = np.array_split(range(num_envs), num_processes)[rank]
+        """Places of the environments that are stepped here among all."""
         self._envs: VectorEnv | None = None
 
+    @property
+    def num_envs(self) -> int:
+        """Number of environments that are stepped here."""
+        return len(self._places)
+
     def evaluate(self, policy: Policy, on_step: Callable[[], None] = lambda: None) -> Evaluation:
-        """Run the test episodes.
+        """Run all test episodes.
+
+        Args:
+            policy: acts in the mode ``exploit``.
+            on_step: called between two steps; may raise to end the evaluation.
+
+        Raises:
+            PolicyFaultError: if the policy's actions are not finite.
+            RestartsExhaustedError: if environments broke too often.
+        """
+        return self.summarize(self.run(policy, on_step))
+
+    def run(
+        self, policy: Policy, on_step: Callable[[], None] = lambda: None
+    ) -> list[EvaluatedEpisode]:
+        """Run the test episodes of the environments that are stepped here.
 
         Args:
             policy: acts in the mode ``exploit``.
@@ -203,25 +240,38 @@ class Evaluator:
                 self.num_restarts += 1
                 self._on_restart(str(fault))
 
-    def _run(self, policy: Policy, on_step: Callable[[], None]) -> Evaluation:
+    def _run(self, policy: Policy, on_step: Callable[[], None]) -> list[EvaluatedEpisode]:
+        places = self._places
+        if not len(places):
+            return []
         num_tasks = len(self._tasks)
         if self._envs is None:
-            tasks = np.repeat(self._tasks, self._copies)
+            tasks = np.repeat(self._tasks, self._copies)[places]
             self._envs = VectorEnv(
                 self._benchmark,
                 tasks.tolist(),
                 self._split,
                 num_workers=self._num_workers,
                 timeout=self._timeout,
+                places=places.tolist(),
             )
         shares = quotas(self._num_episodes, self._copies)
         collector = Collector(self._envs, policy)
-        collector.reset(seed=np.tile(np.cumsum(shares) - shares, num_tasks).tolist())
-        per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
-        for _, ended in collector.run_episodes(np.tile(shares, num_tasks), "exploit"):
+        seeds = np.tile(np.cumsum(shares) - shares, num_tasks)[places]
+        collector.reset(seed=seeds.tolist())
+        quota_E = np.tile(shares, num_tasks)[places]
+        finished: list[EvaluatedEpisode] = []
+        for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
             on_step()
-            for episode in ended:
-                per_task[episode.task].append(episode)
+            finished += [EvaluatedEpisode(step, int(places[e.env]), e) for e in ended]
+        return finished
+
+    def summarize(self, finished: Iterable[EvaluatedEpisode]) -> Evaluation:
+        """Return the results of all test episodes, in whatever order they are given."""
+        per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
+        # in the order of an evaluation in one process: sums of rounded numbers depend on it
+        for _, _, episode in sorted(finished, key=lambda one: (one.step, one.place)):
+            per_task[episode.task].append(episode)
         assert all(len(episodes) == self._num_episodes for episodes in per_task.values())
         success, success_last, returns = (
             np.array(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.divergence import DivergenceGuard
 from mtrl_lightning.algorithms.state import Generators, MeanMetrics
 from mtrl_lightning.algorithms.update import Update
@@ -99,12 +100,17 @@ def test_gradients_are_computed_without_autocast():
 def test_every_gradient_is_reduced_before_the_step(name, monkeypatch):
     shapes = []
 
-    def reduce(update, gradients):
+    def average(gradients):
         shapes.append([tuple(gradient.shape) for gradient in gradients])
         for gradient in gradients:
             gradient.zero_()
 
-    monkeypatch.setattr(Update, "reduce_gradients", reduce)
+    monkeypatch.setattr(distributed, "average", average)
+    monkeypatch.setattr(
+        distributed,
+        "average_gradients",
+        lambda parameters: average([p.grad for p in parameters if p.grad is not None]),
+    )
     sac = make_sac(actor_gradient=METHODS[name], critic_gradient=METHODS[name])
     before = copy_of(sac)
     train(sac, 1)

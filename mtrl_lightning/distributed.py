@@ -1,0 +1,283 @@
+"""The processes ("ranks") that train one run together, and what they exchange.
+
+With one process nothing is sent, and every function returns what it was given. All ranks have to
+call a function that exchanges something, in the same order: never behind a condition that ranks
+judge differently.
+
+Shapes: ``N`` ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from mtrl_lightning.errors import RankLostError
+
+V = TypeVar("V")
+
+_processes_of_machine = 1
+
+
+def world_size() -> int:
+    """Return the number of ranks, ``N``."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process among the ranks, from 0."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def local_size() -> int:
+    """Return the number of ranks on this machine, which share its cores and memory."""
+    return _processes_of_machine if world_size() > 1 else 1
+
+
+def set_local_size(number: int) -> None:
+    """Note the number of ranks on this machine."""
+    global _processes_of_machine
+    _processes_of_machine = number
+
+
+def seed_of_rank(seed: int) -> int:
+    """Return a seed for draws that differ between ranks; rank 0 has the seed itself."""
+    if rank() == 0:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=(rank(),)).generate_state(1)[0])
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    """Say that a rank is lost where the connection to it breaks or it does not answer."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed raises this class and classes of it
+        first_line = (str(error).splitlines() or [""])[0]
+        raise RankLostError(
+            f"rank {rank()} of {world_size()} waited for the others in vain ({first_line}):"
+            " another rank has ended or hangs, see its own message. Continue from the last"
+            " checkpoint"
+        ) from error
+
+
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors, in place, by their means over the ranks: one message for each dtype."""
+    if world_size() == 1:
+        return
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+        with _exchange():
+            dist.all_reduce(flat)
+        flat /= world_size()
+        parts = flat.split([tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+
+def average_gradients(parameters: Sequence[Parameter]) -> None:
+    """Replace the parameters' ``.grad`` by its mean over the ranks; a missing one counts as 0.
+
+    It stays missing where no rank has one.
+    """
+    if world_size() == 1 or not parameters:
+        return
+    is_missing = [parameter.grad is None for parameter in parameters]
+    gradients = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for parameter in parameters
+    ]
+    # which are there travels with them, because all ranks must treat a parameter alike
+    present = torch.tensor(is_missing, device=gradients[0].device).logical_not()
+    is_present = present.to(gradients[0].dtype)
+    average([*gradients, is_present])
+    if not any(is_missing):
+        return
+    anywhere = (is_present > 0).tolist()
+    for parameter, gradient, is_anywhere in zip(parameters, gradients, anywhere, strict=True):
+        parameter.grad = gradient if is_anywhere else None
+
+
+def mean(tensor: Tensor) -> Tensor:
+    """Return the mean over the ranks."""
+    if world_size() == 1:
+        return tensor
+    result = tensor.detach().clone()
+    average([result])
+    return result
+
+
+class _OwnGradient(torch.autograd.Function):
+    """The mean over the ranks; its gradient is handed on to this rank's own value."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return mean(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def global_losses(loss_R: Tensor) -> Tensor:
+    """Return the losses of the joined batch, whose gradient is that of this rank's own losses.
+
+    The mean of the ranks' gradients is then the gradient of the joined batch, also of a function of
+    the losses that is not linear.
+    """
+    if world_size() == 1:
+        return loss_R
+    result: Tensor = _OwnGradient.apply(loss_R)
+    return result
+
+
+def largest(tensor: Tensor) -> Tensor:
+    """Return the largest value of each element over the ranks."""
+    if world_size() == 1:
+        return tensor
+    result = tensor.detach().clone()
+    with _exchange():
+        dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    return result
+
+
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Return the tensors of all ranks, ``[N, ...]``."""
+    if world_size() == 1:
+        return tensor[None]
+    parts = [torch.empty_like(tensor) for _ in range(world_size())]
+    with _exchange():
+        dist.all_gather(parts, tensor.contiguous())
+    return torch.stack(parts)
+
+
+def gather_numbers(numbers: Sequence[int]) -> list[list[int]]:
+    """Return the integers of every rank."""
+    return gather_tensor(torch.tensor(numbers, dtype=torch.int64)).tolist()
+
+
+def total(number: int) -> int:
+    """Return the sum over the ranks."""
+    return sum(numbers[0] for numbers in gather_numbers([number]))
+
+
+def is_any(value: bool) -> bool:
+    """Return whether the value is true on any rank."""
+    return total(int(value)) > 0
+
+
+def gather(value: V) -> list[V]:
+    """Return the values of all ranks, which can be anything that can be pickled."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    with _exchange():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def gather_to_zero(value: V) -> list[V] | None:
+    """Return the values of all ranks on rank 0, and None on the others."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    with _exchange():
+        dist.gather_object(value, values)
+    return values
+
+
+def broadcast(value: V) -> V:
+    """Return the value of rank 0."""
+    if world_size() == 1:
+        return value
+    values = [value]
+    with _exchange():
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def on_rank_zero(compute: Callable[[], Tensor], like: Tensor) -> Tensor:
+    """Return what rank 0 computes: another machine may round differently.
+
+    Args:
+        compute: called on rank 0 only.
+        like: a tensor of the shape, type and device of the result.
+    """
+    if world_size() == 1:
+        return compute()
+    result = compute().contiguous() if rank() == 0 else torch.empty_like(like)
+    with _exchange():
+        dist.broadcast(result, 0)
+    return result
+
+
+def merged_moments(mean_: Tensor, variance: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, variance and number of the union of the ranks' rows.
+
+    The variance of a union is the weighted mean of the variances plus the variance of the means.
+
+    Args:
+        mean_: of this rank's rows; not used where it has none.
+        variance: of this rank's rows, without Bessel's correction.
+        count: number of this rank's rows; its dimensions are the first ones of the mean's.
+    """
+    if world_size() == 1:
+        return mean_, variance, count
+    has_rows = (count > 0).view(*count.shape, *[1] * (mean_.ndim - count.ndim))
+    moments = torch.stack([mean_, variance]).where(has_rows, 0.0)
+    moments_N2 = gather_tensor(moments)
+    count_N = gather_tensor(count)
+    weight_N = count_N / count_N.sum(0).clamp(min=1)
+    weight_N = weight_N.view(*weight_N.shape, *[1] * (mean_.ndim - count.ndim)).to(mean_)
+    union_mean = (weight_N * moments_N2[:, 0]).sum(0)
+    within = (weight_N * moments_N2[:, 1]).sum(0)
+    between = (weight_N * (moments_N2[:, 0] - union_mean).square()).sum(0)
+    return union_mean, within + between, count_N.sum(0)
+
+
+@contextmanager
+def together(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise on all ranks an exception of these kinds that a block raises on any of them.
+
+    The block itself must not exchange anything after the place where it can raise.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except kinds as raised:
+        if world_size() == 1:
+            raise
+        error = raised
+    if world_size() > 1:
+        raise_together(error, kinds)
+
+
+def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) -> None:
+    """Raise on all ranks the first rank's exception, if any has one.
+
+    Args:
+        error: this rank's; None if there is none.
+        kinds: classes of the exceptions, each of which takes a message.
+    """
+    own = None
+    if error is not None:
+        kind = next(place for place, kind in enumerate(kinds) if isinstance(error, kind))
+        own = (kind, str(error))
+    found = [(place, other) for place, other in enumerate(gather(own)) if other is not None]
+    if not found:
+        return
+    first, (kind, message) = found[0]
+    if error is None or first != rank():
+        origin = error
+        error = kinds[kind](message if first == 0 else f"rank {first}: {message}")
+        error.__cause__ = origin
+    error.is_on_all_ranks = True  # type: ignore[attr-defined]
+    raise error

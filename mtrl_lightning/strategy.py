@@ -1,0 +1,151 @@
+"""Lightning's strategy for a run of several processes, and who starts them.
+
+The processes ("ranks") are started by Lightning on one machine, or by ``torchrun`` or SLURM's
+``srun`` on one or several.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.utilities.distributed import _init_dist_connection
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+
+from mtrl_lightning import distributed
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rank_states import RANKS, own_part
+
+
+def backend_for(device: torch.device) -> str:
+    """Return the backend of the processes' exchange; what is on the CPU never waits for a GPU."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+class RanksStrategy(DDPStrategy):
+    """Several processes whose algorithm itself averages its gradients, in ``Update``.
+
+    The module is not wrapped: ``DistributedDataParallel`` does nothing for gradients that manual
+    optimization computes. Parameters and buffers are those of rank 0 at the start.
+
+    Args:
+        options: those of Lightning's ``DDPStrategy``.
+    """
+
+    strategy_name = "ranks"
+
+    def _get_process_group_backend(self) -> str:
+        return backend_for(self.root_device)
+
+    def setup_distributed(self) -> None:
+        """Connect the processes."""
+        super().setup_distributed()
+        distributed.set_local_size(self.num_processes)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+    @torch.no_grad()
+    def configure_ddp(self) -> None:
+        """Give all ranks the parameters and buffers of rank 0."""
+        assert self.model is not None
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks, without a GPU's stream."""
+        distributed.total(0)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint with the parts of all ranks.
+
+        Raises:
+            OSError: on all ranks, if rank 0 cannot write it.
+        """
+        parts = distributed.gather_to_zero(own_part(checkpoint))
+        with distributed.together(OSError):
+            if self.is_global_zero:
+                super().save_checkpoint({**checkpoint, RANKS: parts}, filepath, storage_options)
+
+
+class Processes(NamedTuple):
+    """The processes of a run."""
+
+    strategy: Strategy | str
+    """Of the trainer."""
+    number: int = 1
+    """How many there are."""
+
+
+def processes_for(options: Mapping[str, Any]) -> Processes:
+    """Return the strategy for what options of a trainer ask for, and the number of processes.
+
+    If a launcher has started the processes, they are connected.
+
+    Args:
+        options: ``accelerator``, ``devices``, ``num_nodes``, ``strategy``; a missing one is the
+            trainer's default.
+
+    Raises:
+        ConfigurationError: if there is another strategy, or not the number of processes.
+    """
+    num_nodes = options.get("num_nodes") or 1
+    devices = options.get("devices")
+    given = options.get("strategy") or "auto"
+    connector = _AcceleratorConnector(
+        devices="auto" if devices is None else devices,
+        num_nodes=num_nodes,
+        accelerator=options.get("accelerator") or "auto",
+    )
+    strategy = connector.strategy
+    is_several = isinstance(strategy, ParallelStrategy)
+    per_node = len(strategy.parallel_devices) if is_several else 1
+    number = per_node * num_nodes
+    _check_launched(number, per_node, num_nodes)
+    if not is_several or number == 1:
+        return Processes(given)
+    if given != "auto" and type(given) is not RanksStrategy:
+        name = given if isinstance(given, str) else type(given).__name__
+        raise ConfigurationError(
+            f"trainer.strategy is {name}: leave it out. With several processes the run has a"
+            " strategy of its own, because others do not average gradients that manual"
+            " optimization computes, and the processes would drift apart"
+        )
+    environment = connector.cluster_environment
+    if isinstance(environment, LightningEnvironment):
+        if num_nodes > 1:
+            raise ConfigurationError(
+                f"trainer.num_nodes is {num_nodes}: start the processes with torchrun or srun,"
+                " which connect the nodes, see docs/scale"
+            )
+    elif not dist.is_initialized():
+        _init_dist_connection(environment, backend_for(strategy.parallel_devices[0]))
+    distributed.set_local_size(per_node)
+    return Processes(given if isinstance(given, Strategy) else RanksStrategy(), number)
+
+
+def _check_launched(number: int, per_node: int, num_nodes: int) -> None:
+    """Check that a launcher, if there is one, has started as many processes as are asked for."""
+    if TorchElasticEnvironment.detect():
+        launcher = "torchrun"
+        started = int(os.environ.get("WORLD_SIZE", "1"))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", str(started)))
+    elif "SLURM_STEP_NUM_TASKS" in os.environ:
+        launcher = "srun"
+        started = int(os.environ["SLURM_STEP_NUM_TASKS"])
+        here = started // int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
+    else:
+        return
+    if started != number:
+        raise ConfigurationError(
+            f"{launcher} has started {started} processes, and trainer.devices {per_node} times"
+            f" trainer.num_nodes {num_nodes} is {number}: give --trainer.devices {here}"
+            f" --trainer.num_nodes {max(1, started // max(here, 1))}"
+        )

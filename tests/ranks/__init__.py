@@ -1,0 +1,303 @@
+"""Updates of one run on several ranks, each with its share of the rows, for equality tests.
+
+Run as ``python -m tests.ranks RANK N PORT FOLDER`` it makes the updates of every case as one of
+``N`` ranks, and writes the weights. With one rank, ``joined`` does the same with all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from mtrl_lightning import distributed, networks
+from mtrl_lightning.algorithms import Algorithm, Categorical, MeanReward, Temperature
+from mtrl_lightning.algorithms.normalization import RunningMoments
+from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch
+from tests.algorithms import attach, make_batch, make_ppo, make_sac, make_spec
+from tests.algorithms.test_padding import NAMES as DESCRIBED
+from tests.gradients.test_every_method import METHODS
+
+NUM_UPDATES = 20
+RESET_AT = 5
+ROWS = 8
+"""Rows of each task in the joined batch."""
+COPIES = 4
+"""Environments of each task in PPO's joined iteration."""
+STEPS = 12
+ITERATIONS = 3
+SPEC = make_spec()
+
+
+class Reconstruction(Auxiliary):
+    """Decode the observation from the features."""
+
+    def __init__(self, spec: EnvSpec, feature_dim: int) -> None:
+        super().__init__(spec, feature_dim, every=2)
+        self.decoder = nn.Linear(feature_dim, spec.observation_space.shape[0])
+        self.num_tasks = len(spec.train_tasks)
+
+    def loss(self, batch: TransitionBatch, inputs: Any) -> Tensor:
+        features_BZ = inputs.encoder(batch.observation_BD, batch.task_B)
+        error_BD = self.decoder(features_BZ) - batch.observation_BD
+        return error_BD.square().sum(1).view(self.num_tasks, -1).mean(1)
+
+
+def named_spec() -> EnvSpec:
+    return SPEC._replace(task_names=DESCRIBED)
+
+
+def masked_spec() -> EnvSpec:
+    return SPEC._replace(observation_sizes=(4, 2, 4), action_sizes=(1, 2, 2))
+
+
+def both(network: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    made = partial(network, **options)
+    return {"actor": made, "critic": made}
+
+
+def multi_head() -> dict[str, Any]:
+    return both(networks.MultiHead, width=8, depth=2, output_bound=0.3)
+
+
+SAC_CASES: dict[str, Callable[[], Algorithm]] = {
+    **{
+        f"sac {name}": partial(make_sac, SPEC, actor_gradient=method, critic_gradient=method)
+        for name, method in METHODS.items()
+    },
+    "multi_head pcgrad": lambda: make_sac(
+        SPEC,
+        **multi_head(),
+        actor_gradient=METHODS["pcgrad"],
+        critic_gradient=METHODS["pcgrad"],
+    ),
+    "multi_head mean": lambda: make_sac(SPEC, **multi_head()),
+    # some losses are above the limit, so that w is reinitialized
+    "paco repairs": lambda: make_sac(
+        SPEC, **both(networks.PaCo, width=8, depth=1, num_sets=2, max_loss=2.0, output_bound=0.3)
+    ),
+    "moore": lambda: make_sac(SPEC, **both(networks.MOORE, width=8, depth=1, num_experts=2)),
+    "care": lambda: make_sac(
+        named_spec(),
+        encoder=partial(networks.CARE, width=8, depth=1, out_dim=5, context_dim=5),
+        auxiliaries=[Reconstruction],
+    ),
+    "categorical": lambda: make_sac(
+        SPEC, value=partial(Categorical, num_bins=11), reward_scale=MeanReward
+    ),
+    "masked bodies, standardize per task": lambda: make_sac(
+        masked_spec(), encoder=networks.Standardize
+    ),
+    "standardize, auxiliary, one temperature": lambda: make_sac(
+        SPEC,
+        encoder=networks.Standardize,
+        auxiliaries=[Reconstruction],
+        temperature=partial(Temperature, per_task=False),
+    ),
+    "skipped step": lambda: make_sac(SPEC, on_nonfinite="skip"),
+}
+PPO_CASES: dict[str, Callable[[], Algorithm]] = {
+    "ppo": partial(make_ppo, SPEC, num_steps=STEPS, num_minibatches=3),
+    "ppo standardize pcgrad": partial(
+        make_ppo,
+        SPEC,
+        encoder=networks.Standardize,
+        actor_gradient=METHODS["pcgrad"],
+        critic_gradient=METHODS["pcgrad"],
+        num_steps=STEPS,
+        num_minibatches=3,
+        max_kl=1e-4,
+    ),
+}
+CASES = {**SAC_CASES, **PPO_CASES}
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Compute in double precision, also where the algorithms ask for single precision."""
+    single = torch.Tensor.float
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.float = single  # type: ignore[method-assign]
+        torch.set_default_dtype(torch.float32)
+
+
+def share(rows_B: Tensor, num_tasks: int, rank: int, size: int) -> Tensor:
+    """Return a rank's rows of a task-major batch: a part of each task's."""
+    return rows_B.unflatten(0, (num_tasks, -1)).chunk(size, 1)[rank].flatten(0, 1)
+
+
+def run_sac(algorithm: Algorithm, rank: int, size: int, num_updates: int) -> None:
+    num_tasks = algorithm.num_trained
+    noises: list[Tensor] = []
+    algorithm.noise_like = lambda action_BA: noises.pop(0)  # type: ignore[method-assign]
+    algorithm.begin_learning(np.array([1.0, 0.2, 3.0]))
+    for update in range(num_updates):
+        if update == RESET_AT:
+            algorithm.reset_networks()
+        batch = make_batch(algorithm.spec, ROWS, seed=update)
+        generator = torch.Generator().manual_seed(1000 + update)
+        columns = [column.double() for column in batch[:4]]
+        if update == 3 and algorithm.guard._on_nonfinite == "skip":
+            columns[2][-1] = torch.nan  # on the last rank only
+        columns += [batch.terminated_B, batch.task_B]
+        shape = columns[1].shape
+        joined = [torch.randn(shape, generator=generator) for _ in range(2)]
+        noises += [share(noise, num_tasks, rank, size) for noise in joined]
+        parts = [share(column, num_tasks, rank, size) for column in columns]
+        if algorithm.action_mask_TA is not None:
+            parts[1] = parts[1] * algorithm.action_mask_TA[parts[5]]
+            sizes = torch.tensor(algorithm.spec.observation_sizes)
+            for place in (0, 3):
+                inside = torch.arange(4) < sizes[parts[5]][:, None]
+                parts[place] = parts[place] * inside
+        algorithm.training_step(TransitionBatch(*parts), update)
+
+
+def collect(spec: EnvSpec, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Return columns ``[S, E]`` of a joined iteration, which are valid, and the tasks ``[E]``."""
+    generator = torch.Generator().manual_seed(seed)
+    task_E = torch.arange(3).repeat_interleave(COPIES)
+    shape = (STEPS, len(task_E))
+
+    def normal(*more: int) -> Tensor:
+        return torch.randn(*shape, *more, generator=generator)
+
+    sample = normal(2) * 0.3
+    columns = {
+        "observation": normal(4),
+        "next_observation": normal(4),
+        "action": sample.clamp(-1, 1),
+        "unclipped_action": sample,
+        "log_prob": normal() * 0.05 - 1,
+        "reward": normal() * 10.0**task_E,
+        "terminated": torch.rand(shape, generator=generator) < 0.1,
+        "truncated": torch.rand(shape, generator=generator) < 0.1,
+    }
+    return columns, torch.rand(shape, generator=generator) > 0.1, task_E
+
+
+def run_ppo(algorithm: Algorithm, rank: int, size: int, num_updates: int) -> None:
+    num_tasks = algorithm.num_trained
+    for iteration in range(ITERATIONS):
+        columns, valid_SE, task_E = collect(algorithm.spec, iteration)
+        own_E = share(torch.arange(len(task_E)), num_tasks, rank, size)
+        own = {name: column[:, own_E] for name, column in columns.items()}
+        collected = Collected(own, valid_SE[:, own_E], task_E[own_E])
+        computed = {**own, **algorithm.begin_iteration(collected, 0.0)}
+        for _ in range(2):
+            for steps in torch.arange(STEPS).chunk(3):
+                if algorithm.is_iteration_over():
+                    break
+                # environment after environment, so that the rows are task-major
+                rows = {
+                    name: column[steps].transpose(0, 1).flatten(0, 1)
+                    for name, column in computed.items()
+                }
+                task_B = task_E[own_E].repeat_interleave(len(steps))
+                algorithm.training_step(_batch(rows, task_B), 0)
+        algorithm.end_iteration(collected)
+
+
+def _batch(rows: dict[str, Tensor], task_B: Tensor) -> TransitionBatch:
+    names = ("observation", "action", "reward", "next_observation", "terminated")
+    core = [rows[name] for name in names]
+    return TransitionBatch(*core, task_B, extra=rows)
+
+
+def result_of(
+    name: str, rank: int = 0, size: int = 1, num_updates: int = NUM_UPDATES
+) -> dict[str, Tensor]:
+    """Return the weights, buffers and moments after a case's updates."""
+    algorithm = CASES[name]().double()
+    for update in algorithm.updates:
+        update._make_optimizer = partial(Adam, lr=1e-2)
+    attach(algorithm)
+    run = run_sac if name in SAC_CASES else run_ppo
+    run(algorithm, rank, size, num_updates)
+    found = {
+        key: value for key, value in algorithm.state_dict().items() if isinstance(value, Tensor)
+    }
+    for place, update in enumerate(algorithm.updates):
+        assert update.optimizer is not None
+        for number, state in update.optimizer.state_dict()["state"].items():
+            found |= {f"{place}.{number}.{key}": value for key, value in state.items()}
+    metrics = algorithm.drain_metrics()
+    found |= {f"metric {key}": torch.tensor(value) for key, value in metrics.items()}
+    found["skipped"] = torch.tensor(algorithm.counters.skipped_updates)
+    return found
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Return the message of the exception that a call raises; empty if it raises none."""
+    try:
+        call()
+    except (RuntimeError, OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def fail_on(rank: int, failing: int) -> None:
+    with distributed.together(OSError, ConfigurationError):
+        if rank == failing:
+            raise OSError("the disk is full")
+
+
+def drifted(rank: int) -> str:
+    """Return what is said when rank 1 alone changes a statistic of its encoder."""
+    algorithm = make_sac(SPEC, encoder=networks.Standardize)
+    attach(algorithm)
+    check_equal(algorithm)
+    if rank == 1:
+        algorithm.encoder.get_buffer("mean_D")[2] += 1e-12
+    return error_of(lambda: check_equal(algorithm))
+
+
+def missing_gradients(rank: int) -> list[float | None]:
+    """Average gradients of which rank 0 has the first, rank 1 the second, and none the third."""
+    parameters = [nn.Parameter(torch.zeros(())) for _ in range(3)]
+    if rank < 2:
+        parameters[rank].grad = torch.tensor(4.0)
+    distributed.average_gradients(parameters)
+    return [None if p.grad is None else p.grad.item() for p in parameters]
+
+
+def moments_of_parts(rank: int) -> dict[str, Tensor]:
+    """Add rows 0 to 9 to the moments, of which rank 0 has the first 7 and rank 1 the others."""
+    moments = RunningMoments(2, (3,))
+    rows = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    task = np.array([0] * 5 + [1] * 2 + [0] * 3)
+    own = slice(0, 7) if rank == 0 else slice(7, 10)
+    if rank < 2:
+        moments.add(rows[own], task[own])
+    else:
+        moments.add(rows[:0], task[:0])
+    return moments.state_dict()
+
+
+def probes(rank: int) -> dict[str, Any]:
+    """Return what a rank sees of several exchanges."""
+    return {
+        "fails on 0": error_of(lambda: fail_on(rank, 0)),
+        "fails on 1": error_of(lambda: fail_on(rank, 1)),
+        "fails nowhere": error_of(lambda: fail_on(rank, 99)),
+        "drifted": drifted(rank),
+        "other options": error_of(lambda: check_started_alike({"a": 1, "b": rank})),
+        "missing gradients": missing_gradients(rank),
+        "moments": moments_of_parts(rank),
+        "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
+        "total": distributed.total(rank + 1),
+        "seed": distributed.seed_of_rank(5),
+    }

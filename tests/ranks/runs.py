@@ -1,0 +1,91 @@
+"""Runs of the command line that several ranks make together."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+from mtrl_lightning.cli.lightning_cli import main
+from tests.conftest import CONFIGS, SMALL, config_args
+
+BOTH = ["--rollout.envs_per_task=2", "--trainer.devices=2"]
+CONTINUED = [
+    *BOTH,
+    "--rollout.check_every=50",
+    "--rollout.warmup_steps=60",
+    "--metrics.every=30",
+    "--evaluation.every=60",
+    "--data.capacity=120",
+    "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
+    "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
+]
+"""The checkpoint of 132 steps is in the middle of episodes of 20 steps, the rings are full."""
+STILL = [
+    "--data.benchmark=tests.ranks.still.Still",
+    "--model=tests.ranks.still.Steady",
+    *(
+        f"--model.init_args.{part}={{class_path: mtrl_lightning.networks.MLP,"
+        " init_args: {width: 16, depth: 2}}"
+        for part in ("actor", "critic")
+    ),
+    "--rollout.envs_per_task=2",
+    "--rollout.warmup_steps=30",
+    "--rollout.total_steps=150",
+    "--model.init_args.actor_gradient=mtrl_lightning.gradients.PCGrad",
+    "--model.init_args.critic_gradient=mtrl_lightning.gradients.PCGrad",
+    "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
+]
+"""Every transition of a task is the same one, so that draws do not matter."""
+ON_POLICY = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
+PPO = [
+    *BOTH,
+    "--rollout.check_every=60",
+    "--model.init_args.num_steps=10",
+    "--model.init_args.num_minibatches=2",
+    "--rollout.num_workers=0",
+    "--evaluation.num_workers=0",
+    "--evaluation.every=60",
+    "--evaluation.num_episodes=1",
+    "--metrics.every=30",
+    "--checkpoint.every=30",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+    "--model.init_args.actor.init_args.width=16",
+    "--model.init_args.critic.init_args.width=16",
+]
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "whole": ("whole", [*CONTINUED, "--rollout.total_steps=180"]),
+    "parts": ("parts", [*CONTINUED, "--rollout.total_steps=132"]),
+    "parts continued": (
+        "parts",
+        [*CONTINUED, "--rollout.total_steps=180", "--ckpt_path=last"],
+    ),
+    "still": ("still", [*STILL, "--trainer.devices=2"]),
+    "ppo whole": ("ppo_whole", [*PPO, "--rollout.total_steps=120"]),
+    "ppo parts": ("ppo_parts", [*PPO, "--rollout.total_steps=60"]),
+    "ppo parts continued": (
+        "ppo_parts",
+        [*PPO, "--rollout.total_steps=120", "--ckpt_path=last"],
+    ),
+    "three copies": ("refused", [*BOTH, "--rollout.envs_per_task=3"]),
+    "odd batch": ("refused", [*BOTH, "--data.batch_size=99"]),
+    "fewer devices": ("refused", [*BOTH, "--trainer.devices=1"]),
+}
+"""The name of the run's folder, and the options, of each."""
+
+
+def ended(name: str, root: Path) -> dict[str, str | int]:
+    """Make a run; return its exit code and what it has printed."""
+    run, options = RUNS[name]
+    configs = ON_POLICY if run.startswith("ppo") else CONFIGS
+    small = [] if run.startswith("ppo") else SMALL
+    arguments = ["fit", *config_args(*configs), *small, f"--root={root}", f"--name={run}"]
+    printed = io.StringIO()
+    code: int | str | None = 0
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+        try:
+            main([*arguments, *options])
+        except SystemExit as error:
+            code = error.code
+    return {"code": int(code or 0), "printed": printed.getvalue()}
