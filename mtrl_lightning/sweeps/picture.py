@@ -31,11 +31,13 @@ def draw(study: Study, sweep: SweepFile, rows: list[Row], folder: Path) -> Path:
         rows: the trials.
         folder: of the sweep.
     """
-    from matplotlib.figure import Figure  # takes a second to import
+    from matplotlib.figure import Figure, SubFigure  # takes a second to import
 
     complete = [row for row in rows if row.state == "complete" and row.value is not None]
     figure = Figure(figsize=(12, 8), layout="constrained")
-    upper, lower = figure.subfigures(2, 1)
+    upper: SubFigure
+    lower: SubFigure
+    upper, lower = figure.subfigures(2, 1)  # type: ignore[misc]  # an array of them
     history, importance = upper.subplots(1, 2, width_ratios=(3, 2))
     _draw_history(history, sweep, rows)
     _draw_importance(importance, study, sweep, complete)
@@ -49,27 +51,29 @@ def draw(study: Study, sweep: SweepFile, rows: list[Row], folder: Path) -> Path:
 
 def _draw_history(axes: Axes, sweep: SweepFile, rows: list[Row]) -> None:
     """Plot each trial's value, and the best so far."""
+    from matplotlib.ticker import MaxNLocator
+
     by_number = sorted((row for row in rows if row.value is not None), key=lambda row: row.trial)
     complete = [row for row in by_number if row.state == "complete"]
     pruned = [row for row in by_number if row.state == "pruned"]
     for shown, marker, label in ((complete, "o", "trial"), (pruned, "x", "ended early")):
         if shown:
-            values = [row.value for row in shown]
+            values = [row.value for row in shown if row.value is not None]
             axes.plot([row.trial for row in shown], values, marker, label=label)
     label = "IQM over seeds and tasks, 95 % interval"
     for row in complete:
-        if row.low is not None:
+        if row.low is not None and row.middle is not None and row.high is not None:
             axes.plot([row.trial] * 2, [row.low, row.high], color="C1", alpha=0.7, label=label)
             axes.plot([row.trial], [row.middle], "_", color="C1")
             label = "_"  # one entry of the legend for all
     if complete:
         best = np.maximum.accumulate if sweep.is_maximized else np.minimum.accumulate
-        so_far = best([row.value for row in complete])
+        so_far = best([row.value for row in complete if row.value is not None])
         numbers = [row.trial for row in complete]
         axes.step(numbers, so_far, where="post", color="black", label="best so far")
         axes.legend(fontsize="small")
     axes.set(xlabel="trial", ylabel=sweep.metric, title="history")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
 
 

@@ -170,7 +170,8 @@ def _without_experimental_warnings() -> Iterator[None]:
 def _suggest(trial: Trial, parameter: Parameter) -> Value:
     """Return the trial's value of a parameter; it is drawn if the trial has none."""
     if parameter.choices:
-        return trial.suggest_categorical(parameter.name, list(parameter.choices))
+        value: Any = trial.suggest_categorical(parameter.name, list(parameter.choices))
+        return value
     if parameter.kind is int:
         return trial.suggest_int(parameter.name, int(parameter.low), int(parameter.high))
     return trial.suggest_float(
