@@ -205,7 +205,7 @@ def test_shells_complete_commands_options_and_configurations(tmp_path, monkeypat
     script.write_text(completion.script("bash"))
     assert script.stat().st_size < 100_000
     for words, completed in (
-        (["comp"], "completion"),
+        (["comple"], "completion"),
         (["fit", "-c", "env/to"], "env/toy env/toy_conflict"),
         (["fit", "--rollout.num"], "--rollout.num_workers"),
         (["clear", "--rep"], "--replay_only"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from pathlib import Path
 
 from mtrl_lightning.cli.lightning_cli import main
@@ -83,9 +84,13 @@ def ended(name: str, root: Path) -> dict[str, str | int]:
     arguments = ["fit", *config_args(*configs), *small, f"--root={root}", f"--name={run}"]
     printed = io.StringIO()
     code: int | str | None = 0
+    logger = logging.getLogger("lightning.pytorch")
+    handler = logging.StreamHandler(printed)  # the logger's own has the former stderr
+    logger.addHandler(handler)
     with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
         try:
             main([*arguments, *options])
         except SystemExit as error:
             code = error.code
+    logger.removeHandler(handler)
     return {"code": int(code or 0), "printed": printed.getvalue()}

@@ -9,12 +9,12 @@ import yaml
 
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback, read_metrics
 from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.callbacks.wandb_files import records
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import Launch, restart_origin
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
-from tests.callbacks.test_loggers import wandb_records
 from tests.conftest import CONFIGS, ROOT, parser
 
 FILES = sorted(ROOT.glob("configs/sweep/*.yaml"))
@@ -114,7 +114,7 @@ def records_of(folder):
     internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     found = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for data in wandb_records(path):
+        for data in records(path):
             record = internal.Record()
             record.ParseFromString(data)
             found.append(record)
