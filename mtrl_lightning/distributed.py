@@ -1,8 +1,7 @@
 """The processes ("ranks") that train one run together, and what they exchange.
 
-With one process nothing is sent, and every function returns what it was given. All ranks have to
-call a function that exchanges something, in the same order: never behind a condition that ranks
-judge differently.
+With one process nothing is sent, and every function returns what it was given. All ranks must call
+these functions, in the same order. Never call one under a condition that may differ between ranks.
 
 Shapes: ``N`` ranks.
 """
@@ -62,8 +61,8 @@ def _exchange() -> Iterator[None]:
     except RuntimeError as error:  # torch.distributed raises this class and classes of it
         first_line = (str(error).splitlines() or [""])[0]
         raise RankLostError(
-            f"rank {rank()} of {world_size()} waited for the others in vain ({first_line}):"
-            " another rank has ended or hangs, see its own message. Continue from the last"
+            f"rank {rank()} of {world_size()} lost the connection to another rank ({first_line}):"
+            " it has ended or hangs, see its own message. Continue from the last"
             " checkpoint"
         ) from error
 

@@ -1,8 +1,8 @@
 """What a checkpoint of several processes ("ranks") holds of each of them.
 
-A rank's own are its environments and episodes, its part of the replay, its draws, and the metrics
-it has gathered since the last row. They are in the places where a run of one process has them for
-rank 0, and in a list for all ranks.
+Each rank has its own environments and episodes, part of the replay, draws, and metrics since the
+last row. They are in the places where a run of one process has them for rank 0, and in a list for
+all ranks.
 """
 
 from __future__ import annotations

@@ -47,9 +47,6 @@ class RanksStrategy(DDPStrategy):
         super().setup_distributed()
         distributed.set_local_size(self.num_processes)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-
     @torch.no_grad()
     def configure_ddp(self) -> None:
         """Give all ranks the parameters and buffers of rank 0."""

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
@@ -40,7 +41,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
     the last checkpoint that needs them. The iteration of an on-policy one is in the checkpoint.
 
     Of several processes the first writes the checkpoint, with the states of all. If one of them
-    cannot write its part, there is no checkpoint, and all of them go on or end alike.
+    cannot write its part, there is no checkpoint, and all continue, or all end.
 
     Args:
         every: environment steps between two checkpoints.
@@ -264,6 +265,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
 
     def _write(self, best: float | None) -> None:
         assert self._trainer is not None
+        check_equal(self.session.algorithm)  # else every checkpoint may be one of a run that drifts
         former = (self._saved, self._saved_at, self._best)
         name = self._file_name()
         unfinished = self.folder / f"{name}.unfinished"
@@ -307,9 +309,10 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         kept = {*newest, *([self._best[1]] if self._best else [])}
         assert self._trainer is not None
         is_first = self._trainer.is_global_zero
-        for name in self._saved:
-            if is_first and name not in kept:
-                (self.folder / name).unlink(missing_ok=True)
+        with distributed.together(OSError):
+            for name in self._saved:
+                if is_first and name not in kept:
+                    (self.folder / name).unlink(missing_ok=True)
         self._saved = [name for name in self._saved if name in kept]
         if self.session.replay_files is None:
             return

@@ -18,8 +18,8 @@ from mtrl_lightning.errors import ConfigurationError, DriftError
 def check_equal(algorithm: Algorithm) -> None:
     """Compare by checksums what has to be equal in every bit on all processes.
 
-    That are parameters, buffers, the optimizers' states, and generators for what all of them draw
-    alike.
+    These are the parameters, buffers, the optimizers' states, and generators for what all of them
+    draw alike.
 
     Raises:
         DriftError: on all processes, naming what differs.

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.system import SystemUse
@@ -65,6 +66,7 @@ class MetricsCallback(SessionCallback):
         for logger in loggers:
             if isinstance(logger, EnvStepWandbLogger):
                 logger.continue_from(self._wandb_id, env_steps)
+                logger.is_interrupted = lambda: self.session.received_signal() != 0
             if isinstance(logger, WandbLogger):
                 self._wandb_id = logger.version
             if isinstance(logger, EnvStepWandbLogger):
@@ -132,5 +134,6 @@ class MetricsCallback(SessionCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Let the loggers write what they hold: a continued run does not log it again."""
-        for logger in self.session.loggers:
-            logger.save()
+        with distributed.together(OSError):
+            for logger in self.session.loggers:
+                logger.save()

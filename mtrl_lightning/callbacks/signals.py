@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -108,11 +109,18 @@ class InterruptionCallback(SessionCallback):
         under_slurm = self._requeue_signal is not None
         if is_second and under_slurm and number != signal.SIGINT:
             return
+        if is_second and number == signal.SIGTERM and self._is_stopped_by_wandb():
+            return
         # Lightning reinstalls this handler at its end, after `_restore`: then it acts as Python's
         is_installed = bool(self._replaced_handlers)
         if is_second or not is_installed:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self._received = number
+
+    def _is_stopped_by_wandb(self) -> bool:
+        """Return whether W&B has stopped the run, of which its agent then sends SIGTERM as well."""
+        loggers = self.session.loggers
+        return any(isinstance(one, EnvStepWandbLogger) and one.is_stopped for one in loggers)
 
 
 def slurm_job() -> str | None:

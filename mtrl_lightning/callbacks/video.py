@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
@@ -107,9 +108,10 @@ class VideoCallback(SessionCallback):
         self._is_ending = False
         self._is_last_recorded = True
         self.session.after_evaluation.append(self._record_if_due)
-        self._check()
+        with distributed.together(ConfigurationError):
+            if trainer.is_global_zero:
+                self._check()
 
-    @rank_zero_only
     def _check(self) -> None:
         check_encoder()
         benchmark = self.session.benchmark

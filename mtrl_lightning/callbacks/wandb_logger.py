@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,11 @@ class EnvStepWandbLogger(WandbLogger):
             del self._wandb_init["anonymous"]  # Lightning's default, of which W&B warns
         self._note = dict(EMPTY_NOTE)
         self._unwritten: deque[tuple[float, int]] = deque()
-        self._is_stopped = False
+        self.is_stopped = False
+        """Whether W&B has asked this run of a sweep to stop."""
+        self.is_interrupted: Callable[[], bool] = lambda: False
+        """Returns whether a signal has ended the training, which then must not be sent another."""
+        self._is_ending = False
         self._can_be_stopped = False
         if sweep_run_id() is not None:
             self._join_sweep()
@@ -128,9 +132,13 @@ class EnvStepWandbLogger(WandbLogger):
             ) from error
 
     def _stop(self) -> None:
-        """Interrupt the run, as W&B asks for when Hyperband or a user stops it."""
-        self._is_stopped = True
-        os.kill(os.getpid(), signal.SIGINT)
+        """Interrupt the run, as W&B asks for when Hyperband or a user stops it.
+
+        Its agent sends SIGTERM, too, before or after this; the run that it interrupts is saved.
+        """
+        self.is_stopped = True
+        if not self._is_ending and not self.is_interrupted():
+            os.kill(os.getpid(), signal.SIGINT)
 
     @rank_zero_only
     def define_metrics(self, names: Iterable[str]) -> None:
@@ -158,6 +166,7 @@ class EnvStepWandbLogger(WandbLogger):
         Returns:
             The exit code of the process: 0 if W&B stopped the run, which no agent is to repeat.
         """
+        self._is_ending = True
         run = self.experiment
         if run.disabled or run.sweep_id is None:
             return code
@@ -167,9 +176,9 @@ class EnvStepWandbLogger(WandbLogger):
         if is_sigterm and not run.offline and self._can_be_stopped:
             # an agent stops a run by SIGTERM too, and W&B says only on request that it is stopped
             end = time.monotonic() + SECONDS_UNTIL_STOP_IS_KNOWN
-            while not self._is_stopped and time.monotonic() < end:
+            while not self.is_stopped and time.monotonic() < end:
                 time.sleep(0.1)
-        if self._is_stopped:
+        if self.is_stopped:
             code = 0
             rank_zero_info("W&B stopped this run of the sweep")
         # W&B's own hook at the end of the process sees no exit code in an exception

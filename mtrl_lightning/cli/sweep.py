@@ -113,7 +113,8 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
         raise ConfigurationError(
             f"{given.path} is a {given.method} search, which has no end: give --trials"
         )
-    import_optuna()
+    if not options.dry_run:
+        import_optuna()
     from mtrl_lightning.sweeps.check import check_sweep  # imports PyTorch
 
     checked = check_sweep(given)

@@ -25,6 +25,7 @@ from mtrl_lightning.algorithms.description import rebuild_spec
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.rank_states import RANKS
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
@@ -178,6 +179,12 @@ def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
     Raises:
         ConfigurationError: if it has none, or a file is missing or damaged.
     """
+    if RANKS in content:
+        raise ConfigurationError(
+            f"{checkpoint} is of a run of {len(content[RANKS])} processes, whose replay cannot be"
+            " exported: continue it with --trainer.devices 1 until its next checkpoint, and export"
+            " that one"
+        )
     manifest = manifest_of(dict(content))
     if not manifest["added"]:
         raise ConfigurationError(

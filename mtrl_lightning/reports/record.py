@@ -124,7 +124,8 @@ def is_run(folder: Path) -> bool:
 def find_runs(path: Path) -> list[Path]:
     """Return the folder itself if it is of a run, or else those of the runs in it.
 
-    Runs are found in ``PATH/version_N`` and ``PATH/NAME/version_N``, oldest first.
+    Runs are found in ``PATH/version_N``, ``PATH/NAME/version_N`` and, those of sweeps, two folders
+    deeper, oldest first.
 
     Raises:
         ConfigurationError: if there are none.
@@ -138,7 +139,7 @@ def find_runs(path: Path) -> list[Path]:
         )
     found = [
         folder
-        for pattern in ("version_*", "*/version_*")
+        for pattern in ("version_*", "*/version_*", "*/*/version_*", "*/*/*/version_*")
         for folder in sorted(path.glob(pattern), key=_natural)
         if is_run(folder)
     ]

@@ -14,6 +14,9 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.sweeps.sweep_file import SEED, SweepFile
 
+LOGGED = ("train/", "rollout/", "time/", "fault/", "system/")
+"""Beginnings of the names of what runs log beside evaluations."""
+
 
 class Checked(NamedTuple):
     """What the configurations of a sweep have in common."""
@@ -39,6 +42,11 @@ def check_sweep(sweep: SweepFile) -> Checked:
     is_evaluation = sweep.metric.startswith("eval")
     if is_evaluation:
         _check_metric(config, sweep)
+    elif not sweep.metric.startswith(LOGGED):
+        raise ConfigurationError(
+            f"{sweep.path}: metric.name is {sweep.metric!r}, which no run logs: give one of an"
+            f" evaluation, such as eval/success, or one that begins with {', '.join(LOGGED)}"
+        )
     return Checked(config.evaluation.every if is_evaluation else config.metrics.every)
 
 

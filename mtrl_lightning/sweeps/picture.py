@@ -85,7 +85,9 @@ def _draw_importance(axes: Axes, study: Study, sweep: SweepFile, complete: list[
     if len(complete) < MIN_TRIALS or not varied:
         _write(axes, f"needs {MIN_TRIALS} complete trials and a parameter that varies")
         return
-    found = import_optuna().importance.get_param_importances(study.study, params=varied)
+    importance = import_optuna().importance
+    evaluator = importance.PedAnovaImportanceEvaluator()
+    found = importance.get_param_importances(study.study, evaluator=evaluator, params=varied)
     ordered = sorted(found, key=found.get)
     axes.barh([names[name] for name in ordered], [found[name] for name in ordered])
     axes.set_xlim(0, 1)

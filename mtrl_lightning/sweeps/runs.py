@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -137,7 +138,8 @@ class SweepRun:
             stamp = (found.st_mtime, found.st_size)
             if stamp != self._read:
                 self._read = stamp
-                self._curves = read_metrics(folder)
+                with contextlib.suppress(ValueError):  # damaged: the former ones are kept
+                    self._curves = read_metrics(folder)
             break
         return self._curves
 

@@ -210,7 +210,7 @@ class _Runner:
         for seed, run in list(one.running.items()):
             code = run.code  # before the metrics are read: else the last rows may be missed
             self._check_metric(run)
-            if seed == one.first_seed and not one.is_pruned:
+            if seed == one.first_seed and not one.is_pruned and code is None:
                 self._judge(one, run)
             if code is not None:
                 del one.running[seed]
@@ -255,7 +255,12 @@ class _Runner:
         if one.is_pruned or one.error is not None:
             return
         if code == 0:
-            outcome = run.outcome(self._sweep.metric, self._sweep.is_maximized)
+            try:
+                outcome = run.outcome(self._sweep.metric, self._sweep.is_maximized)
+            except ConfigurationError as error:  # its metric was never finite
+                one.error = str(error)
+                self._say(f"{self._described(one, seed)} {one.error}; see {run.log}")
+                return
             kept = outcome._asdict()
             one.outcomes[str(seed)] = kept
             one.trial.set_user_attr(f"{OUTCOME}{seed}", kept)

@@ -226,6 +226,12 @@ def _parameter_of(path: Path, name: str, given: Any) -> Parameter:
         raise ConfigurationError(f"{where} is {given!r}: give values, value, or min and max")
     low = given["min"]
     high = given["max"]
+    for bound, value in (("min", low), ("max", high)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigurationError(
+                f"{where}: {bound} is {value!r}: give a number (YAML takes 1e-4 for a text, 1.0e-4"
+                " for a number)"
+            )
     are_whole = isinstance(low, int) and isinstance(high, int)
     name_of = given.get("distribution", "int_uniform" if are_whole else "uniform")
     if name_of not in RANGES:
@@ -238,7 +244,8 @@ def _parameter_of(path: Path, name: str, given: Any) -> Parameter:
         high = math.exp(high)
     kind, is_log = RANGES[name_of]
     if not low < high or (is_log and low <= 0):
-        raise ConfigurationError(f"{where}: min is {low} and max {high}: give 0 < min < max")
+        wanted = "0 < min < max" if is_log else "min < max"
+        raise ConfigurationError(f"{where}: min is {low} and max {high}: give {wanted}")
     step = given.get("q", 1) if name_of == "q_uniform" else None
     return Parameter(name, (), low, high, kind, is_log, step)
 

@@ -285,10 +285,13 @@ if (document.body.dataset.state) {
   setInterval(async () => {
     try {
       const answer = await fetch("state");
+      if (!answer.ok) return;
       const { state } = await answer.json();
       if (state !== document.body.dataset.state) location.reload();
     } catch (error) {
-      document.getElementById("watched").textContent = "mtrl-lightning watch has ended";
+      const box = document.getElementById("watched");
+      box.textContent = "mtrl-lightning watch has ended";
+      box.hidden = false;
     }
   }, seconds * 1000);
 }
