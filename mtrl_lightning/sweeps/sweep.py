@@ -257,8 +257,10 @@ class _Runner:
         if code == 0:
             try:
                 outcome = run.outcome(self._sweep.metric, self._sweep.is_maximized)
-            except ConfigurationError as error:  # its metric was never finite
-                one.error = str(error)
+            except ConfigurationError as error:
+                if not self._has_seen_metric:
+                    raise
+                one.error = str(error)  # in this run it was never finite
                 self._say(f"{self._described(one, seed)} {one.error}; see {run.log}")
                 return
             kept = outcome._asdict()

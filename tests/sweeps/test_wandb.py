@@ -1,6 +1,7 @@
 """Sweeps of Weights & Biases: the commands of its agents, preempted runs, the best in the table."""
 
 import copy
+import os
 import signal
 import types
 
@@ -202,12 +203,25 @@ class FakeRun:
 def test_a_run_that_hyperband_stops_is_not_repeated(monkeypatch, number, is_stopped, calls):
     monkeypatch.setattr("mtrl_lightning.callbacks.wandb_logger.SECONDS_UNTIL_STOP_IS_KNOWN", 0.0)
     run = FakeRun()
-    logger = types.SimpleNamespace(experiment=run, _is_stopped=is_stopped, _can_be_stopped=True)
+    logger = types.SimpleNamespace(experiment=run, is_stopped=is_stopped, _can_be_stopped=True)
     assert EnvStepWandbLogger.end_interrupted(logger, 128 + number) == calls[-1]
     assert run.calls == calls
     run.sweep_id = None
     run.calls.clear()
     assert EnvStepWandbLogger.end_interrupted(logger, 143) == 143 and run.calls == []
+
+
+@pytest.mark.parametrize("is_ending", [True, False])
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_run_that_its_agent_has_interrupted_gets_no_second_signal(
+    monkeypatch, is_ending, is_interrupted
+):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append(number))
+    logger = types.SimpleNamespace(_is_ending=is_ending, is_interrupted=lambda: is_interrupted)
+    EnvStepWandbLogger._stop(logger)
+    assert logger.is_stopped
+    assert sent == ([] if is_ending or is_interrupted else [signal.SIGINT])
 
 
 def test_without_a_login_the_remedy_is_named(monkeypatch, tmp_path):
