@@ -405,5 +405,7 @@ def test_what_tensorboard_holds_is_written_before_a_checkpoint(tmp_path):
         str(tmp_path), name="", version="tensorboard", default_hp_metric=False
     )
     logger.log_metrics({"a": 0.5}, step=3)
-    MetricsCallback().on_save_checkpoint(SimpleNamespace(loggers=[logger]), None, {})
+    callback = MetricsCallback()
+    callback.session = SimpleNamespace(loggers=[logger])
+    callback.on_save_checkpoint(None, None, {})
     assert tensorboard_points(tmp_path) == [(3, "a", 0.5)]

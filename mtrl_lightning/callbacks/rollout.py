@@ -241,10 +241,12 @@ class RolloutCallback(Driver):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's state, which call is next, and the environments' states."""
-        return self.loop.state_dict() | super().state_dict()
+        own = {"check": self._check.state_dict()}
+        return self.loop.state_dict() | super().state_dict() | own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
         super().load_state_dict(state_dict)
+        self._check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in this version
         if self.session.is_open and state_dict["collector"]:
             self.loop.load_state_dict(state_dict)

@@ -123,9 +123,10 @@ def records_of(folder):
 
 
 def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     for name, value in {**SWEEP, "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
+    wandb.teardown()  # else it may have read the environment in an earlier test
     real = MetricsCallback.log_if_due
     preempted = []
 
