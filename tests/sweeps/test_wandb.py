@@ -122,11 +122,12 @@ def records_of(folder):
     return found
 
 
-def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypatch):
+def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypatch, request):
     wandb = pytest.importorskip("wandb")
     for name, value in {**SWEEP, "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
     wandb.teardown()  # else it may have read the environment in an earlier test
+    request.addfinalizer(wandb.teardown)  # nor must a later one have this environment
     real = MetricsCallback.log_if_due
     preempted = []
 
