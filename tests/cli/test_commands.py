@@ -242,8 +242,10 @@ def test_advertisements_and_harmless_warnings_are_left_out(caplog):
     assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt quiet.py"
 
 
-def test_wandb_does_not_warn_of_a_setting_that_was_not_given(tmp_path, capfd):
+def test_wandb_does_not_warn_of_a_setting_that_was_not_given(tmp_path, capfd, monkeypatch):
     wandb = pytest.importorskip("wandb")
+    # an earlier test may have silenced W&B, which remembers that
+    monkeypatch.setattr("wandb.errors.term._silent", False)
     logger = EnvStepWandbLogger(offline=True, save_dir=str(tmp_path))
     assert "anonymous" not in logger._wandb_init
     wandb.Settings(anonymous=None)
