@@ -24,6 +24,18 @@ FILES_BEFORE_THE_START = ("config.yaml", "hparams.yaml")
 """Files that a run may have written before its first environment step."""
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the path of a file to write, which takes the place of another when it is complete.
+
+    Args:
+        path: the other file; it need not exist.
+    """
+    unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")
+    yield unfinished
+    unfinished.replace(path)
+
+
 def check_name(name: str) -> None:
     """Check that the folder of a run's name lies in the root folder.
 

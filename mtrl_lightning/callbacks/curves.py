@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
+from mtrl_lightning.runs import replacing
 
 QUANTITIES = ("success", "return", "score")
 """What is plotted, where an evaluation measured it."""
@@ -57,9 +58,8 @@ def plot_curves(run_folder: str | Path) -> Path:
             handles = axes.get_legend_handles_labels()
         if handles and len(handles[0]) <= MAX_LEGEND_ENTRIES:
             part.legend(*handles, loc="outside right upper", fontsize="small")
-    unfinished = path.with_suffix(".unfinished.png")
-    figure.savefig(unfinished, dpi=120)
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, dpi=120)
     return path
 
 

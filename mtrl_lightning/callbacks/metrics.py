@@ -67,14 +67,13 @@ class MetricsCallback(SessionCallback):
             if isinstance(logger, EnvStepWandbLogger):
                 logger.continue_from(self._wandb_id, env_steps)
                 logger.is_interrupted = lambda: self.session.received_signal() != 0
-            if isinstance(logger, WandbLogger):
-                self._wandb_id = logger.version
-            if isinstance(logger, EnvStepWandbLogger):
                 logger.define_metrics(metric_names(self.session.benchmark))
                 logger.resume_from(rows, env_steps)
             elif isinstance(logger, WandbLogger):
                 logger.experiment.define_metric("env_steps")
                 logger.experiment.define_metric("*", step_metric="env_steps")
+            if isinstance(logger, WandbLogger):
+                self._wandb_id = logger.version
         self.session.stopwatch.drain()
         self._start_interval()
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from mtrl_lightning.errors import ConfigurationError
+
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
     "compare": "mtrl_lightning.cli.compare",
@@ -13,3 +19,13 @@ COMMANDS = {
     "clear": "mtrl_lightning.cli.clear",
     "completion": "mtrl_lightning.cli.completion",
 }
+
+
+@contextlib.contextmanager
+def mistakes_end_the_program() -> Iterator[None]:
+    """Print a user's mistake, or a file that cannot be read or written, and exit with code 2."""
+    try:
+        yield
+    except (ConfigurationError, OSError) as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from mtrl_lightning.cli.commands import mistakes_end_the_program
 from mtrl_lightning.cli.play import (
     action_transforms_of,
     add_checkpoint_arguments,
@@ -93,14 +94,11 @@ def main(args: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     given = sys.argv[2:] if args is None else list(args)
     options = parser.parse_args(given)
-    try:
+    with mistakes_end_the_program():
         if options.replay is not None:
             export_replay(options)
         else:
             export_checkpoint(options, ["mtrl-lightning", "export", *given])
-    except (ConfigurationError, OSError) as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> None:

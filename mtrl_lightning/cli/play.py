@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from mtrl_lightning.cli.commands import mistakes_end_the_program
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
 from mtrl_lightning.runs import (
     checkpoint_at,
@@ -120,10 +121,8 @@ def main(args: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     try:
-        play(options)
-    except (ConfigurationError, OSError) as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(2)
+        with mistakes_end_the_program():
+            play(options)
     except (EnvironmentFaultError, PolicyFaultError) as error:
         print(f"\nerror: {error}", file=sys.stderr)
         sys.exit(1)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtrl_lightning.cli.commands import mistakes_end_the_program
 from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.errors import ConfigurationError
 
@@ -81,11 +82,8 @@ def main(args: Sequence[str] | None = None) -> None:
     given = list(sys.argv[2:] if args is None else args)
     place = given.index(FIT_OPTIONS) if FIT_OPTIONS in given else len(given)
     options = parser.parse_args(given[:place])
-    try:
+    with mistakes_end_the_program():
         code = sweep(options, tuple(given[place + 1 :]))
-    except (ConfigurationError, OSError) as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(2)
     if code:
         sys.exit(code)
 
@@ -103,7 +101,7 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
     from mtrl_lightning.envs.vector import usable_cores
     from mtrl_lightning.sweeps.study import import_optuna
     from mtrl_lightning.sweeps.sweep import StoppedError, SweepOptions, run_sweep
-    from mtrl_lightning.sweeps.sweep_file import SEED, read_sweep_file
+    from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 
     given = read_sweep_file(find_config(options.file), fit_options)
     if options.seeds is not None:
@@ -120,9 +118,7 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
     checked = check_sweep(given)
     if options.dry_run:
         for values in given.corners:
-            seed = given.seeds[0]
-            more = [] if seed is None else [f"--{SEED}={seed}"]
-            print(f"mtrl-lightning {shlex.join(given.arguments(values, *more))}")
+            print(f"mtrl-lightning {shlex.join(given.arguments(values, given.seeds[0]))}")
         return 0
     for note in given.notes:
         print(f"note: {note}")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtrl_lightning.cli.commands import mistakes_end_the_program
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.record import find_runs
 from mtrl_lightning.reports.server import HOST, ReportServer
@@ -50,11 +51,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="mtrl-lightning watch", description=DESCRIPTION)
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
-    try:
+    with mistakes_end_the_program():
         watch(options)
-    except (ConfigurationError, OSError) as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def watch(options: argparse.Namespace) -> None:

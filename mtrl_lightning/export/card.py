@@ -202,7 +202,10 @@ def _inputs(spec: EnvSpec) -> str:
 
 
 def _tasks(spec: EnvSpec, results: Mapping[str, Any]) -> str:
-    metrics = sorted({key.rsplit("/", 1)[0] for key in results if key.count("/") == 2})
+    ends = [f"/{name}" for name in spec.task_names]
+    metrics = sorted(
+        {key.removesuffix(end) for key in results for end in ends if key.endswith(end)}
+    )
     rows = []
     for number, name in enumerate(spec.task_names):
         sizes: list[Any] = []

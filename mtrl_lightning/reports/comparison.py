@@ -291,7 +291,8 @@ def _with_end(curves: Curves, end: int, label: str) -> Curves:
         )
     steps_N = np.append(kept.env_steps_N, end)
     place = int(np.searchsorted(curves.env_steps_N, end))
-    before, after = curves.env_steps_N[place - 1], curves.env_steps_N[place]
+    before = curves.env_steps_N[place - 1]
+    after = curves.env_steps_N[place]
     share = (end - before) / (after - before)
 
     def at_end(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -330,8 +331,8 @@ def summarize(
         minutes: list[float] = []
         if minutes_SN is not None:
             minutes = [float(minutes_SN[s, n]) for s, n in reached.items()]
-        final_interval = interval(final_ST, generator)
-        average_interval = interval(area_ST, generator)
+        final_interval = interval(final_ST, generator) if has_intervals else None
+        average_interval = interval(area_ST, generator) if has_intervals else None
         difference = None
         probability = None
         if scores_STN is not first.scores_STN:
@@ -341,18 +342,20 @@ def summarize(
             difference = [value, *(bounds if has_intervals else (None, None))]
             others_ST = first.scores_STN[:, :, -1]
             better = probability_of_improvement(final_ST, others_ST)
-            between = probability_interval(final_ST, others_ST, generator)
-            probability = [better, *(between if has_intervals else (None, None))]
-        mean_bounds = mean_interval(final_ST, generator)
+            between: Sequence[float | None] = (None, None)
+            if has_intervals:
+                between = probability_interval(final_ST, others_ST, generator)
+            probability = [better, *between]
+        mean_bounds = mean_interval(final_ST, generator) if has_intervals else None
         rows.append(
             {
                 "method": name,
                 "final": interquartile_mean(final_ST),
-                "final_interval": final_interval if has_intervals else None,
+                "final_interval": final_interval,
                 "final_mean": float(final_ST.mean()),
-                "final_mean_interval": mean_bounds if has_intervals else None,
+                "final_mean_interval": mean_bounds,
                 "average": interquartile_mean(area_ST),
-                "average_interval": average_interval if has_intervals else None,
+                "average_interval": average_interval,
                 "less_first": difference,
                 "better_than_first": probability,
                 "reached": len(steps),
@@ -497,7 +500,8 @@ class Bands(NamedTuple):
 
 def bands_of(comparison: Comparison) -> Bands:
     """Compute what is drawn."""
-    curves, has = comparison.curves, comparison.has_intervals
+    curves = comparison.curves
+    has_intervals = comparison.has_intervals
     finals = {label: one.scores_STN[:, :, -1] for label, one in curves.items()}
     low = min(0.0, *(float(final_ST.min()) for final_ST in finals.values()))
     high = max(float(final_ST.max()) for final_ST in finals.values())
@@ -505,13 +509,13 @@ def bands_of(comparison: Comparison) -> Bands:
     thresholds_K = np.linspace(low, high, NUM_PROFILE_POINTS)
     profiles = {}
     for label, final_ST in finals.items():
-        generator = np.random.default_rng(0) if has else None
+        generator = np.random.default_rng(0) if has_intervals else None
         share_K, bounds_K2 = performance_profile(final_ST, thresholds_K, generator)
-        profiles[label] = Band(share_K, bounds_K2 if has else None)
+        profiles[label] = Band(share_K, bounds_K2 if has_intervals else None)
     return Bands(
-        {label: band(one, has) for label, one in curves.items()},
+        {label: band(one, has_intervals) for label, one in curves.items()},
         {
-            task: {label: band(one, has, place) for label, one in curves.items()}
+            task: {label: band(one, has_intervals, place) for label, one in curves.items()}
             for place, task in enumerate(comparison.tasks)
         },
         thresholds_K,

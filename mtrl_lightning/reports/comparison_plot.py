@@ -9,6 +9,7 @@ from typing import Any
 
 from mtrl_lightning.reports.comparison import Band, Bands, Comparison, Curves
 from mtrl_lightning.reports.record import is_bounded
+from mtrl_lightning.runs import replacing
 
 TASK_COLUMNS = 5
 MARKED_POINTS = 40
@@ -39,9 +40,8 @@ def plot_comparison(comparison: Comparison, bands: Bands, path: Path, by_task: b
     else:
         upper = figure.subfigures()
     _plot_averages(upper, comparison, bands)
-    unfinished = path.with_suffix(".unfinished.png")
-    figure.savefig(unfinished, dpi=110)
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, dpi=110)
     return path
 
 
@@ -50,7 +50,8 @@ def _plot_averages(part: Any, comparison: Comparison, bands: Bands) -> None:
     curves = comparison.curves
     has_minutes = all(one.minutes_SN is not None for one in curves.values())
     all_axes = part.subplots(1, 3 if has_minutes else 2, squeeze=False)[0]
-    by_steps, profiles = all_axes[0], all_axes[-1]
+    by_steps = all_axes[0]
+    profiles = all_axes[-1]
     _plot_bands(by_steps, curves, bands.average)
     by_steps.set(xlabel="environment steps, all tasks", ylabel=_label(comparison))
     _format_steps(by_steps)

@@ -48,7 +48,8 @@ def comparison_page(
         rows: what ``summarize`` returned.
         threshold: with which it was called.
     """
-    metric, curves = comparison.metric, comparison.curves
+    metric = comparison.metric
+    curves = comparison.curves
     title = f"{metric} of {len(curves)} methods after {comparison.end:,} env steps"
     has_minutes = all(one.minutes_SN is not None for one in curves.values())
     axes = [STEPS, MINUTES] if has_minutes else [STEPS]

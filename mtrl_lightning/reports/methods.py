@@ -39,8 +39,7 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
         labelled: runs, each with the label of its method; None where it follows from the options.
 
     Raises:
-        ConfigurationError: if two runs of a method have the same seed, or a label is used for runs
-            with and without it.
+        ConfigurationError: if two runs of a method have the same seed.
     """
     groups: dict[Any, list[RunRecord]] = {}
     labels: dict[Any, str | None] = {}

@@ -39,21 +39,30 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
     return curves
 
 
-def minutes_until(
-    env_steps_N: npt.ArrayLike, metrics: dict[str, Curve]
-) -> npt.NDArray[np.float64] | None:
-    """Return the minutes of training until each number of env steps.
+def seconds_of_rows(metrics: dict[str, Curve]) -> npt.NDArray[np.float64] | None:
+    """Return the seconds of training that each row stands for; None if no rate was logged.
 
-    They are summed from the rows' env steps per second, so the time between an interruption and
+    They are computed from the rows' env steps per second, so the time between an interruption and
     the continuation does not count. Nor does a row with a rate of 0, that of a run which was
     interrupted after its last env step, in the updates of an iteration.
-
-    Returns:
-        The minutes, evaluations and checkpoints included; None if no rate was logged.
     """
     if "time/env_steps_per_second" not in metrics:
         return None
     logged, rates = metrics["time/env_steps_per_second"]
     made = np.diff(logged, prepend=0)
-    seconds = np.cumsum([n / rate if rate else 0.0 for n, rate in zip(made, rates, strict=True)])
-    return np.interp(np.asarray(env_steps_N), [0, *logged], [0, *seconds]) / 60
+    return np.array([n / rate if rate else 0.0 for n, rate in zip(made, rates, strict=True)])
+
+
+def minutes_until(
+    env_steps_N: npt.ArrayLike, metrics: dict[str, Curve]
+) -> npt.NDArray[np.float64] | None:
+    """Return the minutes of training until each number of env steps; see ``seconds_of_rows``.
+
+    Returns:
+        The minutes, evaluations and checkpoints included; None if no rate was logged.
+    """
+    seconds = seconds_of_rows(metrics)
+    if seconds is None:
+        return None
+    logged = metrics["time/env_steps_per_second"][0]
+    return np.interp(np.asarray(env_steps_N), [0, *logged], [0, *np.cumsum(seconds)]) / 60

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.runs import replacing
+
 ASSETS = Path(__file__).parent / "assets"
 SIGNIFICANT_DIGITS = 5
 MAX_POINTS = 300
@@ -77,9 +79,8 @@ def _asset(name: str) -> str:
 
 def write_page(path: Path, content: str) -> None:
     """Write a page that appears under its name only when it is complete."""
-    unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")
-    unfinished.write_text(content, encoding="utf-8")
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        unfinished.write_text(content, encoding="utf-8")
 
 
 def section(title: str, *content: str) -> str:

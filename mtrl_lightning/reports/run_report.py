@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from mtrl_lightning.reports.defaults import differences
-from mtrl_lightning.reports.metrics_file import Curve, minutes_until
+from mtrl_lightning.reports.metrics_file import Curve, minutes_until, seconds_of_rows
 from mtrl_lightning.reports.page import (
     MINUTES,
     STEPS,
@@ -106,7 +106,8 @@ def run_page(run: RunRecord, status: Status | None = None) -> str:
 
 
 def _head(run: RunRecord, title: str, status: Status | None) -> str:
-    made, total = run.env_steps, run.total_steps
+    made = run.env_steps
+    total = run.total_steps
     steps = f"{made:,} env steps"
     if total:
         steps = f"{made:,} of {total:,} env steps ({min(1.0, made / total):.0%})"
@@ -251,11 +252,9 @@ def _base_names(run: RunRecord) -> list[str]:
 
 def shares_of_time(run: RunRecord) -> dict[str, float]:
     """Return the share of a run's time that each activity took, over all rows of metrics."""
-    if "time/env_steps_per_second" not in run.curves:
+    seconds = seconds_of_rows(run.curves)
+    if seconds is None:
         return {}
-    logged, rates = run.curves["time/env_steps_per_second"]
-    made = np.diff(logged, prepend=0)
-    seconds = np.array([n / rate if rate else 0.0 for n, rate in zip(made, rates, strict=True)])
     total = seconds.sum()
     shares = {}
     for name in ACTIVITIES:

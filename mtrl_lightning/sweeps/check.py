@@ -11,8 +11,9 @@ from mtrl_lightning.cli.lightning_cli import build_parser
 from mtrl_lightning.cli.suggestions import suggestions
 from mtrl_lightning.envs import Benchmark
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports.record import is_evaluation
 from mtrl_lightning.rollout.evaluator import metric_names
-from mtrl_lightning.sweeps.sweep_file import SEED, SweepFile
+from mtrl_lightning.sweeps.sweep_file import SweepFile
 
 LOGGED = ("train/", "rollout/", "time/", "fault/", "system/")
 """Beginnings of the names of what runs log beside evaluations."""
@@ -36,18 +37,18 @@ def check_sweep(sweep: SweepFile) -> Checked:
             metric; with the command.
     """
     parser = build_parser()
-    seeds = [] if sweep.seeds[0] is None else [f"--{SEED}={sweep.seeds[0]}"]
-    parsed = [_parse(parser, sweep.arguments(values, *seeds), sweep) for values in sweep.corners]
+    seed = sweep.seeds[0]
+    parsed = [_parse(parser, sweep.arguments(values, seed), sweep) for values in sweep.corners]
     config = parsed[0].fit
-    is_evaluation = sweep.metric.startswith("eval")
-    if is_evaluation:
+    if is_evaluation(sweep.metric):
         _check_metric(config, sweep)
     elif not sweep.metric.startswith(LOGGED):
         raise ConfigurationError(
             f"{sweep.path}: metric.name is {sweep.metric!r}, which no run logs: give one of an"
             f" evaluation, such as eval/success, or one that begins with {', '.join(LOGGED)}"
         )
-    return Checked(config.evaluation.every if is_evaluation else config.metrics.every)
+    section = config.evaluation if is_evaluation(sweep.metric) else config.metrics
+    return Checked(section.every)
 
 
 def _parse(parser: Any, arguments: list[str], sweep: SweepFile) -> Any:

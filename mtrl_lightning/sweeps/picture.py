@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mtrl_lightning.runs import replacing
 from mtrl_lightning.sweeps.study import Study, import_optuna
 from mtrl_lightning.sweeps.sweep_file import Parameter, SweepFile
 from mtrl_lightning.sweeps.table import Row, short_names
@@ -43,9 +44,8 @@ def draw(study: Study, sweep: SweepFile, rows: list[Row], folder: Path) -> Path:
     _draw_importance(importance, study, sweep, complete)
     _draw_coordinates(lower.subplots(), sweep, complete)
     path = folder / PICTURE
-    unfinished = path.with_suffix(".unfinished.png")
-    figure.savefig(unfinished, dpi=85)
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, dpi=85)
     return path
 
 
@@ -136,7 +136,8 @@ def _height(parameter: Parameter, value: Any, generator: np.random.Generator) ->
         place = parameter.choices.index(value) if value in parameter.choices else 0
         middle = place / max(len(parameter.choices) - 1, 1)
         return middle + generator.uniform(-JITTER, JITTER) / 2
-    low, high = parameter.low, parameter.high
+    low = parameter.low
+    high = parameter.high
     if parameter.is_log:
         return float(np.log(value / low) / np.log(high / low))
     return float((value - low) / (high - low))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
+from mtrl_lightning.reports.record import is_evaluation
 from mtrl_lightning.runs import check_idle, versions
 
 PROGRAM = (sys.executable, "-m", "mtrl_lightning.sweeps.child")
@@ -193,7 +194,7 @@ def missing_metric(metric: str, curves: dict[str, Curve]) -> str:
         curves: what the run logged.
     """
     averages = sorted(name for name in curves if name.count("/") == 1)
-    logged = [name for name in averages if name.startswith("eval")] or averages
+    logged = [name for name in averages if is_evaluation(name)] or averages
     return (
         f"the runs of this sweep log no {metric}, but {', '.join(logged) or 'nothing'}:"
         " set metric.name in the sweep file to one of these"

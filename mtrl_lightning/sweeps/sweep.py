@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports.record import is_evaluation
 from mtrl_lightning.runs import check_name, ensure_writable, run_lock
 from mtrl_lightning.sweeps.runs import (
     PROGRAM,
@@ -21,7 +22,7 @@ from mtrl_lightning.sweeps.runs import (
     missing_metric,
 )
 from mtrl_lightning.sweeps.study import Study, import_optuna
-from mtrl_lightning.sweeps.sweep_file import SEED, SweepFile
+from mtrl_lightning.sweeps.sweep_file import SweepFile
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -187,12 +188,11 @@ class _Runner:
     def _opened(self, trial: Trial) -> _OpenTrial:
         runs = {}
         for seed in self._sweep.seeds:
-            more = [] if seed is None else [f"--{SEED}={seed}"]
             folder = f"{self._options.name}/trial_{trial.number:04d}"
             runs[seed] = SweepRun(
                 self._options.root,
                 f"{folder}/seed_{seed}" if seed is not None else f"{folder}/run",
-                self._sweep.arguments(trial.params, *more),
+                self._sweep.arguments(trial.params, seed),
                 self._options.threads,
                 self._program,
             )
@@ -224,12 +224,8 @@ class _Runner:
             return
         curves = run.curves()
         self._has_seen_metric = self._sweep.metric in curves
-        is_evaluation = self._sweep.metric.startswith("eval")
-        if (
-            is_evaluation
-            and not self._has_seen_metric
-            and any(n.startswith("eval") for n in curves)
-        ):
+        is_wanted = is_evaluation(self._sweep.metric) and not self._has_seen_metric
+        if is_wanted and any(is_evaluation(name) for name in curves):
             raise ConfigurationError(missing_metric(self._sweep.metric, curves))
 
     def _judge(self, one: _OpenTrial, run: SweepRun) -> None:

@@ -126,16 +126,17 @@ class SweepFile(NamedTuple):
         }
         return json.loads(json.dumps(parts))
 
-    def arguments(self, values: Mapping[str, Value], *more: str) -> list[str]:
+    def arguments(self, values: Mapping[str, Value], seed: int | None = None) -> list[str]:
         """Return the arguments of the program for one configuration, beginning with ``fit``.
 
         Args:
             values: of the parameters, by name.
-            more: further options, behind the parameters.
+            seed: of the run; None for that of the command.
         """
         given = [f"--{name}={value}" for name, value in values.items()]
-        place = self.command.index("${args}")
-        return [*self.command[:place], *given, *self.command[place + 1 :], *more]
+        own_seed = [] if seed is None else [f"--{SEED}={seed}"]
+        index = self.command.index("${args}")
+        return [*self.command[:index], *given, *self.command[index + 1 :], *own_seed]
 
 
 def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:

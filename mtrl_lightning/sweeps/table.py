@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mtrl_lightning.reports.statistics import interquartile_mean, interval
+from mtrl_lightning.runs import replacing
 from mtrl_lightning.sweeps.runs import Outcome
 from mtrl_lightning.sweeps.study import Study
 from mtrl_lightning.sweeps.sweep import ERROR, outcomes_of
@@ -128,15 +129,13 @@ def write_table(rows: list[Row], sweep: SweepFile, folder: Path) -> Path:
     names = [parameter.name for parameter in sweep.parameters]
     columns = [name for name in Row._fields if name not in ("parameters", "error")]
     path = folder / TABLE
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("w", newline="") as file:
+    with replacing(path) as unfinished, unfinished.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*columns, *names, "error"])
         for row in rows:
             cells = [getattr(row, name) for name in columns]
             chosen = [row.parameters.get(name, "") for name in names]
             writer.writerow(["" if cell is None else cell for cell in (*cells, *chosen, row.error)])
-    unfinished.replace(path)
     return path
 
 

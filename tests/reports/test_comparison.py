@@ -118,7 +118,8 @@ def test_a_label_before_the_folder_names_a_method(runs):
 
 
 def test_labels_name_what_differs():
-    network, gradient = "model.init_args.actor", "model.init_args.critic_gradient.class_path"
+    network = "model.init_args.actor"
+    gradient = "model.init_args.critic_gradient.class_path"
     mlp = {f"{network}.class_path": "x.MLP", f"{network}.init_args.width": 400, gradient: "x.Mean"}
     wide = {**mlp, f"{network}.init_args.width": 800}
     care = {f"{network}.class_path": "x.CARE", f"{network}.init_args.k": 6, gradient: "x.Mean"}

@@ -48,7 +48,10 @@ class Parsed(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.open, self.texts, self.attributes, self.data = [], [], [], {}
+        self.open = []
+        self.texts = []
+        self.attributes = []
+        self.data = {}
         self.feed(text)
         self.close()
         assert self.open == []

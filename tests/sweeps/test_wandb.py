@@ -76,8 +76,8 @@ def test_every_sweep_file_makes_runs_that_the_program_accepts(path, number):
             assert part != "actor" or sac[part]["init_args"]["width"] == 64, "the option is last"
     sweep = read_sweep_file(path)
     assert (sweep.metric, sweep.is_maximized) == ("eval/success", True)
-    seeds = [f"--{name}={value}" for name, value in values.items() if name == "seed_everything"]
-    own = sweep.arguments({k: v for k, v in values.items() if k != "seed_everything"}, *seeds)
+    seed = values.get("seed_everything")
+    own = sweep.arguments({k: v for k, v in values.items() if k != "seed_everything"}, seed)
     of_agent = [word for word in agent_arguments(path, values) if word != "logger/wandb"]
     of_agent.remove("-c")
     assert sorted(own) == sorted(of_agent), "the same without W&B"
