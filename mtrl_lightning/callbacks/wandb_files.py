@@ -45,7 +45,7 @@ def read_offline_runs(run_folder: str | Path) -> dict[str, OfflineRun]:
     Raises:
         ConfigurationError: if W&B is not installed.
     """
-    import_optional("wandb", "mtrl_lightning[wandb]")
+    import_optional("wandb", '"mtrl_lightning[wandb]"')
     protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     runs: dict[str, OfflineRun] = {}
     for path in sorted(Path(run_folder).glob("wandb/offline-run-*/*.wandb")):

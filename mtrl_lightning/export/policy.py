@@ -163,7 +163,7 @@ def check_packages(format: str) -> None:
     """
     if format == ONNX:
         for module in ("onnx", "onnxscript", "onnxruntime"):
-            import_optional(module, "mtrl_lightning[export]")
+            import_optional(module, '"mtrl_lightning[export]"')
 
 
 class Captured(NamedTuple):

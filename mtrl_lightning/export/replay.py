@@ -111,8 +111,8 @@ def export_to_minari(run: str | Path, folder: str | Path | None = None) -> Expor
             whole, or the folder has its data sets already.
         OSError: if a file cannot be written.
     """
-    import_optional("minari", "mtrl_lightning[minari]")
-    import_optional("h5py", "mtrl_lightning[minari]")
+    import_optional("minari", '"mtrl_lightning[minari]"')
+    import_optional("h5py", '"mtrl_lightning[minari]"')
     checkpoint, content = _checkpoint(Path(run))
     run_folder = run_folder_of(checkpoint)
     folder = run_folder / "export" / "minari" if folder is None else Path(folder)

@@ -38,7 +38,7 @@ def import_optuna() -> Any:
     Raises:
         ConfigurationError: if it is not installed.
     """
-    optuna = import_optional("optuna", "'mtrl_lightning[sweep]', which is Optuna")
+    optuna = import_optional("optuna", '"mtrl_lightning[sweep]"')
     optuna.logging.set_verbosity(logging.WARNING)
     return optuna
 

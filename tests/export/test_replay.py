@@ -211,6 +211,6 @@ def test_what_cannot_be_exported(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="has no replay: on-policy algorithms"):
         export_to_minari(run)
     monkeypatch.setitem(__import__("sys").modules, "minari", None)
-    message = re.escape("minari is not installed: pip install mtrl_lightning[minari]")
+    message = re.escape('minari is not installed: pip install "mtrl_lightning[minari]"')
     with pytest.raises(ConfigurationError, match=message):
         export_to_minari(run)
