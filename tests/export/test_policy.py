@@ -155,5 +155,5 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path, options, transform
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ConfigurationError, match=r"pip install mtrl_lightning\[export\]"):
+    with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[export\]"'):
         export_policy(LoadedPolicy(agent()), "onnx", tmp_path)
