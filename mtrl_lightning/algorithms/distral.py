@@ -7,7 +7,7 @@ features, ``A`` action.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.task_rows import task_by_task
 from mtrl_lightning.algorithms.temperature import FixedTemperature
 from mtrl_lightning.algorithms.transforms import Transform
+from mtrl_lightning.algorithms.update import task_parameters
 from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.auxiliaries import Auxiliary
@@ -220,7 +221,7 @@ class Distral(SAC):
     def critic_update_options(self) -> dict[str, Any]:
         """Combine the tasks' gradients of the encoder; clip each task's critics apart."""
         encoder = [p for p in self.encoder.parameters() if p.requires_grad]
-        groups = self._critic_parameters_by_task()
+        groups = [_trained_parameters(networks) for networks in self._critics_by_task()]
         options = super().critic_update_options()
         if encoder:
             return {**options, "clip_groups": [encoder, *groups]}
@@ -231,7 +232,7 @@ class Distral(SAC):
         return {
             "method": Mean(self.num_trained),
             "weights": self.task_weights,
-            "clip_groups": [list(member.parameters()) for member in self.actor.members],
+            "clip_groups": [_trained_parameters([member]) for member in self.actor.members],
         }
 
     def task_weights(self) -> Tensor:
@@ -303,14 +304,19 @@ class Distral(SAC):
     def _untrained_explanation(self) -> str:
         return "The distilled policy acts on them"
 
-    def _critic_parameters_by_task(self) -> list[list[Parameter]]:
-        """Return the parameters of each trained task's critics."""
+    def _critics_by_task(self) -> list[tuple[nn.Module, ...]]:
+        """Return the critics of each trained task."""
         networks_QR = []
         for critic in self.critic.members:
             assert isinstance(critic, OnePerTask)
             networks_QR.append(critic.members)
-        by_task = zip(*networks_QR, strict=True)
-        return [[p for network in networks for p in network.parameters()] for networks in by_task]
+        return list(zip(*networks_QR, strict=True))
+
+
+def _trained_parameters(networks: Sequence[nn.Module]) -> list[Parameter]:
+    """Return what is trained, in the order in which ``Update`` adds up the norms."""
+    found = task_parameters(networks)
+    return [*found.shared, *found.own]
 
 
 def _check_weights(kappa: float, omega: float) -> None:

@@ -11,11 +11,14 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead, OneForAll, OnePerTask, PaCo, Separate
 from tests.networks import uniform
 from tests.networks.test_experts import (
-    CONTRACT,
     IN_DIM,
     NUM_TASKS,
     OUT_DIM,
     assert_equals_row_by_row,
+    empty_batches_pass,
+    every_parameter_learns,
+    half_precision_is_close,
+    many_gradients_at_once_equal_one_after_another,
 )
 
 SMALL = {"width": 8, "depth": 2}
@@ -27,8 +30,16 @@ def make(architecture=MLP, tasks=None, **options):
     return OnePerTask(IN_DIM, OUT_DIM, NUM_TASKS, make=network, tasks=tasks)
 
 
-# the first asks for a conditioning, of which there is none
-@pytest.mark.parametrize("check", CONTRACT[1:])
+# the others are those of a conditioning, and of architectures that are compiled and vectorized
+@pytest.mark.parametrize(
+    "check",
+    [
+        every_parameter_learns,
+        empty_batches_pass,
+        half_precision_is_close,
+        many_gradients_at_once_equal_one_after_another,
+    ],
+)
 def test_the_contract(check):
     check(make)
 
@@ -39,6 +50,16 @@ def test_each_row_gets_the_output_of_its_tasks_network(architecture):
         return network.members[task](x_D[None], torch.tensor([0]))[0]
 
     assert_equals_row_by_row(make(architecture), slow)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_recorded_operations_do_not_depend_on_the_tasks_of_the_record():
+    network = make()
+    x_BD = uniform(3, IN_DIM)
+    traced = torch.jit.trace(network, (x_BD, torch.tensor([0, 1, 2])))
+    for tasks in ([2, 0, 0], [1, 1, 1], [2, 1, 0]):
+        task_B = torch.tensor(tasks)
+        torch.testing.assert_close(traced(x_BD, task_B), network(x_BD, task_B))
 
 
 def test_only_the_tasks_that_are_named_have_a_network():
