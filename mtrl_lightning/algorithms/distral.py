@@ -291,7 +291,7 @@ class Distral(SAC):
         """Return the distribution over actions; the distilled one for tasks without training."""
         z_BZ = self.encoder(observation_BD, task_B)
         output_B2A = self.actor(z_BZ, task_B)
-        if self._is_untrained_T.any():
+        if self.num_trained < self.spec.num_tasks:
             is_untrained_B1 = self.untrained_T[task_B][:, None]
             output_B2A = torch.where(is_untrained_B1, self.distilled(z_BZ), output_B2A)
         return self._distribution(output_B2A, task_B)

@@ -22,8 +22,9 @@ from mtrl_lightning.networks.network import Network, is_captured
 class OnePerTask(Network):
     """Train one network of any architecture per task; they share nothing.
 
-    ``Separate`` does this for plain perceptrons, and computes them together. Compiled and exported
-    code computes all networks for all rows, because it cannot look at the tasks.
+    ``Separate`` does this for plain perceptrons, and computes them together. Looking at the order
+    of the rows waits for a GPU. Compiled and exported code cannot look at it, and computes all
+    networks for all rows.
 
     Args:
         in_dim: number of input features.
