@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Temperature
+    from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Distral, Temperature
     from mtrl_lightning.api import Run, evaluate, train
     from mtrl_lightning.callbacks import plot_curves, read_metrics
     from mtrl_lightning.envs import (
@@ -35,6 +35,7 @@ _HOMES = {
     "PPO": "algorithms",
     "SAC": "algorithms",
     "Algorithm": "algorithms",
+    "Distral": "algorithms",
     "Temperature": "algorithms",
     "Run": "api",
     "evaluate": "api",
@@ -69,6 +70,7 @@ __all__ = [
     "Collector",
     "ConfigurationError",
     "DMControl",
+    "Distral",
     "EnvSpec",
     "EnvironmentFaultError",
     "EpisodeListener",

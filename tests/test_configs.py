@@ -30,6 +30,7 @@ OWN = (
     "quickstart_ppo",
     "dmcontrol_quickstart",
     "toy_conflict",
+    "experiment/hipbmdp_distral",
     "experiment/hipbmdp_sac",
     "experiment/mt10_sac_cpu",
 )
@@ -73,6 +74,7 @@ def test_every_file_is_known():
         for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))
     ]
     others = (
+        "hipbmdp_distral",
         "hipbmdp_sac",
         "mt10_brc",
         "mt10_cpu",
@@ -84,6 +86,7 @@ def test_every_file_is_known():
     experiments += [f"experiment/{name}" for name in others]
     assert sorted(experiments) == sorted(EXPERIMENTS)
     assert [name for name in FILES if name not in EXPERIMENTS] == [
+        "algorithm/distral",
         "algorithm/mtppo",
         "algorithm/mtsac",
         "algorithm/mtsac_mtrl",

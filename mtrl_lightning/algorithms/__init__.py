@@ -1,13 +1,14 @@
 """LightningModules that learn from a ``TransitionBatch``; they import no environments."""
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.distral import Distral
 from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate, LinearRate
 from mtrl_lightning.algorithms.normalization import NormalizeObservation, NormalizeReward
 from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.sac import SAC
-from mtrl_lightning.algorithms.temperature import Temperature
+from mtrl_lightning.algorithms.temperature import FixedTemperature, Temperature
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.algorithms.values import Categorical, Scalar, Value
@@ -21,7 +22,9 @@ __all__ = [
     "ByTemperature",
     "Categorical",
     "ConstantRate",
+    "Distral",
     "EqualWeights",
+    "FixedTemperature",
     "LearningRate",
     "LinearRate",
     "MeanReward",

@@ -171,6 +171,9 @@ class Algorithm(LightningModule):
         if not len(tasks):
             return ""
         names = ", ".join(self.spec.task_names[task] for task in tasks)
+        return f"Evaluated without training: {names}. {self._untrained_explanation()}"
+
+    def _untrained_explanation(self) -> str:
         if self._mean_of_trained is None:
             given = "their own parameters, as initialized"
         elif self._mean_of_trained.replaced:
@@ -178,7 +181,7 @@ class Algorithm(LightningModule):
             given = f"the mean over the trained tasks ({parts})"
         else:
             given = "no input that would have to be learned"
-        return f"Evaluated without training: {names}. The policy is given {given}"
+        return f"The policy is given {given}"
 
     def make_networks(self) -> dict[str, nn.Module]:
         """Build what ``reset_networks`` replaces: networks and gradient methods by attribute name.

@@ -21,16 +21,15 @@ def critic_target(
     reward_B: Tensor,
     terminated_B: Tensor,
     next_q_QB: Tensor,
-    next_log_prob_B: Tensor,
-    alpha_B: Tensor,
+    next_cost_B: Tensor,
     discount: float,
 ) -> Tensor:
     """Return the critics' targets ``[B]``, equation 3.
 
-    ``y = r + discount (1 - terminated) [min_i Q_i' - alpha log pi']``.
+    ``y = r + discount (1 - terminated) [min_i Q_i' - c']`` with the cost ``c' = alpha log pi'``.
     A truncated transition is not terminated: it bootstraps from its true successor.
     """
-    value_B = next_q_QB.amin(0) - alpha_B * next_log_prob_B
+    value_B = next_q_QB.amin(0) - next_cost_B
     return reward_B + discount * torch.where(terminated_B, 0.0, value_B)
 
 
@@ -39,9 +38,12 @@ def critic_loss(q_QB: Tensor, target_B: Tensor, num_tasks: int) -> Tensor:
     return per_task((q_QB - target_B).square().sum(0), num_tasks)
 
 
-def actor_loss(log_prob_B: Tensor, q_QB: Tensor, alpha_B: Tensor, num_tasks: int) -> Tensor:
-    """Return each task's ``L_pi = mean (alpha log pi - min_i Q_i)`` (equation 7), ``[R]``."""
-    return per_task(alpha_B * log_prob_B - q_QB.amin(0), num_tasks)
+def actor_loss(cost_B: Tensor, q_QB: Tensor, num_tasks: int) -> Tensor:
+    """Return each task's ``L_pi = mean (c - min_i Q_i)``, ``[R]``.
+
+    Equation 7, with the cost ``c = alpha log pi``.
+    """
+    return per_task(cost_B - q_QB.amin(0), num_tasks)
 
 
 def temperature_loss(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium.spaces import Box
@@ -50,10 +50,8 @@ class CriticTarget(NamedTuple):
 
     next_output_QBO: Tensor
     """Outputs of the target critics for the policy's next actions."""
-    next_log_prob_B: Tensor
-    """Log densities of these actions."""
-    alpha_B: Tensor
-    """Temperatures."""
+    next_cost_B: Tensor
+    """What the policy pays for these actions: see ``SAC.action_cost``."""
 
 
 class SAC(Algorithm):
@@ -72,7 +70,7 @@ class SAC(Algorithm):
         task_weighting: how much each task's losses of actor and critic count.
         reward_scale: brings the tasks' rewards to one scale when they are sampled.
         transforms: further changes of sampled batches and of observations, after the reward scale.
-        temperature: weight of the entropy.
+        temperature: weight of the entropy, learned or fixed.
         auxiliaries: further losses that train the encoder.
         num_critics: Q functions of which the smallest counts, ``Q``; at least 1.
         discount: gamma, between 0 and 1.
@@ -105,7 +103,7 @@ class SAC(Algorithm):
         ConfigurationError: if a number is out of its range, or parts do not fit together.
     """
 
-    acting_networks = ("encoder", "actor")
+    acting_networks: tuple[str, ...] = ("encoder", "actor")
     encoder: Encoder
     actor: Network
     critic: Ensemble
@@ -206,36 +204,53 @@ class SAC(Algorithm):
             "critic",
             [self.encoder, *self.critic.members],
             critic_optimizer,
-            method=self.critic_gradient,
             max_grad_norm=critic_max_grad_norm,
-            weights=self.task_weights,
+            **self.critic_update_options(),
         )
         self.actor_update = self.make_update(
             "actor",
             [self.actor],
             actor_optimizer,
-            method=self.actor_gradient,
             max_grad_norm=actor_max_grad_norm,
-            weights=self.task_weights,
             frozen=list(self.critic.parameters()),
+            **self.actor_update_options(),
         )
-        self.temperature_update = self.make_update(
-            "temperature", [self.temperature], temperature_optimizer
-        )
+        self.temperature_update: Update | None = None
+        if self.temperature.is_learned:
+            self.temperature_update = self.make_update(
+                "temperature", [self.temperature], temperature_optimizer
+            )
         self.auxiliary_updates = [self._auxiliary_update(part) for part in self.auxiliaries]
 
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, critics and both gradient methods."""
-        num_tasks = self.spec.num_tasks
-        encoder = self._make_encoder(self.spec.observation_space, num_tasks)
-        critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim, num_tasks)
+        encoder = self._make_encoder(self.spec.observation_space, self.spec.num_tasks)
+        actor_sizes = (encoder.out_dim, 2 * self.action_dim)
+        critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim)
         return {
             "encoder": encoder,
-            "actor": self._make_actor(encoder.out_dim, 2 * self.action_dim, num_tasks),
-            "critic": Ensemble(lambda: self._make_critic(*critic_sizes), self._num_critics),
+            "actor": self.make_task_network(self._make_actor, *actor_sizes),
+            "critic": Ensemble(
+                lambda: self.make_task_network(self._make_critic, *critic_sizes),
+                self._num_critics,
+            ),
             "actor_gradient": self._make_actor_gradient(self.num_trained),
             "critic_gradient": self._make_critic_gradient(self.num_trained),
         }
+
+    def make_task_network(
+        self, make: Callable[[int, int, int], Network], in_dim: int, out_dim: int
+    ) -> Network:
+        """Build a network of all tasks: the actor, or one critic."""
+        return make(in_dim, out_dim, self.spec.num_tasks)
+
+    def critic_update_options(self) -> dict[str, Any]:
+        """Return how the tasks' critic losses become one gradient: options of ``Update``."""
+        return {"method": self.critic_gradient, "weights": self.task_weights}
+
+    def actor_update_options(self) -> dict[str, Any]:
+        """Return how the tasks' actor losses become one gradient: options of ``Update``."""
+        return {"method": self.actor_gradient, "weights": self.task_weights}
 
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and actor, temperature, targets and auxiliaries if they are due."""
@@ -248,10 +263,7 @@ class SAC(Algorithm):
         self.mean_metrics.add({"q": q})
 
         if self.is_due(self.actor_every):
-            noise_BA = self.noise_like(batch.action_BA)
-            log_prob_B = self.actor_update(lambda: self._actor_loss(batch, noise_BA))
-            self.temperature_update(lambda: self.temperature_loss(log_prob_B, batch.task_B))
-            self.mean_metrics.add({"entropy": -log_prob_B.mean()})
+            self.update_policy(batch)
 
         if self.is_due(self.target_every):
             self.targets.step()
@@ -260,12 +272,22 @@ class SAC(Algorithm):
             if self.is_due(auxiliary.every):  # type: ignore[arg-type]
                 self._update_auxiliary(i, batch)
 
+    def update_policy(self, batch: TransitionBatch) -> None:
+        """Update the actor and then the temperature, from a transformed batch."""
+        noise_BA = self.noise_like(batch.action_BA)
+        log_prob_B = self.actor_update(lambda: self._actor_loss(batch, noise_BA))
+        if self.temperature_update is not None:
+            self.temperature_update(lambda: self.temperature_loss(log_prob_B, batch.task_B))
+        self.mean_metrics.add({"entropy": -log_prob_B.mean()})
+
     @torch.no_grad()
     def critic_target(self, batch: TransitionBatch, noise_BA: Tensor) -> CriticTarget:
         """Return what the critics' loss bootstraps from, for the policy's next actions."""
-        alpha_B = self.temperature(batch.task_B).exp()
         policy = self.policy(batch.next_observation_BD, batch.task_B)
         action_BA, log_prob_B = policy.sample(noise_BA)
+        cost_B = self.action_cost(
+            policy, noise_BA, log_prob_B, batch.next_observation_BD, batch.task_B
+        )
         output_QBO = self._critic_outputs(
             self.target_critic,
             self.target_encoder,
@@ -273,7 +295,30 @@ class SAC(Algorithm):
             action_BA,
             batch.task_B,
         )
-        return CriticTarget(output_QBO, log_prob_B, alpha_B)
+        return CriticTarget(output_QBO, cost_B)
+
+    def action_cost(
+        self,
+        policy: SquashedGaussian,
+        noise_BA: Tensor,
+        log_prob_B: Tensor,
+        observation_BD: Tensor,
+        task_B: Tensor,
+    ) -> Tensor:
+        """Return what the policy pays for its actions, ``alpha log pi``, ``[B]``.
+
+        Critics' targets and the actor's loss subtract it from the actions' values.
+
+        Args:
+            policy: distribution over actions for the observations.
+            noise_BA: noise from which the actions were sampled.
+            log_prob_B: log densities of the actions.
+            observation_BD: observations.
+            task_B: tasks.
+        """
+        with torch.no_grad():
+            alpha_B = self.temperature(task_B).exp()
+        return alpha_B * log_prob_B
 
     def critic_loss(self, batch: TransitionBatch, target: CriticTarget) -> tuple[Tensor, Tensor]:
         """Return each task's critic loss ``[R]``, and the mean Q value."""
@@ -290,8 +335,7 @@ class SAC(Algorithm):
             target.next_output_QBO,
             batch.reward_B,
             batch.terminated_B,
-            target.next_log_prob_B,
-            target.alpha_B,
+            target.next_cost_B,
             self.discount,
             self.num_trained,
         )
@@ -301,15 +345,16 @@ class SAC(Algorithm):
         """Return each task's actor loss ``[R]``, and the actions' log densities ``[B]``."""
         with torch.no_grad():
             z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-            alpha_B = self.temperature(batch.task_B).exp()
         output_B2A = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
-        action_BA, log_prob_B = self._distribution(output_B2A, batch.task_B).sample(noise_BA)
+        policy = self._distribution(output_B2A, batch.task_B)
+        action_BA, log_prob_B = policy.sample(noise_BA)
+        cost_B = self.action_cost(policy, noise_BA, log_prob_B, batch.observation_BD, batch.task_B)
         critic_of_features = partial(self._critic_outputs, self.critic, lambda z_BZ, task_B: z_BZ)
         output_QBO = task_by_task(
             self.actor_gradient, critic_of_features, 1, z_BZ, action_BA, batch.task_B
         )
         q_QB = self.value.q(output_QBO)
-        return losses.actor_loss(log_prob_B, q_QB, alpha_B, self.num_trained), log_prob_B.detach()
+        return losses.actor_loss(cost_B, q_QB, self.num_trained), log_prob_B.detach()
 
     def temperature_loss(self, log_prob_B: Tensor, task_B: Tensor) -> tuple[Tensor, None]:
         """Return each task's temperature loss ``[R]``."""
@@ -338,10 +383,10 @@ class SAC(Algorithm):
         self.targets.copy_parameters()
 
     def drain_metrics(self) -> dict[str, float]:
-        """Return ``train/...`` metrics since the last call, and every task's temperature now."""
+        """Return ``train/...`` metrics since the last call, and the learned temperatures now."""
         metrics = super().drain_metrics()
-        if not metrics:
-            return {}
+        if not metrics or not self.temperature.is_learned:
+            return metrics
         alphas = self.temperature.values().tolist()
         for name, alpha in zip(self.spec.task_names, alphas, strict=True):
             metrics[f"train/temperature/{name}"] = alpha

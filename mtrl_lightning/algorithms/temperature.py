@@ -19,6 +19,10 @@ class Temperature(nn.Module):
         per_task: one temperature per task ("disentangled alphas" in mtrl) or one for all.
     """
 
+    is_learned = True
+    """Whether the value changes with the policy's entropy."""
+    log_alpha: Tensor
+
     def __init__(self, num_tasks: int, *, initial: float = 1.0, per_task: bool = True) -> None:
         super().__init__()
         if not initial > 0:
@@ -35,3 +39,26 @@ class Temperature(nn.Module):
     def values(self) -> Tensor:
         """Return ``alpha`` of every task, ``[T]``."""
         return self.log_alpha.detach().exp().expand(self._num_tasks)
+
+
+class FixedTemperature(Temperature):
+    """Keep the weight ``alpha`` of the entropy at one value, for all tasks.
+
+    Args:
+        num_tasks: number of tasks, ``T``.
+        value: the weight, above 0.
+
+    Raises:
+        ConfigurationError: if the value is not above 0.
+    """
+
+    is_learned = False
+
+    def __init__(self, num_tasks: int, *, value: float = 0.1) -> None:
+        if not value > 0:
+            raise ConfigurationError(f"the fixed temperature is {value}: give a number above 0")
+        super().__init__(num_tasks, initial=value, per_task=False)
+        log_alpha = self.log_alpha.detach()
+        del self.log_alpha
+        # not saved: a continued run has the value of its configuration
+        self.register_buffer("log_alpha", log_alpha, persistent=False)

@@ -50,6 +50,8 @@ class Update:
         train_tasks: the tasks whose losses are given, ``R`` integers.
         method: how the tasks' losses become one gradient; None for the mean of losses.
         max_grad_norm: global norm to which the gradient is clipped, above 0; None for no clipping.
+        clip_groups: groups of parameters that are clipped apart, each by the norm of its own
+            gradient; all trained parameters must be among them. None for one group.
         weights: returns how much each task's loss counts, ``[R]``; None for equal weights.
         frozen: parameters that the losses depend on and do not train.
 
@@ -70,6 +72,7 @@ class Update:
         train_tasks: Sequence[int],
         method: GradientMethod | None = None,
         max_grad_norm: float | None = None,
+        clip_groups: Sequence[Sequence[Parameter]] | None = None,
         weights: Callable[[], Tensor] | None = None,
         frozen: Sequence[Parameter] = (),
     ) -> None:
@@ -94,6 +97,7 @@ class Update:
         self._task_R = torch.tensor(train_tasks)
         self._logs_gradient = method is not None
         self._max_grad_norm = max_grad_norm
+        self._clip_groups = clip_groups
         self._weights = weights
         self._frozen = [parameter for parameter in frozen if parameter.requires_grad]
 
@@ -135,7 +139,7 @@ class Update:
             gradients = [p.grad for p in self._trained if p.grad is not None]
             norm = get_total_norm(gradients)
             if self._max_grad_norm is not None:
-                clip_grads_with_norm_(self._trained, self._max_grad_norm, norm)
+                self._clip(self._max_grad_norm, norm)
             is_finite = self._step_if_finite(optimizer, norm)
             self._repair_networks(loss_R.detach())
 
@@ -151,6 +155,15 @@ class Update:
         self._log(loss_R, norm)
         self._guard.check(self.name, is_finite, loss_R.detach())
         return extra
+
+    def _clip(self, max_norm: float, norm: Tensor) -> None:
+        """Clip the gradient, whose norm is given, or each group's by its own norm."""
+        if self._clip_groups is None:
+            clip_grads_with_norm_(self._trained, max_norm, norm)
+            return
+        for group in self._clip_groups:
+            own_norm = get_total_norm([p.grad for p in group if p.grad is not None])
+            clip_grads_with_norm_(group, max_norm, own_norm)
 
     def _task_weights(self) -> Tensor | None:
         if self._weights is None:

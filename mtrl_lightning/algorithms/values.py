@@ -30,8 +30,7 @@ class Value(nn.Module):
         next_output_QBO: Tensor,
         reward_B: Tensor,
         terminated_B: Tensor,
-        next_log_prob_B: Tensor,
-        alpha_B: Tensor,
+        next_cost_B: Tensor,
         discount: float,
         num_tasks: int,
     ) -> Tensor:
@@ -42,8 +41,8 @@ class Value(nn.Module):
             next_output_QBO: of the target critics, for the policy's next actions; without a graph.
             reward_B: rewards.
             terminated_B: where nothing is bootstrapped.
-            next_log_prob_B: log densities of the next actions.
-            alpha_B: temperatures.
+            next_cost_B: what the policy pays for its next actions: in SAC, the temperature times
+                their log density.
             discount: gamma.
             num_tasks: number of trained tasks, ``R``.
         """
@@ -65,16 +64,13 @@ class Scalar(Value):
         next_output_QBO: Tensor,
         reward_B: Tensor,
         terminated_B: Tensor,
-        next_log_prob_B: Tensor,
-        alpha_B: Tensor,
+        next_cost_B: Tensor,
         discount: float,
         num_tasks: int,
     ) -> Tensor:
         """Return ``sum_i mean (Q_i - y)^2``."""
         next_q_QB = self.q(next_output_QBO)
-        target_B = losses.critic_target(
-            reward_B, terminated_B, next_q_QB, next_log_prob_B, alpha_B, discount
-        )
+        target_B = losses.critic_target(reward_B, terminated_B, next_q_QB, next_cost_B, discount)
         return losses.critic_loss(self.q(output_QBO), target_B, num_tasks)
 
 
@@ -117,17 +113,16 @@ class Categorical(Value):
         next_output_QBO: Tensor,
         reward_B: Tensor,
         terminated_B: Tensor,
-        next_log_prob_B: Tensor,
-        alpha_B: Tensor,
+        next_cost_B: Tensor,
         discount: float,
         num_tasks: int,
     ) -> Tensor:
         """Return ``sum_i mean -sum_k p_k log q_ik``.
 
-        ``p`` is the projection of ``r + discount (z - alpha log pi)``.
+        ``p`` is the projection of ``r + discount (z - c)`` with the cost ``c`` of the next action.
         """
         next_BO = next_output_QBO.softmax(-1).mean(0)
-        bootstrap_BO = discount * (self.bin_O - (alpha_B * next_log_prob_B)[:, None])
+        bootstrap_BO = discount * (self.bin_O - next_cost_B[:, None])
         target_BO = reward_B[:, None] + torch.where(terminated_B[:, None], 0.0, bootstrap_BO)
         wanted_BO = self.project(next_BO, target_BO)
         loss_QB = -(wanted_BO * F.log_softmax(output_QBO, -1)).sum(-1)

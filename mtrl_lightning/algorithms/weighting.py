@@ -62,6 +62,11 @@ class ByTemperature(TaskWeighting):
 
     def check(self, temperature: Temperature) -> None:
         """Refuse one temperature for all: it would weight nothing."""
+        if not temperature.is_learned:
+            raise ConfigurationError(
+                "task_weighting ByTemperature needs temperatures that are learned, and this one is"
+                " fixed: set task_weighting to EqualWeights or ByHand"
+            )
         if not temperature.per_task:
             raise ConfigurationError(
                 "task_weighting ByTemperature needs one temperature per task:"

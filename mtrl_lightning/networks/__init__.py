@@ -42,6 +42,7 @@ from mtrl_lightning.networks.mlp import MLP
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
 from mtrl_lightning.networks.network import Network, TaskModule
+from mtrl_lightning.networks.one_per_task import OneForAll, OnePerTask
 from mtrl_lightning.networks.paco import PaCo
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
@@ -80,7 +81,9 @@ __all__ = [
     "NeedsTrainTasks",
     "Network",
     "NoConditioning",
+    "OneForAll",
     "OneHot",
+    "OnePerTask",
     "OwnExpert",
     "PaCo",
     "Separate",

@@ -107,3 +107,28 @@ class SquashedGaussian(NamedTuple):
         squash_BA = 2 * (math.log(2) - u_BA - F.softplus(-2 * u_BA))
         log_prob_B = zero_padding(normal_BA - squash_BA, self.mask_BA).sum(-1)
         return zero_padding(torch.tanh(u_BA), self.mask_BA), log_prob_B
+
+    def log_ratio(self, other: SquashedGaussian, noise_BA: Tensor) -> Tensor:
+        """Return ``log pi(a) - log other(a)`` of the actions sampled from this noise, ``[B]``.
+
+        Both densities have the term of tanh, which depends on the action alone and cancels. So the
+        ratio is that of the Gaussians at ``u``, also where ``a = tanh(u)`` is rounded to 1.
+        """
+        u_BA = self.mean_BA + self.log_std_BA.exp() * noise_BA
+        other_noise_BA = (u_BA - other.mean_BA) * (-other.log_std_BA).exp()
+        log_prob_BA = -0.5 * noise_BA.square() - self.log_std_BA
+        other_log_prob_BA = -0.5 * other_noise_BA.square() - other.log_std_BA
+        return zero_padding(log_prob_BA - other_log_prob_BA, self.mask_BA).sum(-1)
+
+    def kl(self, other: SquashedGaussian) -> Tensor:
+        """Return ``KL(self || other)``, ``[B]``.
+
+        ``sum_A [log(s0 / s) + (s^2 + (m - m0)^2) / (2 s0^2) - 1/2]`` with the other's mean ``m0``
+        and standard deviation ``s0``. This is the divergence of the Gaussians before tanh, which is
+        invertible and leaves it unchanged.
+        """
+        log_std_ratio_BA = self.log_std_BA - other.log_std_BA
+        shift_BA = (self.mean_BA - other.mean_BA) * (-other.log_std_BA).exp()
+        variance_ratio_BA = (2 * log_std_ratio_BA).exp()
+        kl_BA = 0.5 * (variance_ratio_BA + shift_BA.square() - 1) - log_std_ratio_BA
+        return zero_padding(kl_BA, self.mask_BA).sum(-1)

@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms import PPO, SAC, Algorithm
+from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Distral
 from mtrl_lightning.networks import MLP, Network
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
@@ -54,6 +54,10 @@ def small_mlp(in_dim: int, out_dim: int, num_tasks: int) -> Network:
 
 def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:
     return SAC(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def make_distral(spec: EnvSpec | None = None, **options: Any) -> Distral:
+    return Distral(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
 
 
 def make_ppo(spec: EnvSpec | None = None, **options: Any) -> PPO:

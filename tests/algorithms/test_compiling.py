@@ -10,7 +10,7 @@ import torch
 from mtrl_lightning.algorithms import compiling
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO, PCGrad
-from tests.algorithms import make_batch, make_sac, train
+from tests.algorithms import make_batch, make_distral, make_sac, make_spec, train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -55,14 +55,29 @@ def test_every_update_begins_a_new_step_of_the_graphs(monkeypatch):
     assert len(steps) == 2 and all(map(all, steps)), "no gradient of a graph may outlive its step"
 
 
-def test_a_compiled_function_has_a_graph_for_its_losses_only():
-    sac = make_sac()
+@pytest.mark.parametrize("make", [make_sac, make_distral])
+def test_a_compiled_function_has_a_graph_for_its_losses_only(make):
+    sac = make()
     batch = make_batch(sac.spec)
     noise_BA = torch.zeros_like(batch.action_BA)
     target = sac.critic_target(batch, noise_BA)
-    assert len(target) == 3 and not any(value.requires_grad for value in target)
-    for loss_T, other in (sac.critic_loss(batch, target), sac.actor_loss(batch, noise_BA)):
+    assert len(target) == 2 and not any(value.requires_grad for value in target)
+    computed = [sac.critic_loss(batch, target), sac.actor_loss(batch, noise_BA)]
+    if make is make_distral:
+        computed.append(sac.distilled_loss(batch))
+    for loss_T, other in computed:
         assert loss_T.requires_grad and not other.requires_grad
+
+
+def test_distrals_target_is_one_graph_also_with_tasks_that_are_not_trained():
+    distral = make_distral(make_spec(3, train_tasks=(0, 2)))
+    batch = make_batch(distral.spec)
+    target = torch.compile(distral.critic_target, backend="eager", fullgraph=True)
+    noise_BA = torch.ones_like(batch.action_BA)
+    for found, wanted in zip(
+        target(batch, noise_BA), distral.critic_target(batch, noise_BA), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_an_unknown_option_is_an_error_at_once():

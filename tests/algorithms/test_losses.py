@@ -40,11 +40,10 @@ def test_the_target_by_hand():
         reward_B=torch.tensor([1.0, 1.0, -2.0]),
         terminated_B=torch.tensor([False, True, False]),
         next_q_QB=torch.tensor([[10.0, 10.0, 3.0], [8.0, 9.0, 4.0]]),
-        next_log_prob_B=torch.tensor([-2.0, -2.0, 1.0]),
-        alpha_B=torch.tensor([0.5, 0.5, 0.25]),
+        next_cost_B=torch.tensor([-1.0, -1.0, 0.25]),
         discount=0.9,
     )
-    # 1 + 0.9 (8 + 0.5 * 2), 1, -2 + 0.9 (3 - 0.25)
+    # 1 + 0.9 (8 + 1), 1, -2 + 0.9 (3 - 0.25)
     assert target.tolist() == pytest.approx([9.1, 1.0, 0.475])
 
 
@@ -54,7 +53,6 @@ def target_of(terminated, next_q=((5.0,),), discount=0.9):
         torch.tensor([terminated]),
         torch.tensor(next_q),
         torch.zeros(1),
-        torch.ones(1),
         discount,
     ).item()
 
@@ -81,18 +79,15 @@ def test_the_smallest_critic_counts_in_the_target(next_q):
 
 def test_the_target_equals_a_loop(draw):
     reward = draw(B)
-    log_prob = draw(B)
-    alpha = draw(B).abs()
+    cost = draw(B)
     q = draw(NUM_CRITICS, B)
     terminated = draw(B) > 0.5
     wanted = [
         reward[b].item()
-        + 0.97
-        * (1 - int(terminated[b]))
-        * (min(q[:, b].tolist()) - alpha[b].item() * log_prob[b].item())
+        + 0.97 * (1 - int(terminated[b])) * (min(q[:, b].tolist()) - cost[b].item())
         for b in range(B)
     ]
-    target = losses.critic_target(reward, terminated, q, log_prob, alpha, 0.97)
+    target = losses.critic_target(reward, terminated, q, cost, 0.97)
     torch.testing.assert_close(target, torch.tensor(wanted, dtype=torch.float64))
 
 
@@ -110,20 +105,18 @@ def test_the_critics_loss_is_the_sum_of_the_mean_squared_errors(draw):
 
 
 def test_the_actors_loss_by_hand():
-    log_prob_B = torch.tensor([1.0, -1.0, 2.0, 0.0])
+    cost_B = torch.tensor([0.5, -0.5, 4.0, 0.0])
     q_QB = torch.tensor([[1.0, 5.0, 2.0, 2.0], [3.0, 4.0, 1.0, 9.0]])
-    alpha_B = torch.tensor([0.5, 0.5, 2.0, 2.0])
     # task 0: (0.5 - 1) and (-0.5 - 4), task 1: (4 - 1) and (0 - 2)
-    assert losses.actor_loss(log_prob_B, q_QB, alpha_B, 2).tolist() == [-2.5, 0.5]
+    assert losses.actor_loss(cost_B, q_QB, 2).tolist() == [-2.5, 0.5]
 
 
 def test_the_actors_loss_equals_a_loop(draw):
-    log_prob = draw(B)
+    cost = draw(B)
     q = draw(NUM_CRITICS, B)
-    alpha = draw(B).abs()
-    each = [alpha[b].item() * log_prob[b].item() - min(q[:, b].tolist()) for b in range(B)]
+    each = [cost[b].item() - min(q[:, b].tolist()) for b in range(B)]
     wanted = [sum(each[task * ROWS : (task + 1) * ROWS]) / ROWS for task in range(NUM_TASKS)]
-    found = losses.actor_loss(log_prob, q, alpha, NUM_TASKS)
+    found = losses.actor_loss(cost, q, NUM_TASKS)
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
 
 
@@ -151,8 +144,8 @@ def test_tasks_averaged_are_the_batch(draw):
     pairs = [
         (losses.critic_loss(q, target, NUM_TASKS), losses.critic_loss(q, target, 1)),
         (
-            losses.actor_loss(log_prob, q, alpha, NUM_TASKS),
-            losses.actor_loss(log_prob, q, alpha, 1),
+            losses.actor_loss(log_prob, q, NUM_TASKS),
+            losses.actor_loss(log_prob, q, 1),
         ),
         (
             losses.temperature_loss(alpha.log(), log_prob, -2.0, NUM_TASKS),
@@ -168,8 +161,8 @@ def test_the_losses_change_nothing_that_they_are_given(draw):
     given = [draw(B), draw(B).abs(), draw(NUM_CRITICS, B)]
     before = [value.clone() for value in given]
     log_prob, alpha, q = given
-    losses.critic_target(log_prob, log_prob > 0, q, log_prob, alpha, 0.9)
+    losses.critic_target(log_prob, log_prob > 0, q, log_prob, 0.9)
     losses.critic_loss(q, log_prob, NUM_TASKS)
-    losses.actor_loss(log_prob, q, alpha, NUM_TASKS)
+    losses.actor_loss(log_prob, q, NUM_TASKS)
     losses.temperature_loss(alpha, log_prob, -math.pi, NUM_TASKS)
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))

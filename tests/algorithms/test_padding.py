@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mtrl_lightning import gradients, networks
-from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.algorithms import PPO, SAC, Distral
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
@@ -243,22 +243,31 @@ def gradients_of(loss, parameters):
     return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_a_padded_task_has_the_losses_and_gradients_of_sac_that_it_has_alone(stack):
-    *algorithms, indices = make_pair(SAC, **STACKS[stack])
+@pytest.mark.parametrize(
+    ("kind", "stack"),
+    [
+        *((SAC, stack) for stack in STACKS),
+        *((Distral, stack) for stack in ("mlp", "moore", "multi_head", "standardize")),
+    ],
+)
+def test_a_padded_task_has_the_losses_and_gradients_that_it_has_alone(kind, stack):
+    *algorithms, indices = make_pair(kind, **STACKS[stack])
     pair = batches(algorithms)
     standardize(algorithms, pair)
     is_own_B = pair[0].task_B != LARGEST
-    losses = {name: [] for name in ("critic", "actor", "temperature")}
+    losses = {name: [] for name in ("critic", "actor", "last")}
     targets = []
-    for sac, batch, noise_BA in zip(algorithms, pair, noises(), strict=True):
-        target = sac.critic_target(batch, noise_BA)
+    for algorithm, batch, noise_BA in zip(algorithms, pair, noises(), strict=True):
+        target = algorithm.critic_target(batch, noise_BA)
         targets.append(target)
-        losses["critic"].append(sac.critic_loss(batch, target)[0])
-        actor_loss_R, log_prob_B = sac.actor_loss(batch, noise_BA)
+        losses["critic"].append(algorithm.critic_loss(batch, target)[0])
+        actor_loss_R, log_prob_B = algorithm.actor_loss(batch, noise_BA)
         losses["actor"].append(actor_loss_R)
-        losses["temperature"].append(sac.temperature_loss(log_prob_B, batch.task_B)[0])
-    assert_close(targets[1].next_log_prob_B[is_own_B], targets[0].next_log_prob_B[is_own_B])
+        if kind is Distral:
+            losses["last"].append(algorithm.distilled_loss(batch)[0])
+        else:
+            losses["last"].append(algorithm.temperature_loss(log_prob_B, batch.task_B)[0])
+    assert_close(targets[1].next_cost_B[is_own_B], targets[0].next_cost_B[is_own_B])
     for both in losses.values():
         assert_losses_agree(indices, algorithms, both)
 
@@ -335,7 +344,7 @@ def test_padding_alone_changes_no_gradient_method(method):
         assert torch.equal(found, before[name]), f"padded places of {name} have changed"
 
 
-@pytest.mark.parametrize("kind", [SAC, PPO])
+@pytest.mark.parametrize("kind", [SAC, PPO, Distral])
 @pytest.mark.parametrize("mode", ["random", "explore", "exploit"])
 def test_what_is_not_a_tasks_own_is_zero_in_every_action(kind, mode):
     algorithm = make_pair(kind, **STACKS["mlp"])[1]

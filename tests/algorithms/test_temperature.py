@@ -1,14 +1,16 @@
-"""The weight of the entropy: one a task, or one for all."""
+"""The weight of the entropy: one per task, one for all, or a fixed one."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import Temperature, losses
+from mtrl_lightning.algorithms import ByTemperature, FixedTemperature, Temperature, losses
 from mtrl_lightning.errors import ConfigurationError
+from tests.algorithms import make_sac, train
 
 TASK_B = torch.tensor([0, 0, 1, 1, 2, 2])
 LOG_PROB_B = torch.tensor([1.0, 2.0, -3.0, -1.0, 0.5, 2.5])
@@ -66,3 +68,23 @@ def test_it_is_restored(per_task):
         before.log_alpha.add_(torch.arange(len(before.log_alpha)) + 0.5)
     after.load_state_dict(before.state_dict())
     assert torch.equal(after.values(), before.values())
+
+
+def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
+    sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
+    assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)
+    assert sac.temperature(TASK_B).tolist() == pytest.approx([math.log(0.3)] * 6)
+    assert [update.name for update in sac.updates] == ["critic", "actor"]
+    assert not [name for name in sac.drain_metrics() if "temperature" in name]
+    assert not [name for name in sac.state_dict() if "temperature" in name]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_fixed_value_that_is_not_above_zero_is_refused(value):
+    with pytest.raises(ConfigurationError, match="fixed temperature"):
+        FixedTemperature(3, value=value)
+
+
+def test_a_fixed_temperature_cannot_weight_the_tasks():
+    with pytest.raises(ConfigurationError, match="set task_weighting to EqualWeights or ByHand"):
+        make_sac(temperature=FixedTemperature, task_weighting=ByTemperature)

@@ -25,8 +25,7 @@ def arguments():
     return {
         "reward_B": draws(B, seed=1),
         "terminated_B": terminated_B,
-        "next_log_prob_B": draws(B, seed=2),
-        "alpha_B": draws(B, seed=3).exp(),
+        "next_cost_B": draws(B, seed=2),
         "discount": 0.9,
         "num_tasks": R,
     }
@@ -38,7 +37,7 @@ def test_a_scalar_value_is_the_output_and_learns_by_squared_error():
     wanted_R = [0.0] * R
     for b in range(B):
         smallest = min(following[i, b, 0].item() for i in range(Q))
-        value = smallest - given["alpha_B"][b].item() * given["next_log_prob_B"][b].item()
+        value = smallest - given["next_cost_B"][b].item()
         target = given["reward_B"][b].item() + (0 if given["terminated_B"][b] else 0.9 * value)
         for i in range(Q):
             wanted_R[b // 2] += (output[i, b, 0].item() - target) ** 2 / 2
@@ -69,9 +68,9 @@ def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
     wanted_R = [0.0] * R
     for b in range(B):
         mean = following[:, b].softmax(-1).mean(0).tolist()
-        entropy = given["alpha_B"][b].item() * given["next_log_prob_B"][b].item()
+        cost = given["next_cost_B"][b].item()
         rest = 0.0 if given["terminated_B"][b] else 0.9
-        moved = [given["reward_B"][b].item() + rest * (z - entropy) for z in bins]
+        moved = [given["reward_B"][b].item() + rest * (z - cost) for z in bins]
         target = projection(mean, moved, -2.0, 2.0)
         for i in range(Q):
             log_q = output[i, b].log_softmax(-1).tolist()
@@ -121,8 +120,7 @@ def test_scalar_is_what_the_losses_say():
         given["reward_B"],
         given["terminated_B"],
         following[..., 0],
-        given["next_log_prob_B"],
-        given["alpha_B"],
+        given["next_cost_B"],
         0.9,
     )
     assert torch.equal(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.algorithms import PPO, SAC, NormalizeObservation
+from mtrl_lightning.algorithms import PPO, SAC, Distral, NormalizeObservation
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export import policy as exporting
@@ -37,9 +37,11 @@ def agent(spec=SPEC, kind=SAC, **options):
     return kind(spec, **{"actor": network, "critic": network, **options})
 
 
-@pytest.mark.parametrize("format", ["torchscript", "torch.export"])
-def test_all_that_acts_is_in_the_file(tmp_path, format):
-    model = agent(SIZED, transforms=[NormalizeObservation])
+@pytest.mark.parametrize(
+    ("format", "kind"), [("torchscript", SAC), ("torch.export", SAC), ("torchscript", Distral)]
+)
+def test_all_that_acts_is_in_the_file(tmp_path, format, kind):
+    model = agent(SIZED, kind, transforms=[NormalizeObservation])
     generator = np.random.default_rng(0)
     observation_ED = generator.normal(2.0, 3.0, (6, 4)) * SIZED.observation_mask_TD[[0, 1] * 3]
     zeros = np.zeros(6)

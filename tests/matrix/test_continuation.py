@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.algorithms import PPO, SAC, Distral
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.loading import load_policy
 from tests.matrix import NETWORKS, STACKS
@@ -65,7 +65,7 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
     assert_same_end(command_line, "whole", "parts")
 
 
-@pytest.mark.parametrize("kind", [SAC, PPO])
+@pytest.mark.parametrize("kind", [SAC, PPO, Distral])
 def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
     command_line, monkeypatch, kind
 ):
@@ -94,7 +94,7 @@ def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
         "--trainer.enable_progress_bar=false",
         "--trainer.accelerator=cpu",
     ]
-    if kind is SAC:
+    if kind is not PPO:
         options += ["--rollout.warmup_steps=42", "--data.batch_size=8"]
     else:
         options += [
@@ -104,7 +104,8 @@ def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
         ]
 
     def run(total, *extra):
-        configs = ("base", "env/toy", f"algorithm/mt{kind.__name__.lower()}", "network/mlp")
+        name = "distral" if kind is Distral else f"mt{kind.__name__.lower()}"
+        configs = ("base", "env/toy", f"algorithm/{name}", "network/mlp")
         more = [f"--rollout.total_steps={total}", *extra]
         command_line("fit", *options, *more, configs=(*configs, "gradient/pcgrad"), small=False)
 

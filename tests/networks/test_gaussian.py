@@ -118,6 +118,65 @@ def test_half_precision_is_left_behind_at_once():
     assert torch.equal(action, exact)
 
 
+# ---- two squashed Gaussians ----
+
+
+def two_policies():
+    made = []
+    for seed in (1, 4):
+        mean = uniform(300, 3, seed=seed).double()
+        log_std = uniform(300, 3, seed=seed + 1).double() - 0.5
+        made.append(SquashedGaussian(mean, log_std))
+    return made
+
+
+def normals(policy):
+    return Normal(policy.mean_BA, policy.log_std_BA.exp())
+
+
+def test_the_divergence_is_that_of_the_normal_distributions():
+    policy, other = two_policies()
+    wanted = torch.distributions.kl_divergence(normals(policy), normals(other)).sum(-1)
+    torch.testing.assert_close(policy.kl(other), wanted, rtol=1e-12, atol=1e-12)
+    assert policy.kl(policy).abs().max() < 1e-12
+
+
+def test_a_divergence_by_hand_and_its_direction():
+    narrow = SquashedGaussian(torch.tensor([[1.0]]), torch.tensor([[0.0]]))
+    wide = SquashedGaussian(torch.tensor([[0.0]]), torch.tensor([[math.log(2)]]))
+    # log(s0 / s) + (s^2 + (m - m0)^2) / (2 s0^2) - 1/2
+    assert narrow.kl(wide).item() == pytest.approx(math.log(2) + (1 + 1) / 8 - 0.5, rel=1e-6)
+    assert wide.kl(narrow).item() == pytest.approx(-math.log(2) + (4 + 1) / 2 - 0.5, rel=1e-6)
+
+
+def test_the_mean_ratio_of_the_squashed_densities_is_the_divergence():
+    policy, other = (SquashedGaussian(p.mean_BA[:1], p.log_std_BA[:1]) for p in two_policies())
+    count = 200_000
+    noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(3)).double()
+    policies = [
+        SquashedGaussian(p.mean_BA.expand(count, 3), p.log_std_BA.expand(count, 3))
+        for p in (policy, other)
+    ]
+    action, log_prob = policies[0].sample(noise)
+    reference = TransformedDistribution(normals(policies[1]), TanhTransform())
+    ratio = log_prob - reference.log_prob(action.clamp(-1 + 1e-12, 1 - 1e-12)).sum(-1)
+    error = 5 * ratio.std().item() / math.sqrt(count)
+    assert ratio.mean().item() == pytest.approx(policy.kl(other).item(), abs=error)
+    moderate = action.abs().amax(-1) < 0.999
+    torch.testing.assert_close(
+        policies[0].log_ratio(policies[1], noise)[moderate], ratio[moderate], rtol=1e-7, atol=1e-7
+    )
+
+
+def test_a_ratio_is_finite_where_tanh_is_one_and_leaves_padding_out():
+    mask_BA = torch.tensor([[True, False]])
+    policy = SquashedGaussian(torch.tensor([[50.0, 1.0]]), torch.zeros(1, 2), mask_BA)
+    other = SquashedGaussian(torch.tensor([[48.0, 7.0]]), torch.zeros(1, 2), mask_BA)
+    # u = 50.5: (2.5^2 - 0.5^2) / 2
+    assert policy.log_ratio(other, torch.tensor([[0.5, 3.0]])).item() == pytest.approx(3.0)
+    assert policy.kl(other).item() == pytest.approx(2.0)
+
+
 # ---- the clipped Gaussian ----
 
 

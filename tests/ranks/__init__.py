@@ -23,7 +23,7 @@ from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch
-from tests.algorithms import attach, make_batch, make_ppo, make_sac, make_spec
+from tests.algorithms import attach, make_batch, make_distral, make_ppo, make_sac, make_spec
 from tests.algorithms.test_padding import NAMES as DESCRIBED
 from tests.gradients.test_every_method import METHODS
 
@@ -102,6 +102,9 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
         encoder=networks.Standardize,
         auxiliaries=[Reconstruction],
         temperature=partial(Temperature, per_task=False),
+    ),
+    "distral masked bodies pcgrad": lambda: make_distral(
+        masked_spec(), encoder=networks.Standardize, actor_gradient=METHODS["pcgrad"]
     ),
     "skipped step": lambda: make_sac(SPEC, on_nonfinite="skip"),
 }

@@ -1,0 +1,158 @@
+"""Any architecture as one network per task, and as one network for all tasks without task input.
+
+Both build the architecture for a single task, so that no network sees which task a row is of.
+
+Shapes: ``B`` batch, ``D`` input features, ``O`` outputs, ``R`` tasks that have a network, ``T``
+tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.experts import tasks_in_order
+from mtrl_lightning.networks.network import Network, is_captured
+
+
+class OnePerTask(Network):
+    """Train one network of any architecture per task; they share nothing.
+
+    ``Separate`` does this for plain perceptrons, and computes them together. Looking at the order
+    of the rows waits for a GPU. Compiled and exported code cannot look at it, and computes all
+    networks for all rows.
+
+    Args:
+        in_dim: number of input features.
+        out_dim: number of outputs.
+        num_tasks: number of tasks, ``T``.
+        make: builds one network, ``(in_dim, out_dim, num_tasks) -> Network`` with 1 task.
+        tasks: the tasks that have a network, in the order of a batch; None for all. Rows of other
+            tasks get outputs without a meaning.
+    """
+
+    tasks_R1: Tensor
+    place_T: Tensor
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int,
+        num_tasks: int,
+        *,
+        make: Callable[[int, int, int], Network],
+        tasks: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        owners = list(range(num_tasks) if tasks is None else tasks)
+        self.members = nn.ModuleList(make(in_dim, out_dim, 1) for _ in owners)
+        place_T = torch.zeros(num_tasks, dtype=torch.int64)
+        place_T[owners] = torch.arange(len(owners))
+        self.register_buffer("tasks_R1", torch.tensor(owners)[:, None], persistent=False)
+        self.register_buffer("place_T", place_T, persistent=False)
+
+    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
+        if is_captured() or (task_B.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return self._compute_all(x_BD, task_B)
+        tasks_N = tasks_in_order(task_B, self.tasks_R1)
+        if tasks_N is None:
+            return self._compute_in_any_order(x_BD, task_B)
+        if len(tasks_N) == len(self.members):
+            members = list(self.members)
+        else:
+            members = [self.members[int(self.place_T[tasks_N])]]
+        outputs = map(_output, members, x_BD.chunk(len(members)))
+        return torch.cat(list(outputs))
+
+    def shared_parameters(self) -> Iterator[Parameter]:
+        """Yield nothing: no parameter is shared."""
+        yield from ()
+
+    def last_shared_weight(self) -> Parameter:
+        """Raise an error: there is no shared layer.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "OnePerTask shares no layer between tasks:"
+            " set the gradient method to gradients.Mean, the mean of the losses"
+        )
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Raise an error: no network is trained for other tasks.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "OnePerTask trains one network per task, which share nothing, and some tasks are"
+            " evaluated without being trained: choose another network, or set"
+            " model.init_args.untrained_tasks to own (their networks stay as initialized)"
+        )
+
+    def mask_losses(self, loss_R: Tensor) -> Tensor:
+        """Return the losses ``[R]``, each masked by the network of its task."""
+        masked = map(_masked_loss, self.members, loss_R.split(1))
+        return torch.cat(list(masked))
+
+    def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
+        """Let each network change its parameters by its own loss."""
+        for member, loss_1 in zip(self.members, loss_R.split(1), strict=True):
+            assert isinstance(member, Network)
+            member.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
+
+    def _compute_in_any_order(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        place_B = self.place_T[task_B]
+        outputs = []
+        rows = []
+        for place, member in enumerate(self.members):
+            row_N = (place_B == place).nonzero()[:, 0]
+            if len(row_N) > 0 or len(task_B) == 0:
+                outputs.append(_output(member, x_BD[row_N]))
+                rows.append(row_N)
+        return torch.cat(outputs)[torch.cat(rows).argsort()]
+
+    def _compute_all(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Compute every network for every row: no operation depends on the tasks' values."""
+        output_RBO = torch.stack([_output(member, x_BD) for member in self.members])
+        row_B = torch.arange(task_B.shape[0], device=task_B.device)
+        return output_RBO[self.place_T[task_B], row_B]
+
+
+class OneForAll(nn.Module):
+    """Apply one network to the rows of all tasks; its outputs do not depend on the task.
+
+    It is no ``TaskModule``: all of its parameters are shared, also heads.
+
+    Args:
+        in_dim: number of input features.
+        out_dim: number of outputs.
+        make: builds the network, ``(in_dim, out_dim, num_tasks) -> Network`` with 1 task.
+    """
+
+    def __init__(
+        self, in_dim: int, out_dim: int, *, make: Callable[[int, int, int], Network]
+    ) -> None:
+        super().__init__()
+        self.network = make(in_dim, out_dim, 1)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """Map ``[B, in_dim]`` to ``[B, out_dim]``."""
+        return _output(self.network, x_BD)
+
+
+def _output(network: nn.Module, x_BD: Tensor) -> Tensor:
+    """Return the outputs of a network that was built for a single task."""
+    task_B = torch.zeros(x_BD.shape[0], dtype=torch.int64, device=x_BD.device)
+    return network(x_BD, task_B)  # type: ignore[no-any-return]
+
+
+def _masked_loss(network: nn.Module, loss_1: Tensor) -> Tensor:
+    assert isinstance(network, Network)
+    return network.mask_losses(loss_1)

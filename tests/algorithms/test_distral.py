@@ -1,0 +1,520 @@
+"""Distral's update by hand, its limits, and what trains, acts and sees what."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from mtrl_lightning.algorithms import (
+    SAC,
+    ByTemperature,
+    Categorical,
+    Distral,
+    FixedTemperature,
+    MeanReward,
+)
+from mtrl_lightning.algorithms.state import Generators
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import Mean, PCGrad
+from mtrl_lightning.loading import load_policy
+from mtrl_lightning.networks import (
+    CARE,
+    MLP,
+    AppendTask,
+    Attention,
+    Average,
+    Clusters,
+    Embedding,
+    MixtureOfEncoders,
+    MultiHead,
+    Network,
+    NoConditioning,
+    Standardize,
+)
+from mtrl_lightning.types import TransitionBatch
+from tests.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    make_batch,
+    make_distral,
+    make_spec,
+    small_mlp,
+    train,
+)
+from tests.algorithms.test_padding import NETWORKS
+from tests.algorithms.test_sac import BATCH, HandCritic, draw_action
+from tests.gradients.test_every_method import METHODS
+from tests.test_loading import save
+
+# ---- one update by hand ----
+
+KAPPA = 0.4
+OMEGA = 0.3
+DISCOUNT = 0.9
+LEARNING_RATE = 0.1
+SEED = 5
+ACTORS = [(0.2, -0.5, 0.3), (-0.6, 0.1, -0.2), (0.1, 0.4, 0.5)]
+"""Mean, log standard deviation and slope of two tasks' policies and the distilled one."""
+CRITICS = [[0.4, -0.8, 0.1], [0.5, 0.2, 0.3], [0.3, 1.2, -0.2], [-0.1, 0.6, 0.2]]
+"""The first critics of both tasks, then the second ones."""
+TARGETS = [[0.7, -0.3, 0.5], [0.2, 0.1, -0.4], [-0.2, 0.9, 1.1], [0.6, -0.5, 0.3]]
+
+
+class HandActor(Network):
+    """Mean ``m + c s`` and log standard deviation ``l`` for any task."""
+
+    def __init__(self, numbers) -> None:
+        super().__init__()
+        self.m, self.l, self.c = (nn.Parameter(torch.tensor(number)) for number in numbers)
+
+    def forward(self, x_BD, task_B):
+        mean_B = self.m + self.c * x_BD[:, 0]
+        return torch.stack([mean_B, self.l.expand_as(mean_B)], dim=-1)
+
+
+def hand_distral():
+    actors, critics = iter(ACTORS), iter(CRITICS)
+    sgd = partial(SGD, lr=LEARNING_RATE)
+    distral = Distral(
+        make_spec(2, obs_dim=1, action_dim=1),
+        actor=lambda *sizes: HandActor(next(actors)),
+        critic=lambda *sizes: HandCritic(next(critics)),
+        kappa=KAPPA,
+        omega=OMEGA,
+        discount=DISCOUNT,
+        actor_max_grad_norm=None,
+        critic_max_grad_norm=None,
+        distilled_max_grad_norm=None,
+        actor_optimizer=sgd,
+        critic_optimizer=sgd,
+        distilled_optimizer=sgd,
+        seed=SEED,
+    )
+    networks = [network for critic in distral.target_critic.members for network in critic.members]
+    with torch.no_grad():
+        for network, weights in zip(networks, TARGETS, strict=True):
+            network.w.copy_(torch.tensor(weights))
+    attach(distral)
+    return distral
+
+
+def q_of(weights, observation, action):
+    return weights[0] * observation + weights[1] * action + weights[2]
+
+
+def log_normal(u, mean, log_std):
+    return -0.5 * ((u - mean) / math.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
+
+
+class ByHand:
+    """One update in plain numbers, two rows of each task."""
+
+    def __init__(self) -> None:
+        stream = Generators(SEED).get("learn", torch.device("cpu"))
+        next_noise, noise = (torch.randn(4, 1, generator=stream)[:, 0].tolist() for _ in range(2))
+        rows = list(zip(*(field.tolist() for field in BATCH[:-1]), strict=True))
+        m0, l0, c0 = ACTORS[2]
+
+        self.critic_loss = 0.0
+        gradient_w = [[0.0] * 3 for _ in CRITICS]
+        for ((obs,), (action,), reward, (next_obs,), terminated, task), eps in zip(
+            rows, next_noise, strict=True
+        ):
+            m, log_std, c = ACTORS[task]
+            mean = m + c * next_obs
+            next_action, log_prob, _, _ = draw_action(mean, log_std, eps)
+            u = mean + math.exp(log_std) * eps
+            squash = math.log(1 - next_action**2)
+            distilled_log_prob = log_normal(u, m0 + c0 * next_obs, l0) - squash
+            next_q = min(q_of(TARGETS[i + task], next_obs, next_action) for i in (0, 2))
+            value = next_q + KAPPA * distilled_log_prob - (KAPPA + OMEGA) * log_prob
+            target = reward + DISCOUNT * (0 if terminated else value)
+            for i in (task, task + 2):
+                error = q_of(CRITICS[i], obs, action) - target
+                self.critic_loss += error**2 / 4  # mean of the tasks' means
+                for j, x in enumerate((obs, action, 1.0)):
+                    gradient_w[i][j] += 2 * error * x / 2  # of the task's own mean
+        self.critics = [
+            [v - LEARNING_RATE * g for v, g in zip(w, row, strict=True)]
+            for w, row in zip(CRITICS, gradient_w, strict=True)
+        ]
+
+        self.actor_loss = 0.0
+        self.entropy = 0.0
+        gradients = [[0.0] * 3 for _ in range(2)]
+        for ((obs,), _, _, _, _, task), eps in zip(rows, noise, strict=True):
+            m, log_std, c = ACTORS[task]
+            mean = m + c * obs
+            a, log_prob, da, dlog_prob = draw_action(mean, log_std, eps)
+            std = math.exp(log_std)
+            u = mean + std * eps
+            mean0 = m0 + c0 * obs
+            distilled_log_prob = log_normal(u, mean0, l0) - math.log(1 - a**2)
+            q, slope = min(
+                (q_of(self.critics[i], obs, a), self.critics[i][1]) for i in (task, task + 2)
+            )
+            loss = (KAPPA + OMEGA) * log_prob - KAPPA * distilled_log_prob - q
+            self.actor_loss += loss / 4
+            self.entropy -= log_prob / 4
+            by_u = -(u - mean0) / math.exp(l0) ** 2 + 2 * a  # of log pi_0(a), through the action
+            du = (1.0, std * eps)
+            to_mean, to_log_std = (
+                (KAPPA + OMEGA) * dlog_prob[k] - KAPPA * by_u * du[k] - slope * da[k]
+                for k in range(2)
+            )
+            for j, g in enumerate((to_mean, to_log_std, to_mean * obs)):
+                gradients[task][j] += g / 2
+        self.actors = [
+            [v - LEARNING_RATE * g for v, g in zip(numbers, row, strict=True)]
+            for numbers, row in zip(ACTORS[:2], gradients, strict=True)
+        ]
+
+        self.kl_T = [0.0, 0.0]
+        gradient = [0.0] * 3
+        for (obs,), _, _, _, _, task in rows:
+            m, log_std, c = self.actors[task]  # after their step
+            variance, variance0 = math.exp(2 * log_std), math.exp(2 * l0)
+            shift = m + c * obs - (m0 + c0 * obs)
+            kl = l0 - log_std + (variance + shift**2) / (2 * variance0) - 0.5
+            self.kl_T[task] += kl / 2
+            to_mean = -shift / variance0
+            to_log_std = 1 - (variance + shift**2) / variance0
+            for j, g in enumerate((to_mean, to_log_std, to_mean * obs)):
+                gradient[j] += g / 4  # of the mean over the tasks
+        self.distilled = [v - LEARNING_RATE * g for v, g in zip(ACTORS[2], gradient, strict=True)]
+
+
+def close(value):
+    return pytest.approx(value, rel=2e-5, abs=1e-6)
+
+
+def numbers_of(network):
+    return [parameter.item() for parameter in (network.m, network.l, network.c)]
+
+
+def test_an_update_is_the_one_computed_by_hand():
+    wanted = ByHand()
+    distral = hand_distral()
+    distral.training_step(BATCH, 0)
+    found = [network.w.tolist() for critic in distral.critic.members for network in critic.members]
+    for weights, other in zip(found, wanted.critics, strict=True):
+        assert weights == close(other)
+    for network, other in zip(distral.actor.members, wanted.actors, strict=True):
+        assert numbers_of(network) == close(other)
+    assert numbers_of(distral.distilled.network) == close(wanted.distilled)
+    metrics = distral.drain_metrics()
+    kl = sum(wanted.kl_T) / 2
+    expected = {
+        "train/critic_loss": wanted.critic_loss,
+        "train/actor_loss": wanted.actor_loss,
+        "train/entropy": wanted.entropy,
+        "train/distilled_loss": kl,
+        "train/distral_kl": kl,
+        "train/distral_kl/task-0": wanted.kl_T[0],
+        "train/distral_kl/task-1": wanted.kl_T[1],
+    }
+    assert {name: metrics[name] for name in expected} == close(expected)
+    others = {"train/q", *(f"train/{name}_grad_norm" for name in ("critic", "actor", "distilled"))}
+    assert set(metrics) == {*expected, *others}
+
+
+# ---- the limits of kappa ----
+
+
+def rows_of(batch, place, rows):
+    """Return a task's rows, as a batch of this task alone."""
+    own = slice(place * rows, (place + 1) * rows)
+    columns = [column[own] for column in batch[:6]]
+    return TransitionBatch(*columns)._replace(task_B=torch.zeros(rows, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"actor_every": 2, "value": partial(Categorical, num_bins=11), "num_critics": 1},
+        {"actor": NETWORKS["multi_head"], "critic": NETWORKS["paco"], "actor_gradient": PCGrad},
+    ],
+)
+def test_with_kappa_0_the_tasks_networks_are_those_of_separate_sacs_bit_for_bit(options):
+    """Each task's own SAC has the same weights at first, the same rows and the same noise."""
+    rows = 5
+    distral = make_distral(kappa=0.0, omega=0.2, **options)
+    alone = []
+    for place in range(3):
+        own = {name: value for name, value in options.items() if name != "actor_gradient"}
+        given = {"actor": small_mlp, "critic": small_mlp, **own}
+        sac = SAC(make_spec(1), temperature=partial(FixedTemperature, value=0.2), **given)
+        pairs = [(sac.actor, distral.actor.members[place])]
+        for name in ("critic", "target_critic"):
+            pairs += zip(
+                getattr(sac, name).members,
+                [member.members[place] for member in getattr(distral, name).members],
+                strict=True,
+            )
+        for network, other in pairs:
+            network.load_state_dict(other.state_dict())
+        attach(sac)
+        alone.append((sac, pairs))
+    attach(distral)
+    for i in range(6):
+        batch = make_batch(distral.spec, rows, seed=i)
+        generator = torch.Generator().manual_seed(i)
+        noises = [torch.randn(batch.action_BA.shape, generator=generator) for _ in range(2)]
+        given = iter(noises)
+        distral.noise_like = lambda _, given=given: next(given)
+        distral.training_step(batch, i)
+        for place, (sac, _) in enumerate(alone):
+            own = iter([noise[place * rows : (place + 1) * rows] for noise in noises])
+            sac.noise_like = lambda _, own=own: next(own)
+            sac.training_step(rows_of(batch, place, rows), i)
+    for _, pairs in alone:
+        for network, other in pairs:
+            assert changed(network, copy_of(other)) == set()
+    metrics = [sac.drain_metrics()["train/entropy"] for sac, _ in alone]
+    assert distral.drain_metrics()["train/entropy"] == pytest.approx(sum(metrics) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(("kappa", "low", "high"), [(0.0, 0.6, 10.0), (5.0, 0.0, 0.2)])
+def test_a_large_kappa_pulls_the_policies_together(kappa, low, high):
+    """One task rewards what the other punishes."""
+    fast = partial(Adam, lr=1e-2)
+    distral = make_distral(
+        make_spec(2),
+        kappa=kappa,
+        discount=0.0,
+        num_critics=1,
+        actor_optimizer=fast,
+        critic_optimizer=fast,
+        distilled_optimizer=fast,
+    )
+    attach(distral)
+    for i in range(32):
+        batch = make_batch(distral.spec, 8, seed=i)
+        sign_B = 1.0 - 2 * batch.task_B
+        distral.training_step(batch._replace(reward_B=sign_B * batch.action_BA[:, 0]), i)
+        if i == 28:
+            distral.drain_metrics()
+    assert low < distral.drain_metrics()["train/distral_kl"] < high
+
+
+def test_the_distilled_policy_covers_the_tasks_policies():
+    """``KL(pi || pi_0)`` is smallest at the moments of the mixture; reversed it would not be."""
+    distral = hand_distral()
+    with torch.no_grad():
+        for network, mean in zip(distral.actor.members, (-1.0, 1.0), strict=True):
+            for parameter, value in ((network.m, mean), (network.l, math.log(0.5)), (network.c, 0)):
+                parameter.fill_(value)
+        distral.distilled.network.c.fill_(0)
+
+    def gradient(mean, variance):
+        network = distral.distilled.network
+        with torch.no_grad():
+            network.m.fill_(mean)
+            network.l.fill_(0.5 * math.log(variance))
+        distral.zero_grad()
+        distral.distilled_loss(BATCH)[0].mean().backward()
+        assert not [p for p in distral.actor.parameters() if p.grad is not None]
+        return network.m.grad.item(), network.l.grad.item()
+
+    assert gradient(0.0, 0.25 + 1) == pytest.approx((0, 0), abs=1e-6)
+    assert gradient(0.0, 0.25)[1] < -1, "the optimum of the reversed divergence is too narrow"
+
+
+# ---- who sees and trains what ----
+
+
+def test_a_tasks_networks_learn_from_its_own_rows_alone():
+    first, second = (make_distral(kappa=0.0, seed=3) for _ in range(2))
+    for distral in (first, second):
+        attach(distral)
+        for i in range(4):
+            batch = make_batch(distral.spec, seed=i)
+            if distral is second:  # large enough for its gradient to be clipped
+                scale_B = torch.where(batch.task_B == 1, 1000.0, 1.0)
+                batch = batch._replace(reward_B=batch.reward_B * scale_B)
+            distral.training_step(batch, i)
+    names = changed(first, copy_of(second))
+    own = {name for name in names if not name.startswith("distilled")}
+    assert own and all(".members.1." in name for name in own), "of task 1 alone"
+    assert any(name.startswith("distilled") for name in names), "which learns from all"
+
+
+def test_the_loss_of_a_policy_moves_neither_the_distilled_one_nor_the_other_tasks():
+    distral = make_distral(kappa=2.0)
+    batch = make_batch(distral.spec)
+    loss_R, _ = distral.actor_loss(batch, torch.randn_like(batch.action_BA))
+    loss_R[1].backward()
+    trained = {
+        name for name, p in distral.named_parameters() if p.grad is not None and p.grad.any()
+    }
+    assert {name for name in trained if not name.startswith("critic.")} == {
+        f"actor.members.1.{name}" for name, _ in distral.actor.members[1].named_parameters()
+    }
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "multi_head", "moore", "separate"])
+def test_no_network_depends_on_the_task(architecture):
+    network = NETWORKS[architecture]
+    distral = make_distral(actor=network, critic=network)
+    observation_BD = torch.randn(6, 4)
+    policies = [distral.distilled_policy(observation_BD, torch.full((6,), t)) for t in range(3)]
+    for policy in policies[1:]:
+        assert torch.equal(policy.mean_BA, policies[0].mean_BA)
+        assert torch.equal(policy.log_std_BA, policies[0].log_std_BA)
+    alone = SAC(make_spec(1), actor=network, critic=network)
+
+    def shapes(module):
+        return [parameter.shape for parameter in module.parameters()]
+
+    for member in (*distral.actor.members, distral.distilled.network):
+        assert shapes(member) == shapes(alone.actor)
+    for critic in distral.critic.members:
+        assert [shapes(member) for member in critic.members] == [
+            shapes(alone.critic.members[0]) for _ in range(3)
+        ]
+
+
+OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+
+def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(tmp_path):
+    spec = make_spec(4, train_tasks=(0, 2))
+    distral = train(make_distral(spec, encoder=Standardize), 3)
+    task_E = np.array([0, 1, 2, 3, 3, 1])
+    action_EA = distral.act(OBSERVATION_ED, task_E, "exploit")
+    with torch.no_grad():
+        z_BZ = distral.encoder(torch.from_numpy(OBSERVATION_ED), torch.from_numpy(task_E))
+        distilled_EA = distral.distilled(z_BZ)[:, :2].tanh().numpy()
+        own_EA = [
+            distral.actor.members[place](z_BZ, torch.zeros(6, dtype=torch.int64))[:, :2].tanh()
+            for place in range(2)
+        ]
+    for row, task in enumerate(task_E):
+        wanted = own_EA[task // 2].numpy() if task in (0, 2) else distilled_EA
+        np.testing.assert_allclose(action_EA[row], wanted[row], rtol=1e-5, atol=1e-6)
+    assert distral.untrained_summary == (
+        "Evaluated without training: task-1, task-3. The distilled policy acts on them"
+    )
+    assert make_distral().untrained_summary == ""
+    policy = load_policy(save(distral, tmp_path), trust=["tests"])
+    assert np.array_equal(policy.act(OBSERVATION_ED, task_E), action_EA)
+    assert np.array_equal(distral.act(OBSERVATION_ED[:1], np.array([3]), "exploit")[0].shape, (2,))
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize(("method", "architecture"), list(zip(METHODS, NETWORKS, strict=True)))
+def test_architectures_learn_with_the_gradient_method_of_the_distilled_policy(method, architecture):
+    network = NETWORKS[architecture]
+    gradient = METHODS[method]
+    distral = make_distral(
+        actor=network, critic=network, actor_gradient=gradient, critic_gradient=gradient
+    )
+    before = copy_of(distral)
+    train(distral, 2)
+    assert all(math.isfinite(value) for value in distral.drain_metrics().values())
+    moved = changed(distral, before)
+    for part in ("actor.members.0.", "actor.members.2.", "critic.", "distilled."):
+        assert any(name.startswith(part) for name in moved), part
+    parameters = distral.distilled_update.task_parameters
+    assert parameters.own == [] and parameters.shared == list(distral.distilled.parameters())
+    assert distral.distilled_update.method is distral.actor_gradient
+    assert type(distral.critic_update.method) is Mean, "the critics share nothing"
+
+
+def test_a_shared_encoder_learns_with_the_gradient_method_of_the_critics():
+    encoder = partial(
+        MixtureOfEncoders, num_experts=2, assignment=Average, width=6, depth=1, out_dim=5
+    )
+    distral = make_distral(encoder=encoder, critic_gradient=PCGrad, reward_scale=MeanReward)
+    assert distral.critic_update.method is distral.critic_gradient
+    assert distral.critic_update.task_parameters.shared == list(distral.encoder.parameters())
+    before = copy_of(distral.encoder)
+    train(distral, 2)
+    assert changed(distral.encoder, before) == set(before)
+    observation_BD = make_batch(distral.spec).observation_BD
+    tasks = (torch.full((len(observation_BD),), task) for task in range(2))
+    policies = [distral.distilled_policy(observation_BD, task_B) for task_B in tasks]
+    torch.testing.assert_close(policies[0].mean_BA, policies[1].mean_BA)
+
+
+def test_every_parameter_is_in_exactly_one_optimizer_and_the_networks_are_reset():
+    distral = make_distral(actor=NETWORKS["multi_head"])
+    given = [
+        id(p)
+        for optimizer in distral.configure_optimizers()
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
+    assert sorted(given) == sorted(id(p) for p in distral.parameters() if p.requires_grad)
+    train(distral, 2)
+    before = copy_of(distral)
+    distral.reset_networks()
+    moved = changed(distral, before)
+    for part in ("actor.members.0.", "critic.members.1.members.2.", "distilled.network."):
+        assert any(name.startswith(part) for name in moved), part
+    assert changed(distral.target_critic, copy_of(distral.critic)) == set()
+    assert all(not update.optimizer.state for update in distral.updates)
+
+
+def test_the_gradient_of_each_task_is_clipped_apart():
+    unit = partial(SGD, lr=1.0)
+    distral = make_distral(
+        actor_optimizer=unit, actor_max_grad_norm=1e-3, critic_optimizer=unit, omega=1.0
+    )
+    before = copy_of(distral)
+    train(distral, 1)
+    for place, network in enumerate(distral.actor.members):
+        squares = [
+            (p.detach() - before[f"actor.members.{place}.{name}"]).double().square().sum()
+            for name, p in network.named_parameters()
+        ]
+        assert math.sqrt(sum(squares)) == pytest.approx(1e-3, rel=2e-3)
+    assert distral.drain_metrics()["train/actor_grad_norm"] > 0.01, "before it is clipped"
+
+
+# ---- what is refused ----
+
+MIXTURE = partial(MixtureOfEncoders, num_experts=2, width=6, depth=1, out_dim=5)
+EMBEDDED = partial(MLP, width=8, depth=1, conditioning=Embedding)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kappa": -0.1}, r"kappa is -0\.1: give a number above 0, or 0"),
+        ({"kappa": math.nan}, "kappa is nan"),
+        ({"kappa": math.inf}, "kappa is inf"),
+        ({"omega": 0.0}, r"omega is 0\.0: give a number above 0"),
+        ({"omega": -1.0}, r"omega is -1\.0"),
+        ({"omega": math.nan}, "omega is nan"),
+        ({"conditioning": Embedding}, "Set model.init_args.conditioning to null"),
+        ({"critic": EMBEDDED}, "Set model.init_args.critic.init_args.conditioning to null"),
+        ({"encoder": AppendTask}, r"the encoder AppendTask depends on the task \(OneHot\)"),
+        ({"encoder": partial(MIXTURE, assignment=Attention)}, "MixtureOfEncoders depends on"),
+        (
+            {"encoder": partial(MIXTURE, assignment=partial(Clusters, words=[["a"], ["task"]]))},
+            r"depends on the task \(Clusters\)",
+        ),
+        ({"encoder": partial(CARE, conditioning=Embedding)}, "the encoder CARE depends on"),
+        ({"task_weighting": ByTemperature}, "needs temperatures that are learned"),
+        ({"distilled_max_grad_norm": 0.0}, "distilled_max_grad_norm is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_distral(**options)
+
+
+def test_a_conditioning_without_features_is_taken():
+    network = partial(MultiHead, width=8, depth=1, conditioning=NoConditioning)
+    train(make_distral(conditioning=NoConditioning, actor=network, kappa=0), 1)

@@ -1,0 +1,104 @@
+"""One network of any architecture per task, and one for all tasks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MLP, MultiHead, OneForAll, OnePerTask, PaCo, Separate
+from tests.networks import uniform
+from tests.networks.test_experts import (
+    IN_DIM,
+    NUM_TASKS,
+    OUT_DIM,
+    assert_equals_row_by_row,
+    empty_batches_pass,
+    every_parameter_learns,
+    half_precision_is_close,
+    many_gradients_at_once_equal_one_after_another,
+)
+
+SMALL = {"width": 8, "depth": 2}
+
+
+def make(architecture=MLP, tasks=None, **options):
+    torch.manual_seed(0)
+    network = partial(architecture, **SMALL, **options)
+    return OnePerTask(IN_DIM, OUT_DIM, NUM_TASKS, make=network, tasks=tasks)
+
+
+# the others are those of a conditioning, and of architectures that are compiled and vectorized
+@pytest.mark.parametrize(
+    "check",
+    [
+        every_parameter_learns,
+        empty_batches_pass,
+        half_precision_is_close,
+        many_gradients_at_once_equal_one_after_another,
+    ],
+)
+def test_the_contract(check):
+    check(make)
+
+
+@pytest.mark.parametrize("architecture", [MLP, MultiHead, Separate])
+def test_each_row_gets_the_output_of_its_tasks_network(architecture):
+    def slow(network, x_D, task):
+        return network.members[task](x_D[None], torch.tensor([0]))[0]
+
+    assert_equals_row_by_row(make(architecture), slow)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_recorded_operations_do_not_depend_on_the_tasks_of_the_record():
+    network = make()
+    x_BD = uniform(3, IN_DIM)
+    traced = torch.jit.trace(network, (x_BD, torch.tensor([0, 1, 2])))
+    for tasks in ([2, 0, 0], [1, 1, 1], [2, 1, 0]):
+        task_B = torch.tensor(tasks)
+        torch.testing.assert_close(traced(x_BD, task_B), network(x_BD, task_B))
+
+
+def test_only_the_tasks_that_are_named_have_a_network():
+    network = make(tasks=(2, 0))
+    x_BD = uniform(4, IN_DIM)
+    found_BO = network(x_BD, torch.tensor([2, 1, 0, 2]))
+    for row, place in ((0, 0), (2, 1), (3, 0)):
+        wanted = network.members[place](x_BD[row : row + 1], torch.tensor([0]))[0]
+        torch.testing.assert_close(found_BO[row], wanted)
+    in_order_BO = network(x_BD, torch.tensor([2, 2, 0, 0]))
+    torch.testing.assert_close(in_order_BO[0], found_BO[0])
+    torch.testing.assert_close(in_order_BO[2], found_BO[2])
+    assert len(network.members) == 2
+
+
+def test_nothing_is_shared():
+    network = make()
+    assert list(network.shared_parameters()) == []
+    with pytest.raises(ConfigurationError, match="mean"):
+        network.last_shared_weight()
+    with pytest.raises(ConfigurationError, match="OnePerTask trains one network per task"):
+        network.own_tasks([0])
+
+
+def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
+    network = make(PaCo, max_loss=1.0)
+    loss_R = torch.tensor([0.5, 3.0, 0.25])
+    assert network.mask_losses(loss_R).tolist() == [0.5, 0, 0.25]
+    seen = []
+    for place, member in enumerate(network.members):
+        member.after_step = lambda loss, task, _, place=place: seen.append(
+            (place, loss.tolist(), task.tolist())
+        )
+    network.after_step(loss_R, torch.tensor([0, 1, 2]), torch.Generator())
+    assert seen == [(0, [0.5], [0]), (1, [3.0], [0]), (2, [0.25], [0])]
+
+
+def test_one_network_for_all_sees_no_task():
+    network = OneForAll(IN_DIM, OUT_DIM, make=partial(MultiHead, **SMALL))
+    x_BD = uniform(5, IN_DIM)
+    wanted = network.network(x_BD, torch.zeros(5, dtype=torch.int64))
+    assert torch.equal(network(x_BD), wanted)
