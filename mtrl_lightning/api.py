@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.callbacks import (
@@ -236,7 +237,8 @@ def train(
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = restart_origin(f"{sys.argv} {name}")
     asked_for = {"accelerator": accelerator, "devices": devices, **given["trainer"]}
-    processes = processes_for(asked_for)
+    rank_timeout = given["rollout"].get("rank_timeout", distributed.RANK_TIMEOUT)
+    processes = processes_for(asked_for, rank_timeout)
     launch = Launch(
         root,
         name,

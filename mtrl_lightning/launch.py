@@ -135,7 +135,8 @@ class Launch:
         place = _place_from_parent()
         self._is_first = place is None and distributed.rank() == 0
         """Whether this process finds the folder, and locks it."""
-        with distributed.together(ConfigurationError):
+        # the first process may read a large replay, to find out whether it is whole
+        with distributed.patient(), distributed.together(ConfigurationError):
             if self._is_first:
                 self._find(root, name, ckpt_path, restore_replay, origin)
         if distributed.world_size() > 1 and place is None:
@@ -387,7 +388,8 @@ def fit(
                 if isinstance(logger, EnvStepWandbLogger):
                     interrupted.code = logger.end_interrupted(interrupted.code)
             requeue(trainer, interrupted)
-            with contextlib.suppress(RankLostError):
-                distributed.total(0)  # if one process ended first, Lightning would kill the others
+            # a launcher may end the others as soon as one has ended
+            with contextlib.suppress(RankLostError), distributed.patient():
+                distributed.total(0)
             raise
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")

@@ -6,19 +6,23 @@ The processes ("ranks") are started by Lightning on one machine, or by ``torchru
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.utilities.distributed import _init_dist_connection
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 
 from mtrl_lightning import distributed
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, RankLostError
+from mtrl_lightning.rank_launcher import RankLauncher
 from mtrl_lightning.rank_states import RANKS, own_part
 
 
@@ -34,18 +38,44 @@ class RanksStrategy(DDPStrategy):
     optimization computes. Parameters and buffers are those of rank 0 at the start.
 
     Args:
+        rank_timeout: seconds that a process waits for the others before one of them counts as lost.
         options: those of Lightning's ``DDPStrategy``.
     """
 
     strategy_name = "ranks"
+
+    def __init__(self, rank_timeout: float = distributed.RANK_TIMEOUT, **options: Any) -> None:
+        super().__init__(timeout=_time_to_start(rank_timeout), **options)
+        self._rank_timeout = rank_timeout
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def _get_process_group_backend(self) -> str:
         return backend_for(self.root_device)
 
     def setup_distributed(self) -> None:
         """Connect the processes."""
-        super().setup_distributed()
+        with connecting():
+            super().setup_distributed()
+        distributed.start(self._rank_timeout)
         distributed.set_local_size(self.num_processes)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Set up what Lightning does, and spare each batch a broadcast.
+
+        By it Lightning lets all processes know of a SIGTERM, which the run has a handler of its own
+        for.
+        """
+        super().setup(trainer)
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Let the other processes know that this one ends, unless they end the same way."""
+        super().on_exception(exception)
+        if not getattr(exception, "is_on_all_ranks", False):
+            distributed.leave(f"{type(exception).__name__}: {distributed.short(exception)}")
 
     @torch.no_grad()
     def configure_ddp(self) -> None:
@@ -81,7 +111,31 @@ class Processes(NamedTuple):
     """How many there are."""
 
 
-def processes_for(options: Mapping[str, Any]) -> Processes:
+def _time_to_start(rank_timeout: float) -> timedelta:
+    """Return for how long processes wait for the others to start."""
+    return timedelta(seconds=max(rank_timeout, distributed.RANK_TIMEOUT))
+
+
+@contextlib.contextmanager
+def connecting() -> Iterator[None]:
+    """Say so if not all processes of the run have come.
+
+    Raises:
+        RankLostError: in place of what ``torch.distributed`` raises.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(
+            "the processes of the run could not be connected"
+            f" ({distributed.short(error)}): at least one has not started or has ended, or does not"
+            " reach the first one's address"
+        ) from error
+
+
+def processes_for(
+    options: Mapping[str, Any], rank_timeout: float = distributed.RANK_TIMEOUT
+) -> Processes:
     """Return the strategy for what options of a trainer ask for, and the number of processes.
 
     If a launcher has started the processes, they are connected.
@@ -89,10 +143,15 @@ def processes_for(options: Mapping[str, Any]) -> Processes:
     Args:
         options: ``accelerator``, ``devices``, ``num_nodes``, ``strategy``; a missing one is the
             trainer's default.
+        rank_timeout: seconds that a process waits for the others before one of them counts as lost.
 
     Raises:
         ConfigurationError: if there is another strategy, or not the number of processes.
+        RankLostError: if not all processes that a launcher has started have come.
     """
+    if not rank_timeout > 0:
+        raise ConfigurationError(f"rollout.rank_timeout is {rank_timeout}: give seconds above 0")
+    distributed.start(rank_timeout)
     num_nodes = options.get("num_nodes") or 1
     devices = options.get("devices")
     given = options.get("strategy") or "auto"
@@ -123,9 +182,16 @@ def processes_for(options: Mapping[str, Any]) -> Processes:
                 " which connect the nodes, see docs/scale"
             )
     elif not dist.is_initialized():
-        _init_dist_connection(environment, backend_for(strategy.parallel_devices[0]))
+        with connecting():
+            _init_dist_connection(
+                environment,
+                backend_for(strategy.parallel_devices[0]),
+                timeout=_time_to_start(rank_timeout),
+            )
+    distributed.start(rank_timeout)
     distributed.set_local_size(per_node)
-    return Processes(given if isinstance(given, Strategy) else RanksStrategy(), number)
+    own = RanksStrategy(rank_timeout)
+    return Processes(given if isinstance(given, Strategy) else own, number)
 
 
 def _check_launched(number: int, per_node: int, num_nodes: int) -> None:

@@ -46,6 +46,8 @@ class RolloutCallback(Driver):
             environments.
         window: finished episodes per task over which ``rollout/...`` metrics are averaged.
         timeout: seconds to wait for a worker before it counts as hung.
+        rank_timeout: seconds that a process of a run of several waits for the others before one of
+            them counts as lost, which ends the run; six times as long at the end of an evaluation.
         max_restarts: how often, from one start of the program to its end, broken environments are
             rebuilt, on all processes together: one that raised or returned a NaN, or whose worker
             died or hung. At the next fault the run saves and ends.
@@ -78,6 +80,7 @@ class RolloutCallback(Driver):
         listeners: list[EpisodeListener] | None = None,
         action_transforms: list[ActionTransform] | None = None,
         check_every: int = 10_000,
+        rank_timeout: float = distributed.RANK_TIMEOUT,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or total_steps < 1:
@@ -113,6 +116,7 @@ class RolloutCallback(Driver):
         self._num_workers = num_workers
         self._window = window
         self._timeout = timeout
+        self._rank_timeout = rank_timeout
         self._max_restarts = max_restarts
         self._seed = seed
         self._listeners = listeners or []
@@ -130,6 +134,7 @@ class RolloutCallback(Driver):
         device = trainer.strategy.root_device
         all_tasks = np.repeat(session.spec.train_tasks, self._envs_per_task)
         with distributed.together(ConfigurationError):
+            self._check_timeouts()
             check_checkpoint_callbacks(trainer)
             check_precision(trainer.precision, device)
             places = self._own_places(len(session.spec.train_tasks))
@@ -159,6 +164,13 @@ class RolloutCallback(Driver):
         with distributed.together(ConfigurationError):
             session.open(envs, self._window, device, self._listeners)
         self.loop.open()
+
+    def _check_timeouts(self) -> None:
+        if distributed.world_size() > 1 and self._rank_timeout <= self._timeout:
+            raise ConfigurationError(
+                f"rollout.rank_timeout is {self._rank_timeout:g} s: give more than rollout.timeout,"
+                f" {self._timeout:g} s, for which a process waits for a worker that hangs"
+            )
 
     def _own_places(self, num_tasks: int) -> list[int]:
         """Return the places of this process' environments among all: a part of each task's copies.

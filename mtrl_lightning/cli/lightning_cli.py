@@ -201,7 +201,7 @@ class MultiTaskCLI(LightningCLI):
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
         trainer_options = vars(config.trainer)
-        self._processes = processes_for(trainer_options)
+        self._processes = processes_for(trainer_options, config.rollout.rank_timeout)
         self._launch = Launch(
             config.root,
             config.name,
