@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+from torch.distributed.rendezvous import rendezvous
 
 from mtrl_lightning import distributed
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.rank_launcher import RankLauncher
 from mtrl_lightning.rank_states import RANKS, own_part
+
+MEETING = "mtrl_lightning/meeting"
+"""Keys by which processes find each other in a launcher's store."""
 
 
 def backend_for(device: torch.device) -> str:
@@ -183,15 +193,59 @@ def processes_for(
             )
     elif not dist.is_initialized():
         with connecting():
-            _init_dist_connection(
-                environment,
-                backend_for(strategy.parallel_devices[0]),
-                timeout=_time_to_start(rank_timeout),
+            _connect(
+                environment, backend_for(strategy.parallel_devices[0]), _time_to_start(rank_timeout)
             )
     distributed.start(rank_timeout)
     distributed.set_local_size(per_node)
     own = RanksStrategy(rank_timeout)
     return Processes(given if isinstance(given, Strategy) else own, number)
+
+
+def _connect(environment: ClusterEnvironment, backend: str, timeout: timedelta) -> None:
+    """Connect the processes that a launcher has started."""
+    options: dict[str, Any] = {"timeout": timeout}
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        own = environment.global_rank()
+        size = environment.world_size()
+        store, _, _ = next(rendezvous("env://", own, size, timeout=timeout))
+        options["store"] = unused_part(store, own, size, timeout)
+    _init_dist_connection(environment, backend, **options)
+
+
+def unused_part(store: dist.Store, own: int, size: int, timeout: timedelta) -> dist.Store:
+    """Return a part of a launcher's store that no former processes of the run have used.
+
+    ``torchrun`` keeps its store when it starts the processes again. The addresses of the former
+    ones are still in it, and whoever is first would try to connect to them.
+
+    Args:
+        store: of the launcher.
+        own: this process' rank.
+        size: number of processes.
+        timeout: for how long the first process waits for the others.
+
+    Raises:
+        RuntimeError: if not all have come in time.
+    """
+    name = uuid.uuid4().hex
+    if own != 0:
+        store.set(f"{MEETING}/here/{own}", name)
+        first = store.get(f"{MEETING}/met/{name}").decode()  # waits for it
+        store.set(f"{MEETING}/{first}/{own}", "")
+        return dist.PrefixStore(first, store)
+    missing = set(range(1, size))
+    give_up_at = time.monotonic() + timeout.total_seconds()
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"{MEETING}/here/{other}"]):  # the name of a former process, or a new
+                met = store.get(f"{MEETING}/here/{other}").decode()
+                store.set(f"{MEETING}/met/{met}", name)
+        missing = {other for other in missing if not store.check([f"{MEETING}/{name}/{other}"])}
+        if time.monotonic() > give_up_at:
+            raise RuntimeError(f"rank {min(missing)} has not come in {timeout.total_seconds():g} s")
+        time.sleep(0.02)
+    return dist.PrefixStore(name, store)
 
 
 def _check_launched(number: int, per_node: int, num_nodes: int) -> None:

@@ -42,29 +42,42 @@ def double() -> Iterator[None]:
 
 
 class Ranks:
-    """Processes that make the updates of some cases together, started at once."""
+    """Processes that make the updates of some cases together, started at once.
 
-    def __init__(self, size, folder, *names):
+    Args:
+        size: number of processes.
+        folder: where they write what they find.
+        names: of the cases.
+        with_torchrun: whether ``torchrun`` starts them, one on each of as many nodes.
+    """
+
+    def __init__(self, size, folder, *names, with_torchrun=False):
         self.size = size
         self._folder = folder
         # a port that the system gives, so that test processes do not meet
-        port = free_port()
-        self._processes = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.ranks",
-                    *map(str, (rank, size, port, folder)),
-                    *names,
-                ],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stderr=subprocess.PIPE,
-                text=True,
+        port = str(free_port())
+        program = ["-m", "tests.ranks", str(folder), *names]
+        self._processes = []
+        for rank in range(size):
+            command = [sys.executable, *program]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            if with_torchrun:
+                node = ["--nnodes", str(size), "--node-rank", str(rank), "--nproc-per-node", "1"]
+                place = ["--master-addr", "127.0.0.1", "--master-port", port, "--rdzv-id", "tests"]
+                launcher = [sys.executable, "-m", "torch.distributed.run"]
+                command = [*launcher, *node, *place, *program]
+            else:
+                environment |= {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                }
+            self._processes.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+                )
             )
-            for rank in range(size)
-        ]
         self._saved = None
 
     @property
@@ -94,7 +107,7 @@ class Ranks:
 
     def close(self):
         for process in self._processes:
-            process.kill()
+            process.terminate()  # an agent of torchrun ends its process, too
             process.communicate()
 
 
@@ -106,7 +119,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
+    ranks = Ranks(2, tmp_path_factory.mktemp("pair"), with_torchrun=True)
     yield ranks
     ranks.close()
 
@@ -165,6 +178,28 @@ def test_an_exception_on_one_rank_is_raised_on_all(pair):
     assert pair.probes("fails on 0") == ["the disk is full"] * 2
     assert pair.probes("fails on 1") == ["rank 1: the disk is full", "the disk is full"]
     assert pair.probes("fails nowhere") == ["", ""]
+    first, second = pair.probes("fails unexpectedly")
+    assert "rank 1 ends with TypeError: a bug" in first and second == "a bug"
+
+
+def test_a_rank_that_hangs_or_ends_is_named_by_the_others(pair, four):
+    (said, again), (other, _) = pair.probes("lost")
+    assert "rank 1 has not answered rank 0 for 0.5 s (rollout.rank_timeout)" in said
+    assert "rank 0 has lost the connection" in again, "which is said at once"
+    assert "rank 0 has ended: rank 1 lost the connection to it" in other
+    for rank, (said, _) in enumerate(four.probes("lost")):
+        assert said == "" if rank == 1 else "rank 1 has ended (ValueError: a mistake)." in said
+
+
+def test_what_happens_on_another_rank_is_said_with_its_number(pair):
+    assert pair.probes("warned") == [
+        "rank 0: environments are rebuilt",
+        "rank 1: environments are rebuilt",
+    ]
+
+
+def test_no_batch_waits_for_lightnings_exchange_of_signals(pair):
+    assert pair.probes("broadcasts") == [0, 0]
 
 
 def test_ranks_that_drift_apart_are_found_by_name(pair):
@@ -272,6 +307,7 @@ def test_two_ranks_continue_as_one(pair, command_line):
     [
         ("three copies", "rollout.envs_per_task is 3 for 2 processes"),
         ("odd batch", "99 cannot be shared out equally among 2 processes and 3 tasks: give 96 or"),
+        ("short timeout", "rollout.rank_timeout is 100 s: give more than rollout.timeout, 300 s"),
         ("fewer devices", "torchrun has started 2 processes, and trainer.devices 1 times"),
     ],
 )
@@ -352,6 +388,18 @@ def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(pair, co
     rows = [command_line.rows("of_1")[-1], run_rows(pair, "still")[-1]]
     for metric in ("env_steps", "rollout/return", "rollout/episodes", "train/q"):
         assert float(rows[1][metric] or 0) == pytest.approx(float(rows[0][metric] or 0), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["two nodes", "slurm"])
+def test_two_nodes_make_one_run(pair, name):
+    """``torchrun`` has started one process on each; SLURM would set other variables."""
+    folder = {"two nodes": "nodes"}.get(name, name)
+    for ended in pair.runs(name):
+        assert ended["code"] == 0, ended["printed"]
+    saved = last_checkpoint(pair, folder)
+    assert len(saved["ranks"]) == 2
+    assert saved["mtrl_lightning"]["counters"]["env_steps"] == 60
+    assert saved["origin"]["job"] == {"slurm": "77"}.get(name, "tests")
 
 
 def test_lightning_starts_the_other_process_itself(command_line):

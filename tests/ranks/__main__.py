@@ -1,7 +1,7 @@
 """Make the updates of every case, probe what is exchanged, and train, as one of several ranks.
 
-``RANK N PORT FOLDER CASE...``; without cases all of them, and the runs. The environment variables
-are those that ``torchrun`` sets.
+``FOLDER CASE...``; without cases all of them, and the runs. ``torchrun`` has started it, or a test
+has set the environment variables that ``torchrun`` sets.
 """
 
 import os
@@ -10,28 +10,26 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from tests.ranks import CASES, float64, probes, result_of
+from tests.ranks import CASES, float64, lost, probes, result_of
 from tests.ranks.runs import RUNS, ended
 
-rank, size, port = (int(argument) for argument in sys.argv[1:4])
-folder = Path(sys.argv[4])
-names = sys.argv[5:]
-os.environ |= {
-    "RANK": str(rank),
-    "LOCAL_RANK": str(rank),
-    "WORLD_SIZE": str(size),
-    "LOCAL_WORLD_SIZE": str(size),
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": str(port),
-    "TORCHELASTIC_RUN_ID": "tests",
-}
+broadcasts: list[int] = []
+"""Of Lightning's SIGTERM flag, before a batch."""
+_TrainingEpochLoop._broadcast_sigterm_tensor = lambda loop: broadcasts.append(1)  # type: ignore[method-assign,assignment]
+
+rank = int(os.environ["RANK"])
+size = int(os.environ["WORLD_SIZE"])
+folder = Path(sys.argv[1])
+names = sys.argv[2:]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+dist.init_process_group("gloo")
 with float64():
     results = {name: result_of(name, rank, size) for name in names or CASES}
     probed = probes(rank)
 runs = {} if names else {name: ended(name, folder / "runs") for name in RUNS}
+probed["broadcasts"] = len(broadcasts)
+probed["lost"] = lost(rank, size)  # the last one: the connections are closed
 saved = {"results": results, "probes": probed, "runs": runs}
 torch.save(saved, folder / f"{rank}.pt")
-dist.destroy_process_group()
