@@ -24,6 +24,7 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
+from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of, with_info
 from mtrl_lightning.envs.names import callable_name, plain_values
@@ -239,6 +240,8 @@ def train(
     asked_for = {"accelerator": accelerator, "devices": devices, **given["trainer"]}
     rank_timeout = given["rollout"].get("rank_timeout", distributed.RANK_TIMEOUT)
     processes = processes_for(asked_for, rank_timeout)
+    with distributed.together(ConfigurationError):
+        check_copies(envs_per_task, processes.number)
     launch = Launch(
         root,
         name,

@@ -25,6 +25,8 @@ from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed.rendezvous import rendezvous
 
 from mtrl_lightning import distributed
@@ -165,11 +167,19 @@ def processes_for(
     num_nodes = options.get("num_nodes") or 1
     devices = options.get("devices")
     given = options.get("strategy") or "auto"
-    connector = _AcceleratorConnector(
-        devices="auto" if devices is None else devices,
-        num_nodes=num_nodes,
-        accelerator=options.get("accelerator") or "auto",
-    )
+    accelerator = options.get("accelerator") or "auto"
+    try:
+        connector = _AcceleratorConnector(
+            devices="auto" if devices is None else devices,
+            num_nodes=num_nodes,
+            accelerator=accelerator,
+        )
+    except MisconfigurationException as error:
+        raise ConfigurationError(
+            f"trainer.accelerator is {accelerator} and trainer.devices {devices}, which this"
+            f" machine does not have ({error}): give fewer devices, or --trainer.accelerator cpu."
+            " mtrl-lightning doctor lists what there is"
+        ) from error
     strategy = connector.strategy
     is_several = isinstance(strategy, ParallelStrategy)
     per_node = len(strategy.parallel_devices) if is_several else 1
@@ -183,6 +193,12 @@ def processes_for(
             f"trainer.strategy is {name}: leave it out. With several processes the run has a"
             " strategy of its own, because others do not average gradients that manual"
             " optimization computes, and the processes would drift apart"
+        )
+    cores = os.cpu_count() or 1
+    if strategy.root_device.type == "cpu" and per_node > cores:
+        rank_zero_warn(
+            f"trainer.devices is {per_node} and this machine has {cores} cores: processes that"
+            " share a core make a run slower than fewer of them"
         )
     environment = connector.cluster_environment
     if isinstance(environment, LightningEnvironment):

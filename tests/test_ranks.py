@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms.normalization import RunningMoments
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
@@ -433,6 +434,11 @@ def test_several_processes_get_the_strategy_that_leaves_the_module_alone():
         ({"devices": 2, "strategy": "ddp"}, {}, "trainer.strategy is ddp: leave it out"),
         ({"num_nodes": 2}, {}, "trainer.num_nodes is 2: start the processes with torchrun"),
         (
+            {"accelerator": "cuda", "devices": 99},
+            {},
+            "trainer.accelerator is cuda and trainer.devices 99, which this machine does not have",
+        ),
+        (
             {"devices": 1},
             {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
             "torchrun has started 4 processes, .* give --trainer.devices 2 --trainer.num_nodes 2",
@@ -449,6 +455,39 @@ def test_what_cannot_work_is_refused_with_the_remedy(monkeypatch, options, envir
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=message):
         processes_for({"accelerator": "cpu", **options})
+
+
+def test_more_processes_than_cores_are_warned_of(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.warns(UserWarning, match="trainer.devices is 3 and this machine has 2 cores"):
+        processes_for({"accelerator": "cpu", "devices": 3})
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0])
+def test_a_time_limit_has_to_be_positive(seconds):
+    with pytest.raises(ConfigurationError, match=f"rank_timeout is {seconds}: give seconds above"):
+        processes_for({"accelerator": "cpu", "devices": 2}, seconds)
+
+
+def test_copies_that_cannot_be_shared_out_are_refused_before_processes_are_started(
+    command_line, capsys
+):
+    with pytest.raises(SystemExit) as ended:
+        command_line("fit", "--trainer.devices=2", "--rollout.envs_per_task=3")
+    assert ended.value.code == 2
+    assert "rollout.envs_per_task is 3 for 2 processes" in capsys.readouterr().err
+    assert not list(command_line.root.iterdir())
+
+
+def test_a_replay_file_of_a_rank_that_is_missing_is_named_with_what_remains(pair, tmp_path):
+    folder = tmp_path / "version_0"
+    shutil.copytree(pair.run_folder("whole"), folder)
+    last = folder / "checkpoints" / "last.ckpt"
+    shutil.rmtree(folder / "replay" / "rank_1")
+    message = r"replay/rank_1/.* is missing.* or without the replay \(--replay.restore false\)"
+    with pytest.raises(ConfigurationError, match=message):
+        load_newest_whole(last, with_replay=True)
+    assert load_newest_whole(last, with_replay=False)[0] == last
 
 
 def test_a_command_that_torchrun_starts_again_finds_its_own_checkpoints(monkeypatch):

@@ -180,13 +180,7 @@ class RolloutCallback(Driver):
         """
         copies = self._envs_per_task
         num_processes = distributed.world_size()
-        if copies % num_processes:
-            below = copies // num_processes * num_processes
-            near = " or ".join(str(n) for n in (below, below + num_processes) if n)
-            raise ConfigurationError(
-                f"rollout.envs_per_task is {copies} for {num_processes} processes, each of which"
-                f" steps the same number of copies of every task: give {near}"
-            )
+        check_copies(copies, num_processes)
         share = np.array_split(range(copies), num_processes)[distributed.rank()]
         return [task * copies + int(copy) for task in range(num_tasks) for copy in share]
 
@@ -262,3 +256,19 @@ class RolloutCallback(Driver):
         self._check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in this version
         if self.session.is_open and state_dict["collector"]:
             self.loop.load_state_dict(state_dict)
+
+
+def check_copies(copies: int, num_processes: int) -> None:
+    """Check that each process can step the same number of copies of every task.
+
+    Raises:
+        ConfigurationError: naming the nearest numbers.
+    """
+    if copies % num_processes == 0:
+        return
+    below = copies // num_processes * num_processes
+    near = " or ".join(str(n) for n in (below, below + num_processes) if n)
+    raise ConfigurationError(
+        f"rollout.envs_per_task is {copies} for {num_processes} processes, each of which steps the"
+        f" same number of copies of every task: give {near}"
+    )
