@@ -10,11 +10,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from mtrl_lightning import launch, rank_launcher
+from mtrl_lightning import distributed, launch, rank_launcher
+from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.launch import PLACE_VARIABLE, Launch
 from mtrl_lightning.rank_launcher import RankLauncher, is_started_by_lightning
-from mtrl_lightning.strategy import connecting, unused_part
+from mtrl_lightning.strategy import RanksStrategy, connecting, unused_part
 
 
 class Environment:
@@ -168,3 +169,18 @@ def test_a_process_that_does_not_come_is_named():
     message = r"rank 1 has not come in 0 s.*has not started"
     with pytest.raises(RankLostError, match=message), connecting():
         unused_part(dist.HashStore(), 0, 2, timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("exception", "said"),
+    [
+        (TypeError("a bug\nof mine"), ["TypeError: a bug"]),
+        (KeyboardInterrupt(), ["KeyboardInterrupt: "]),
+        (Interrupted(143), []),
+    ],
+)
+def test_a_process_that_ends_alone_says_so_to_the_others(monkeypatch, exception, said):
+    reasons = []
+    monkeypatch.setattr(distributed, "leave", reasons.append)
+    RanksStrategy().on_exception(exception)
+    assert reasons == said

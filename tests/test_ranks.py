@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -49,7 +50,8 @@ class Ranks:
         size: number of processes.
         folder: where they write what they find.
         names: of the cases.
-        with_torchrun: whether ``torchrun`` starts them, one on each of as many nodes.
+        with_torchrun: whether ``torchrun`` starts them, one on each of as many nodes; else they
+            are copies of one process.
     """
 
     def __init__(self, size, folder, *names, with_torchrun=False):
@@ -58,27 +60,30 @@ class Ranks:
         # a port that the system gives, so that test processes do not meet
         port = str(free_port())
         program = ["-m", "tests.ranks", str(folder), *names]
-        self._processes = []
-        for rank in range(size):
-            command = [sys.executable, *program]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            if with_torchrun:
-                node = ["--nnodes", str(size), "--node-rank", str(rank), "--nproc-per-node", "1"]
-                place = ["--master-addr", "127.0.0.1", "--master-port", port, "--rdzv-id", "tests"]
-                launcher = [sys.executable, "-m", "torch.distributed.run"]
-                command = [*launcher, *node, *place, *program]
-            else:
-                environment |= {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(size),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": port,
-                }
-            self._processes.append(
-                subprocess.Popen(
-                    command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-                )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        commands = [program]
+        if with_torchrun:
+            place = ["--master-addr", "127.0.0.1", "--master-port", port, "--rdzv-id", "tests"]
+            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "1", *place]
+            nodes = (["--nnodes", str(size), "--node-rank", str(node)] for node in range(size))
+            commands = [[*launcher, *node, *program] for node in nodes]
+        else:
+            environment |= {
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
+            for command in commands
+        ]
         self._saved = None
 
     @property
@@ -108,7 +113,8 @@ class Ranks:
 
     def close(self):
         for process in self._processes:
-            process.terminate()  # an agent of torchrun ends its process, too
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
             process.communicate()
 
 
