@@ -40,6 +40,7 @@ NOTE = "mtrl_lightning/left"
 """Key, in the store of the process group, of what a rank says when it leaves the run."""
 
 _processes_of_machine = 1
+_is_restart = False
 _timeout = RANK_TIMEOUT
 _limit = RANK_TIMEOUT
 """Seconds that exchanges wait at present."""
@@ -79,6 +80,17 @@ def set_local_size(number: int) -> None:
     """Note the number of ranks on this machine."""
     global _processes_of_machine
     _processes_of_machine = number
+
+
+def is_restart() -> bool:
+    """Return whether this process knows that a launcher has started the run's processes before."""
+    return _is_restart
+
+
+def set_restart(value: bool) -> None:
+    """Note whether a launcher has started the run's processes before."""
+    global _is_restart
+    _is_restart = value
 
 
 def seed_of_rank(seed: int) -> int:

@@ -90,7 +90,7 @@ def _is_started_again(origin: Mapping[str, str]) -> bool:
     """Return whether a scheduler may have started this run before."""
     if WANDB_RUN in origin or slurm_job() is not None:
         return True
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 or distributed.is_restart()
 
 
 class Launch:
@@ -136,6 +136,9 @@ class Launch:
         place = _place_from_parent()
         self._is_first = place is None and distributed.rank() == 0
         """Whether this process finds the folder, and locks it."""
+        # the launcher may know it only where a process was lost
+        if not distributed.is_any(origin is not None and _is_started_again(origin)):
+            origin = None
         # the first process may read a large replay, to find out whether it is whole
         with distributed.patient(), distributed.together(ConfigurationError):
             if self._is_first:
@@ -337,7 +340,7 @@ def _requeued(
     root: str, name: str, ckpt_path: str | None, origin: dict[str, str] | None
 ) -> Path | None:
     """Return the last checkpoint that this run wrote before a scheduler started it again."""
-    if origin is None or not _is_started_again(origin):
+    if origin is None:
         return None
     run_id = origin.get(WANDB_RUN)
     given = []

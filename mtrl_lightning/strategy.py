@@ -226,6 +226,7 @@ def _connect(environment: ClusterEnvironment, backend: str, timeout: timedelta) 
         size = environment.world_size()
         store, _, _ = next(rendezvous("env://", own, size, timeout=timeout))
         options["store"] = unused_part(store, own, size, timeout)
+        distributed.set_restart(own == 0 and not is_first_start(store))
     _init_dist_connection(environment, backend, **options)
 
 
@@ -262,6 +263,17 @@ def unused_part(store: dist.Store, own: int, size: int, timeout: timedelta) -> d
             raise RuntimeError(f"rank {min(missing)} has not come in {timeout.total_seconds():g} s")
         time.sleep(0.02)
     return dist.PrefixStore(name, store)
+
+
+def is_first_start(store: dist.Store) -> bool:
+    """Return whether a launcher starts the processes of a run for the first time; count the start.
+
+    Each agent of ``torchrun`` counts for itself, and not when another one's process was lost.
+
+    Args:
+        store: of the launcher.
+    """
+    return bool(store.add(f"{MEETING}/starts", 1) == 1)
 
 
 def _check_launched(number: int, per_node: int, num_nodes: int) -> None:

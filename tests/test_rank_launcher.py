@@ -15,7 +15,7 @@ from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.launch import PLACE_VARIABLE, Launch
 from mtrl_lightning.rank_launcher import RankLauncher, is_started_by_lightning
-from mtrl_lightning.strategy import RanksStrategy, connecting, unused_part
+from mtrl_lightning.strategy import RanksStrategy, connecting, is_first_start, unused_part
 
 
 class Environment:
@@ -124,15 +124,19 @@ def test_the_first_process_names_one_that_has_ended_and_does_not_wait_for_it(
     assert killed == [os.getpid()]
 
 
-def test_the_first_process_that_is_done_is_not_killed(launcher, monkeypatch, killed):
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_the_first_process_that_is_done_is_not_killed(launcher, monkeypatch, killed, is_noticed):
     """As when it finishes a run of W&B, and the others have ended with the code of a signal."""
-    monkeypatch.setattr(rank_launcher, "GRACE", 0.0)
+    noticed = threading.Event()
+    monkeypatch.setattr(rank_launcher, "rank_zero_warn", lambda text: noticed.set())
+    monkeypatch.setattr(rank_launcher, "GRACE", 0.2)
     made = launcher(["sh", "-c", "exit 143"])
-    made.launch(lambda: None)
+    made.launch(lambda: noticed.wait(20) if is_noticed else None)
     watchers = [thread for thread in threading.enumerate() if thread.name == "rank-watcher"]
     for watcher in watchers:
         watcher.join(20)
     assert killed == []
+    assert noticed.is_set() == is_noticed
 
 
 def test_a_machine_that_does_not_see_the_runs_folder_says_so(tmp_path, monkeypatch):
@@ -163,6 +167,7 @@ def test_processes_that_are_started_again_do_not_read_what_the_former_ones_wrote
         assert not parts[0].check(["address"]), "of the former processes"
         parts[1].set("address", start)
         assert parts[0].get("address") == parts[2].get("address") == start.encode()
+        assert is_first_start(store) == (start == "first")
 
 
 def test_a_process_that_does_not_come_is_named():
@@ -184,3 +189,11 @@ def test_a_process_that_ends_alone_says_so_to_the_others(monkeypatch, exception,
     monkeypatch.setattr(distributed, "leave", reasons.append)
     RanksStrategy().on_exception(exception)
     assert reasons == said
+
+
+def test_a_run_is_started_again_if_the_launcher_counts_it_anywhere(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    origin = {"job": "tuesday", "command": "fit"}
+    assert not launch._is_started_again(origin)
+    monkeypatch.setattr(distributed, "_is_restart", True)
+    assert launch._is_started_again(origin)
