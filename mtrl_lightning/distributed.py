@@ -23,7 +23,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import RankLostError
@@ -116,7 +115,7 @@ def _set_limit(seconds: float) -> None:
     global _limit
     _limit = seconds
     if world_size() > 1 and _left is None:
-        _set_pg_timeout(timedelta(seconds=seconds))
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
 
 @contextmanager
@@ -161,7 +160,7 @@ def leave(reason: str) -> None:
     """
     if world_size() == 1 or _left is not None:
         return
-    store = _get_default_store()
+    store = dist.distributed_c10d._get_default_store()
     _in_time(lambda: store.set(f"{NOTE}/{rank()}", reason))
     _disconnect("this process has left the run")
 
@@ -176,7 +175,7 @@ def _disconnect(reason: str) -> None:
 
 def _lost(error: RuntimeError) -> RankLostError:
     """Leave the run, and return an exception that names the ranks that are lost."""
-    store = _get_default_store()
+    store = dist.distributed_c10d._get_default_store()
     own = rank()
     others = [other for other in range(world_size()) if other != own]
     is_silent = "timed out" in str(error).lower()
@@ -458,7 +457,7 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
     # one that nobody expects ends the run, whatever else has happened
     first, (kind, message, name) = min(found, key=lambda one: one[1][0] is not None)
     if kind is None:
-        if error is not None and first == rank():
+        if error is not None and own is not None and own[0] is None:
             raise error
         raise RankLostError(
             f"rank {first} ends with {name}: {message}. See its own message", ranks=[first]

@@ -27,7 +27,6 @@ from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.distributed.rendezvous import rendezvous
 
 from mtrl_lightning import distributed
 from mtrl_lightning.errors import ConfigurationError, RankLostError
@@ -224,7 +223,7 @@ def _connect(environment: ClusterEnvironment, backend: str, timeout: timedelta) 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         own = environment.global_rank()
         size = environment.world_size()
-        store, _, _ = next(rendezvous("env://", own, size, timeout=timeout))
+        store, _, _ = next(dist.rendezvous("env://", own, size, timeout=timeout))
         options["store"] = unused_part(store, own, size, timeout)
         distributed.set_restart(own == 0 and not is_first_start(store))
     _init_dist_connection(environment, backend, **options)
