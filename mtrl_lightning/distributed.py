@@ -183,13 +183,18 @@ def _lost(error: RuntimeError) -> RankLostError:
     words = _in_time(lambda: _last_words(store, own, others))
     if words is not None:
         lost = [other for other in others if words.get(other) != ""]
-    elif own != 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
+    elif own != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         lost = [0]  # it keeps the store, which does not answer
     else:
         lost = others
     reasons = {other: words[other] for other in lost if words and other in words}
-    names = " or ".join(f"rank {other}" for other in lost) or "another rank"
-    if reasons:
+    names = " or ".join(f"rank {other}" for other in lost)
+    if not lost:
+        what = (
+            f"the other processes have given up rank {own}: it did not answer them in time, or the"
+            " connection to it broke"
+        )
+    elif reasons:
         what = ", ".join(f"rank {other} has ended ({reason})" for other, reason in reasons.items())
     elif is_silent:
         what = (
@@ -199,7 +204,7 @@ def _lost(error: RuntimeError) -> RankLostError:
     else:
         what = f"{names} has ended: rank {own} lost the connection to it ({short(error)})"
     return RankLostError(
-        f"{what}. See its own message, and continue from the last checkpoint",
+        f"{what}. See the other messages, and continue from the last checkpoint",
         ranks=list(reasons) or lost,
         is_silent=is_silent and not reasons,
     )
