@@ -16,9 +16,18 @@ from benchmarks.judging import (
     compare_rows,
     differences,
     examine,
+    examine_toy,
     read_outcome,
 )
-from benchmarks.trial import HORIZON, TOTAL_STEPS, Session, Trial, small_run
+from benchmarks.trial import (
+    HORIZON,
+    TOTAL_STEPS,
+    TOY_TASKS,
+    Session,
+    Trial,
+    small_run,
+    toy_run,
+)
 
 HEADER = ("fault", "injected", "survived", "lost", "false", "exact", "ok", "seconds")
 
@@ -70,15 +79,22 @@ class Bench:
         seed: of the runs and of all faults.
         counts: how many faults of each kind.
         total_steps: environment steps of a run.
+        ranks: processes of a run; with several, it is one of ``ToyReach``.
     """
 
     def __init__(
-        self, folder: Path, seed: int, counts: dict[str, int], total_steps: int = TOTAL_STEPS
+        self,
+        folder: Path,
+        seed: int,
+        counts: dict[str, int],
+        total_steps: int = TOTAL_STEPS,
+        ranks: int = 1,
     ) -> None:
         self.folder = folder
         self.seed = seed
         self.counts = counts
         self.total_steps = total_steps
+        self.ranks = ranks
         self._start_time = time.monotonic()
         self._trials: list[Trial] = []
 
@@ -88,7 +104,11 @@ class Bench:
 
     def config(self, **sections: dict[str, Any]) -> dict[str, Any]:
         """Return the small run's configuration with changes, by section."""
-        config = copy.deepcopy(small_run(self.seed, self.total_steps))
+        if self.ranks > 1:
+            config = toy_run(self.seed, self.total_steps, self.ranks)
+        else:
+            config = small_run(self.seed, self.total_steps)
+        config = copy.deepcopy(config)
         for name, changes in sections.items():
             config[name] |= changes
         return config
@@ -121,8 +141,11 @@ class Bench:
             AssertionError: if they are not, because then the check itself is wrong.
         """
         outcome = read_outcome(self.undisturbed.folder, self.undisturbed.config)
-        for rows in outcome.rings:
-            chain = examine(rows, HORIZON, from_beginning=False)
+        for ring, rows in enumerate(outcome.rings):
+            if self.ranks > 1:
+                chain = examine_toy(rows, ring % TOY_TASKS, from_beginning=False)
+            else:
+                chain = examine(rows, HORIZON, from_beginning=False)
             assert not any(chain), (
                 f"the undisturbed run's transitions are not as they must be: {chain}"
             )

@@ -169,7 +169,7 @@ def of_command_line(
         steps: updates of a window.
         settle: updates before the first window.
     """
-    command = [sys.executable, "-c", COMMAND, "fit"]
+    command = [sys.executable, *COMMAND, "fit"]
     for config in configs:
         command += ["-c", str(config)]
     command += [f"--{name}={value}" for name, value in options.items()]

@@ -1,9 +1,9 @@
 """Measure what a run survives: ``python -m benchmarks.faults``.
 
 A small MetaWorld run goes through the real command line, undisturbed once, and then with faults at
-random moments. The table shows how many were injected and survived, how many transitions were lost
-or false, and whether the end is that of the undisturbed run, bit for bit. The exit code is 1 if any
-row fails.
+random moments. With ``--ranks 2`` it is a run of two processes on the toy benchmark. The table
+shows how many were injected and survived, how many transitions were lost or false, and whether the
+end is that of the undisturbed run, bit for bit. The exit code is 1 if any row fails.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from benchmarks.breakages import exhausted_row, hang_row, nan_row, worker_row
 from benchmarks.corruption import corruption_row
 from benchmarks.interruptions import disk_row, kill_row, signal_row
 from benchmarks.measuring import described, end_on_sigterm, machine
+from benchmarks.rank_faults import (
+    rank_hang_row,
+    rank_kill_row,
+    rank_restart_row,
+    rank_worker_row,
+)
 from benchmarks.trial import TOTAL_STEPS
 
 ROWS: dict[str, Callable[[Bench, Row], None]] = {
@@ -34,7 +40,14 @@ ROWS: dict[str, Callable[[Bench, Row], None]] = {
     "disk": disk_row,
     "corruption": corruption_row,
 }
-COMPARED = {"kill", "signal", "disk", "corruption"}
+RANK_ROWS: dict[str, Callable[[Bench, Row], None]] = {
+    "rank_kill": rank_kill_row,
+    "rank_restart": rank_restart_row,
+    "rank_hang": rank_hang_row,
+    "rank_worker": rank_worker_row,
+}
+"""Those of a run of several processes."""
+COMPARED = {"kill", "signal", "disk", "corruption", "rank_kill", "rank_restart", "rank_hang"}
 """Rows that need the undisturbed run."""
 COUNTS = {
     "kills": (20, "SIGKILLs of the main process"),
@@ -44,6 +57,10 @@ COUNTS = {
     "nans": (6, "NaNs, infinite rewards and exceptions of environments"),
     "mutations": (240, "damaged files read"),
     "continued": (6, "runs continued with damaged files"),
+    "rank_kills": (20, "SIGKILLs of a rank"),
+    "rank_restarts": (2, "SIGKILLs of a rank that torchrun starts again"),
+    "rank_hangs": (2, "ranks stopped so that they hang"),
+    "rank_workers": (6, "SIGKILLs of a rank's workers"),
 }
 
 
@@ -63,9 +80,15 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rows",
         nargs="+",
-        choices=list(ROWS),
-        default=list(ROWS),
+        choices=[*ROWS, *RANK_ROWS],
         help="rows to run (default all)",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        help="processes of a run; with several, it is one of the toy benchmark, and the rows are"
+        f" {', '.join(RANK_ROWS)} (default %(default)s)",
     )
     parser.add_argument(
         "--json",
@@ -81,6 +104,11 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(args)
     if options.folder is not None and options.folder.exists():
         parser.error(f"{options.folder} exists: give a folder that does not")
+    offered = RANK_ROWS if options.ranks > 1 else ROWS
+    options.rows = list(offered) if options.rows is None else options.rows
+    wrong = [name for name in options.rows if name not in offered]
+    if wrong:
+        parser.error(f"{', '.join(wrong)}: with --ranks {options.ranks}, give {', '.join(offered)}")
     return options
 
 
@@ -124,12 +152,20 @@ def main(args: Sequence[str] | None = None) -> int:
         options.folder.mkdir(parents=True)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="faults-")).resolve()
     bench = Bench(
-        folder, options.seed, {name: getattr(options, name) for name in COUNTS}, options.total_steps
+        folder,
+        options.seed,
+        {name: getattr(options, name) for name in COUNTS},
+        options.total_steps,
+        options.ranks,
     )
     try:
         if COMPARED & {*options.rows}:
             _ = bench.wanted
-        rows = [run_row(bench, name, ROWS[name]) for name in ROWS if name in options.rows]
+        rows = [
+            run_row(bench, name, run)
+            for name, run in (ROWS | RANK_ROWS).items()
+            if name in options.rows
+        ]
     finally:
         bench.close()
         if options.keep:

@@ -38,8 +38,8 @@ def kill_row(bench: Bench, row: Row) -> None:
     slowest = 0.0
     for k, moment in enumerate(moments):
         session = trial.start()
-        target = max(_point(bench, draws, k, number), trial.saved_steps() + draws.uniform(0, 200))
-        if not _await(trial, session, moment, target, draws):
+        target = drawn_target(bench, trial, draws, k, number)
+        if not await_moment(trial, session, moment, target, draws):
             session.expect_end(0)
             row.expect(False, f"the run ended before kill {k + 1} of {number}")
             break
@@ -65,12 +65,16 @@ def kill_row(bench: Bench, row: Row) -> None:
     )
 
 
-def _point(bench: Bench, draws: random.Random, k: int, number: int) -> float:
-    """Draw the environment steps of fault ``k`` from its share of the run, without the end."""
-    return (k + draws.random()) / number * 0.93 * bench.total_steps
+def drawn_target(bench: Bench, trial: Trial, draws: random.Random, k: int, number: int) -> float:
+    """Draw the environment steps of fault ``k`` from its share of the run, without the end.
+
+    They are not before the last checkpoint, from which the run continues.
+    """
+    point = (k + draws.random()) / number * 0.93 * bench.total_steps
+    return max(point, trial.saved_steps() + draws.uniform(0, 0.04) * bench.total_steps)
 
 
-def _await(
+def await_moment(
     trial: Trial, session: Session, moment: str, target: float, draws: random.Random
 ) -> bool:
     """Wait for a moment; return whether the process still lives."""
@@ -98,8 +102,8 @@ def signal_row(bench: Bench, row: Row) -> None:
     for k in range(number):
         asked = (signal.SIGTERM, signal.SIGINT)[k % 2]
         session = trial.start()
-        target = max(_point(bench, draws, k, number), trial.saved_steps() + draws.uniform(0, 200))
-        if not _await(trial, session, "step", target, draws):
+        target = drawn_target(bench, trial, draws, k, number)
+        if not await_moment(trial, session, "step", target, draws):
             row.expect(False, f"the run ended before signal {k + 1} of {number}")
             break
         session.kill(asked)

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.trial import TOY_HORIZON, TOY_TASKS
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
-from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.envs import MetaWorld, ToyReach
+from mtrl_lightning.envs.toy import STEP
+from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.datamodule import manifest_of
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.types import EnvSpec
@@ -29,6 +31,8 @@ FRAME = 18
 """Where MetaWorld's observation continues with the former frame."""
 GOAL = 36
 """Where it continues with the goal."""
+TOY_TOLERANCE = 1e-5
+"""Of ``ToyReach``'s positions and rewards, which are stored in single precision."""
 
 
 class Outcome(NamedTuple):
@@ -37,7 +41,7 @@ class Outcome(NamedTuple):
     state: dict[str, Any]
     """Parts of the last checkpoint that must not depend on how often the run was interrupted."""
     rings: list[Rows]
-    """The replay, one environment after another, oldest row first."""
+    """The replay, one environment after another, oldest row first; of all ranks in turn."""
     metrics: list[dict[str, str]]
     """``metrics.csv`` without times."""
 
@@ -54,18 +58,27 @@ def read_outcome(folder: Path, config: Mapping[str, Any]) -> Outcome:
         key: checkpoint[key]
         for key in ("state_dict", "optimizer_states", "lr_schedulers", "mtrl_lightning")
     }
+    state["ranks"] = [
+        {**part, "data": part["data"]["buffer"]} for part in checkpoint.get("ranks", [])
+    ]
     state["draws"] = checkpoint["MultiTaskData"]["buffer"]
     state["callbacks"] = {
         key: value for key, value in checkpoint["callbacks"].items() if key != "checkpoint"
     }
     del state["callbacks"]["metrics"]["metrics_csv"]["crc32"]  # the file has times in it
-    storage = load_replay(folder / "replay", manifest_of(checkpoint), spec_of(config))
-    return Outcome(state, rings_of(storage), read_metrics(folder / "metrics.csv"))
+    spec = spec_of(config)
+    rings: list[Rows] = []
+    for manifest in manifests_of(checkpoint):
+        place = folder / "replay" / manifest.get("folder", "")
+        rings += rings_of(load_replay(place, manifest, spec))
+    return Outcome(state, rings, read_metrics(folder / "metrics.csv"))
 
 
 def spec_of(config: Mapping[str, Any]) -> EnvSpec:
     """Return the spec of a configuration's tasks."""
     given = config["data"]["benchmark"]["init_args"]
+    if "num_tasks" in given:
+        return ToyReach(given["num_tasks"], given["horizon"]).spec
     return MetaWorld(given["tasks"], horizon=given["horizon"]).spec
 
 
@@ -193,3 +206,34 @@ def examine(rows: Rows, horizon: int, from_beginning: bool = True) -> Chain:
             torn += 1
             length = 2
     return Chain(int(false_N.sum()), cut, torn, overlong)
+
+
+def examine_toy(rows: Rows, task: int, from_beginning: bool = True) -> Chain:
+    """Check the rows of one environment of ``ToyReach`` by its equations.
+
+    A missing row cannot be told from the end of an episode: both count as ``cut``.
+
+    Args:
+        rows: in the order in which they were stored.
+        task: number of the task.
+        from_beginning: whether the first row begins an episode.
+    """
+    here_ND = rows["observation"].double()
+    next_ND = rows["next_observation"].double()
+    action_NA = rows["action"].double().clamp(-1, 1)
+    angle = 2 * np.pi * task / TOY_TASKS
+    goal_D = 0.7 * torch.tensor([np.cos(angle), np.sin(angle)])
+    moved_ND = (here_ND + STEP * action_NA).clamp(-1, 1)
+    reward_N = 1 - (next_ND - goal_D).norm(dim=1)
+    false_N = ((next_ND - moved_ND).abs() > TOY_TOLERANCE).any(1)
+    false_N |= (rows["reward"].double() - reward_N).abs() > TOY_TOLERANCE
+    lengths = [1]
+    for follows in (next_ND[:-1] == here_ND[1:]).all(1).tolist():
+        if follows:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    whole = lengths[:-1] if from_beginning else lengths[1:-1]
+    cut = sum(length < TOY_HORIZON for length in whole)
+    overlong = sum(max(0, length - TOY_HORIZON) for length in lengths)
+    return Chain(int(false_N.sum()), cut, 0, overlong)

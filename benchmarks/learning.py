@@ -228,7 +228,7 @@ def _train_one(
         str(seed),
     ]
     resuming = ["--ckpt_path", "last"] if interrupted else []
-    line = [sys.executable, "-c", COMMAND, "fit", "-c", str(given.config), *options, *resuming]
+    line = [sys.executable, *COMMAND, "fit", "-c", str(given.config), *options, *resuming]
     threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // given.jobs))}
     run = subprocess.Popen(
         line,

@@ -19,11 +19,13 @@ import psutil
 
 from benchmarks.measuring import environment
 
-COMMAND = "from mtrl_lightning.__main__ import main; main()"
+COMMAND = ["-m", "mtrl_lightning"]
 TOTAL_STEPS = 5_000
 TASKS = ["reach", "push"]
 HORIZON = 50
 MLP = {"class_path": "mtrl_lightning.networks.MLP", "init_args": {"width": 32, "depth": 2}}
+TOY_TASKS = 3
+TOY_HORIZON = 20
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -69,6 +71,32 @@ def small_run(seed: int, total_steps: int = TOTAL_STEPS) -> dict[str, Any]:
     }
 
 
+def toy_run(seed: int, total_steps: int, ranks: int) -> dict[str, Any]:
+    """Return the configuration of a run of several processes on ``ToyReach``.
+
+    Each process steps one copy of each task in a worker of its own.
+    """
+    config = small_run(seed, total_steps)
+    benchmark = {"num_tasks": TOY_TASKS, "horizon": TOY_HORIZON}
+    config["data"] |= {
+        "benchmark": {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": benchmark},
+        "batch_size": 8 * TOY_TASKS * ranks,
+        "capacity": 1_200,
+    }
+    config["rollout"] |= {
+        "envs_per_task": ranks,
+        "warmup_steps": 30 * TOY_TASKS * ranks,
+        "num_workers": 1,
+        "check_every": 50 * TOY_TASKS * ranks,
+    }
+    config["trainer"]["devices"] = ranks
+    config["evaluation"]["every"] = total_steps // 2
+    config["metrics"]["every"] = 5 * TOY_TASKS * ranks
+    config["checkpoint"]["every"] = 10 * TOY_TASKS * ranks
+    config["replay"]["chunk_mebibytes"] = 0.003  # some 70 transitions
+    return config
+
+
 class Trial:
     """A run with a root of its own, started as often as faults end it.
 
@@ -99,18 +127,21 @@ class Trial:
 
     def start(self, *options: str) -> Session:
         """Start the command line; it continues if there is a checkpoint."""
-        command = [
-            sys.executable,
-            "-c",
-            COMMAND,
-            "fit",
-            "-c",
-            str(self._config_file),
-            f"--root={self.root}",
-            *options,
-        ]
+        command = [sys.executable, *COMMAND, *self._arguments(), *options]
         if (self.folder / "checkpoints" / "last.ckpt").is_file():
             command.append("--ckpt_path=last")
+        return self._start(command)
+
+    def start_with_torchrun(self, ranks: int, max_restarts: int) -> Session:
+        """Start the processes with ``torchrun``, which starts them again when one is lost."""
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        restarts = f"--max-restarts={max_restarts}"
+        return self._start([sys.executable, *launcher, restarts, *COMMAND, *self._arguments()])
+
+    def _arguments(self) -> list[str]:
+        return ["fit", "-c", str(self._config_file), f"--root={self.root}"]
+
+    def _start(self, command: list[str]) -> Session:
         self.sessions.append(Session(command, self._logs / f"session_{len(self.sessions):03d}.log"))
         return self.sessions[-1]
 
@@ -147,7 +178,10 @@ class Trial:
     def unfinished(self, since: float = 0.0, folder: Path | None = None) -> list[str]:
         """Return the names of the unfinished files of a save that were written since a time."""
         found: list[str] = []
-        for name in ("checkpoints", "replay"):
+        replays = [
+            f"replay/rank_{rank}" for rank in range(self.config["trainer"].get("devices", 0))
+        ]
+        for name in ("checkpoints", "replay", *replays):
             with (
                 contextlib.suppress(OSError),
                 os.scandir((folder or self.folder) / name) as entries,
@@ -233,12 +267,27 @@ class Session:
         if number == signal.SIGKILL:
             self.process.wait()
 
-    def workers(self) -> list[psutil.Process]:
-        """Return the living worker processes."""
+    def workers(self, of: psutil.Process | None = None) -> list[psutil.Process]:
+        """Return the living worker processes, of the main process or of another one."""
         with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.process.pid).children()
+            children = (of or psutil.Process(self.process.pid)).children()
             return [child for child in children if _is_worker(child)]
         return []
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Return the living processes of a run of several, by their rank."""
+        found = {}
+        with contextlib.suppress(psutil.Error):
+            main = psutil.Process(self.process.pid)
+            for process in (main, *main.children()):
+                with contextlib.suppress(psutil.Error, KeyError):
+                    environ = process.environ()
+                    is_there = process.status() != psutil.STATUS_ZOMBIE
+                    if is_there and not _is_worker(process):
+                        # Lightning sets the variable for the further ones, and torchrun for all
+                        is_main = process == main and "fit" in process.cmdline()[:4]
+                        found[0 if is_main else int(environ["LOCAL_RANK"])] = process
+        return found
 
     def remains(self, seconds: float = 20.0) -> tuple[list[str], float]:
         """Wait until nothing is left of an ended process; return what is left, and the seconds."""

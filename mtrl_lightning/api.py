@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.callbacks import (
@@ -23,6 +24,7 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
+from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of, with_info
 from mtrl_lightning.envs.names import callable_name, plain_values
@@ -236,7 +238,10 @@ def train(
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = restart_origin(f"{sys.argv} {name}")
     asked_for = {"accelerator": accelerator, "devices": devices, **given["trainer"]}
-    processes = processes_for(asked_for)
+    rank_timeout = given["rollout"].get("rank_timeout", distributed.RANK_TIMEOUT)
+    processes = processes_for(asked_for, rank_timeout)
+    with distributed.together(ConfigurationError):
+        check_copies(envs_per_task, processes.number)
     launch = Launch(
         root,
         name,

@@ -8,9 +8,16 @@ Shapes: ``N`` ranks.
 
 from __future__ import annotations
 
+import os
+import re
+import threading
+import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,16 +29,44 @@ from mtrl_lightning.errors import RankLostError
 
 V = TypeVar("V")
 
+RANK_TIMEOUT = 600.0
+"""Seconds to wait for the other ranks if ``rollout.rank_timeout`` is not set."""
+PATIENCE = 6
+"""How many times as long ranks wait for work of which some of them have much more than others."""
+NOTICE_SECONDS = 2.0
+"""Within this time, all ranks that are still there have noticed that another one is lost."""
+NOTE = "mtrl_lightning/left"
+"""Key, in the store of the process group, of what a rank says when it leaves the run."""
+
 _processes_of_machine = 1
+_is_restart = False
+_timeout = RANK_TIMEOUT
+_limit = RANK_TIMEOUT
+"""Seconds that exchanges wait at present."""
+
+
+class _Left(NamedTuple):
+    """The run that this rank has left."""
+
+    rank: int
+    world_size: int
+    reason: str
+
+
+_left: _Left | None = None
 
 
 def world_size() -> int:
     """Return the number of ranks, ``N``."""
+    if _left is not None:
+        return _left.world_size
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """Return the number of this process among the ranks, from 0."""
+    if _left is not None:
+        return _left.rank
     return dist.get_rank() if world_size() > 1 else 0
 
 
@@ -46,6 +81,17 @@ def set_local_size(number: int) -> None:
     _processes_of_machine = number
 
 
+def is_restart() -> bool:
+    """Return whether this process knows that a launcher has started the run's processes before."""
+    return _is_restart
+
+
+def set_restart(value: bool) -> None:
+    """Note whether a launcher has started the run's processes before."""
+    global _is_restart
+    _is_restart = value
+
+
 def seed_of_rank(seed: int) -> int:
     """Return a seed for draws that differ between ranks; rank 0 has the seed itself."""
     if rank() == 0:
@@ -53,18 +99,150 @@ def seed_of_rank(seed: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(rank(),)).generate_state(1)[0])
 
 
+def start(timeout: float) -> None:
+    """Begin a run.
+
+    Args:
+        timeout: seconds that a rank waits for the others before one of them counts as lost.
+    """
+    global _left, _timeout
+    _left = None
+    _timeout = timeout
+    _set_limit(timeout)
+
+
+def _set_limit(seconds: float) -> None:
+    global _limit
+    _limit = seconds
+    if world_size() > 1 and _left is None:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Wait longer in a block: some ranks have much more to do before it than others."""
+    _set_limit(PATIENCE * _timeout)
+    try:
+        yield
+    finally:
+        _set_limit(_timeout)
+
+
+def each_of() -> str:
+    """Return the words before numbers of this rank that the others have, too; none for one rank."""
+    return "" if world_size() == 1 else f"Each of {world_size()} processes: "
+
+
+def warn(message: str) -> None:
+    """Warn of something that has happened on this rank, and name it."""
+    whose = "" if world_size() == 1 else f"rank {rank()}: "
+    warnings.warn(f"{whose}{message}", stacklevel=3)
+
+
 @contextmanager
 def _exchange() -> Iterator[None]:
-    """Say that a rank is lost where the connection to it breaks or it does not answer."""
+    """Say which rank is lost where the connection to it breaks or it does not answer."""
+    if _left is not None:
+        raise RankLostError(_left.reason)
     try:
         yield
     except RuntimeError as error:  # torch.distributed raises this class and classes of it
-        first_line = (str(error).splitlines() or [""])[0]
-        raise RankLostError(
-            f"rank {rank()} of {world_size()} lost the connection to another rank ({first_line}):"
-            " it has ended or hangs, see its own message. Continue from the last"
-            " checkpoint"
-        ) from error
+        # what the failed exchange refers to would keep the connections open
+        traceback.clear_frames(error.__traceback__)
+        raise _lost(error) from error
+
+
+def leave(reason: str) -> None:
+    """Let the other ranks know that this one ends, so that they do not wait for it.
+
+    Args:
+        reason: why it ends, which the others say.
+    """
+    if world_size() == 1 or _left is not None:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    _in_time(lambda: store.set(f"{NOTE}/{rank()}", reason))
+    _disconnect("this process has left the run")
+
+
+def _disconnect(reason: str) -> None:
+    """Close the connections, so that no other rank waits for this one, and refuse exchanges."""
+    global _left
+    _left = _Left(rank(), world_size(), reason)
+    if "nccl" not in dist.get_backend_config():  # which may wait for what a lost rank has not sent
+        dist.destroy_process_group()
+
+
+def _lost(error: RuntimeError) -> RankLostError:
+    """Leave the run, and return an exception that names the ranks that are lost."""
+    store = dist.distributed_c10d._get_default_store()
+    own = rank()
+    others = [other for other in range(world_size()) if other != own]
+    is_silent = "timed out" in str(error).lower()
+    _disconnect(f"rank {own} has lost the connection to another rank")
+    words = _in_time(lambda: _last_words(store, own, others))
+    if words is not None:
+        lost = [other for other in others if words.get(other) != ""]
+    elif own != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        lost = [0]  # it keeps the store, which does not answer
+    else:
+        lost = others
+    reasons = {other: words[other] for other in lost if words and other in words}
+    names = " or ".join(f"rank {other}" for other in lost)
+    if not lost:
+        what = (
+            f"the other processes have given up rank {own}: it did not answer them in time, or the"
+            " connection to it broke"
+        )
+    elif reasons:
+        what = ", ".join(f"rank {other} has ended ({reason})" for other, reason in reasons.items())
+    elif is_silent:
+        what = (
+            f"{names} has not answered rank {own} for {_limit:g} s (rollout.rank_timeout): it"
+            " hangs, or is stopped"
+        )
+    else:
+        what = f"{names} has ended: rank {own} lost the connection to it ({short(error)})"
+    return RankLostError(
+        f"{what}. See the other messages, and continue from the last checkpoint",
+        ranks=list(reasons) or lost,
+        is_silent=is_silent and not reasons,
+    )
+
+
+def short(error: BaseException) -> str:
+    """Return the first sentence of an exception, without the place in gloo's source."""
+    first_line = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^\[[^]]*\] ", "", first_line).split(". This is ")[0]
+
+
+def _last_words(store: dist.Store, own: int, others: Sequence[int]) -> dict[int, str]:
+    """Return what other ranks have said when they left: empty for those that lost a rank, too."""
+    store.set(f"{NOTE}/{own}", "")
+    words: dict[int, str] = {}
+    give_up_at = time.monotonic() + NOTICE_SECONDS
+    while len(words) < len(others) and time.monotonic() < give_up_at:
+        for other in others:
+            if other not in words and store.check([f"{NOTE}/{other}"]):
+                words[other] = store.get(f"{NOTE}/{other}").decode()
+        time.sleep(0.05)
+    if own == 0:
+        time.sleep(NOTICE_SECONDS / 4)  # it may keep the store, where the others still look
+    return words
+
+
+def _in_time(call: Callable[[], V]) -> V | None:
+    """Return what a call returns; None if it fails, or waits for a process that is stopped."""
+    results: list[V] = []
+
+    def run() -> None:
+        with suppress(RuntimeError):
+            results.append(call())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(2 * NOTICE_SECONDS)
+    return results[0] if results else None
 
 
 def average(tensors: Sequence[Tensor]) -> None:
@@ -244,14 +422,20 @@ def merged_moments(mean_: Tensor, variance: Tensor, count: Tensor) -> tuple[Tens
 
 @contextmanager
 def together(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise on all ranks an exception of these kinds that a block raises on any of them.
+    """Raise on all ranks an exception that a block raises on any of them.
 
-    The block itself must not exchange anything after the place where it can raise.
+    Of other kinds than the given ones, it is ``RankLostError`` on the other ranks. The block itself
+    must not exchange anything after the place where it can raise.
+
+    Args:
+        kinds: classes of the exceptions that are raised on all ranks alike.
     """
     error: Exception | None = None
     try:
         yield
-    except kinds as raised:
+    except RankLostError:
+        raise
+    except Exception as raised:
         if world_size() == 1:
             raise
         error = raised
@@ -264,16 +448,25 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
 
     Args:
         error: this rank's; None if there is none.
-        kinds: classes of the exceptions, each of which takes a message.
+        kinds: classes of the exceptions that are raised on all ranks alike, each of which takes a
+            message. One of another class is raised on its own rank; the others raise
+            ``RankLostError``.
     """
     own = None
     if error is not None:
-        kind = next(place for place, kind in enumerate(kinds) if isinstance(error, kind))
-        own = (kind, str(error))
+        alike = (place for place, kind in enumerate(kinds) if isinstance(error, kind))
+        own = (next(alike, None), str(error), type(error).__name__)
     found = [(place, other) for place, other in enumerate(gather(own)) if other is not None]
     if not found:
         return
-    first, (kind, message) = found[0]
+    # one that nobody expects ends the run, whatever else has happened
+    first, (kind, message, name) = min(found, key=lambda one: one[1][0] is not None)
+    if kind is None:
+        if error is not None and own is not None and own[0] is None:
+            raise error
+        raise RankLostError(
+            f"rank {first} ends with {name}: {message}. See its own message", ranks=[first]
+        )
     if error is None or first != rank():
         origin = error
         error = kinds[kind](message if first == 0 else f"rank {first}: {message}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 
 
@@ -38,7 +39,18 @@ class DriftError(RuntimeError):
 
 
 class RankLostError(RuntimeError):
-    """Another process that trains the same run has ended, or did not answer."""
+    """Another process that trains the same run has ended, or did not answer.
+
+    Args:
+        message: for the user.
+        ranks: which processes are lost, as far as that is known.
+        is_silent: whether they did not answer in time, so that they may still be there.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = (), is_silent: bool = False) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.is_silent = is_silent
 
 
 def import_optional(module: str, package: str) -> ModuleType:

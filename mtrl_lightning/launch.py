@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import time
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -62,7 +63,7 @@ TRAINER: dict[str, Any] = {
 """Options of Lightning's trainer for a run that its own driver ends."""
 PLACE_VARIABLE = "MTRL_LIGHTNING_RUN"
 """Environment variable by which processes that Lightning starts learn where the run's files are."""
-FOLDER_TIMEOUT = 30.0
+FOLDER_TIMEOUT = 60.0
 """Seconds that a shared file system may take to show the run's folder on another machine."""
 
 
@@ -89,7 +90,7 @@ def _is_started_again(origin: Mapping[str, str]) -> bool:
     """Return whether a scheduler may have started this run before."""
     if WANDB_RUN in origin or slurm_job() is not None:
         return True
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 or distributed.is_restart()
 
 
 class Launch:
@@ -135,24 +136,46 @@ class Launch:
         place = _place_from_parent()
         self._is_first = place is None and distributed.rank() == 0
         """Whether this process finds the folder, and locks it."""
-        with distributed.together(ConfigurationError):
+        # the launcher may know it only where a process was lost
+        if not distributed.is_any(origin is not None and _is_started_again(origin)):
+            origin = None
+        # the first process may read a large replay, to find out whether it is whole
+        with distributed.patient(), distributed.together(ConfigurationError):
             if self._is_first:
                 self._find(root, name, ckpt_path, restore_replay, origin)
-        if distributed.world_size() > 1 and place is None:
-            place = distributed.broadcast(self._place() if self._is_first else None)
-        with distributed.together(ConfigurationError):
-            if not self._is_first and place is not None:
-                self._follow(place)
+        with contextlib.ExitStack() as shown:
+            if distributed.world_size() > 1 and place is None:
+                own = shown.enter_context(self._shown()) if self._is_first else None
+                place = distributed.broadcast(own)
+            with distributed.together(ConfigurationError):
+                if not self._is_first and place is not None:
+                    self._follow(place)
 
     def _place(self) -> dict[str, str | None]:
         checkpoint = None if self.checkpoint is None else str(self.checkpoint.absolute())
         return {"folder": str(self.folder.absolute()), "checkpoint": checkpoint}
 
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[dict[str, str | None]]:
+        """Return the place, with a file by which other machines recognize the folder."""
+        file = self.folder / f".seen_{uuid.uuid4().hex}"
+        is_made = False
+        with contextlib.suppress(OSError):  # a folder that can only be read, as for ``validate``
+            file.touch(exist_ok=False)
+            is_made = True
+        try:
+            yield self._place() | {"file": str(file.absolute()) if is_made else None}
+        finally:
+            if is_made:
+                file.unlink(missing_ok=True)
+
     def _follow(self, place: dict[str, str | None]) -> None:
         """Use the folder and the checkpoint that the first process has found."""
         self.folder = Path(str(place["folder"]))
         give_up_at = time.monotonic() + FOLDER_TIMEOUT
-        while not self.folder.is_dir():
+        # another machine may have a folder of the same name on its own disk
+        wanted = Path(place.get("file") or self.folder)
+        while not wanted.exists():
             if time.monotonic() > give_up_at:
                 raise ConfigurationError(
                     f"{socket.gethostname()} does not see the run's folder {self.folder}, which"
@@ -317,7 +340,7 @@ def _requeued(
     root: str, name: str, ckpt_path: str | None, origin: dict[str, str] | None
 ) -> Path | None:
     """Return the last checkpoint that this run wrote before a scheduler started it again."""
-    if origin is None or not _is_started_again(origin):
+    if origin is None:
         return None
     run_id = origin.get(WANDB_RUN)
     given = []
@@ -387,7 +410,8 @@ def fit(
                 if isinstance(logger, EnvStepWandbLogger):
                     interrupted.code = logger.end_interrupted(interrupted.code)
             requeue(trainer, interrupted)
-            with contextlib.suppress(RankLostError):
-                distributed.total(0)  # if one process ended first, Lightning would kill the others
+            # a launcher may end the others as soon as one has ended
+            with contextlib.suppress(RankLostError), distributed.patient():
+                distributed.total(0)
             raise
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")

@@ -6,7 +6,6 @@ order in the trainer's list is without effect.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -158,7 +157,7 @@ class Session:
         if self.algorithm.untrained_summary:
             rank_zero_info(self.algorithm.untrained_summary)
         num_processes = distributed.world_size()
-        each = "" if num_processes == 1 else f"Each of {num_processes} processes: "
+        each = distributed.each_of()
         rank_zero_info(
             f"{each}Stepping {envs.num_envs} environments of {num_tasks} tasks"
             f" in {envs.num_workers} workers"
@@ -240,11 +239,9 @@ class Session:
     def note_restart(self, envs: VectorEnv, reason: str) -> None:
         """Count environments that were rebuilt after a fault, and say why."""
         self.own_counters.worker_restarts += 1
-        whose = "" if distributed.world_size() == 1 else f"rank {distributed.rank()}: "
-        warnings.warn(
-            f"{whose}environments are rebuilt, restart {envs.num_restarts} of at most"
-            f" {envs.max_restarts}: {reason}",
-            stacklevel=2,
+        distributed.warn(
+            f"environments are rebuilt, restart {envs.num_restarts} of at most"
+            f" {envs.max_restarts}: {reason}"
         )
 
     def agree(self, wants_stop: bool) -> None:

@@ -11,7 +11,9 @@ from benchmarks import faults
 from benchmarks.bench import Row, table
 from benchmarks.corruption import FILES, HARMS, REGIONS, harmed, judge, mutations
 from benchmarks.faulty import KINDS, FaultyMetaWorld, claim
-from benchmarks.judging import compare_rows, differences, examine
+from benchmarks.judging import compare_rows, differences, examine, examine_toy
+from benchmarks.trial import TOY_HORIZON, TOY_TASKS
+from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from tests.replay import columns_of
 
@@ -43,6 +45,14 @@ def test_the_small_version_survives_everything(tmp_path):
     assert corruption["injected"] == corruption["survived"] == 30
     assert found["machine"]["torch"] == torch.__version__ and found["machine"]["cores"] >= 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_of_several_processes_has_rows_of_its_own(capsys):
+    assert faults.parse([]).rows == list(faults.ROWS)
+    assert faults.parse(["--ranks=2"]).rows == list(faults.RANK_ROWS)
+    with pytest.raises(SystemExit):
+        faults.parse(["--ranks=2", "--rows", "kill", "rank_hang"])
+    assert "kill: with --ranks 2, give rank_kill" in capsys.readouterr().err
 
 
 def whole_row(**changes):
@@ -114,6 +124,37 @@ def episodes(lengths, seed=0):
 
 def without(rows, k):
     return {name: torch.cat([field[:k], field[k + 1 :]]) for name, field in rows.items()}
+
+
+def toy_episodes(task, lengths):
+    """Rows of an environment of ``ToyReach``."""
+    env = ToyReach(TOY_TASKS, TOY_HORIZON).make_env(task, "train", seed=task)
+    generator = np.random.default_rng(task)
+    steps = []
+    for length in lengths:
+        here, _ = env.reset()
+        for _ in range(length):
+            action = generator.uniform(-1.5, 1.5, 2).astype(np.float32)
+            after, reward, *_ = env.step(action)
+            steps.append((here, action, np.float32(reward), after))
+            here = after
+    here, action, reward, after = (
+        torch.from_numpy(np.array(column)) for column in zip(*steps, strict=True)
+    )
+    return columns_of(here, action, reward, after, torch.zeros(len(reward)) > 0)
+
+
+def test_rows_of_the_toy_benchmark_are_checked_by_its_equations():
+    rows = toy_episodes(1, [TOY_HORIZON, 7, TOY_HORIZON, 3])
+    assert examine_toy(rows, 1) == (0, 1, 0, 0)
+    assert examine_toy(toy_episodes(0, [3, TOY_HORIZON, 3]), 0, from_beginning=False).cut == 0
+    assert examine_toy(toy_episodes(0, [TOY_HORIZON + 2]), 0).overlong == 2
+    assert examine_toy(rows, 2).false == 50, "another task has another reward"
+    for field in ("observation", "action", "next_observation", "reward"):
+        wrong = {**rows, field: rows[field].clone()}
+        wrong[field][4] -= 0.01 * wrong[field][4].sign()
+        assert examine_toy(wrong, 1).false == 1, field
+    assert examine_toy(without(rows, 4), 1).cut == 3, "a row is missing"
 
 
 def test_true_transitions_are_found_true():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms.normalization import RunningMoments
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
@@ -42,28 +44,45 @@ def double() -> Iterator[None]:
 
 
 class Ranks:
-    """Processes that make the updates of some cases together, started at once."""
+    """Processes that make the updates of some cases together, started at once.
 
-    def __init__(self, size, folder, *names):
+    Args:
+        size: number of processes.
+        folder: where they write what they find.
+        names: of the cases.
+        with_torchrun: whether ``torchrun`` starts them, one on each of as many nodes; else they
+            are copies of one process.
+    """
+
+    def __init__(self, size, folder, *names, with_torchrun=False):
         self.size = size
         self._folder = folder
         # a port that the system gives, so that test processes do not meet
-        port = free_port()
+        port = str(free_port())
+        program = ["-m", "tests.ranks", str(folder), *names]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        commands = [program]
+        if with_torchrun:
+            place = ["--master-addr", "127.0.0.1", "--master-port", port, "--rdzv-id", "tests"]
+            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "1", *place]
+            nodes = (["--nnodes", str(size), "--node-rank", str(node)] for node in range(size))
+            commands = [[*launcher, *node, *program] for node in nodes]
+        else:
+            environment |= {
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
         self._processes = [
             subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.ranks",
-                    *map(str, (rank, size, port, folder)),
-                    *names,
-                ],
+                [sys.executable, *command],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env=environment,
                 stderr=subprocess.PIPE,
                 text=True,
+                start_new_session=True,
             )
-            for rank in range(size)
+            for command in commands
         ]
         self._saved = None
 
@@ -94,7 +113,8 @@ class Ranks:
 
     def close(self):
         for process in self._processes:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
             process.communicate()
 
 
@@ -106,7 +126,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
+    ranks = Ranks(2, tmp_path_factory.mktemp("pair"), with_torchrun=True)
     yield ranks
     ranks.close()
 
@@ -165,6 +185,28 @@ def test_an_exception_on_one_rank_is_raised_on_all(pair):
     assert pair.probes("fails on 0") == ["the disk is full"] * 2
     assert pair.probes("fails on 1") == ["rank 1: the disk is full", "the disk is full"]
     assert pair.probes("fails nowhere") == ["", ""]
+    first, second = pair.probes("fails unexpectedly")
+    assert "rank 1 ends with TypeError: a bug" in first and second == "a bug"
+
+
+def test_a_rank_that_hangs_or_ends_is_named_by_the_others(pair, four):
+    (said, again), (other, _) = pair.probes("lost")
+    assert "rank 1 has not answered rank 0 for 0.5 s (rollout.rank_timeout)" in said
+    assert "rank 0 has lost the connection" in again, "which is said at once"
+    assert "the other processes have given up rank 1" in other
+    for rank, (said, _) in enumerate(four.probes("lost")):
+        assert said == "" if rank == 1 else "rank 1 has ended (ValueError: a mistake)." in said
+
+
+def test_what_happens_on_another_rank_is_said_with_its_number(pair):
+    assert pair.probes("warned") == [
+        "rank 0: environments are rebuilt",
+        "rank 1: environments are rebuilt",
+    ]
+
+
+def test_no_batch_waits_for_lightnings_exchange_of_signals(pair):
+    assert pair.probes("broadcasts") == [0, 0]
 
 
 def test_ranks_that_drift_apart_are_found_by_name(pair):
@@ -272,6 +314,7 @@ def test_two_ranks_continue_as_one(pair, command_line):
     [
         ("three copies", "rollout.envs_per_task is 3 for 2 processes"),
         ("odd batch", "99 cannot be shared out equally among 2 processes and 3 tasks: give 96 or"),
+        ("short timeout", "rollout.rank_timeout is 100 s: give more than rollout.timeout, 300 s"),
         ("fewer devices", "torchrun has started 2 processes, and trainer.devices 1 times"),
     ],
 )
@@ -354,6 +397,18 @@ def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(pair, co
         assert float(rows[1][metric] or 0) == pytest.approx(float(rows[0][metric] or 0), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["two nodes", "slurm"])
+def test_two_nodes_make_one_run(pair, name):
+    """``torchrun`` has started one process on each; SLURM would set other variables."""
+    folder = {"two nodes": "nodes"}.get(name, name)
+    for ended in pair.runs(name):
+        assert ended["code"] == 0, ended["printed"]
+    saved = last_checkpoint(pair, folder)
+    assert len(saved["ranks"]) == 2
+    assert saved["mtrl_lightning"]["counters"]["env_steps"] == 60
+    assert saved["origin"]["job"] == {"slurm": "77"}.get(name, "tests")
+
+
 def test_lightning_starts_the_other_process_itself(command_line):
     options = [*BOTH, "--rollout.warmup_steps=30", "--rollout.total_steps=60"]
     process = command_line.process("fit", *options)
@@ -385,6 +440,11 @@ def test_several_processes_get_the_strategy_that_leaves_the_module_alone():
         ({"devices": 2, "strategy": "ddp"}, {}, "trainer.strategy is ddp: leave it out"),
         ({"num_nodes": 2}, {}, "trainer.num_nodes is 2: start the processes with torchrun"),
         (
+            {"accelerator": "cuda", "devices": 99},
+            {},
+            "trainer.accelerator is cuda and trainer.devices 99, which this machine does not have",
+        ),
+        (
             {"devices": 1},
             {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
             "torchrun has started 4 processes, .* give --trainer.devices 2 --trainer.num_nodes 2",
@@ -401,6 +461,39 @@ def test_what_cannot_work_is_refused_with_the_remedy(monkeypatch, options, envir
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=message):
         processes_for({"accelerator": "cpu", **options})
+
+
+def test_more_processes_than_cores_are_warned_of(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.warns(UserWarning, match="trainer.devices is 3 and this machine has 2 cores"):
+        processes_for({"accelerator": "cpu", "devices": 3})
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0])
+def test_a_time_limit_has_to_be_positive(seconds):
+    with pytest.raises(ConfigurationError, match=f"rank_timeout is {seconds}: give seconds above"):
+        processes_for({"accelerator": "cpu", "devices": 2}, seconds)
+
+
+def test_copies_that_cannot_be_shared_out_are_refused_before_processes_are_started(
+    command_line, capsys
+):
+    with pytest.raises(SystemExit) as ended:
+        command_line("fit", "--trainer.devices=2", "--rollout.envs_per_task=3")
+    assert ended.value.code == 2
+    assert "rollout.envs_per_task is 3 for 2 processes" in capsys.readouterr().err
+    assert not list(command_line.root.iterdir())
+
+
+def test_a_replay_file_of_a_rank_that_is_missing_is_named_with_what_remains(pair, tmp_path):
+    folder = tmp_path / "version_0"
+    shutil.copytree(pair.run_folder("whole"), folder)
+    last = folder / "checkpoints" / "last.ckpt"
+    shutil.rmtree(folder / "replay" / "rank_1")
+    message = r"replay/rank_1/.* is missing.* or without the replay \(--replay.restore false\)"
+    with pytest.raises(ConfigurationError, match=message):
+        load_newest_whole(last, with_replay=True)
+    assert load_newest_whole(last, with_replay=False)[0] == last
 
 
 def test_a_command_that_torchrun_starts_again_finds_its_own_checkpoints(monkeypatch):

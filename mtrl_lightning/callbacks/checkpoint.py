@@ -318,7 +318,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             return
         manifests = distributed.broadcast(self._needed_manifests() if is_first else None)
         if manifests is not None:
-            self.session.replay_files.prune(manifests)
+            with distributed.together(OSError):
+                self.session.replay_files.prune(manifests)
 
     def _needed_manifests(self) -> list[dict[str, Any]] | None:
         """Return the manifests of all checkpoints in the folder; None if one cannot be read."""

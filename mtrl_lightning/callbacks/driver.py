@@ -152,10 +152,12 @@ class Driver(SessionCallback, Checkpoint):
             distributed.raise_together(envs.fault, [RestartsExhaustedError])
         if agreement.restarts > (envs.max_restarts or 0):
             self._is_end_agreed = True
-            raise RestartsExhaustedError(
+            exhausted = RestartsExhaustedError(
                 f"environments were rebuilt {agreement.restarts} times on all processes together,"
                 f" and rollout.max_restarts is {envs.max_restarts}: see the warnings above"
             )
+            exhausted.is_on_all_ranks = True  # type: ignore[attr-defined]
+            raise exhausted
 
     def warn_of_lost_states(self) -> None:
         """Say which environments cannot be saved in the middle of an episode."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from tqdm import tqdm
 
 from mtrl_lightning import distributed
@@ -131,7 +131,7 @@ class EvaluationCallback(SessionCallback):
 
     def _note_restart(self, reason: str) -> None:
         self.session.own_counters.worker_restarts += 1
-        rank_zero_warn(f"the evaluation is repeated with new environments: {reason}")
+        distributed.warn(f"the evaluation is repeated with new environments: {reason}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate at the end if something else stopped the training."""
@@ -190,15 +190,18 @@ class EvaluationCallback(SessionCallback):
             metrics = {name: torch.tensor(value) for name, value in results.items()}
             self._trainer.callback_metrics.update(metrics)
         self._call_in_fit("on_validation_epoch_end", "on_validation_end")
-        # a callback such as early stopping may have asked one process to end the run
-        self._trainer.should_stop = distributed.is_any(self._trainer.should_stop)
+        # a callback such as early stopping may have asked one process to end the run; all wait for
+        # the first one's videos
+        with distributed.patient():
+            self._trainer.should_stop = distributed.is_any(self._trainer.should_stop)
 
     def _evaluate_split(self, evaluator: Evaluator, policy: Policy) -> Evaluation:
         session = self.session
         if distributed.world_size() == 1:
             return evaluator.evaluate(policy, session.check_signals)
         # processes have different numbers of steps: a signal is looked at when all are done
-        with distributed.together(RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError):
+        faults = (RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError)
+        with distributed.patient(), distributed.together(*faults):
             own = evaluator.run(policy)
         return evaluator.summarize(one for part in distributed.gather(own) for one in part)
 

@@ -33,6 +33,7 @@ WITHOUT_EFFECT = (
     "rollout.listeners",
     "rollout.max_restarts",
     "rollout.num_workers",
+    "rollout.rank_timeout",
     "rollout.seed",
     "rollout.timeout",
     "rollout.total_steps",

@@ -126,8 +126,8 @@ class ReplayCallback(SessionCallback):
             self._snapshots = snapshots
         if (storage.oldest_E > np.maximum(storage.added_E - storage.capacity, 0)).any():
             rank_zero_warn(
-                f"only the last {len(self.session.replay):,} transitions were saved"
-                " (replay.save_last): the run continues without older ones,"
+                f"{distributed.each_of()}only the last {len(self.session.replay):,} transitions"
+                " were saved (replay.save_last): the run continues without older ones,"
                 " and is not the uninterrupted one"
             )
 
@@ -197,5 +197,7 @@ class ReplayCallback(SessionCallback):
             with self.session.stopwatch.measure("checkpoint"):
                 self._snapshots.write_ahead(self.session.replay.storage)
         except OSError as error:  # the next checkpoint tries again, and has its own rule
-            rank_zero_warn(f"the replay could not be written ahead of the next checkpoint: {error}")
+            distributed.warn(
+                f"the replay could not be written ahead of the next checkpoint: {error}"
+            )
             self._has_failed = True

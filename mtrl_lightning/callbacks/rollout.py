@@ -46,6 +46,8 @@ class RolloutCallback(Driver):
             environments.
         window: finished episodes per task over which ``rollout/...`` metrics are averaged.
         timeout: seconds to wait for a worker before it counts as hung.
+        rank_timeout: seconds that a process of a run of several waits for the others before one of
+            them counts as lost, which ends the run; six times as long at the end of an evaluation.
         max_restarts: how often, from one start of the program to its end, broken environments are
             rebuilt, on all processes together: one that raised or returned a NaN, or whose worker
             died or hung. At the next fault the run saves and ends.
@@ -78,6 +80,7 @@ class RolloutCallback(Driver):
         listeners: list[EpisodeListener] | None = None,
         action_transforms: list[ActionTransform] | None = None,
         check_every: int = 10_000,
+        rank_timeout: float = distributed.RANK_TIMEOUT,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or total_steps < 1:
@@ -113,6 +116,7 @@ class RolloutCallback(Driver):
         self._num_workers = num_workers
         self._window = window
         self._timeout = timeout
+        self._rank_timeout = rank_timeout
         self._max_restarts = max_restarts
         self._seed = seed
         self._listeners = listeners or []
@@ -130,6 +134,7 @@ class RolloutCallback(Driver):
         device = trainer.strategy.root_device
         all_tasks = np.repeat(session.spec.train_tasks, self._envs_per_task)
         with distributed.together(ConfigurationError):
+            self._check_timeouts()
             check_checkpoint_callbacks(trainer)
             check_precision(trainer.precision, device)
             places = self._own_places(len(session.spec.train_tasks))
@@ -160,6 +165,13 @@ class RolloutCallback(Driver):
             session.open(envs, self._window, device, self._listeners)
         self.loop.open()
 
+    def _check_timeouts(self) -> None:
+        if distributed.world_size() > 1 and self._rank_timeout <= self._timeout:
+            raise ConfigurationError(
+                f"rollout.rank_timeout is {self._rank_timeout:g} s: give more than rollout.timeout,"
+                f" {self._timeout:g} s, for which a process waits for a worker that hangs"
+            )
+
     def _own_places(self, num_tasks: int) -> list[int]:
         """Return the places of this process' environments among all: a part of each task's copies.
 
@@ -168,13 +180,7 @@ class RolloutCallback(Driver):
         """
         copies = self._envs_per_task
         num_processes = distributed.world_size()
-        if copies % num_processes:
-            below = copies // num_processes * num_processes
-            near = " or ".join(str(n) for n in (below, below + num_processes) if n)
-            raise ConfigurationError(
-                f"rollout.envs_per_task is {copies} for {num_processes} processes, each of which"
-                f" steps the same number of copies of every task: give {near}"
-            )
+        check_copies(copies, num_processes)
         share = np.array_split(range(copies), num_processes)[distributed.rank()]
         return [task * copies + int(copy) for task in range(num_tasks) for copy in share]
 
@@ -250,3 +256,19 @@ class RolloutCallback(Driver):
         self._check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in this version
         if self.session.is_open and state_dict["collector"]:
             self.loop.load_state_dict(state_dict)
+
+
+def check_copies(copies: int, num_processes: int) -> None:
+    """Check that each process can step the same number of copies of every task.
+
+    Raises:
+        ConfigurationError: naming the nearest numbers.
+    """
+    if copies % num_processes == 0:
+        return
+    below = copies // num_processes * num_processes
+    near = " or ".join(str(n) for n in (below, below + num_processes) if n)
+    raise ConfigurationError(
+        f"rollout.envs_per_task is {copies} for {num_processes} processes, each of which steps the"
+        f" same number of copies of every task: give {near}"
+    )

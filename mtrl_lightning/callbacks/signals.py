@@ -23,6 +23,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupted(SystemExit):
     """A signal interrupted the run; the exit code is 128 plus its number, as in shells."""
 
+    is_on_all_ranks = True
+
 
 class InterruptionCallback(SessionCallback):
     """Record a signal, and raise ``Interrupted`` at the next ``check``.

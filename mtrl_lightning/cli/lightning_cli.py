@@ -32,6 +32,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.options import plain
+from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.signals import requeue_signal
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.cli.config_files import ConfigFileParser
@@ -201,7 +202,11 @@ class MultiTaskCLI(LightningCLI):
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
         trainer_options = vars(config.trainer)
-        self._processes = processes_for(trainer_options)
+        self._processes = processes_for(trainer_options, config.rollout.rank_timeout)
+        if is_fitting:
+            # before Lightning starts the other processes
+            with distributed.together(ConfigurationError):
+                check_copies(config.rollout.envs_per_task, self._processes.number)
         self._launch = Launch(
             config.root,
             config.name,

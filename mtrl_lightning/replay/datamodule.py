@@ -145,7 +145,10 @@ class MultiTaskData(LightningDataModule):
         if not is_kept_on_device or needed > free_memory(device) / 2:
             device = CPU
         where = f"disk in {folder}" if self._memory_map else f"memory of {device} when full"
-        rank_zero_info(f"Replay of {num_rows:,} transitions: {needed / 2**20:,.0f} MiB of {where}")
+        rank_zero_info(
+            f"{distributed.each_of()}Replay of {num_rows:,} transitions:"
+            f" {needed / 2**20:,.0f} MiB of {where}"
+        )
         self.buffer = ReplayBuffer(
             self.spec,
             num_rows,
@@ -184,7 +187,8 @@ class MultiTaskData(LightningDataModule):
         )
         rows = collection.num_steps * len(tasks)
         rank_zero_info(
-            f"Iterations of {rows:,} env steps ({self.rollout_buffer.num_bytes / 2**20:,.0f} MiB),"
+            f"{distributed.each_of()}Iterations of {rows:,} env steps"
+            f" ({self.rollout_buffer.num_bytes / 2**20:,.0f} MiB),"
             f" {collection.num_epochs} epochs of {collection.num_minibatches} minibatches of"
             f" {rows // collection.num_minibatches:,}"
         )

@@ -1,11 +1,12 @@
 """Updates of one run on several ranks, each with its share of the rows, for equality tests.
 
-Run as ``python -m tests.ranks RANK N PORT FOLDER`` it makes the updates of every case as one of
-``N`` ranks, and writes the weights. With one rank, ``joined`` does the same with all rows.
+Run as ``python -m tests.ranks FOLDER`` it makes the updates of every case as one of several ranks,
+and writes the weights.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Adam
 
 from mtrl_lightning import distributed, networks
@@ -247,7 +249,7 @@ def error_of(call: Callable[[], Any]) -> str:
     """Return the message of the exception that a call raises; empty if it raises none."""
     try:
         call()
-    except (RuntimeError, OSError, ValueError) as error:
+    except (RuntimeError, OSError, ValueError, TypeError) as error:
         return str(error)
     return ""
 
@@ -256,6 +258,41 @@ def fail_on(rank: int, failing: int) -> None:
     with distributed.together(OSError, ConfigurationError):
         if rank == failing:
             raise OSError("the disk is full")
+
+
+def fail_unexpectedly(rank: int) -> None:
+    """Raise on rank 0 what is expected, and on rank 1 what is not."""
+    with distributed.together(OSError):
+        if rank == 0:
+            raise OSError("the disk is full")
+        if rank == 1:
+            raise TypeError("a bug")
+
+
+def warned() -> str:
+    """Return what a warning of this rank says."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        distributed.warn("environments are rebuilt")
+    return str(caught[0].message)
+
+
+def lost(rank: int, size: int) -> list[str]:
+    """Return what is said when rank 1 hangs (of two) or ends (of four), and then of an exchange."""
+    first: Callable[[], Any] = lambda: distributed.total(1)  # noqa: E731
+    if size == 2:
+        distributed.start(0.5)
+        store = _get_default_store()
+        if rank == 1:
+            store.get("given up")  # waits for it
+    elif rank == 1:
+        first = lambda: distributed.leave("ValueError: a mistake")  # noqa: E731
+    said = [error_of(first)]
+    if size == 2 and rank == 0:
+        store.set("given up", "")
+    said.append(error_of(lambda: distributed.total(1)))
+    assert (distributed.rank(), distributed.world_size()) == (rank, size)
+    return said
 
 
 def drifted(rank: int) -> str:
@@ -295,6 +332,8 @@ def probes(rank: int) -> dict[str, Any]:
     return {
         "fails on 0": error_of(lambda: fail_on(rank, 0)),
         "fails on 1": error_of(lambda: fail_on(rank, 1)),
+        "fails unexpectedly": error_of(lambda: fail_unexpectedly(rank)),
+        "warned": warned(),
         "fails nowhere": error_of(lambda: fail_on(rank, 99)),
         "drifted": drifted(rank),
         "other options": error_of(lambda: check_started_alike({"a": 1, "b": rank})),

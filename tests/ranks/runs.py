@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 from pathlib import Path
+from unittest import mock
 
 from mtrl_lightning.cli.lightning_cli import main
 from tests.conftest import CONFIGS, SMALL, config_args
@@ -55,6 +57,12 @@ PPO = [
     "--model.init_args.actor.init_args.width=16",
     "--model.init_args.critic.init_args.width=16",
 ]
+SHORT = [
+    "--rollout.envs_per_task=2",
+    "--rollout.warmup_steps=30",
+    "--rollout.total_steps=60",
+]
+TWO_NODES = ["--trainer.devices=1", "--trainer.num_nodes=2"]
 RUNS: dict[str, tuple[str, list[str]]] = {
     "whole": ("whole", [*CONTINUED, "--rollout.total_steps=180"]),
     "parts": ("parts", [*CONTINUED, "--rollout.total_steps=132"]),
@@ -72,8 +80,39 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "three copies": ("refused", [*BOTH, "--rollout.envs_per_task=3"]),
     "odd batch": ("refused", [*BOTH, "--data.batch_size=99"]),
     "fewer devices": ("refused", [*BOTH, "--trainer.devices=1"]),
+    "short timeout": ("refused", [*BOTH, "--rollout.rank_timeout=100"]),
+    "two nodes": ("nodes", [*SHORT, *TWO_NODES]),
+    "slurm": ("slurm", [*SHORT, *TWO_NODES]),
 }
 """The name of the run's folder, and the options, of each."""
+
+
+def environment(name: str) -> dict[str, str]:
+    """Return the environment variables of a run, of which ``torchrun`` has set some.
+
+    It has started one process on each of two nodes. Most runs see two processes of one node.
+    """
+    rank = os.environ["RANK"]
+    of_torchrun = {"TORCHELASTIC_RUN_ID", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    if name == "two nodes":
+        return dict(os.environ)
+    if name == "slurm":
+        kept = {key: value for key, value in os.environ.items() if key not in of_torchrun}
+        return kept | {
+            "SLURM_NTASKS": "2",
+            "SLURM_NTASKS_PER_NODE": "1",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_NNODES": "2",
+            "SLURM_JOB_NAME": "train",
+            "SLURM_JOB_ID": "77",
+            "SLURM_NODELIST": "127.0.0.1",
+            "SLURM_PROCID": rank,
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": rank,
+        }
+    size = os.environ["WORLD_SIZE"]
+    return {**os.environ, "GROUP_RANK": "0", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
 
 
 def ended(name: str, root: Path) -> dict[str, str | int]:
@@ -87,7 +126,11 @@ def ended(name: str, root: Path) -> dict[str, str | int]:
     logger = logging.getLogger("lightning.pytorch")
     handler = logging.StreamHandler(printed)  # the logger's own has the former stderr
     logger.addHandler(handler)
-    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+    with (
+        contextlib.redirect_stderr(printed),
+        contextlib.redirect_stdout(printed),
+        mock.patch.dict(os.environ, environment(name), clear=True),
+    ):
         try:
             main([*arguments, *options])
         except SystemExit as error:

@@ -1,0 +1,199 @@
+"""The processes that a run starts on its machine end with it, whichever of them is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from mtrl_lightning import distributed, launch, rank_launcher
+from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.errors import ConfigurationError, RankLostError
+from mtrl_lightning.launch import PLACE_VARIABLE, Launch
+from mtrl_lightning.rank_launcher import RankLauncher, is_started_by_lightning
+from mtrl_lightning.strategy import RanksStrategy, connecting, is_first_start, unused_part
+
+
+class Environment:
+    """Stand for Lightning's: this process starts the others, or has been started."""
+
+    def __init__(self, creates_processes_externally):
+        self.creates_processes_externally = creates_processes_externally
+
+    def validate_settings(self, num_devices, num_nodes):
+        assert (num_devices, num_nodes) == (2, 1)
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """Return a launcher whose other process runs the command that a test gives."""
+    made = RankLauncher(Environment(creates_processes_externally=False), 2, 1)
+
+    def start(command):
+        monkeypatch.setattr(
+            made, "_call_children_scripts", lambda: made.procs.append(subprocess.Popen(command))
+        )
+        return made
+
+    yield start
+    for process in made.procs:
+        process.kill()
+        process.wait()
+
+
+class Killed(list):
+    """The processes that would have been killed."""
+
+    def __init__(self):
+        self._event = threading.Event()
+
+    def kill(self, pid, number):
+        assert number == signal.SIGKILL
+        self.append(pid)
+        self._event.set()
+
+    def wait(self):
+        assert self._event.wait(20)
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    found = Killed()
+    monkeypatch.setattr(os, "kill", found.kill)
+    return found
+
+
+def fail():
+    raise RankLostError("rank 1 has not answered", ranks=[1], is_silent=True)
+
+
+def test_a_process_that_hangs_is_killed_when_the_run_has_given_it_up(launcher, monkeypatch):
+    monkeypatch.setattr(rank_launcher, "END_SECONDS", 0.1)
+    made = launcher(["sleep", "100"])
+    with pytest.raises(RankLostError):
+        made.launch(fail)
+    assert made.procs[0].wait(10) == -signal.SIGKILL
+
+
+def test_a_process_that_ends_by_itself_is_not_killed(launcher):
+    made = launcher([sys.executable, "-S", "-c", "import time; time.sleep(0.3)"])
+    with pytest.raises(RankLostError):
+        made.launch(fail)
+    assert made.procs[0].returncode == 0
+
+
+@pytest.mark.parametrize(("ranks", "is_silent"), [([0], True), ([0], False), ([2], True)])
+def test_the_first_process_is_killed_only_if_it_does_not_answer(
+    monkeypatch, killed, ranks, is_silent
+):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    made = RankLauncher(Environment(creates_processes_externally=True), 2, 1)
+
+    def fail():
+        raise RankLostError("lost", ranks=ranks, is_silent=is_silent)
+
+    with pytest.raises(RankLostError):
+        made.launch(fail)
+    wanted = [os.getppid()] if (ranks, is_silent) == ([0], True) else []
+    assert killed == wanted
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", "SLURM_PROCID"])
+def test_a_launchers_process_has_no_first_process_to_kill(monkeypatch, variable):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert is_started_by_lightning()
+    monkeypatch.setenv(variable, "1")
+    assert not is_started_by_lightning()
+
+
+@pytest.mark.parametrize(
+    ("command", "ending"), [("exit 3", "exit code 3"), ("kill -TERM $$", "SIGTERM")]
+)
+def test_the_first_process_names_one_that_has_ended_and_does_not_wait_for_it(
+    launcher, monkeypatch, killed, command, ending
+):
+    monkeypatch.setattr(rank_launcher, "GRACE", 0.0)
+    made = launcher(["sh", "-c", command])
+    # what the first process does takes longer than the other one lives
+    with pytest.warns(UserWarning, match=rf"rank 1 \(process \d+\) has ended: {ending}"):
+        made.launch(killed.wait)
+    assert killed == [os.getpid()]
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_the_first_process_that_is_done_is_not_killed(launcher, monkeypatch, killed, is_noticed):
+    """As when it finishes a run of W&B, and the others have ended with the code of a signal."""
+    noticed = threading.Event()
+    monkeypatch.setattr(rank_launcher, "rank_zero_warn", lambda text: noticed.set())
+    monkeypatch.setattr(rank_launcher, "GRACE", 0.2)
+    made = launcher(["sh", "-c", "exit 143"])
+    made.launch(lambda: noticed.wait(20) if is_noticed else None)
+    watchers = [thread for thread in threading.enumerate() if thread.name == "rank-watcher"]
+    for watcher in watchers:
+        watcher.join(20)
+    assert killed == []
+    assert noticed.is_set() == is_noticed
+
+
+def test_a_machine_that_does_not_see_the_runs_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(launch, "FOLDER_TIMEOUT", 0.0)
+    place = f'{{"folder": "{tmp_path}", "checkpoint": null, "file": "{tmp_path}/.seen"}}'
+    monkeypatch.setenv(PLACE_VARIABLE, place)
+    with pytest.raises(ConfigurationError, match=r"does not see .* --root on a file system that"):
+        Launch(str(tmp_path), "run", num_processes=2)
+    (tmp_path / ".seen").touch()
+    monkeypatch.setenv(PLACE_VARIABLE, place)
+    assert Launch(str(tmp_path), "run", num_processes=2).folder == tmp_path
+
+
+def test_processes_that_are_started_again_do_not_read_what_the_former_ones_wrote():
+    store = dist.HashStore()
+    for start in ("first", "second"):
+        parts = {}
+
+        def meet(rank, parts=parts):
+            parts[rank] = unused_part(store, rank, 3, timedelta(seconds=20))
+
+        threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not parts[0].check(["address"]), "of the former processes"
+        parts[1].set("address", start)
+        assert parts[0].get("address") == parts[2].get("address") == start.encode()
+        assert is_first_start(store) == (start == "first")
+
+
+def test_a_process_that_does_not_come_is_named():
+    message = r"rank 1 has not come in 0 s.*has not started"
+    with pytest.raises(RankLostError, match=message), connecting():
+        unused_part(dist.HashStore(), 0, 2, timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("exception", "said"),
+    [
+        (TypeError("a bug\nof mine"), ["TypeError: a bug"]),
+        (KeyboardInterrupt(), ["KeyboardInterrupt: "]),
+        (Interrupted(143), []),
+    ],
+)
+def test_a_process_that_ends_alone_says_so_to_the_others(monkeypatch, exception, said):
+    reasons = []
+    monkeypatch.setattr(distributed, "leave", reasons.append)
+    RanksStrategy().on_exception(exception)
+    assert reasons == said
+
+
+def test_a_run_is_started_again_if_the_launcher_counts_it_anywhere(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    origin = {"job": "tuesday", "command": "fit"}
+    assert not launch._is_started_again(origin)
+    monkeypatch.setattr(distributed, "_is_restart", True)
+    assert launch._is_started_again(origin)
