@@ -17,6 +17,7 @@ import pytest
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import ReportCallback, report
 from mtrl_lightning.cli import watch
+from mtrl_lightning.reports import budget
 from mtrl_lightning.reports.comparison import bands_of, compare_runs, summarize
 from mtrl_lightning.reports.comparison_report import comparison_page
 from mtrl_lightning.reports.defaults import differences
@@ -332,7 +333,7 @@ def callback(run, monkeypatch):
         clock.now += clock.cost
         clock.written += 1
 
-    monkeypatch.setattr(report.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(budget.time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(report, "write_report", write)
     made = ReportCallback()
     made.session = SimpleNamespace(folder=run)
