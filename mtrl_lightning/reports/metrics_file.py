@@ -39,7 +39,7 @@ class MetricsReader:
 
     def _start_again(self) -> None:
         self._file: tuple[int, int] | None = None
-        """Device and inode: a file that is written anew, with other columns, is another one."""
+        """Device and inode: a file that is rewritten, with other columns, is another one."""
         self._header = b""
         self._end = 0
         """Bytes that were read."""
