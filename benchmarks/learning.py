@@ -45,11 +45,11 @@ from mtrl_lightning.reports.comparison import (
     Curves,
     bands_of,
     curves_of,
-    markdown,
     summarize,
     table,
 )
 from mtrl_lightning.reports.comparison_plot import plot_comparison
+from mtrl_lightning.reports.formats import markdown
 from mtrl_lightning.reports.methods import Method
 from mtrl_lightning.reports.record import read_run
 

@@ -84,7 +84,7 @@ def wandb_points(folder):
             points += [
                 (row["env_steps"], name, float(value))
                 for name, value in row.items()
-                if not name.startswith("_") and name != "env_steps"
+                if not name.startswith(("_", "curves/")) and name != "env_steps"
             ]
     # W&B joins the sessions of a run by its own step, which must never repeat or decrease
     assert all(a < b for a, b in itertools.pairwise(wandb_steps))

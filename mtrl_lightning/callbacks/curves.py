@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.pictures import log_picture
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.runs import replacing
 
@@ -105,9 +106,16 @@ def _label(axes: Any, quantity: str, title: str) -> None:
 
 
 class CurvesCallback(SessionCallback):
-    """Rewrite ``curves.png`` in the run's folder after each evaluation."""
+    """Rewrite ``curves.png`` in the run's folder after each evaluation.
+
+    W&B and TensorBoard get it as the picture ``curves`` if they are on. A picture that cannot be
+    written, or that a logger cannot take, ends nothing: it is said once.
+    """
 
     key = "curves"
+
+    def __init__(self) -> None:
+        self._has_warned = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
@@ -117,8 +125,16 @@ class CurvesCallback(SessionCallback):
     @rank_zero_only
     def _plot(self) -> None:
         folder = self.session.folder
-        if (folder / "metrics.csv").exists():
-            try:
-                plot_curves(folder)
-            except OSError as error:  # a picture is no reason to lose a run
-                rank_zero_warn(f"curves.png could not be written: {error}")
+        if not (folder / "metrics.csv").exists():
+            return
+        try:
+            path = plot_curves(folder)
+            for logger in self.session.loggers:
+                log_picture(logger, "curves", path, self.session.counters.env_steps)
+        except Exception as error:  # a picture is no reason to lose a run
+            if not self._has_warned:
+                rank_zero_warn(
+                    f"curves.png could not be written or logged ({type(error).__name__}: {error})."
+                    " Training continues, and it is tried again; there is no further warning"
+                )
+            self._has_warned = True

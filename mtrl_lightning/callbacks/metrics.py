@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 import time
 from typing import Any
 
@@ -18,7 +19,8 @@ from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
-PACKAGES = ("mtrl_lightning", "torch", "lightning")
+PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
+"""Whose versions a run records, beside that of Python."""
 
 
 class MetricsCallback(SessionCallback):
@@ -55,6 +57,7 @@ class MetricsCallback(SessionCallback):
         env_steps = self.session.counters.env_steps
         protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
         versions = {f"version/{name}": importlib.metadata.version(name) for name in PACKAGES}
+        versions["version/python"] = platform.python_version()
         rows: list[dict[str, float]] = []
         loggers = self.session.loggers
         for logger in loggers:

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import time
-
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.reports.budget import TimeBudget
 from mtrl_lightning.reports.run_report import write_report
-
-MAX_SHARE = 0.01
-"""Share of a run's time that writing the page may take; the last one is written in any case."""
 
 
 class ReportCallback(SessionCallback):
     """Rewrite ``report.html`` in the run's folder after each evaluation, and at the end.
 
-    An evaluation is passed over where the page would take more than 1 % of the run's time. A page
-    that cannot be written ends nothing: it is said once.
+    An evaluation is passed over where the page would take more than 1 % of the run's time; the last
+    page is written in any case. A page that cannot be written ends nothing: it is said once.
     """
 
     key = "report"
 
     def __init__(self) -> None:
-        self._started_at = 0.0
-        self._spent = 0.0
-        self._longest = 0.0
+        self._budget = TimeBudget()
         self._has_warned = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
         super().setup(trainer, pl_module, stage)
         self.session.after_evaluation.append(self.write_if_affordable)
-        self._started_at = time.perf_counter()
+        self._budget = TimeBudget()
 
     def write_if_affordable(self) -> None:
         """Write the page, unless that would take too much of the run's time."""
-        elapsed = time.perf_counter() - self._started_at
-        if self._spent + self._longest <= MAX_SHARE * elapsed:
+        if self._budget.allows():
             self._write()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -50,16 +43,13 @@ class ReportCallback(SessionCallback):
         folder = self.session.folder
         if not (folder / "metrics.csv").exists():
             return
-        start = time.perf_counter()
-        try:
-            write_report(folder)
-        except Exception as error:  # a page is no reason to lose a run
-            if not self._has_warned:
-                rank_zero_warn(
-                    f"report.html could not be written ({type(error).__name__}: {error}). Training"
-                    " continues, and it is tried again; there is no further warning"
-                )
-            self._has_warned = True
-        seconds = time.perf_counter() - start
-        self._spent += seconds
-        self._longest = max(self._longest, seconds)
+        with self._budget.measure():
+            try:
+                write_report(folder)
+            except Exception as error:  # a page is no reason to lose a run
+                if not self._has_warned:
+                    rank_zero_warn(
+                        f"report.html could not be written ({type(error).__name__}: {error})."
+                        " Training continues, and it is tried again; there is no further warning"
+                    )
+                self._has_warned = True

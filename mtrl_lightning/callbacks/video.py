@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.pictures import log_tensorboard_image
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
@@ -213,11 +214,6 @@ def _log(logger: Logger, files: dict[str, Path], env_steps: int) -> None:
             row[f"videos/{name}"] = wandb.Video(str(path), format="mp4")
         logger.log_metrics(row, step=env_steps)
     elif isinstance(logger, TensorBoardLogger):
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         for name, path in files.items():
             # TensorBoard shows a GIF among the images; its own add_video needs another encoder
-            image = Summary.Image(encoded_image_string=gif(path), colorspace=3)
-            value = Summary.Value(tag=f"videos/{name}", image=image)
-            writer = logger.experiment._get_file_writer()
-            writer.add_summary(Summary(value=[value]), env_steps)
+            log_tensorboard_image(logger, f"videos/{name}", gif(path), env_steps)

@@ -13,7 +13,6 @@ from mtrl_lightning.reports.comparison import (
     compare_runs,
     curves_csv,
     default_threshold,
-    markdown,
     rows_csv,
     summarize,
     table,
@@ -21,6 +20,7 @@ from mtrl_lightning.reports.comparison import (
 )
 from mtrl_lightning.reports.comparison_plot import plot_comparison
 from mtrl_lightning.reports.comparison_report import comparison_page
+from mtrl_lightning.reports.formats import markdown
 from mtrl_lightning.reports.page import write_page
 from mtrl_lightning.reports.run_report import REPORT
 from mtrl_lightning.runs import ensure_writable
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN",
         help="a run's folder, ROOT/NAME/version_N, or a folder that contains runs, ROOT/NAME or"
-        " ROOT; LABEL=RUN names the method of its runs",
+        " ROOT, or a copy of a run's metrics.csv; LABEL=RUN names the method of its runs",
     )
     parser.add_argument(
         "--metric",

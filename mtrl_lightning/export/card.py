@@ -5,6 +5,8 @@ Its first lines are the metadata that Hugging Face's hub reads.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.metadata
 import json
 import platform
@@ -16,10 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mtrl_lightning import __version__
-from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT, TORCHSCRIPT
 from mtrl_lightning.export.policy import TOLERANCE, Comparison
 from mtrl_lightning.loading import LoadedPolicy
+from mtrl_lightning.reports.formats import markdown, number
+from mtrl_lightning.reports.metrics_file import read_metrics
+from mtrl_lightning.reports.record import is_evaluation, is_run, read_run
 from mtrl_lightning.types import EnvSpec
 
 CARD = "README.md"
@@ -51,6 +55,8 @@ policy = torch.export.load("policy.pt2").module()
 action = policy(observation, task)  # tensors""",
 }
 """How each format is used, in Python."""
+DECIMALS = 3
+"""Of results."""
 PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "gymnasium", "lightning")
 
 
@@ -80,9 +86,10 @@ def write_card(
         origin: where it comes from.
     """
     results = last_evaluation(origin.run_folder, policy.env_steps)
-    formats = {**_other_formats(folder, policy, origin), format: comparison._asdict()}
+    formats = {**_other_formats(folder, origin), format: comparison._asdict()}
     description = {
-        "checkpoint": str(origin.checkpoint),
+        "checkpoint": _shown_path(origin.checkpoint, origin),
+        "checkpoint_sha256": _sha256(origin.checkpoint),
         "env_steps": policy.env_steps,
         "tasks": list(policy.task_names),
         "inputs": {
@@ -93,6 +100,7 @@ def write_card(
         "action_sizes": list(policy.spec.action_sizes),
         "outputs": {"action": ["rows", *policy.spec.action_space.shape]},
         "protocol": dict(policy.spec.protocol),
+        "trained_with": trained_with(origin.run_folder),
         "results": results,
         "formats": formats,
     }
@@ -102,14 +110,11 @@ def write_card(
     return path
 
 
-def _other_formats(folder: Path, policy: LoadedPolicy, origin: Origin) -> dict[str, Any]:
+def _other_formats(folder: Path, origin: Origin) -> dict[str, Any]:
     """Return the comparisons of the files that are there and come from the same checkpoint."""
     try:
         former = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        is_same = (former["checkpoint"], former["env_steps"]) == (
-            str(origin.checkpoint),
-            policy.env_steps,
-        )
+        is_same = former["checkpoint_sha256"] == _sha256(origin.checkpoint)
         formats = dict(former["formats"]) if is_same else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -123,14 +128,13 @@ def _other_formats(folder: Path, policy: LoadedPolicy, origin: Origin) -> dict[s
 def last_evaluation(run_folder: Path, env_steps: int) -> dict[str, Any]:
     """Return the metrics of the last evaluation up to these environment steps.
 
-    They are those of ``metrics.csv`` that begin with ``eval``, and ``env_steps``; empty if there is
-    none.
+    They are by name, with ``env_steps`` beside them; empty if there is none.
     """
     if not (run_folder / "metrics.csv").is_file():
         return {}
     found: dict[str, tuple[int, float]] = {}
     for name, (steps, values) in read_metrics(run_folder).items():
-        if not name.startswith("eval"):
+        if not is_evaluation(name):
             continue
         until = [(step, value) for step, value in zip(steps, values, strict=True)]
         until = [point for point in until if point[0] <= env_steps]
@@ -168,7 +172,7 @@ def card(
         _tasks(spec, results),
         _results(results),
         "## Protocol\n\n"
-        + _table(("setting", "value"), [(key, value) for key, value in spec.protocol.items()]),
+        + _markdown(("setting", "value"), [(key, value) for key, value in spec.protocol.items()]),
         _comparisons(formats),
         _making(policy, origin),
     ]
@@ -207,29 +211,29 @@ def _tasks(spec: EnvSpec, results: Mapping[str, Any]) -> str:
         {key.removesuffix(end) for key in results for end in ends if key.endswith(end)}
     )
     rows = []
-    for number, name in enumerate(spec.task_names):
+    for place, name in enumerate(spec.task_names):
         sizes: list[Any] = []
         if spec.observation_sizes:
-            sizes.append(spec.observation_sizes[number])
+            sizes.append(spec.observation_sizes[place])
         if spec.action_sizes:
-            sizes.append(spec.action_sizes[number])
-        values = [_number(results.get(f"{metric}/{name}")) for metric in metrics]
-        is_trained = "yes" if number in spec.train_tasks else "no"
-        rows.append((number, name, is_trained, *sizes, *values))
+            sizes.append(spec.action_sizes[place])
+        values = [number(results.get(f"{metric}/{name}"), DECIMALS) for metric in metrics]
+        is_trained = "yes" if place in spec.train_tasks else "no"
+        rows.append((place, name, is_trained, *sizes, *values))
     size_names = ["observation"] * bool(spec.observation_sizes) + ["action"] * bool(
         spec.action_sizes
     )
     header = ("number", "task", "trained", *size_names, *metrics)
-    return "## Tasks\n\n" + _table(header, rows)
+    return "## Tasks\n\n" + _markdown(header, rows)
 
 
 def _results(results: Mapping[str, Any]) -> str:
-    averages = [(key, _number(results[key])) for key in results if key.count("/") == 1]
+    averages = [(key, number(results[key], DECIMALS)) for key in results if key.count("/") == 1]
     if not averages:
         return "## Results\n\nThe run had no evaluation before this checkpoint."
     return (
         f"## Results\n\nMeans over the tasks, of the evaluation after {results['env_steps']:,}"
-        f" environment steps:\n\n{_table(('metric', 'value'), averages)}"
+        f" environment steps:\n\n{_markdown(('metric', 'value'), averages)}"
     )
 
 
@@ -248,7 +252,7 @@ def _comparisons(formats: Mapping[str, Mapping[str, float]]) -> str:
     return (
         "## Compared with the policy\n\nActions for drawn observations of all tasks, in one batch"
         f" and one by one; a difference above {TOLERANCE:g} is an error. Median times for one"
-        f" observation on the CPU of the machine that exported it.\n\n{_table(header, rows)}"
+        f" observation on the CPU of the machine that exported it.\n\n{_markdown(header, rows)}"
     )
 
 
@@ -256,27 +260,54 @@ def _making(policy: LoadedPolicy, origin: Origin) -> str:
     lines = [
         "## How it was made\n",
         f"- algorithm: {policy.algorithm.summary}",
-        f"- checkpoint: `{origin.checkpoint}`",
-        f"- exported by: `{shlex.join(origin.command)}`",
+        f"- checkpoint: `{_shown_path(origin.checkpoint, origin)}`",
+        f"- exported by: `{_shown_command(origin)}`",
     ]
     if origin.config:
         lines.append(f"- trained by: `mtrl-lightning fit -c {CONFIG}` (the file beside this card)")
-    versions = [f"Python {platform.python_version()}", f"mtrl_lightning {__version__}"]
+    trained = trained_with(origin.run_folder)
+    if trained:
+        lines.append(f"- trained with: {_versions(trained)}")
+    exported = {"python": platform.python_version(), "mtrl_lightning": __version__}
     for package in PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "\n".join([*lines, f"- versions: {', '.join(versions)}"])
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            exported[package] = importlib.metadata.version(package)
+    return "\n".join([*lines, f"- exported with: {_versions(exported)}"])
 
 
-def _table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+def trained_with(run_folder: Path) -> dict[str, str]:
+    """Return the versions that a run records, by package; empty if it records none."""
+    return dict(read_run(run_folder).versions) if is_run(run_folder) else {}
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _versions(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{package} {version}" for package, version in found.items())
+
+
+def _shown_path(path: Path, origin: Origin) -> str:
+    """Return a path without the folders of the machine: from the name of the run on."""
+    root = origin.run_folder.resolve().parent.parent
+    resolved = path.resolve()
+    return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else resolved.name
+
+
+def _shown_command(origin: Origin) -> str:
+    """Return the command that exported the policy, without the folders of the machine."""
+    words = []
+    for word in origin.command:
+        option, separator, value = word.rpartition("=")
+        shown = _shown_path(Path(value), origin) if Path(value).is_absolute() else value
+        words.append(f"{option}{separator}{shown}")
+    return shlex.join(words)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _markdown(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    return markdown([[str(cell) for cell in line] for line in (header, *rows)])
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,6 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports.formats import (
+    UNKNOWN,
+    number,
+    signed_with_interval,
+    whole,
+    with_interval,
+)
 from mtrl_lightning.reports.methods import Method, group
 from mtrl_lightning.reports.metrics_file import minutes_until
 from mtrl_lightning.reports.record import (
@@ -22,6 +29,8 @@ from mtrl_lightning.reports.record import (
     common_metric,
     find_runs,
     is_bounded,
+    is_metrics_file,
+    read_metrics_file,
     read_run,
 )
 from mtrl_lightning.reports.statistics import (
@@ -86,8 +95,8 @@ def compare_runs(
     """Read runs, group them into methods, and align their evaluations.
 
     Args:
-        given: folders of runs, or folders that contain some; ``LABEL=FOLDER`` names the method of
-            all of its runs.
+        given: folders of runs, folders that contain some, or copies of a ``metrics.csv``;
+            ``LABEL=FOLDER`` names the method of all of its runs.
         metric: of every task, such as ``eval/success``; None for the first of success, score and
             return that all runs have.
         across_protocols: compare runs of different protocols.
@@ -139,9 +148,10 @@ def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, R
         has_label = bool(rest) and not Path(word).exists()
         path = Path(rest if has_label else word)
         num_usable = 0
-        for folder in find_runs(path):
+        read = read_metrics_file if is_metrics_file(path) else read_run
+        for folder in [path] if is_metrics_file(path) else find_runs(path):
             is_known = folder.resolve() in seen
-            run = None if is_known else read_run(folder)
+            run = None if is_known else read(folder)
             if run is not None and not run.evaluated():
                 warnings.append(f"{folder} is left out: it has no evaluations")
                 continue
@@ -156,7 +166,7 @@ def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, R
 
 def _without_evaluations(path: Path) -> str:
     return (
-        f"{path} has no evaluations in metrics.csv: a run is evaluated every evaluation.every env"
+        f"{path} has no evaluations in its metrics: a run is evaluated every evaluation.every env"
         " steps and at its end. Wait for the first evaluation, or lower evaluation.every"
     )
 
@@ -277,7 +287,20 @@ def _until_common_end(curves: Mapping[str, Curves], warnings: list[str]) -> dict
             f"methods are compared after {end:,} env steps, as far as all of them have got; later"
             f" evaluations are left out ({'; '.join(longer)})"
         )
-    return {label: _with_end(one, end, label) for label, one in curves.items()}
+    cut = {label: _with_end(one, end, label) for label, one in curves.items()}
+    first, *others = [one.env_steps_N for one in cut.values()]
+    if not all(np.array_equal(first, other) for other in others):
+        counts = [f"{label} {_spacing(one.env_steps_N)}" for label, one in cut.items()]
+        warnings.append(
+            "methods were evaluated at different env steps, so that their averages over training"
+            f" are over different evaluations: {'; '.join(counts)}"
+        )
+    return cut
+
+
+def _spacing(env_steps_N: npt.NDArray[np.int64]) -> str:
+    first = env_steps_N[0]
+    return f"{len(env_steps_N)} times from {first:,} on"
 
 
 def _with_end(curves: Curves, end: int, label: str) -> Curves:
@@ -395,55 +418,18 @@ def table(rows: Sequence[Mapping[str, Any]], threshold: float | None) -> list[li
         cells = [
             row["method"],
             str(row["seeds"]),
-            _with_bounds(row["final"], row["final_interval"]),
-            _with_bounds(row["final_mean"], row["final_mean_interval"]),
-            _with_bounds(row["average"], row["average_interval"]),
-            _difference_text(row["less_first"]),
-            "-" if better is None else _with_bounds(better[0], better[1:]),
+            with_interval(row["final"], row["final_interval"]),
+            with_interval(row["final_mean"], row["final_mean_interval"]),
+            with_interval(row["average"], row["average_interval"]),
+            signed_with_interval(row["less_first"]),
+            UNKNOWN if better is None else with_interval(better[0], better[1:]),
         ]
         if threshold is not None:
             steps = row["env_steps_to_threshold"]
-            median_steps = "-" if steps is None else f"{steps:,.0f}"
-            cells.append(f"{median_steps} ({row['reached']} of {row['seeds']})")
-            cells.append(_minutes(row["minutes_to_threshold"]))
-        lines.append([*cells, _minutes(row["minutes"])])
+            cells.append(f"{whole(steps)} ({row['reached']} of {row['seeds']})")
+            cells.append(number(row["minutes_to_threshold"], decimals=1))
+        lines.append([*cells, number(row["minutes"], decimals=1)])
     return lines
-
-
-def _with_bounds(value: float, bounds: Sequence[float | None] | None) -> str:
-    text = _number(value)
-    if bounds is None or bounds[0] is None or bounds[1] is None:
-        return text
-    return f"{text} [{_number(bounds[0])}, {_number(bounds[1])}]"
-
-
-def _number(value: float) -> str:
-    """Return a number with two decimals, large ones with fewer."""
-    return f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
-
-
-def _difference_text(difference: Sequence[float | None] | None) -> str:
-    if difference is None:
-        return "-"
-    value, low, high = difference
-    if low is None or high is None:
-        return f"{value:+.3f}"
-    return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def _minutes(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table as Markdown, its columns aligned."""
-    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    widths = [max(3, *(len(line[i]) for line in cells)) for i in range(len(cells[0]))]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "| " + " | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) + " |"
-        for line in cells
-    )
 
 
 def task_table(comparison: Comparison) -> list[list[str]]:
@@ -457,7 +443,7 @@ def task_table(comparison: Comparison) -> list[list[str]]:
             bounds = None
             if comparison.has_intervals:
                 bounds = mean_interval(own_S1, np.random.default_rng(0))
-            cells.append(_with_bounds(float(own_S1.mean()), bounds))
+            cells.append(with_interval(float(own_S1.mean()), bounds))
         lines.append([task, *cells])
     return lines
 

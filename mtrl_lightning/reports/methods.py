@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.record import RunRecord, flat
+from mtrl_lightning.reports.record import SEED_AT_END, RunRecord, flat
 
 WITHOUT_EFFECT = re.compile(
     r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path|overwrite_metrics|verbose"
@@ -45,8 +45,8 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
     labels: dict[Any, str | None] = {}
     for label, run in labelled:
         options = effective(run)
-        # a run whose options are not recorded is of the method that its folder is named after
-        key = label or (_key(options) if options else run.folder.parent.name)
+        # a run whose options are not recorded is of the method that it is named after
+        key = label or (_key(options) if options else run.name)
         groups.setdefault(key, []).append(run)
         labels[key] = label
     for runs in groups.values():
@@ -152,11 +152,11 @@ def _unique(methods: Sequence[Method]) -> list[Method]:
 
 def _name(runs: Sequence[RunRecord]) -> str:
     """Return what the names of a method's runs have in common, without the number of a seed."""
-    names = [str(run.options.get("name") or run.folder.parent.name) for run in runs]
+    names = [run.name for run in runs]
     pairs = zip(min(names), max(names), strict=False)
     shared = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     if len(set(names)) > 1:
-        shared = re.sub(r"[_\-. ]*(seed)?[_\-. ]*\d*$", "", shared)
+        shared = SEED_AT_END.sub("", shared)
     return shared or names[0]
 
 

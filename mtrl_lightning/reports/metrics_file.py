@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+METRICS = "metrics.csv"
 Curve = tuple[list[int], list[float]]
 """Environment steps and values."""
 
@@ -21,22 +23,74 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
     Args:
         run_folder: the folder with ``metrics.csv``.
     """
-    content = (Path(run_folder) / "metrics.csv").read_bytes().decode(errors="replace")
-    whole = content[: content.rfind("\n") + 1]
-    rows = csv.reader(io.StringIO(whole, newline=""))
-    names = next(rows, [])
-    curves: dict[str, Curve] = {}
+    return MetricsReader(Path(run_folder) / METRICS).read()
+
+
+class MetricsReader:
+    """Read a file of metrics again and again while a run writes it: only the lines that are new.
+
+    Args:
+        path: of the file, such as ``metrics.csv``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._file: tuple[int, int] | None = None
+        """Device and inode: a file that is rewritten, with other columns, is another one."""
+        self._header = b""
+        self._end = 0
+        """Bytes that were read."""
+        self._curves: dict[str, Curve] = {}
+
+    def read(self) -> dict[str, Curve]:
+        """Return every metric; see ``read_metrics``. The result grows with the next call.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: if a new line is damaged; nothing of what is new is kept.
+        """
+        with self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            known = (status.st_dev, status.st_ino)
+            header = file.readline()
+            if (known, header) != (self._file, self._header) or status.st_size < self._end:
+                self._start_again()
+            start = self._end or len(header)
+            if not header.endswith(b"\n") or status.st_size == self._end:
+                return self._curves
+            file.seek(start)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        points = _points(header, whole)
+        for name, env_steps, value in points:
+            steps, values = self._curves.setdefault(name, ([], []))
+            steps.append(env_steps)
+            values.append(value)
+        self._file = known
+        self._header = header
+        self._end = start + len(whole)
+        return self._curves
+
+
+def _points(header: bytes, lines: bytes) -> list[tuple[str, int, float]]:
+    """Return name, environment steps and value of every cell that is not empty."""
+    names = next(csv.reader([header.decode(errors="replace")]), [])
     if "env_steps" not in names:
-        return curves
-    place = names.index("env_steps")
-    for row in rows:
-        env_steps = int(row[place])
-        for name, value in zip(names, row, strict=True):
-            if value and name not in ("env_steps", "step"):
-                steps, values = curves.setdefault(name, ([], []))
-                steps.append(env_steps)
-                values.append(float(value))
-    return curves
+        return []
+    points = []
+    rows = csv.reader(io.StringIO(lines.decode(errors="replace"), newline=""))
+    try:
+        for row in rows:
+            cells = dict(zip(names, row, strict=True))
+            env_steps = int(cells.pop("env_steps"))
+            cells.pop("step", None)
+            points += [(name, env_steps, float(value)) for name, value in cells.items() if value]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    return points
 
 
 def seconds_of_rows(metrics: dict[str, Curve]) -> npt.NDArray[np.float64] | None:

@@ -14,7 +14,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from mtrl_lightning.runs import replacing
 
 ASSETS = Path(__file__).parent / "assets"
 SIGNIFICANT_DIGITS = 5
+BAR_PIXELS = 300
+"""Width of a share of 1."""
 MAX_POINTS = 300
 """Points of a curve beyond which only some are drawn."""
 STEPS = {"name": "environment steps", "key": "x"}
@@ -88,11 +91,23 @@ def section(title: str, *content: str) -> str:
     return f"<section>\n<h2>{text(title)}</h2>\n" + "\n".join(content) + "\n</section>"
 
 
-def html_table(lines: Sequence[Sequence[str]], num_texts: int = 1) -> str:
+class Link(NamedTuple):
+    """A text that leads to another file."""
+
+    text: str
+    path: str
+    """Relative to the page, with slashes."""
+
+
+Cell = str | Sequence[Link]
+"""A cell of a table."""
+
+
+def html_table(lines: Sequence[Sequence[Cell]], num_texts: int = 1) -> str:
     """Return a table; its first line is the header.
 
     Args:
-        lines: texts of the cells; escaped here.
+        lines: texts of the cells, escaped here, or links.
         num_texts: columns of text, on the left; those of numbers follow.
     """
     head, *body = lines
@@ -100,10 +115,30 @@ def html_table(lines: Sequence[Sequence[str]], num_texts: int = 1) -> str:
     return '<div class="scroll"><table>\n' + "\n".join(rows) + "\n</table></div>"
 
 
-def _row(tag: str, cells: Sequence[str], num_texts: int) -> str:
+def _row(tag: str, cells: Sequence[Cell], num_texts: int) -> str:
     kinds = ["" if place < num_texts else ' class="number"' for place in range(len(cells))]
-    shown = [f"<{tag}{kind}>{text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)]
+    shown = [f"<{tag}{kind}>{_cell(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)]
     return f"<tr>{''.join(shown)}</tr>"
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return text(cell)
+    return " ".join(f'<a href="{text(quote(one.path))}">{text(one.text)}</a>' for one in cell)
+
+
+def bars(shares: Mapping[str, float]) -> str:
+    """Return a table of shares between 0 and 1, each with a bar, the largest first."""
+    rows = [
+        f"<tr><td>{text(name)}</td><td class='number'>{share:.1%}</td>"
+        f"<td><span class='bar' style='width:{_pixels(share)}px'></span></td></tr>"
+        for name, share in sorted(shares.items(), key=lambda item: -item[1])
+    ]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _pixels(share: float) -> int:
+    return round(BAR_PIXELS * min(max(share, 0.0), 1.0))
 
 
 def chart(name: str, title: str, groups: Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -114,7 +149,9 @@ def chart(name: str, title: str, groups: Sequence[Mapping[str, Any]], **options:
         title: what the chart shows.
         groups: each with ``name``, ``curves`` (see ``curve``), and ``bounded`` if its values lie
             between 0 and 1.
-        options: ``axes``, the x-axes to choose from; ``small``; ``legend``.
+        options: ``axes``, the x-axes to choose from, each with ``name``, ``key``, and ``log`` if
+            its values are logarithms to base 10, or ``labels`` of the values 0, 1, ...; ``small``;
+            ``legend``.
     """
     data = {"id": name, "title": title, "groups": groups, "axes": [STEPS], **options}
     plain = json.dumps(data, separators=(",", ":"), allow_nan=False)
@@ -134,6 +171,7 @@ def curve(
     minutes_N: npt.ArrayLike | None = None,
     bounds_N2: npt.NDArray[np.float64] | None = None,
     bold: bool = False,
+    is_line: bool = True,
 ) -> dict[str, Any]:
     """Return a curve of a chart.
 
@@ -144,6 +182,7 @@ def curve(
         minutes_N: minutes of training, for a second x-axis.
         bounds_N2: the interval around each value.
         bold: whether it stands out, as an average does.
+        is_line: whether its points are joined; if not, they may be in any order.
     """
     x_N, y_N = np.asarray(x_N), np.asarray(y_N)
     kept = np.arange(len(x_N))
@@ -157,6 +196,8 @@ def curve(
         made["high"] = _numbers(bounds_N2[kept, 1])
     if bold:
         made["bold"] = True
+    if not is_line:
+        made["marks"] = True
     return made
 
 

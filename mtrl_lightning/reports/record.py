@@ -6,6 +6,7 @@ Files are read as plain values: nothing in them is executed.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.metrics_file import Curve, read_metrics
+from mtrl_lightning.reports.metrics_file import METRICS, Curve, MetricsReader, read_metrics
 from mtrl_lightning.runs import config_file_of
 
-METRICS = "metrics.csv"
 SECTIONS = (
     "name",
     "root",
@@ -32,6 +32,9 @@ SECTIONS = (
     "trainer",
 )
 """Parts of a run's options in ``hparams.yaml``, which holds other values beside them."""
+METRICS_SUFFIX = ".csv"
+SEED_AT_END = re.compile(r"[_\-. ]*(seed)?[_\-. ]*\d*$")
+"""The number of a seed at the end of a run's name."""
 PREFERRED_METRICS = ("eval/success", "eval/score", "eval/return")
 """What is compared unless a metric is chosen; the first that all runs have."""
 BOUNDED = ("success", "success_last", "score")
@@ -50,6 +53,13 @@ class RunRecord(NamedTuple):
     """Of the packages that trained it."""
     curves: dict[str, Curve]
     """Every metric as ``(env_steps, values)``."""
+
+    @property
+    def name(self) -> str:
+        """The run's name; that of a file of metrics is what stands before the seed."""
+        if self.folder.suffix == METRICS_SUFFIX:
+            return SEED_AT_END.sub("", self.folder.stem) or self.folder.resolve().parent.name
+        return str(self.options.get("name") or self.folder.resolve().parent.name)
 
     @property
     def seed(self) -> int | None:
@@ -114,6 +124,27 @@ def read_run(folder: Path) -> RunRecord:
     return RunRecord(
         folder, options, _with(hparams, "protocol/"), _with(hparams, "version/"), curves
     )
+
+
+def read_metrics_file(path: Path) -> RunRecord:
+    """Read the metrics of a run whose folder was not kept; its options are not known.
+
+    Args:
+        path: of a copy of ``metrics.csv``, such as ``pcgrad_seed_1.csv``.
+
+    Raises:
+        ConfigurationError: if it cannot be read.
+    """
+    try:
+        curves = MetricsReader(path).read()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read as a metrics.csv ({error})") from error
+    return RunRecord(path, {}, {}, {}, curves)
+
+
+def is_metrics_file(path: Path) -> bool:
+    """Return whether a path is that of a file of metrics, not of a folder."""
+    return path.suffix == METRICS_SUFFIX and path.is_file()
 
 
 def is_run(folder: Path) -> bool:

@@ -12,10 +12,12 @@ import numpy as np
 import yaml
 
 from mtrl_lightning.reports.defaults import differences
+from mtrl_lightning.reports.formats import number
 from mtrl_lightning.reports.metrics_file import Curve, minutes_until, seconds_of_rows
 from mtrl_lightning.reports.page import (
     MINUTES,
     STEPS,
+    bars,
     chart,
     curve,
     html_table,
@@ -47,7 +49,6 @@ CONFLICTS = ("conflicts", "cosine", "weight_min", "weight_max")
 SHOWN_VIDEOS = 12
 ALL_TASKS = "all_tasks"
 """Name of the video of all tasks side by side."""
-BAR_PIXELS = 300
 
 
 class Status(NamedTuple):
@@ -84,8 +85,7 @@ def run_page(run: RunRecord, status: Status | None = None) -> str:
         run: what its folder records.
         status: of a run whose page is served; None for a file.
     """
-    name = run.options.get("name") or run.folder.resolve().parent.name
-    title = f"{name}/{run.folder.resolve().name}"
+    title = f"{run.name}/{run.folder.resolve().name}"
     parts = [_head(run, title, status)]
     parts += [
         part
@@ -195,17 +195,11 @@ def _task_tables(run: RunRecord) -> Iterator[str]:
 
 
 def _last(found: Curve | None) -> str:
-    return "-" if found is None else _number(found[1][-1])
+    return number(None if found is None else found[1][-1])
 
 
 def _best(found: Curve | None) -> str:
-    return "-" if found is None else _number(float(np.nanmax(found[1])))
-
-
-def _number(value: float) -> str:
-    if abs(value) >= 1_000:
-        return f"{value:,.0f}"
-    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+    return number(None if found is None else float(np.nanmax(found[1])))
 
 
 def _charts(run: RunRecord) -> str:
@@ -265,25 +259,16 @@ def shares_of_time(run: RunRecord) -> dict[str, float]:
 
 
 def _times(run: RunRecord) -> str:
-    shares = shares_of_time(run)
+    shares = {ACTIVITIES[name]: share for name, share in shares_of_time(run).items()}
     minutes = minutes_until([run.env_steps], run.curves)
     if minutes is None:
         return ""
-    rows = [
-        f"<tr><td>{text(ACTIVITIES[name])}</td><td class='number'>{share:.1%}</td>"
-        f"<td><span class='bar' style='width:{_pixels(share)}px'></span></td></tr>"
-        for name, share in sorted(shares.items(), key=lambda item: -item[1])
-    ]
     rate = run.env_steps / (60 * minutes[0]) if minutes[0] else 0.0
     total = f"<p>{minutes[0]:.1f} minutes, {rate:,.0f} env steps per second on average</p>"
     speeds = _chart_of(
         run, "speed", "Speed", ["time/env_steps_per_second", "time/updates_per_second"]
     )
-    return section("Where the time went", total, f"<table>{''.join(rows)}</table>") + speeds
-
-
-def _pixels(share: float) -> int:
-    return round(BAR_PIXELS * min(max(share, 0.0), 1.0))
+    return section("Where the time went", total, bars(shares)) + speeds
 
 
 def _faults(run: RunRecord) -> str:

@@ -6,13 +6,15 @@ import errno
 import hashlib
 import json
 import mimetypes
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.record import METRICS, read_run
+from mtrl_lightning.reports.metrics_file import METRICS
+from mtrl_lightning.reports.record import read_run
 from mtrl_lightning.reports.run_report import Status, run_page
 from mtrl_lightning.runs import is_in_training
 
@@ -42,6 +44,9 @@ class ReportServer(ThreadingHTTPServer):
     def __init__(self, folder: Path, port: int, seconds: float) -> None:
         self.folder = folder.resolve()
         self.seconds = seconds
+        self._lock = threading.Lock()
+        self._made = ("", b"")
+        """The last page, and the state of the files that it was made from."""
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -67,10 +72,14 @@ class ReportServer(ThreadingHTTPServer):
         """Return whether a process trains in the folder."""
         return is_in_training(self.folder)
 
-    def page(self) -> str:
-        """Return the page as the files are now."""
-        status = Status(self.state(), self.seconds, self.is_running())
-        return run_page(read_run(self.folder), status)
+    def page(self) -> bytes:
+        """Return the page as the files are now; it is made once for each state of them."""
+        with self._lock:
+            state = self.state()
+            if state != self._made[0]:
+                status = Status(state, self.seconds, self.is_running())
+                self._made = (state, run_page(read_run(self.folder), status).encode())
+            return self._made[1]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -88,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         try:
             if path == "/":
-                self._send(self.server.page().encode(), "text/html; charset=utf-8")
+                self._send(self.server.page(), "text/html; charset=utf-8")
             elif path == "/state":
                 answer = json.dumps({"state": self.server.state()})
                 self._send(answer.encode(), "application/json")

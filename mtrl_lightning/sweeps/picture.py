@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mtrl_lightning.runs import replacing
-from mtrl_lightning.sweeps.study import Study, import_optuna
+from mtrl_lightning.sweeps.study import Study
 from mtrl_lightning.sweeps.sweep_file import Parameter, SweepFile
-from mtrl_lightning.sweeps.table import Row, short_names
+from mtrl_lightning.sweeps.table import MIN_TRIALS, Row, importances, short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PICTURE = "sweep.png"
-MIN_TRIALS = 4
-"""Complete trials without which the importance of a parameter is not estimated."""
 COLORS = "viridis"
 JITTER = 0.06
 """Distance, as a share of the axis, by which lines through one choice are moved apart."""
@@ -79,16 +77,13 @@ def _draw_history(axes: Axes, sweep: SweepFile, rows: list[Row]) -> None:
 
 def _draw_importance(axes: Axes, study: Study, sweep: SweepFile, complete: list[Row]) -> None:
     """Plot how much of the differences each parameter explains, by PED-ANOVA."""
-    names = short_names([parameter.name for parameter in sweep.parameters])
-    varied = [name for name in names if len({row.parameters.get(name) for row in complete}) > 1]
     axes.set_title("importance of the parameters (PED-ANOVA)")
-    if len(complete) < MIN_TRIALS or not varied:
+    found = importances(study, sweep, complete)
+    if not found:
         _write(axes, f"needs {MIN_TRIALS} complete trials and a parameter that varies")
         return
-    importance = import_optuna().importance
-    evaluator = importance.PedAnovaImportanceEvaluator()
-    found = importance.get_param_importances(study.study, evaluator=evaluator, params=varied)
-    ordered = sorted(found, key=found.get)
+    names = short_names([parameter.name for parameter in sweep.parameters])
+    ordered = sorted(found, key=lambda name: found[name])
     axes.barh([names[name] for name in ordered], [found[name] for name in ordered])
     axes.set_xlim(0, 1)
     axes.grid(alpha=0.3, axis="x")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.metrics_file import Curve, read_metrics
+from mtrl_lightning.reports.metrics_file import METRICS, Curve, MetricsReader
 from mtrl_lightning.reports.record import is_evaluation
 from mtrl_lightning.runs import check_idle, versions
 
@@ -36,6 +35,11 @@ class Outcome(NamedTuple):
     """Environment steps at the best value."""
     per_task: dict[str, float]
     """The metric of each task at the best value; empty if it has no tasks."""
+
+
+def run_name(trial: int, seed: int | None) -> str:
+    """Return the name of a run in its sweep's folder; a seed of None is that of the command."""
+    return f"trial_{trial:04d}/{'run' if seed is None else f'seed_{seed}'}"
 
 
 class SweepRun:
@@ -66,7 +70,7 @@ class SweepRun:
         for variable in SUBMITTED_BY:
             self._environment.pop(variable, None)
         self._process: subprocess.Popen[bytes] | None = None
-        self._read: tuple[float, int] | None = None
+        self._reader: MetricsReader | None = None
         self._curves: dict[str, Curve] = {}
 
     def start(self) -> None:
@@ -131,16 +135,15 @@ class SweepRun:
     def curves(self) -> dict[str, Curve]:
         """Return every metric that the run has logged so far as ``(env_steps, values)``."""
         for folder in reversed(self._folders):
-            path = folder / "metrics.csv"
+            path = folder / METRICS
+            if self._reader is None or self._reader.path != path:
+                self._reader = MetricsReader(path)
             try:
-                found = path.stat()
-            except OSError:
+                self._curves = self._reader.read()
+            except FileNotFoundError:
                 continue
-            stamp = (found.st_mtime, found.st_size)
-            if stamp != self._read:
-                self._read = stamp
-                with contextlib.suppress(ValueError):  # damaged: the former ones are kept
-                    self._curves = read_metrics(folder)
+            except (OSError, ValueError):  # damaged: what was read before is kept
+                pass
             break
         return self._curves
 

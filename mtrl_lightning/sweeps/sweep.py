@@ -20,6 +20,7 @@ from mtrl_lightning.sweeps.runs import (
     SweepRun,
     finite,
     missing_metric,
+    run_name,
 )
 from mtrl_lightning.sweeps.study import Study, import_optuna
 from mtrl_lightning.sweeps.sweep_file import SweepFile
@@ -35,6 +36,8 @@ OUTCOME = "outcome_of_seed_"
 """What a trial's attributes begin with that hold what its runs came to."""
 ERROR = "error"
 """A trial's attribute that says why it failed."""
+ENDED_EARLY = "ended_early"
+"""A trial's attribute: it was weak, and its runs were interrupted for that."""
 INTERRUPTED = 128
 """Exit codes above this are of signals."""
 
@@ -96,6 +99,7 @@ def run_sweep(
     evaluation_every: int = 1,
     program: Sequence[str] = PROGRAM,
     say: Callable[[str], None] = print,
+    on_trial_end: Callable[[Study], None] = lambda study: None,
 ) -> Study:
     """Train configurations until there are as many as wanted, and return the study.
 
@@ -107,6 +111,7 @@ def run_sweep(
         evaluation_every: environment steps between two evaluations, in which Hyperband counts.
         program: what starts a run.
         say: what prints a line.
+        on_trial_end: is called with the study whenever a trial is finished.
 
     Raises:
         ConfigurationError: if the folder is in use or of another sweep, no run logs the metric, or
@@ -117,7 +122,7 @@ def run_sweep(
     ensure_writable(options.folder)
     with run_lock(options.folder), _signals_raise():
         study = Study(options.folder, sweep, options.seed, evaluation_every)
-        _Runner(sweep, options, study, program, say).run()
+        _Runner(sweep, options, study, program, say, on_trial_end).run()
     return study
 
 
@@ -131,12 +136,14 @@ class _Runner:
         study: Study,
         program: Sequence[str],
         say: Callable[[str], None],
+        on_trial_end: Callable[[Study], None],
     ) -> None:
         self._sweep = sweep
         self._options = options
         self._study = study
         self._program = program
         self._say = say
+        self._on_trial_end = on_trial_end
         self._states = import_optuna().trial.TrialState
         self._open: list[_OpenTrial] = []
         self._has_seen_metric = False
@@ -144,8 +151,10 @@ class _Runner:
     def run(self) -> None:
         """Run until all trials are finished."""
         for trial in self._study.interrupted_trials():
-            self._say(f"trial {trial.number} was interrupted: it continues")
-            self._open.append(self._opened(trial))
+            one = self._opened(trial)
+            self._open.append(one)
+            what = "had ended early" if one.is_pruned else "was interrupted: it continues"
+            self._say(f"trial {trial.number} {what}")
         try:
             while self._fill() or self._open:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -188,16 +197,19 @@ class _Runner:
     def _opened(self, trial: Trial) -> _OpenTrial:
         runs = {}
         for seed in self._sweep.seeds:
-            folder = f"{self._options.name}/trial_{trial.number:04d}"
             runs[seed] = SweepRun(
                 self._options.root,
-                f"{folder}/seed_{seed}" if seed is not None else f"{folder}/run",
+                f"{self._options.name}/{run_name(trial.number, seed)}",
                 self._sweep.arguments(trial.params, seed),
                 self._options.threads,
                 self._program,
             )
         reported = self._study.trials[trial.number].intermediate_values
         one = _OpenTrial(trial, runs, reported)
+        # a kill may have come before its runs had ended, or before its last value was judged
+        is_ended_early = bool(trial.user_attrs.get(ENDED_EARLY))
+        if is_ended_early or (reported and self._is_weak(one)):
+            self._end_early(one)
         for seed in list(runs):
             known = trial.user_attrs.get(f"{OUTCOME}{seed}")
             if known is not None:  # it ended before the sweep was killed
@@ -236,15 +248,24 @@ class _Runner:
                 continue
             one.reported.add(step)
             one.trial.report(value, step)
-            if self._sweep.hyperband is not None and one.trial.should_prune():
-                one.is_pruned = True
+            if self._is_weak(one):
                 self._say(
                     f"{self._described(one, one.first_seed)}: ended early after {step:,} env steps,"
                     f" {self._sweep.metric} {value:.3f}"
                 )
-                for other in one.running.values():
-                    other.interrupt()
+                self._end_early(one)
                 return
+
+    def _is_weak(self, one: _OpenTrial) -> bool:
+        """Return whether Hyperband ends a trial at the last value that was reported."""
+        return self._sweep.hyperband is not None and one.trial.should_prune()
+
+    def _end_early(self, one: _OpenTrial) -> None:
+        """Interrupt a trial's runs; a sweep that is killed before they end does not continue it."""
+        one.is_pruned = True
+        one.trial.set_user_attr(ENDED_EARLY, True)
+        for run in one.running.values():
+            run.interrupt()
 
     def _ended(self, one: _OpenTrial, seed: int | None, run: SweepRun, code: int) -> None:
         """Keep what a run came to that has ended."""
@@ -281,6 +302,7 @@ class _Runner:
             study.tell(one.trial, state=self._states.PRUNED)
         else:
             study.tell(one.trial, statistics.fmean(o["best"] for o in one.outcomes.values()))
+        self._on_trial_end(self._study)
 
     def _check_failures(self) -> None:
         finished = [trial for trial in self._study.trials if trial.state.is_finished()]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mtrl_lightning.reports import formats
+from mtrl_lightning.reports.formats import UNKNOWN, number, whole, with_interval
 from mtrl_lightning.reports.statistics import interquartile_mean, interval
 from mtrl_lightning.runs import replacing
 from mtrl_lightning.sweeps.runs import Outcome
-from mtrl_lightning.sweeps.study import Study
+from mtrl_lightning.sweeps.study import Study, import_optuna
 from mtrl_lightning.sweeps.sweep import ERROR, outcomes_of
 from mtrl_lightning.sweeps.sweep_file import SweepFile
 
@@ -23,6 +26,10 @@ MAX_ROWS = 20
 """Trials of the printed table, the best first."""
 MAX_WIDTH = 28
 """Characters of a value in the printed table."""
+DECIMALS = 3
+"""Of results, in which trials may differ by little."""
+MIN_TRIALS = 4
+"""Complete trials without which the importance of a parameter is not estimated."""
 NO_PART_OF_A_NAME = ("model", "init_args")
 """Parts of the names of options that are left out in the table."""
 
@@ -118,6 +125,30 @@ def short_names(names: list[str]) -> dict[str, str]:
     return short
 
 
+def importances(study: Study, sweep: SweepFile, rows: Sequence[Row]) -> dict[str, float]:
+    """Return how much of the differences each parameter that varies explains, by PED-ANOVA.
+
+    Args:
+        study: with the trials.
+        sweep: what the sweep file says.
+        rows: the trials.
+
+    Returns:
+        Shares by the parameters' full names; empty with too few complete trials.
+    """
+    complete = [row for row in rows if row.state == "complete"]
+    varied = [
+        parameter.name
+        for parameter in sweep.parameters
+        if len({row.parameters.get(parameter.name) for row in complete}) > 1
+    ]
+    if len(complete) < MIN_TRIALS or not varied:
+        return {}
+    importance = import_optuna().importance
+    evaluator = importance.PedAnovaImportanceEvaluator()
+    return importance.get_param_importances(study.study, evaluator=evaluator, params=varied)
+
+
 def write_table(rows: list[Row], sweep: SweepFile, folder: Path) -> Path:
     """Write all trials as a CSV file and return its path.
 
@@ -139,6 +170,22 @@ def write_table(rows: list[Row], sweep: SweepFile, folder: Path) -> Path:
     return path
 
 
+def result_names(sweep: SweepFile) -> list[str]:
+    """Return the names of the columns of ``result_cells``."""
+    return [sweep.metric, "IQM [95 % interval]", "last", "seeds", "env steps"]
+
+
+def result_cells(row: Row) -> list[str]:
+    """Return what a trial came to as texts."""
+    return [
+        number(row.value, DECIMALS),
+        with_interval(row.middle, (row.low, row.high), DECIMALS),
+        number(row.last, DECIMALS),
+        str(row.seeds or UNKNOWN),
+        whole(row.env_steps),
+    ]
+
+
 def text_table(rows: list[Row], sweep: SweepFile) -> str:
     """Return the best trials as a text table.
 
@@ -147,27 +194,11 @@ def text_table(rows: list[Row], sweep: SweepFile) -> str:
         sweep: what the sweep file says.
     """
     names = short_names([parameter.name for parameter in sweep.parameters])
-    header = ["trial", "state", sweep.metric, "IQM [95 % interval]", "last", "seeds", "env steps"]
-    lines = [[*header, *names.values()]]
+    lines = [["trial", "state", *result_names(sweep), *names.values()]]
     for row in rows[:MAX_ROWS]:
-        ends = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
-        lines.append(
-            [
-                str(row.trial),
-                row.state,
-                _number(row.value),
-                f"{_number(row.middle)}{ends}",
-                _number(row.last),
-                str(row.seeds or "-"),
-                "-" if row.env_steps is None else f"{row.env_steps:,}",
-                *(_cell(row.parameters.get(name, "-")) for name in names),
-            ]
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+        chosen = [_cell(row.parameters.get(name, UNKNOWN)) for name in names]
+        lines.append([str(row.trial), row.state, *result_cells(row), *chosen])
+    text = [formats.text_table(lines)]
     if len(rows) > MAX_ROWS:
         text.append(f"... and {len(rows) - MAX_ROWS} more in {TABLE}")
     what = "largest" if sweep.is_maximized else "smallest"
@@ -177,10 +208,6 @@ def text_table(rows: list[Row], sweep: SweepFile) -> str:
     )
     text += [f"trial {row.trial} {row.error}" for row in rows if row.error]
     return "\n".join(text)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _cell(value: Any) -> str:

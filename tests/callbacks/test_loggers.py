@@ -41,6 +41,9 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     assert dict(_flat(saved)).items() <= dict(_flat(logged)).items()
     table = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     assert b"seed_everything" in table and b"rollout.total_steps" in table
+    pictures = events.Images("curves")
+    assert [event.step for event in pictures] == steps
+    assert pictures[-1].encoded_image_string == (folder / "curves.png").read_bytes()
     (shown,) = events.Tensors("config/text_summary")
     text = textwrap.dedent(shown.tensor_proto.string_val[0].decode())
     assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()
@@ -98,6 +101,12 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
         assert [row["env_steps"] for row in rows if name in row] == read_metrics(
             command_line.folder()
         )[name][0]
+    drawn = [row for row in rows if "curves/path" in row]
+    evaluated = read_metrics(command_line.folder())["eval/success"][0]
+    assert [row["env_steps"] for row in drawn] == evaluated, "the curves at every evaluation"
+    stored = f"wandb/offline-run-*/files/{drawn[-1]['curves/path']}"
+    (file,) = command_line.folder().glob(stored)
+    assert file.read_bytes() == (command_line.folder() / "curves.png").read_bytes()
     videos = [row for row in rows if "videos/goal-1/path" in row]
     assert [row["env_steps"] for row in videos] == [900, 1200]
     for row in videos:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from mtrl_lightning.__main__ import main
@@ -49,7 +50,12 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     card = (folder / "README.md").read_text()
     metadata, body = card.removeprefix("---\n").split("---\n", 1)
     assert yaml.safe_load(metadata)["library_name"] == "mtrl_lightning"
-    assert f"mtrl-lightning export {run} --to=torchscript" in body
+    assert "mtrl-lightning export run/version_0 --to=torchscript" in body
+    assert "checkpoint: `run/version_0/checkpoints/best.ckpt`" in body
+    assert str(tmp_path) not in body + json.dumps(described), "no folder of this machine"
+    assert described["trained_with"]["torch"] == torch.__version__
+    (made,) = [line for line in body.splitlines() if line.startswith("- trained with: ")]
+    assert f"torch {torch.__version__}" in made and "mtrl_lightning " in made
     assert "| 1 | goal-1 | yes |" in body and "| benchmark | toy |" in body
     observation_1D = np.array([[0.3, -0.2]], np.float32)
     policy = load_policy(run / "checkpoints" / "best.ckpt")

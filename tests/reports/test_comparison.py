@@ -14,13 +14,13 @@ from mtrl_lightning.reports.comparison import (
     bands_of,
     compare_runs,
     curves_csv,
-    markdown,
     rows_csv,
     summarize,
     table,
 )
+from mtrl_lightning.reports.formats import markdown
 from mtrl_lightning.reports.methods import effective, make_labels
-from mtrl_lightning.reports.metrics_file import minutes_until, read_metrics
+from mtrl_lightning.reports.metrics_file import MetricsReader, minutes_until, read_metrics
 from mtrl_lightning.reports.record import read_run
 from tests.reports.folders import STEPS, make_run, options_of
 
@@ -80,12 +80,30 @@ def test_minutes_are_summed_from_the_rates_by_hand():
     assert minutes_until([600], {}) is None
 
 
-def test_a_line_that_is_being_written_is_not_read(tmp_path):
+def test_only_whole_and_new_lines_are_read(tmp_path):
     folder = make_run(tmp_path / "run", {"reach": (0.0, 0.5, 1.0)})
+    file = folder / "metrics.csv"
     whole = read_metrics(folder)
-    with (folder / "metrics.csv").open("a") as file:
-        file.write("400,1")
-    assert read_metrics(folder) == whole and whole["eval/success/reach"][0] == list(STEPS)
+    assert whole["eval/success/reach"][0] == list(STEPS)
+    with file.open("a") as end:
+        end.write("400,1")
+    reader = MetricsReader(file)
+    assert reader.read() == read_metrics(folder) == whole
+    content = file.read_bytes()
+    rest = b",1" * (content.splitlines()[0].count(b",") - 1) + b"\n"
+    # a first line that is damaged later is not read again
+    file.write_bytes(content.replace(b"100,", b"xxx,", 1) + rest)
+    assert reader.read()["eval/success/reach"] == ([*STEPS, 400], [0.0, 0.5, 1.0, 1.0])
+    with pytest.raises(ValueError, match="invalid literal"):
+        read_metrics(folder)
+    # another file under the same name, as one with further columns is
+    (folder / "new").write_text("b,env_steps\n3,7\n")
+    (folder / "new").replace(file)
+    assert reader.read() == {"b": ([7], [3.0])}
+    with file.open("a") as end:
+        end.write("4\n")
+    with pytest.raises(ValueError, match="zip"):
+        reader.read()
 
 
 def test_runs_are_grouped_by_all_options_but_the_seed(runs):
@@ -151,6 +169,10 @@ def test_runs_evaluated_at_other_steps_are_interpolated_as_far_as_all_have_got(t
     assert second.scores_STN[0, 0] == pytest.approx([0.2, 0.4])
     assert second.minutes_SN[0] == pytest.approx([1 / 6, 0.5])
     assert "interpolated" in comparison.warnings[0] and "after 300" in comparison.warnings[1]
+    assert comparison.warnings[2].endswith(
+        "over different evaluations: tau 0.005 3 times from 100 on; tau 0.1 2 times from 100 on"
+    )
+    assert len(comparison.warnings) == 3
     assert read_run(one).total_steps == 400
 
 
@@ -195,6 +217,20 @@ def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, cap
     comparison = compare_runs([str(runs / "mlp"), str(runs / "long")], across_protocols=True)
     assert comparison.tasks == ("reach",)
     assert comparison.warnings[0].startswith("RUNS OF DIFFERENT PROTOCOLS ARE COMPARED: horizon")
+
+
+def test_copies_of_metrics_are_compared_by_their_names(runs, tmp_path):
+    for name in ("mlp", "moe"):
+        for seed in (1, 2):
+            copy = tmp_path / f"{name}_seed_{seed}.csv"
+            copy.write_bytes((runs / name / f"version_{seed}" / "metrics.csv").read_bytes())
+    given = [str(path) for path in sorted(tmp_path.glob("*.csv"))]
+    comparison = compare_runs(given)
+    assert [method.label for method in comparison.methods] == ["mlp", "moe"]
+    assert comparison.curves["moe"].scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
+    (tmp_path / "damaged.csv").write_text("env_steps,a\n1\n")
+    with pytest.raises(ConfigurationError, match=r"damaged.csv cannot be read as a metrics.csv"):
+        compare_runs([str(tmp_path / "damaged.csv")])
 
 
 def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):

@@ -17,6 +17,7 @@ import pytest
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import ReportCallback, report
 from mtrl_lightning.cli import watch
+from mtrl_lightning.reports import budget
 from mtrl_lightning.reports.comparison import bands_of, compare_runs, summarize
 from mtrl_lightning.reports.comparison_report import comparison_page
 from mtrl_lightning.reports.defaults import differences
@@ -280,7 +281,7 @@ def get(server, path, **headers):
         connection.close()
 
 
-def test_a_run_is_served_as_it_goes_on(run):
+def test_a_run_is_served_as_it_goes_on(run, monkeypatch):
     (run / "videos").mkdir()
     (run / "videos" / "a.mp4").write_bytes(b"film")
     before = sorted(path.name for path in run.iterdir())
@@ -289,6 +290,9 @@ def test_a_run_is_served_as_it_goes_on(run):
         status, text = get(server, "/")
         (state,) = re.findall(r'<body data-state="(\w+)" data-seconds="5">', text)
         assert status == 200 and "not in training" in text
+        with monkeypatch.context() as patched:  # a page is made once for what the files hold
+            patched.setattr("mtrl_lightning.reports.server.read_run", None)
+            assert get(server, "/") == (200, text)
         assert json.loads(get(server, "/state")[1]) == {"state": state}
         assert get(server, "/videos/a.mp4") == (200, "film")
         for path in ("/config.yaml", "/../version_0/videos/a.txt", "/%2e%2e/a.mp4", "/none.mp4"):
@@ -332,7 +336,7 @@ def callback(run, monkeypatch):
         clock.now += clock.cost
         clock.written += 1
 
-    monkeypatch.setattr(report.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(budget.time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(report, "write_report", write)
     made = ReportCallback()
     made.session = SimpleNamespace(folder=run)

@@ -14,12 +14,15 @@ import yaml
 
 from mtrl_lightning.cli import sweep as command
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports.metrics_file import read_metrics
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
+from tests.reports.test_pages import Parsed, in_chromium
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install -e '.[sweep]'")
 
 from mtrl_lightning.sweeps import sweep as sweeps  # noqa: E402
 from mtrl_lightning.sweeps.picture import draw  # noqa: E402
+from mtrl_lightning.sweeps.report import SweepReport, mean_curve  # noqa: E402
 from mtrl_lightning.sweeps.sweep import StoppedError, SweepOptions, run_sweep  # noqa: E402
 from mtrl_lightning.sweeps.table import (  # noqa: E402
     rows_of,
@@ -147,7 +150,7 @@ def test_every_configuration_of_a_grid_is_run_with_every_seed(tmp_path):
     assert "12.015 [12.010, 12.020]" in text and text.splitlines()[1].split()[0] == "1"
 
 
-def test_weak_trials_end_early_by_their_first_seed(tmp_path):
+def test_weak_trials_end_early_by_their_first_seed(tmp_path, monkeypatch):
     gains = [3.0, 2.0, 1.0, 4.0]
     given = sweep_file(
         tmp_path,
@@ -156,11 +159,24 @@ def test_weak_trials_end_early_by_their_first_seed(tmp_path):
         early_terminate={"type": "hyperband", "min_iter": 2, "eta": 2},
     )
     lines = []
+    finish = sweeps._Runner._finish
+
+    def end_before_the_weak_one_is_finished(runner, one):
+        if one.is_pruned:
+            raise StoppedError(signal.SIGKILL)
+        finish(runner, one)
+
+    monkeypatch.setattr(sweeps._Runner, "_finish", end_before_the_weak_one_is_finished)
+    with pytest.raises(StoppedError):
+        run(given, tmp_path, lines)
+    monkeypatch.setattr(sweeps._Runner, "_finish", finish)
     study = run(given, tmp_path, lines)
     states = [one.state.name for one in study.trials]
     assert states == ["COMPLETE", "PRUNED", "PRUNED", "COMPLETE"]
     assert list(study.trials[1].intermediate_values) == [100, 200], "at the second evaluation"
     assert not any("trial 1, seed 2" in line for line in lines)
+    assert "trial 1 had ended early" in lines, "it does not continue after a kill"
+    assert sum("trial 1, seed 1: started" in line for line in lines) == 1
     rows = rows_of(study, given)
     assert [row.trial for row in rows] == [3, 0, 1, 2]
     assert rows[2].state == "pruned" and rows[2].env_steps == 200
@@ -230,11 +246,50 @@ def test_a_search_by_earlier_results_does_not_depend_on_kills(tmp_path):
     assert after[:2] == before and len(after) == 3
 
 
-def test_the_picture_shows_history_importance_and_coordinates(tmp_path):
+def test_picture_and_page_show_history_importance_and_every_trial(tmp_path):
     given = sweep_file(tmp_path)
-    study = run(given, tmp_path, trials=5, jobs=2)
-    path = draw(study, given, rows_of(study, given), tmp_path)
+    folder = tmp_path / "try"
+    report = SweepReport(given, folder)
+    written = []
+
+    def write(study):
+        report.write_if_affordable(study)
+        written.append((folder / "report.html").exists())
+
+    options = SweepOptions(tmp_path, "try", trials=5, jobs=2)
+    study = run_sweep(given, options, 100, FAKE, str, write)
+    assert len(written) == 5, "the page is tried whenever a trial is finished"
+    rows = rows_of(study, given)
+    path = draw(study, given, rows, folder)
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
+    pages = [run / "report.html" for run in folder.glob("trial_*/run/version_0")]
+    pages[0].touch()
+    page = report.write(study)
+    parsed = Parsed(page.read_text())
+    (linked,) = [attributes["href"] for tag, attributes in parsed.attributes if tag == "a"]
+    assert folder / linked == pages[0], "of the runs that have a page"
+    shown = " ".join(parsed.texts)
+    assert "5 trials: 5 complete" in shown and "random search for the largest eval/r" in shown
+    assert f"mtrl-lightning fit -c base --gain={rows[0].parameters['gain']}" in shown
+    assert "share of the differences" in shown and "log_uniform_values" in shown
+    marks, best = parsed.data["history-data"]["groups"][0]["curves"]
+    assert marks["marks"] and sorted(marks["x"]) == best["x"] == [0, 1, 2, 3, 4]
+    assert best["y"][-1] == pytest.approx(rows[0].value, rel=1e-4)
+    (group,) = parsed.data["curves-data"]["groups"]
+    curves = read_metrics(folder / f"trial_{rows[0].trial:04d}/run/version_0")
+    assert group["curves"][0]["x"] == curves["eval/return"][0]
+    gain, kind, _ = (parsed.data[f"parameter-{n}-data"] for n in range(3))
+    assert gain["axes"][0]["log"] and kind["axes"][0]["labels"] == ["one", "two", "True", "3"]
+    drawn = in_chromium(page)
+    # a curve of each trial and the best so far; points of the history and of three parameters
+    assert drawn.count("<polyline") == 5 + 1 and drawn.count("<circle") == 5 * 4
+
+
+def test_curves_of_seeds_are_averaged_as_far_as_all_have_got():
+    steps, values = mean_curve([([0, 10, 20], [0.0, 1.0, 2.0]), ([0, 20, 40], [2.0, 4.0, 6.0])])
+    assert (steps, values) == ([0, 10, 20], [1.0, 2.0, 3.0])
+    assert mean_curve([]) == ([], [])
+    assert mean_curve([([5], [1.0]), ([9], [1.0])]) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,20 @@ class Chart {
     });
   }
 
+  axisOf() {
+    return this.data.axes.find((one) => one.name === this.axis);
+  }
+
+  // A place on the x-axis as text.
+  place(x) {
+    const { labels, log } = this.axisOf();
+    if (labels) return labels[x] ?? "";
+    return short(log ? 10 ** x : x);
+  }
+
   curves() {
     const group = this.data.groups.find((one) => one.name === this.group);
-    const axis = this.data.axes.find((one) => one.name === this.axis);
+    const axis = this.axisOf();
     return group.curves.map((curve, place) => {
       const x = curve[axis.key];
       const color = curve.bold ? "#000000" : COLORS[place % COLORS.length];
@@ -141,7 +152,8 @@ class Chart {
     const group = this.data.groups.find((one) => one.name === this.group);
     const all = this.curves();
     const drawn = all.filter((curve) => curve.shown);
-    const xs = range(drawn.map((curve) => curve.x));
+    const { labels } = this.axisOf();
+    const xs = labels ? [-0.5, labels.length - 0.5] : range(drawn.map((curve) => curve.x));
     let ys = range(drawn.flatMap((curve) => [curve.y, curve.low || [], curve.high || []]));
     if (group.bounded) ys = [0, 1];
     const pad = (ys[1] - ys[0]) * 0.03;
@@ -174,10 +186,11 @@ class Chart {
       make(node, "line", { x1: left, x2: this.width - right, y1: y, y2: y });
       make(node, "text", { x: left - 8, y: y + 4, "text-anchor": "end" }, short(tick));
     }
-    for (const tick of ticks(...xs)) {
+    const { labels } = this.axisOf();
+    for (const tick of labels ? labels.map((_, place) => place) : ticks(...xs)) {
       const x = this.scale.x(tick);
       make(node, "line", { x1: x, x2: x, y1: top, y2: base });
-      make(node, "text", { x, y: base + 18, "text-anchor": "middle" }, short(tick));
+      make(node, "text", { x, y: base + 18, "text-anchor": "middle" }, this.place(tick));
     }
     const middle = (left + this.width - right) / 2;
     const below = { x: middle, y: this.height - 6, "text-anchor": "middle" };
@@ -214,6 +227,13 @@ class Chart {
   curve(curve) {
     const kind = curve.bold ? "curve bold" : "curve";
     const style = { class: kind, stroke: curve.color, "stroke-dasharray": curve.dash };
+    if (curve.marks) {
+      for (const point of this.pieces(curve, [curve.y]).flat().map(this.at(curve, curve.y))) {
+        const [cx, cy] = point.split(",");
+        make(this.svg, "circle", { cx, cy, r: this.small ? 6 : 4, fill: curve.color });
+      }
+      return;
+    }
     for (const piece of this.pieces(curve, [curve.y])) {
       const points = piece.map(this.at(curve, curve.y)).join(" ");
       const line = make(this.svg, "polyline", { ...style, points });
@@ -251,7 +271,7 @@ class Chart {
       y2: this.height - this.margin.bottom, visibility: "visible" };
     for (const [key, value] of Object.entries(ends)) this.cursor.setAttribute(key, value);
     this.tip.replaceChildren();
-    make(this.tip, "div", { class: "faint" }, `${this.axis} ${short(x)}`);
+    make(this.tip, "div", { class: "faint" }, `${this.axis} ${this.place(x)}`);
     for (const curve of drawn) {
       const i = nearest(curve.x, x);
       const row = make(this.tip, "div");

@@ -1,0 +1,93 @@
+"""Numbers and tables as text, the same on pages, in printed tables and in model cards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNKNOWN = "-"
+"""Stands for what is not known."""
+LARGE = 1_000
+"""Numbers from here on have no decimals."""
+
+
+def number(value: float | None, decimals: int = 2) -> str:
+    """Return a number as text, large ones without decimals and small ones with two digits.
+
+    Args:
+        value: the number; None if it is not known.
+        decimals: of numbers between the two.
+    """
+    if value is None:
+        return UNKNOWN
+    if abs(value) >= LARGE:
+        return f"{value:,.0f}"
+    if abs(value) >= 10.0 ** (1 - decimals) or value == 0:
+        return f"{value:.{decimals}f}"
+    return f"{value:.2g}"
+
+
+def with_interval(
+    value: float | None, bounds: Sequence[float | None] | None, decimals: int = 2
+) -> str:
+    """Return a number and its interval, such as ``0.85 [0.80, 0.90]``.
+
+    Args:
+        value: the number; None if it is not known.
+        bounds: lower and upper end; None, also for the ends, if there is no interval.
+        decimals: as in ``number``.
+    """
+    shown = number(value, decimals)
+    if bounds is None or bounds[0] is None or bounds[1] is None:
+        return shown
+    return f"{shown} [{number(bounds[0], decimals)}, {number(bounds[1], decimals)}]"
+
+
+def signed_with_interval(values: Sequence[float | None] | None) -> str:
+    """Return a difference and its interval with their signs, such as ``+0.012 [-0.003, +0.027]``.
+
+    Args:
+        values: the difference, the lower and the upper end; None for no difference.
+    """
+    if values is None or values[0] is None:
+        return UNKNOWN
+    value, low, high = values
+    if low is None or high is None:
+        return f"{value:+.3f}"
+    return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def whole(value: float | None) -> str:
+    """Return a count, such as that of env steps."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown, its columns aligned.
+
+    Args:
+        lines: texts of the cells; the first line is the header.
+    """
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    widths = [max(3, *(len(line[i]) for line in cells)) for i in range(len(cells[0]))]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)) + " |"
+        for line in cells
+    )
+
+
+def text_table(lines: Sequence[Sequence[str]], num_texts: int = 0) -> str:
+    """Return a table as text, its columns aligned.
+
+    Args:
+        lines: texts of the cells; the first line is the header.
+        num_texts: columns on the left that are aligned to the left; the others to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place < num_texts else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
