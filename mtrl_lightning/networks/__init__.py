@@ -39,10 +39,18 @@ from mtrl_lightning.networks.gaussian import (
 from mtrl_lightning.networks.language import Language
 from mtrl_lightning.networks.mixture import MixtureOfEncoders
 from mtrl_lightning.networks.mlp import MLP
+from mtrl_lightning.networks.mlp_encoder import MLPEncoder
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
 from mtrl_lightning.networks.network import Network, TaskModule
 from mtrl_lightning.networks.paco import PaCo
+from mtrl_lightning.networks.pixel_encoder import PixelEncoder, is_picture
+from mtrl_lightning.networks.projection import (
+    ProjectedEncoder,
+    ProjectedNetwork,
+    Projection,
+    with_projection,
+)
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
 from mtrl_lightning.networks.untrained import (
@@ -73,6 +81,7 @@ __all__ = [
     "HasTaskOutputs",
     "Identity",
     "Language",
+    "MLPEncoder",
     "MeanOfTrained",
     "MixtureOfEncoders",
     "MultiHead",
@@ -83,6 +92,10 @@ __all__ = [
     "OneHot",
     "OwnExpert",
     "PaCo",
+    "PixelEncoder",
+    "ProjectedEncoder",
+    "ProjectedNetwork",
+    "Projection",
     "Separate",
     "SoftModularization",
     "SquashedGaussian",
@@ -92,9 +105,11 @@ __all__ = [
     "TaskEncoder",
     "TaskModule",
     "TaskNoise",
+    "is_picture",
     "set_observation_sizes",
     "set_task_names",
     "set_train_tasks",
     "with_conditioning",
+    "with_projection",
     "zero_padding",
 ]

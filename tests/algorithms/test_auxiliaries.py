@@ -10,6 +10,7 @@ from torch import nn
 from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.networks import Encoder
 from tests.algorithms import attach, changed, copy_of, make_sac, train
 from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
 from tests.algorithms.test_sac import FULL, still
@@ -21,13 +22,14 @@ class NextFeatures(Auxiliary):
 
     Args:
         spec: the tasks.
-        feature_dim: number of features.
+        encoder: the encoder that it trains.
         noise: standard deviation of the noise.
         options: of every auxiliary.
     """
 
-    def __init__(self, spec, feature_dim: int, noise: float = 0.1, **options) -> None:
-        super().__init__(spec, feature_dim, **options)
+    def __init__(self, spec, encoder: Encoder, noise: float = 0.1, **options) -> None:
+        super().__init__(spec, encoder, **options)
+        feature_dim = encoder.out_dim
         self.noise = noise
         self.num_trained = len(spec.train_tasks)
         self.context_TZ = nn.Embedding(spec.num_tasks, feature_dim)

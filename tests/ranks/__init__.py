@@ -38,12 +38,12 @@ ITERATIONS = 3
 SPEC = make_spec()
 
 
-class Reconstruction(Auxiliary):
-    """Decode the observation from the features."""
+class Decoding(Auxiliary):
+    """Decode the observation from the features, whatever the encoder."""
 
-    def __init__(self, spec: EnvSpec, feature_dim: int) -> None:
-        super().__init__(spec, feature_dim, every=2)
-        self.decoder = nn.Linear(feature_dim, spec.observation_space.shape[0])
+    def __init__(self, spec: EnvSpec, encoder: networks.Encoder) -> None:
+        super().__init__(spec, encoder, every=2)
+        self.decoder = nn.Linear(encoder.out_dim, spec.observation_space.shape[0])
         self.num_tasks = len(spec.train_tasks)
 
     def loss(self, batch: TransitionBatch, inputs: Any) -> Tensor:
@@ -89,7 +89,7 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "care": lambda: make_sac(
         named_spec(),
         encoder=partial(networks.CARE, width=8, depth=1, out_dim=5, context_dim=5),
-        auxiliaries=[Reconstruction],
+        auxiliaries=[Decoding],
     ),
     "categorical": lambda: make_sac(
         SPEC, value=partial(Categorical, num_bins=11), reward_scale=MeanReward
@@ -100,7 +100,7 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "standardize, auxiliary, one temperature": lambda: make_sac(
         SPEC,
         encoder=networks.Standardize,
-        auxiliaries=[Reconstruction],
+        auxiliaries=[Decoding],
         temperature=partial(Temperature, per_task=False),
     ),
     "skipped step": lambda: make_sac(SPEC, on_nonfinite="skip"),
