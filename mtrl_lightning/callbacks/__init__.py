@@ -6,6 +6,7 @@ from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_me
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.options import OptionsCallback
+from mtrl_lightning.callbacks.pictures import PicturesCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.replay import ReplayCallback
 from mtrl_lightning.callbacks.report import ReportCallback
@@ -27,6 +28,7 @@ __all__ = [
     "MetricsCallback",
     "OfflineRun",
     "OptionsCallback",
+    "PicturesCallback",
     "ReplayCallback",
     "ReportCallback",
     "ResetCallback",

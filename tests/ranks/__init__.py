@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning import distributed, networks
+from mtrl_lightning import auxiliaries, distributed, networks
 from mtrl_lightning.algorithms import Algorithm, Categorical, MeanReward, Temperature
 from mtrl_lightning.algorithms.normalization import RunningMoments
-from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch
@@ -90,6 +90,13 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
         named_spec(),
         encoder=partial(networks.CARE, width=8, depth=1, out_dim=5, context_dim=5),
         auxiliaries=[Decoding],
+    ),
+    "masked bodies, hipbmdp, sac_ae": lambda: make_sac(
+        masked_spec(),
+        encoder=partial(networks.MLPEncoder, width=8, out_dim=5, context=networks.Embedding),
+        auxiliaries=[partial(HiPBMDP, width=8), auxiliaries.Reconstruction],
+        actor_gradient=METHODS["pcgrad"],
+        encoder_tau=0.05,
     ),
     "categorical": lambda: make_sac(
         SPEC, value=partial(Categorical, num_bins=11), reward_scale=MeanReward
