@@ -14,6 +14,7 @@ from mtrl_lightning.networks import Encoder
 from tests.algorithms import attach, changed, copy_of, make_sac, train
 from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
 from tests.algorithms.test_sac import FULL, still
+from tests.conftest import config_args
 from tests.test_exact_continuation import assert_same_end
 
 
@@ -98,14 +99,21 @@ def test_a_restored_run_is_the_same_run(tmp_path):
 
 def test_it_is_continued_through_the_command_line(command_line):
     options = [
-        "--model.init_args.encoder=tests.algorithms.test_sac.LinearEncoder",
-        "--model.init_args.auxiliaries=[tests.algorithms.test_auxiliaries.NextFeatures]",
+        "--rollout.num_workers=0",
+        "--evaluation.num_workers=0",
         "--evaluation.every=300",
+        *config_args("encoder/mlp_context"),
+        "--model.init_args.auxiliaries=[mtrl_lightning.auxiliaries.HiPBMDP,"
+        "mtrl_lightning.auxiliaries.Reconstruction]",
     ]
     command_line("fit", *options, "--name=whole")
     command_line("fit", *options, "--name=parts", "--rollout.total_steps=600")
     command_line("fit", *options, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
     saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    assert "auxiliaries.0.context_TZ.weight" in saved["state_dict"]
-    assert "train/nextfeatures_loss" in command_line.rows("parts")[-1]
+    weights = saved["state_dict"]
+    assert "auxiliaries.0.transition.layers.0.weight" in weights
+    assert "encoder.context.embedding.weight_TC" in weights
+    last = command_line.rows("parts")[-1]
+    names = ("embedding_distance", "transition_error", "reward_error", "reconstruction_error")
+    assert all(float(last[f"train/{name}"]) > 0 for name in names)
