@@ -29,6 +29,7 @@ from mtrl_lightning.callbacks import (
     InterruptionCallback,
     MetricsCSV,
     OptionsCallback,
+    PicturesCallback,
     ReportCallback,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
@@ -383,7 +384,7 @@ def standard_callbacks(
     callbacks: list[Callback] = []
     if fitting:
         callbacks += [CurvesCallback(), ReportCallback(), InterruptionCallback(origin)]
-        callbacks.append(OptionsCallback(options or {}))
+        callbacks += [OptionsCallback(options or {}), PicturesCallback()]
     if progress_bar:
         callbacks.append(EnvStepProgressBar())
     return callbacks

@@ -1,6 +1,7 @@
 """LightningModules that learn from a ``TransitionBatch``; they import no environments."""
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.augmentation import RandomShift
 from mtrl_lightning.algorithms.distral import Distral
 from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate, LinearRate
 from mtrl_lightning.algorithms.normalization import NormalizeObservation, NormalizeReward
@@ -31,6 +32,7 @@ __all__ = [
     "NormalizeObservation",
     "NormalizeReward",
     "PopArt",
+    "RandomShift",
     "ReturnRange",
     "ReturnScale",
     "RewardScale",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
@@ -260,6 +261,7 @@ class Algorithm(LightningModule):
                 f" and {type(self).__name__} has {', '.join(self.quantities) or 'none'}:"
                 " choose another"
             )
+        transform.generator = partial(self.generators.get, f"transform_{len(self.transforms)}")
         self.transforms.append(transform)
 
     def make_update(
@@ -452,6 +454,10 @@ class Algorithm(LightningModule):
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics, averaged since the last call."""
         return {f"train/{name}": value for name, value in self.mean_metrics.drain().items()}
+
+    def pictures(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return pictures ``[H, W, 3]`` by name that show what is learned; here none."""
+        return {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Do nothing: evaluation runs episodes, see ``callbacks/evaluation.py``."""

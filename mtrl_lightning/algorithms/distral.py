@@ -1,7 +1,7 @@
 """Distral: task policies that are pulled towards a distilled policy, with soft actor-critics.
 
-Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``Z``
-features, ``A`` action.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``F``
+features that the policies share, ``A`` action.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Distral(SAC):
         task_weighting: Callable[[EnvSpec], TaskWeighting] = EqualWeights,
         reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
         transforms: list[Callable[[EnvSpec], Transform]] | None = None,
-        auxiliaries: list[Callable[[EnvSpec, int], Auxiliary]] | None = None,
+        auxiliaries: list[Callable[[EnvSpec, Encoder], Auxiliary]] | None = None,
         num_critics: int = 2,
         discount: float = 0.99,
         tau: float = 0.005,
@@ -206,9 +206,10 @@ class Distral(SAC):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build SAC's networks, and the distilled policy after them."""
         networks = super().make_networks()
-        in_dim = networks["encoder"].out_dim
-        assert isinstance(in_dim, int)
-        distilled = OneForAll(in_dim, 2 * self.action_dim, make=self._make_actor)
+        encoder = networks["encoder"]
+        assert isinstance(encoder, Encoder)
+        make = partial(self.make_policy, encoder)
+        distilled = OneForAll(encoder.out_dim, 2 * self.action_dim, make=make)
         return {**networks, "distilled": distilled}
 
     def make_task_network(
@@ -281,8 +282,8 @@ class Distral(SAC):
         """
         with torch.no_grad():
             policy = self.policy(batch.observation_BD, batch.task_B)
-            z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-        output_B2A = task_by_task(self.actor_gradient, self.distilled, 0, z_BZ)
+            shared_BF = self.encoder.shared_features(batch.observation_BD, batch.task_B)
+        output_B2A = task_by_task(self.actor_gradient, self.distilled, 0, shared_BF)
         kl_B = policy.kl(self._distribution(output_B2A, batch.task_B))
         kl_R = losses.per_task(kl_B, self.num_trained)
         return kl_R, kl_R.detach()
@@ -298,7 +299,7 @@ class Distral(SAC):
 
     def distilled_policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         """Return the distilled policy's distribution; the task says which actions are padding."""
-        output_B2A = self.distilled(self.encoder(observation_BD, task_B))
+        output_B2A = self.distilled(self.encoder.shared_features(observation_BD, task_B))
         return self._distribution(output_B2A, task_B)
 
     def _untrained_explanation(self) -> str:

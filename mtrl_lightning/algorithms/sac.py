@@ -1,7 +1,8 @@
 """Multi-task soft actor-critic.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``Z``
-features, ``A`` action, ``Q`` critics, ``O`` outputs of a critic.
+features, ``F`` features that the actor shares, ``A`` action, ``Q`` critics, ``O`` outputs of a
+critic.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from gymnasium.spaces import Box
 from lightning.pytorch.cli import OptimizerCallable
@@ -29,7 +32,8 @@ from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
-from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
+from mtrl_lightning.auxiliaries import AfterUpdate, Auxiliary, LossInputs
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.networks import (
     MLP,
@@ -40,6 +44,7 @@ from mtrl_lightning.networks import (
     SquashedGaussian,
     TaskConditioning,
     with_conditioning,
+    with_projection,
 )
 from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.types import EnvSpec, TransitionBatch
@@ -75,6 +80,7 @@ class SAC(Algorithm):
         num_critics: Q functions of which the smallest counts, ``Q``; at least 1.
         discount: gamma, between 0 and 1.
         tau: how far the targets move at each of their updates, above 0 and at most 1.
+        encoder_tau: the same for the target encoder; None for ``tau``.
         target_entropy: entropy that the temperature aims at, for every task; None for minus the
             task's own number of action dimensions.
         log_std_min: lower clamp of the policy's log standard deviation.
@@ -126,10 +132,11 @@ class SAC(Algorithm):
         reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
         transforms: list[Callable[[EnvSpec], Transform]] | None = None,
         temperature: Callable[[int], Temperature] = Temperature,
-        auxiliaries: list[Callable[[EnvSpec, int], Auxiliary]] | None = None,
+        auxiliaries: list[Callable[[EnvSpec, Encoder], Auxiliary]] | None = None,
         num_critics: int = 2,
         discount: float = 0.99,
         tau: float = 0.005,
+        encoder_tau: float | None = None,
         target_entropy: float | None = None,
         log_std_min: float = -20.0,
         log_std_max: float = 2.0,
@@ -157,6 +164,12 @@ class SAC(Algorithm):
         check_ranges(
             num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max
         )
+        encoder_tau = tau if encoder_tau is None else encoder_tau
+        if not 0 < encoder_tau <= 1:
+            raise ConfigurationError(
+                f"encoder_tau is {encoder_tau}: give a number above 0 and at most 1, or null for"
+                " tau's"
+            )
         self.discount = discount
         self.actor_every = actor_every
         self.target_every = target_every
@@ -172,15 +185,15 @@ class SAC(Algorithm):
         self.add_networks()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed + 1)
-            self.auxiliaries = nn.ModuleList(
-                make(spec, self.encoder.out_dim) for make in auxiliaries or []
-            )
+            self.auxiliaries = nn.ModuleList(make(spec, self.encoder) for make in auxiliaries or [])
         self.temperature = temperature(spec.num_tasks)
         self.task_weighting = task_weighting(spec)
         self.target_encoder = frozen_copy(self.encoder)
         self.target_critic = frozen_copy(self.critic)
         self.targets = PolyakAverage(
-            [self.critic, self.encoder], [self.target_critic, self.target_encoder], tau
+            [self.critic, self.encoder],
+            [self.target_critic, self.target_encoder],
+            [tau, encoder_tau],
         )
         if target_entropy is None:
             target_entropy_T = -torch.from_numpy(spec.action_mask_TA.sum(1)).float()
@@ -229,7 +242,7 @@ class SAC(Algorithm):
         critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim)
         return {
             "encoder": encoder,
-            "actor": self.make_task_network(self._make_actor, *actor_sizes),
+            "actor": self.make_task_network(partial(self.make_policy, encoder), *actor_sizes),
             "critic": Ensemble(
                 lambda: self.make_task_network(self._make_critic, *critic_sizes),
                 self._num_critics,
@@ -237,6 +250,11 @@ class SAC(Algorithm):
             "actor_gradient": self._make_actor_gradient(self.num_trained),
             "critic_gradient": self._make_critic_gradient(self.num_trained),
         }
+
+    def make_policy(self, encoder: Encoder, in_dim: int, out_dim: int, num_tasks: int) -> Network:
+        """Build a network of the features that the actor shares with the critics."""
+        assert in_dim == encoder.out_dim
+        return with_projection(self._make_actor, encoder, out_dim, num_tasks)
 
     def make_task_network(
         self, make: Callable[[int, int, int], Network], in_dim: int, out_dim: int
@@ -253,7 +271,7 @@ class SAC(Algorithm):
         return {"method": self.actor_gradient, "weights": self.task_weights}
 
     def update(self, batch: TransitionBatch) -> None:
-        """Update the critics, and actor, temperature, targets and auxiliaries if they are due."""
+        """Update the critics, and auxiliaries, actor, temperature and targets if they are due."""
         batch = self.transform(batch)
         self.encoder.observe(batch.observation_BD, batch.task_B)
         self.target_encoder.observe(batch.observation_BD, batch.task_B)
@@ -261,16 +279,14 @@ class SAC(Algorithm):
         target = self._critic_target(batch, self.noise_like(batch.action_BA))
         q = self.critic_update(lambda: self._critic_loss(batch, target))
         self.mean_metrics.add({"q": q})
+        self._update_auxiliaries("critic", batch)
 
         if self.is_due(self.actor_every):
             self.update_policy(batch)
 
         if self.is_due(self.target_every):
             self.targets.step()
-
-        for i, auxiliary in enumerate(self.auxiliaries):
-            if self.is_due(auxiliary.every):  # type: ignore[arg-type]
-                self._update_auxiliary(i, batch)
+        self._update_auxiliaries("targets", batch)
 
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor and then the temperature, from a transformed batch."""
@@ -344,8 +360,9 @@ class SAC(Algorithm):
     def actor_loss(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return each task's actor loss ``[R]``, and the actions' log densities ``[B]``."""
         with torch.no_grad():
-            z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-        output_B2A = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
+            shared_BF = self.encoder.shared_features(batch.observation_BD, batch.task_B)
+            z_BZ = self.encoder.project(shared_BF)
+        output_B2A = task_by_task(self.actor_gradient, self.actor, 0, shared_BF, batch.task_B)
         policy = self._distribution(output_B2A, batch.task_B)
         action_BA, log_prob_B = policy.sample(noise_BA)
         cost_B = self.action_cost(policy, noise_BA, log_prob_B, batch.observation_BD, batch.task_B)
@@ -371,7 +388,7 @@ class SAC(Algorithm):
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         """Return the distribution over actions."""
-        output_B2A = self.actor(self.encoder(observation_BD, task_B), task_B)
+        output_B2A = self.actor(self.encoder.shared_features(observation_BD, task_B), task_B)
         return self._distribution(output_B2A, task_B)
 
     def reset_networks(self) -> None:
@@ -391,6 +408,14 @@ class SAC(Algorithm):
         for name, alpha in zip(self.spec.task_names, alphas, strict=True):
             metrics[f"train/temperature/{name}"] = alpha
         return metrics
+
+    def pictures(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return the auxiliaries' pictures ``[H, W, 3]`` by name."""
+        found: dict[str, npt.NDArray[np.uint8]] = {}
+        for auxiliary in self.auxiliaries:
+            assert isinstance(auxiliary, Auxiliary)
+            found |= auxiliary.pictures(self.encoder)
+        return found
 
     def _distribution(self, output_B2A: Tensor, task_B: Tensor) -> SquashedGaussian:
         return SquashedGaussian.from_network(
@@ -413,9 +438,15 @@ class SAC(Algorithm):
         name = type(auxiliary).__name__.lower()
         return self.make_update(name, [self.encoder, auxiliary], auxiliary.make_optimizer)
 
-    def _update_auxiliary(self, i: int, batch: TransitionBatch) -> None:
-        auxiliary = self.auxiliaries[i]
-        assert isinstance(auxiliary, Auxiliary)
+    def _update_auxiliaries(self, after: AfterUpdate, batch: TransitionBatch) -> None:
+        """Update the auxiliaries that follow the critics or the targets, if they are due."""
+        for i, auxiliary in enumerate(self.auxiliaries):
+            assert isinstance(auxiliary, Auxiliary)
+            if auxiliary.after == after and self.is_due(auxiliary.every):
+                self._update_auxiliary(i, auxiliary, batch)
+
+    def _update_auxiliary(self, i: int, auxiliary: Auxiliary, batch: TransitionBatch) -> None:
         generator = self.generators.get(f"auxiliary_{i}", self.device)
         inputs = LossInputs(self.encoder, self.target_encoder, generator)
         self.auxiliary_updates[i](lambda: (auxiliary.loss(batch, inputs), None))
+        self.mean_metrics.add(auxiliary.metrics())

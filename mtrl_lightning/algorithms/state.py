@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtrl_lightning import distributed
 
-OF_EACH_RANK = ("act", "learn", "auxiliary_")
+OF_EACH_RANK = ("act", "learn", "auxiliary_", "transform_")
 """Beginnings of the names of generators whose draws differ between processes.
 
 They are for rows of a batch, or for environments, of which each process has its own.

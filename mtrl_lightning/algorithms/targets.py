@@ -33,13 +33,16 @@ class PolyakAverage:
     Args:
         sources: modules that are trained.
         targets: their copies, of the same structure.
-        tau: how far the targets move at each step, above 0 and at most 1.
+        tau: how far the targets move at each step, above 0 and at most 1; one number for all, or
+            one for each target.
     """
 
     def __init__(
-        self, sources: Sequence[nn.Module], targets: Sequence[nn.Module], tau: float
+        self,
+        sources: Sequence[nn.Module],
+        targets: Sequence[nn.Module],
+        tau: float | Sequence[float],
     ) -> None:
-        self._tau = tau
         self._sources: list[Tensor] = [
             parameter for module in sources for parameter in module.parameters()
         ]
@@ -47,6 +50,13 @@ class PolyakAverage:
             parameter for module in targets for parameter in module.parameters()
         ]
         assert len(self._sources) == len(self._targets)
+        taus = [tau] * len(sources) if isinstance(tau, (int, float)) else tau
+        self._moved: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+        """For each tau, the targets' and the sources' parameters that move by it."""
+        for own_tau, source, target in zip(taus, sources, targets, strict=True):
+            moved, towards = self._moved.setdefault(own_tau, ([], []))
+            moved += target.parameters()
+            towards += source.parameters()
         self._buffers = []
         for source, target in zip(sources, targets, strict=True):
             persistent = source.state_dict().keys()
@@ -57,8 +67,9 @@ class PolyakAverage:
     @torch.no_grad()
     def step(self) -> None:
         """Move the targets once."""
-        if self._targets:
-            torch._foreach_lerp_(self._targets, self._sources, self._tau)
+        for tau, (targets, sources) in self._moved.items():
+            if targets:
+                torch._foreach_lerp_(targets, sources, tau)
         for source, target, name in self._buffers:
             target.get_buffer(name).copy_(source.get_buffer(name))
 

@@ -5,10 +5,12 @@ Shapes: ``R`` trained tasks, ``B`` batch, ``D`` observation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
@@ -26,6 +28,10 @@ class Transform(nn.Module):
     requires: ClassVar[tuple[str, ...]] = ()
     """Quantities of the algorithm that ``forward`` takes besides the batch, by name: see
     ``Algorithm.quantities``."""
+
+    generator: Callable[[torch.device], torch.Generator]
+    """Returns the transform's own generator for draws on a device, which is saved with checkpoints.
+    The algorithm sets it; with several processes each draws other numbers."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()

@@ -1,10 +1,15 @@
-"""What every auxiliary loss is."""
+"""What every auxiliary loss is.
+
+Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -12,6 +17,9 @@ from torch.nn import Parameter
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+AfterUpdate = Literal["critic", "targets"]
+"""What an auxiliary's step follows: the critics' update, or that of the targets, the last one."""
 
 
 class LossInputs(NamedTuple):
@@ -26,36 +34,100 @@ class LossInputs(NamedTuple):
 
 
 class Auxiliary(nn.Module):
-    """A further loss of the encoder; built by a factory ``(spec, feature_dim) -> Auxiliary``.
+    """A further loss of the encoder; built by a factory ``(spec, encoder) -> Auxiliary``.
 
-    Modules that it has of its own, such as a decoder or a table of task contexts, are trained with
-    the encoder and saved.
+    Modules that it has of its own, such as a decoder, are trained with the encoder and saved. The
+    encoder is none of them: it is passed to ``loss``.
 
     Args:
         spec: the tasks.
-        feature_dim: number of features that the encoder returns.
+        encoder: the encoder that the loss trains.
         every: critic updates between two steps of this loss, at least 1.
         learning_rate: of Adam, over the encoder's and this module's own parameters.
+        weight_decay: of this module's own parameters, at least 0; the encoder has none.
+        after: which update its step follows: ``critic``, before the actor's, or ``targets``, as the
+            last one.
 
     Raises:
-        ConfigurationError: if ``every`` is below 1.
+        ConfigurationError: if a number is out of its range, or ``after`` is unknown.
     """
 
     def __init__(
-        self, spec: EnvSpec, feature_dim: int, *, every: int = 1, learning_rate: float = 1e-3
+        self,
+        spec: EnvSpec,
+        encoder: Encoder,
+        *,
+        every: int = 1,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        after: AfterUpdate = "targets",
     ) -> None:
         super().__init__()
         if every < 1:
             raise ConfigurationError(
                 f"an auxiliary's every is {every}: give a number of updates of at least 1"
             )
+        if weight_decay < 0:
+            raise ConfigurationError(
+                f"an auxiliary's weight_decay is {weight_decay}: give at least 0"
+            )
+        if after not in get_args(AfterUpdate):
+            raise ConfigurationError(
+                f"an auxiliary's after is {after!r}: give one of {get_args(AfterUpdate)}"
+            )
         self.every = every
         self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.after = after
+        self.num_trained = len(spec.train_tasks)
+        self._statistics: dict[str, Tensor] = {}
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
         """Return one loss per trained task, ``[R]``."""
         raise NotImplementedError
 
+    def metrics(self) -> dict[str, Tensor]:
+        """Return statistics of the last loss as scalar tensors, logged as ``train/<name>``."""
+        return self._statistics
+
+    def pictures(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return pictures ``[H, W, 3]`` by name that show what is learned; here none."""
+        return {}
+
     def make_optimizer(self, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer over the encoder's and this module's parameters."""
-        return torch.optim.Adam(parameters, lr=self.learning_rate)
+        """Return the optimizer over the encoder's and this module's parameters.
+
+        It is one Adam with two groups, which makes the steps of two.
+        """
+        own = {id(parameter) for parameter in self.parameters()}
+        given = list(parameters)
+        groups: list[dict[str, Any]] = [
+            {"params": [parameter for parameter in given if id(parameter) not in own]},
+            {
+                "params": [parameter for parameter in given if id(parameter) in own],
+                "weight_decay": self.weight_decay,
+            },
+        ]
+        filled = [group for group in groups if group["params"]]
+        return torch.optim.Adam(filled, lr=self.learning_rate, fused=True)
+
+    def per_task(self, loss_B: Tensor) -> Tensor:
+        """Return each task's mean ``[R]`` of a task-major batch ``[B]``."""
+        return loss_B.view(self.num_trained, -1).mean(1)
+
+
+def require_trained_encoder(encoder: Encoder, auxiliary: str) -> None:
+    """Check that an encoder has parameters that a representation loss can train.
+
+    Args:
+        encoder: the encoder.
+        auxiliary: the loss' name, for the error.
+
+    Raises:
+        ConfigurationError: if it has none.
+    """
+    if not any(parameter.requires_grad for parameter in encoder.parameters()):
+        raise ConfigurationError(
+            f"{auxiliary} trains the encoder, and {type(encoder).__name__} has nothing to train:"
+            " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for pictures)"
+        )

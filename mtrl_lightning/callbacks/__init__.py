@@ -1,5 +1,6 @@
 """When things happen: rollout, evaluation, logging, checkpoints."""
 
+from mtrl_lightning.callbacks.algorithm_pictures import PicturesCallback
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_metrics
@@ -27,6 +28,7 @@ __all__ = [
     "MetricsCallback",
     "OfflineRun",
     "OptionsCallback",
+    "PicturesCallback",
     "ReplayCallback",
     "ReportCallback",
     "ResetCallback",

@@ -35,6 +35,7 @@ UNFINISHED = ("*.unfinished", "*.unfinished.*")
 FOLDERS = {
     "replay": ("*",),
     "videos": ("*",),
+    "pictures": ("reconstruction_*.png", *UNFINISHED),
     "export": ("*",),
     "tensorboard": ("*",),
     "wandb": ("*",),

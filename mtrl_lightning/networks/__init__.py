@@ -39,11 +39,19 @@ from mtrl_lightning.networks.gaussian import (
 from mtrl_lightning.networks.language import Language
 from mtrl_lightning.networks.mixture import MixtureOfEncoders
 from mtrl_lightning.networks.mlp import MLP
+from mtrl_lightning.networks.mlp_encoder import MLPEncoder
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
 from mtrl_lightning.networks.network import Network, TaskModule
 from mtrl_lightning.networks.one_per_task import OneForAll, OnePerTask
 from mtrl_lightning.networks.paco import PaCo
+from mtrl_lightning.networks.pixel_encoder import PixelEncoder, is_picture
+from mtrl_lightning.networks.projection import (
+    ProjectedEncoder,
+    ProjectedNetwork,
+    Projection,
+    with_projection,
+)
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
 from mtrl_lightning.networks.untrained import (
@@ -74,6 +82,7 @@ __all__ = [
     "HasTaskOutputs",
     "Identity",
     "Language",
+    "MLPEncoder",
     "MeanOfTrained",
     "MixtureOfEncoders",
     "MultiHead",
@@ -86,6 +95,10 @@ __all__ = [
     "OnePerTask",
     "OwnExpert",
     "PaCo",
+    "PixelEncoder",
+    "ProjectedEncoder",
+    "ProjectedNetwork",
+    "Projection",
     "Separate",
     "SoftModularization",
     "SquashedGaussian",
@@ -95,9 +108,11 @@ __all__ = [
     "TaskEncoder",
     "TaskModule",
     "TaskNoise",
+    "is_picture",
     "set_observation_sizes",
     "set_task_names",
     "set_train_tasks",
     "with_conditioning",
+    "with_projection",
     "zero_padding",
 ]

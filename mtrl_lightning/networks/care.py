@@ -45,6 +45,8 @@ class CARE(Encoder):
             a size is below 1.
     """
 
+    context: TaskEncoder
+
     def __init__(
         self,
         observation_space: Box,

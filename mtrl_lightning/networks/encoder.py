@@ -2,7 +2,8 @@
 
 The critic's loss trains the encoder. The actor receives its features detached.
 
-Shapes: ``B`` batch, ``N`` rows of a batch, ``T`` tasks, ``D`` observation, ``C`` task input.
+Shapes: ``B`` batch, ``N`` rows of a batch, ``T`` tasks, ``D`` observation, ``C`` task input or
+context, ``F`` features that actor and critic share, ``Z`` latent features.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ class Encoder(nn.Module):
     """
 
     out_dim: int
-    """Number of output features."""
+    """Number of output features, those of the context among them."""
+    context: TaskConditioning | None
+    """A context of each task, whose features are the last ones of the output; None without one.
+    Auxiliary losses train it."""
 
     def __init__(self, observation_space: Box, num_tasks: int) -> None:
         super().__init__()
+        self.context = None
 
     def set_observation_sizes(self, sizes: Sequence[int]) -> None:
         """Receive the size of each task's own observation, where zeros pad some of them.
@@ -51,6 +56,62 @@ class Encoder(nn.Module):
         """Map observations ``[B, ...]`` and tasks ``[B]`` to ``[B, out_dim]``."""
         raise NotImplementedError
 
+    @property
+    def latent_dim(self) -> int:
+        """Number of features without the context's, ``Z``."""
+        return self.out_dim - (0 if self.context is None else self.context.out_dim)
+
+    def latent(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return the features without the context's, ``[B, Z]``: what latent models predict."""
+        features_BZ: Tensor = self(observation_BD, task_B)
+        return features_BZ[:, : self.latent_dim]
+
+    def shared_features(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return what ``project`` maps to the output, ``[B, F]``; here the output itself."""
+        return self(observation_BD, task_B)  # type: ignore[no-any-return]
+
+    def project(self, shared_BF: Tensor) -> Tensor:
+        """Map the shared features to the output, ``[B, out_dim]``."""
+        return shared_BF
+
+    def make_projection(self) -> nn.Module | None:
+        """Return a new module like ``project``, which the actor trains by its own loss.
+
+        None, as here, if the actor has none and starts from the output.
+        """
+        return None
+
+    def make_decoder(self) -> nn.Module:
+        """Return a new module that maps latent features ``[B, Z]`` to observations ``[B, ...]``.
+
+        Raises:
+            ConfigurationError: if the encoder has no decoder.
+        """
+        raise ConfigurationError(
+            f"the encoder {type(self).__name__} has no decoder, which a reconstruction needs:"
+            " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for pictures)"
+        )
+
+
+def require_vectors(observation_space: Box, encoder: str) -> None:
+    """Check that observations are state vectors.
+
+    Args:
+        observation_space: space of the observations.
+        encoder: the encoder's name, for the error.
+
+    Raises:
+        ConfigurationError: if they are not.
+    """
+    if len(observation_space.shape) != 1:
+        raise ConfigurationError(
+            f"the encoder {encoder} takes state vectors,"
+            f" and observations have the shape {observation_space.shape}:"
+            " set model.init_args.encoder to an encoder of images (-c encoder/pixels), or, where"
+            " they are stacked vectors, append gymnasium.wrappers.FlattenObservation to"
+            " data.wrappers"
+        )
+
 
 class Identity(Encoder):
     """Return a state vector unchanged.
@@ -65,13 +126,7 @@ class Identity(Encoder):
 
     def __init__(self, observation_space: Box, num_tasks: int) -> None:
         super().__init__(observation_space, num_tasks)
-        if len(observation_space.shape) != 1:
-            raise ConfigurationError(
-                f"the encoder {type(self).__name__} takes state vectors,"
-                f" and observations have the shape {observation_space.shape}:"
-                " set model.init_args.encoder to an encoder of images, or, where they are stacked"
-                " vectors, append gymnasium.wrappers.FlattenObservation to data.wrappers"
-            )
+        require_vectors(observation_space, type(self).__name__)
         self.out_dim = observation_space.shape[0]
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:

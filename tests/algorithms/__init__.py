@@ -32,17 +32,29 @@ def make_spec(
     )
 
 
+def picture_spec(num_tasks: int = 3, side: int = 17, num_frames: int = 2) -> EnvSpec:
+    """Return tasks whose observations are stacked pictures."""
+    space = Box(0, 255, (num_frames, 3, side, side + 2), np.uint8)
+    return make_spec(num_tasks)._replace(observation_space=space)
+
+
 def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
     """Random transitions, task-major, ``rows`` of each trained task."""
     generator = torch.Generator().manual_seed(seed)
     B = rows * len(spec.train_tasks)
-    D = spec.observation_space.shape[0]
     A = spec.action_space.shape[0]
+    space = spec.observation_space
+
+    def observations() -> torch.Tensor:
+        if space.dtype == np.uint8:
+            return torch.randint(256, (B, *space.shape), generator=generator, dtype=torch.uint8)
+        return torch.randn(B, *space.shape, generator=generator)
+
     return TransitionBatch(
-        observation_BD=torch.randn(B, D, generator=generator),
+        observation_BD=observations(),
         action_BA=2 * torch.rand(B, A, generator=generator) - 1,
         reward_B=torch.randn(B, generator=generator),
-        next_observation_BD=torch.randn(B, D, generator=generator),
+        next_observation_BD=observations(),
         terminated_B=torch.rand(B, generator=generator) < 0.2,
         task_B=torch.tensor(spec.train_tasks).repeat_interleave(rows),
     )

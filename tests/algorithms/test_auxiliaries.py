@@ -10,9 +10,11 @@ from torch import nn
 from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.networks import Encoder
 from tests.algorithms import attach, changed, copy_of, make_sac, train
 from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
 from tests.algorithms.test_sac import FULL, still
+from tests.conftest import config_args
 from tests.test_exact_continuation import assert_same_end
 
 
@@ -21,13 +23,14 @@ class NextFeatures(Auxiliary):
 
     Args:
         spec: the tasks.
-        feature_dim: number of features.
+        encoder: the encoder that it trains.
         noise: standard deviation of the noise.
         options: of every auxiliary.
     """
 
-    def __init__(self, spec, feature_dim: int, noise: float = 0.1, **options) -> None:
-        super().__init__(spec, feature_dim, **options)
+    def __init__(self, spec, encoder: Encoder, noise: float = 0.1, **options) -> None:
+        super().__init__(spec, encoder, **options)
+        feature_dim = encoder.out_dim
         self.noise = noise
         self.num_trained = len(spec.train_tasks)
         self.context_TZ = nn.Embedding(spec.num_tasks, feature_dim)
@@ -96,14 +99,21 @@ def test_a_restored_run_is_the_same_run(tmp_path):
 
 def test_it_is_continued_through_the_command_line(command_line):
     options = [
-        "--model.init_args.encoder=tests.algorithms.test_sac.LinearEncoder",
-        "--model.init_args.auxiliaries=[tests.algorithms.test_auxiliaries.NextFeatures]",
+        "--rollout.num_workers=0",
+        "--evaluation.num_workers=0",
         "--evaluation.every=300",
+        *config_args("encoder/mlp_context"),
+        "--model.init_args.auxiliaries=[mtrl_lightning.auxiliaries.HiPBMDP,"
+        "mtrl_lightning.auxiliaries.Reconstruction]",
     ]
     command_line("fit", *options, "--name=whole")
     command_line("fit", *options, "--name=parts", "--rollout.total_steps=600")
     command_line("fit", *options, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
     saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    assert "auxiliaries.0.context_TZ.weight" in saved["state_dict"]
-    assert "train/nextfeatures_loss" in command_line.rows("parts")[-1]
+    weights = saved["state_dict"]
+    assert "auxiliaries.0.transition.layers.0.weight" in weights
+    assert "encoder.context.embedding.weight_TC" in weights
+    last = command_line.rows("parts")[-1]
+    names = ("embedding_distance", "transition_error", "reward_error", "reconstruction_error")
+    assert all(float(last[f"train/{name}"]) > 0 for name in names)

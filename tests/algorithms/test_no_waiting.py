@@ -17,6 +17,7 @@ from torch.optim import Adam
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import ByTemperature, Categorical, MeanReward, Temperature
 from mtrl_lightning.algorithms.state import Generators
+from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import FAMO
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from tests.algorithms import attach, make_batch, make_sac, make_spec
@@ -52,6 +53,10 @@ OTHERS = {
     "MeanReward": {"reward_scale": MeanReward},
     "FAMO": {"actor_gradient": FAMO, "critic_gradient": FAMO},
     "delays": {"actor_every": 2, "target_every": 2},
+    "auxiliaries": {
+        "encoder": partial(networks.MLPEncoder, width=8, context=networks.Embedding),
+        "auxiliaries": [HiPBMDP, Reconstruction],
+    },
 }
 
 
@@ -84,6 +89,9 @@ def update_without_numbers(num_updates=3, **options):
         for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer")
     }
     sac = make_sac(make_spec(4), **{**plain, **options}).to(META)
+    for update in sac.updates:
+        if isinstance(getattr(update._make_optimizer, "__self__", None), Auxiliary):
+            update._make_optimizer = plain["actor_optimizer"]
     attach(sac)
     batch = make_batch(sac.spec)
     for i in range(num_updates):

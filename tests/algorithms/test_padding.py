@@ -14,6 +14,7 @@ import torch
 
 from mtrl_lightning import gradients, networks
 from mtrl_lightning.algorithms import PPO, SAC, Distral
+from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
@@ -30,6 +31,7 @@ from mtrl_lightning.networks import (
     Identity,
     Language,
     MixtureOfEncoders,
+    MLPEncoder,
     MultiHead,
     NoConditioning,
     OwnExpert,
@@ -93,6 +95,11 @@ ENCODERS = {
         None,
     ),
     "language": (Identity, Language),
+    "mlp_encoder": (partial(MLPEncoder, width=6, out_dim=5), None),
+    "mlp_encoder_context": (
+        partial(MLPEncoder, width=6, out_dim=5, context=partial(Embedding, dim=4)),
+        NoConditioning,
+    ),
     "standardize": (partial(Standardize, per_task=True), None),
     "task_encoder": (Identity, partial(TaskEncoder, width=6, depth=1, out_dim=5)),
 }
@@ -144,6 +151,8 @@ def own_places(role, size, padded_size, feature_sizes):
         return np.delete(places, slice(features + A, features + A + MORE_A * takes_action))
     if more == MORE_D:
         return np.delete(places, slice(D, D + MORE_D))
+    if role == "auxiliaries":  # inputs of latent models, of which the action is the last
+        return places[:size]
     return places.reshape(-1, A + MORE_A)[:, :A].ravel()  # outputs: A, 2A, or as many of each task
 
 
@@ -270,6 +279,23 @@ def test_a_padded_task_has_the_losses_and_gradients_that_it_has_alone(kind, stac
     assert_close(targets[1].next_cost_B[is_own_B], targets[0].next_cost_B[is_own_B])
     for both in losses.values():
         assert_losses_agree(indices, algorithms, both)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(LatentDynamics, width=6),
+        partial(HiPBMDP, width=6, distance_weight=0.5),
+        partial(Reconstruction, latent_weight=0.5),
+    ],
+)
+def test_a_padded_task_has_the_auxiliary_losses_and_gradients_that_it_has_alone(make):
+    *algorithms, indices = make_pair(SAC, auxiliaries=[make], **STACKS["mlp_encoder_context"])
+    losses = [
+        sac.auxiliaries[0].loss(batch, LossInputs(sac.encoder, sac.target_encoder, None))
+        for sac, batch in zip(algorithms, batches(algorithms), strict=True)
+    ]
+    assert_losses_agree(indices, algorithms, losses)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +430,9 @@ def test_observations_of_different_sizes_are_standardized_per_task(kind):
 def test_every_network_is_compared():
     stacks = repr(STACKS)
     kinds = (networks.Network, networks.Encoder, networks.Assignment)
-    abstract = {*kinds, networks.Network}
+    # the second stands behind an MLPEncoder, and pictures are not padded
+    others = {networks.ProjectedEncoder, networks.ProjectedNetwork, networks.PixelEncoder}
+    abstract = {*kinds, *others}
     for name in networks.__all__:
         found = getattr(networks, name)
         if isinstance(found, type) and issubclass(found, kinds) and found not in abstract:

@@ -551,9 +551,9 @@ def test_a_gradient_is_clipped_to_its_norm_and_the_other_is_not(which, max_norm)
 class Reconstruction(Auxiliary):
     """A loss of the encoder's features and a weight of its own."""
 
-    def __init__(self, spec, feature_dim: int, **options) -> None:
-        super().__init__(spec, feature_dim, **options)
-        self.decoder = nn.Linear(feature_dim, spec.observation_space.shape[0])
+    def __init__(self, spec, encoder, **options) -> None:
+        super().__init__(spec, encoder, **options)
+        self.decoder = nn.Linear(encoder.out_dim, spec.observation_space.shape[0])
         self.num_tasks = len(spec.train_tasks)
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> torch.Tensor:
@@ -575,7 +575,8 @@ def test_an_auxiliary_follows_the_gradient_of_its_mean_loss_with_adam():
         critic_optimizer=still, auxiliaries=[partial(Reconstruction, learning_rate=0.02)], **FULL
     )
     alone, encoder = copy.deepcopy(sac.auxiliaries[0]), copy.deepcopy(sac.encoder)
-    optimizer = torch.optim.Adam([*encoder.parameters(), *alone.parameters()], lr=0.02)
+    parameters = [*encoder.parameters(), *alone.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=0.02, fused=True)
     for i in range(3):
         optimizer.zero_grad()
         alone.loss(make_batch(sac.spec, seed=i), LossInputs(encoder, None, None)).mean().backward()

@@ -29,6 +29,7 @@ def trained(tmp_path_factory):
         *remnants,
         "replay/rows.unfinished",
         "videos/eval.mp4",
+        "pictures/reconstruction_0000000600.png",
         "wandb/run-1/files/config.yaml",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,7 @@ STACKS: dict[str, tuple[str, ...]] = {
     "mixture_gate": ("network/mlp", "encoder/mixture_gate"),
     "mixture_identity": ("network/mlp", "encoder/mixture_identity"),
     "mlp": ("network/mlp", "encoder/identity"),
+    "mlp_context": ("network/mlp", "encoder/mlp_context"),
     "mlp_residual": ("network/mlp_residual",),
     "moore": ("network/moore",),
     "multi_head": ("network/multi_head",),
@@ -68,6 +69,7 @@ NETWORKS: dict[str, list[str]] = {
     **{name: MIXTURE for name in STACKS if name.startswith("mixture_")},
     "care": [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5, context_dim=5)],
     "mixture_identity": [*MIXTURE, *encoder(num_experts=4)],
+    "mlp_context": [*SMALL, *encoder(width=6, out_dim=5)],
     "multi_head_mtrl": both(width=8, head_width=6),
     "soft_modularization": [
         *both(width=8, embedding_dim=12),
@@ -75,6 +77,17 @@ NETWORKS: dict[str, list[str]] = {
     ],
 }
 """Options that make each of them small."""
+LEFT_OUT = {
+    "encoder/mlp": "encoder/mlp_context is this encoder with a context",
+    "encoder/pixels": "the tasks of the matrix have states: tests/auxiliaries/test_updates.py",
+    "encoder/pixels_context": "the same",
+    "encoder/pixels_small": "the same",
+    "network/soft_modularization_mt50": "the same network with other sizes",
+}
+"""Files that are in no stack, and why."""
+CROSSED = [name for name in NETWORKS if name != "mlp_context"]
+"""The stacks that every gradient method is tried with; the one left out is for auxiliaries, and
+crossed with them and the methods in ``tests/auxiliaries/test_updates.py``."""
 GRADIENTS = (
     "aligned_mtl",
     "cagrad",

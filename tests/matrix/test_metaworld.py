@@ -9,9 +9,9 @@ from itertools import cycle
 
 import pytest
 
-from tests.matrix import GRADIENTS, NETWORKS, check_pair
+from tests.matrix import CROSSED, GRADIENTS, check_pair
 
-PAIRS = list(zip(NETWORKS, cycle(GRADIENTS), strict=False))
+PAIRS = list(zip(CROSSED, cycle(GRADIENTS), strict=False))
 
 
 @pytest.mark.parametrize(("network", "gradient"), PAIRS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.matrix import GRADIENTS, NETWORKS, check_pair
+from tests.matrix import CROSSED, GRADIENTS, check_pair
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", CROSSED)
 def test_it_updates_in_both_precisions(command_line, monkeypatch, capsys, network, gradient):
     check_pair(command_line, monkeypatch, capsys, "toy", network, gradient)

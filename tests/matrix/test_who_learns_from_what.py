@@ -10,13 +10,15 @@ from mtrl_lightning.export import policy as exporting
 from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT
 from mtrl_lightning.loading import LoadedPolicy
 from tests.conftest import ROOT
-from tests.matrix import NETWORKS, STACKS, batches, build
+from tests.matrix import CROSSED, LEFT_OUT, NETWORKS, STACKS, batches, build
 
 WAITING = {
     # the two experts that the gate does not choose for any task, and those whose words no task has,
     # learn nothing
     "mixture_gate": ("encoder.experts",),
     "mixture_cluster": ("encoder.experts",),
+    # auxiliaries alone train a context
+    "mlp_context": ("encoder.context",),
 }
 
 
@@ -38,14 +40,16 @@ def test_every_file_is_in_the_matrix():
         for group in ("network", "encoder")
         for path in (ROOT / "configs" / group).glob("*.yaml")
     }
-    files.remove("network/soft_modularization_mt50")  # the same network with other sizes
+    files -= LEFT_OUT.keys()
     named = {file for stack in STACKS.values() for file in stack}
     assert files == {file for file in named if not file.startswith("experiment/")}
     assert set(NETWORKS) == set(STACKS)
 
 
-@pytest.mark.parametrize("env", ["toy", "metaworld"])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("network", "env"),
+    [*((name, env) for name in CROSSED for env in ("toy", "metaworld")), ("mlp_context", "toy")],
+)
 def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, env):
     wide = [
         "--model.init_args.actor.init_args.width=32",

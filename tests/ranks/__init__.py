@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Adam
 
-from mtrl_lightning import distributed, networks
+from mtrl_lightning import auxiliaries, distributed, networks
 from mtrl_lightning.algorithms import Algorithm, Categorical, MeanReward, Temperature
 from mtrl_lightning.algorithms.normalization import RunningMoments
-from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch
@@ -40,12 +40,12 @@ ITERATIONS = 3
 SPEC = make_spec()
 
 
-class Reconstruction(Auxiliary):
-    """Decode the observation from the features."""
+class Decoding(Auxiliary):
+    """Decode the observation from the features, whatever the encoder."""
 
-    def __init__(self, spec: EnvSpec, feature_dim: int) -> None:
-        super().__init__(spec, feature_dim, every=2)
-        self.decoder = nn.Linear(feature_dim, spec.observation_space.shape[0])
+    def __init__(self, spec: EnvSpec, encoder: networks.Encoder) -> None:
+        super().__init__(spec, encoder, every=2)
+        self.decoder = nn.Linear(encoder.out_dim, spec.observation_space.shape[0])
         self.num_tasks = len(spec.train_tasks)
 
     def loss(self, batch: TransitionBatch, inputs: Any) -> Tensor:
@@ -91,7 +91,14 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "care": lambda: make_sac(
         named_spec(),
         encoder=partial(networks.CARE, width=8, depth=1, out_dim=5, context_dim=5),
-        auxiliaries=[Reconstruction],
+        auxiliaries=[Decoding],
+    ),
+    "masked bodies, hipbmdp, sac_ae": lambda: make_sac(
+        masked_spec(),
+        encoder=partial(networks.MLPEncoder, width=8, out_dim=5, context=networks.Embedding),
+        auxiliaries=[partial(HiPBMDP, width=8), auxiliaries.Reconstruction],
+        actor_gradient=METHODS["pcgrad"],
+        encoder_tau=0.05,
     ),
     "categorical": lambda: make_sac(
         SPEC, value=partial(Categorical, num_bins=11), reward_scale=MeanReward
@@ -102,7 +109,7 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "standardize, auxiliary, one temperature": lambda: make_sac(
         SPEC,
         encoder=networks.Standardize,
-        auxiliaries=[Reconstruction],
+        auxiliaries=[Decoding],
         temperature=partial(Temperature, per_task=False),
     ),
     "distral masked bodies pcgrad": lambda: make_distral(

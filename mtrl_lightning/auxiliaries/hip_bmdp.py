@@ -1,0 +1,188 @@
+"""HiP-BMDP: DeepMDP with a context of each task, whose distances are those of the dynamics.
+
+Zhang et al. 2021, "Learning Robust State Abstractions for Hidden-Parameter Block MDPs" (arXiv
+2007.07206).
+
+Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``C`` context, ``I`` inputs of the
+models, ``K`` members of an ensemble, ``M`` other tasks that a row is compared with, ``Z`` latent
+features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate, LossInputs
+from mtrl_lightning.auxiliaries.latent_dynamics import LatentDynamics, RewardFrom, model_inputs
+from mtrl_lightning.auxiliaries.transitions import Deterministic, Gaussians, TransitionModel
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.encoder import Encoder
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+DistanceLoss = Literal["absolute", "squared"]
+"""How the difference of two distances counts."""
+
+
+class HiPBMDP(LatentDynamics):
+    """Predict reward and next latent features given the task's context ``theta`` (HiP-BMDP).
+
+    ``theta_i`` is the context that the encoder appends to its features for task ``i``, such as a
+    perceptron's output on a learned embedding (``encoder/mlp_context``). To DeepMDP's loss, in
+    which both models see ``theta_i``, comes ``distance_weight`` times the mean over other tasks
+    ``j`` of, for each transition of task ``i`` with latent features ``z`` and action ``a``,
+
+    - ``| ||theta_i - theta_j|| - W_2(T(z, a, theta_i), T(z, a, theta_j)) |``, the paper's form
+      (``absolute``), or
+    - ``( ||theta_i - theta_j|| - W_2(T(z, a, theta_i), T(z, a, theta_j)) )^2``, the form of its
+      code and of mtrl (``squared``).
+
+    ``W_2^2 = ||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2`` for Gaussians. No gradient reaches ``T``
+    and ``z`` from this term: it moves ``theta`` alone. ``T`` predicts ``z'`` without the context.
+
+    A task that is evaluated without being trained has the mean of the trained tasks' ``theta``
+    (``untrained_tasks``).
+
+    Args:
+        spec: the tasks.
+        encoder: the encoder that the loss trains; it has a context.
+        distance_weight: weight of the distance loss, at least 0; 0.01 in mtrl.
+        distance_loss: ``absolute``, the paper's, or ``squared``, its code's and mtrl's.
+        num_others: other tasks that each transition is compared with, drawn at each update, at
+            least 1; None for all of them.
+        transition: the transition model, ``(in_dim, latent_dim) -> TransitionModel``.
+        width: size of the reward model's hidden layer; 512 in mtrl.
+        reward_from: what the reward model sees: ``features``, what ``T`` sees; ``next_features``, a
+            draw of ``T``, as in mtrl.
+        every: critic updates between two steps of this loss, at least 1.
+        learning_rate: of Adam, also of the context; 1e-3 in mtrl.
+        weight_decay: of the models, at least 0; 1e-7 in mtrl.
+        after: which update its step follows: ``critic``, or ``targets`` as in mtrl.
+
+    Raises:
+        ConfigurationError: if fewer than two tasks are trained, the encoder has no context that is
+            learned, or an option is out of its range.
+    """
+
+    _task_R: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        encoder: Encoder,
+        *,
+        distance_weight: float = 0.01,
+        distance_loss: DistanceLoss = "squared",
+        num_others: int | None = None,
+        transition: Callable[[int, int], TransitionModel] = Deterministic,
+        width: int = 512,
+        reward_from: RewardFrom = "features",
+        every: int = 1,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 1e-7,
+        after: AfterUpdate = "critic",
+    ) -> None:
+        _check_tasks(spec, num_others)
+        _check_context(encoder)
+        if distance_weight < 0:
+            raise ConfigurationError(f"distance_weight is {distance_weight}: give at least 0")
+        if distance_loss not in get_args(DistanceLoss):
+            raise ConfigurationError(
+                f"distance_loss is {distance_loss!r}: give one of {get_args(DistanceLoss)}"
+            )
+        super().__init__(
+            spec,
+            encoder,
+            transition=transition,
+            width=width,
+            reward_from=reward_from,
+            every=every,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            after=after,
+        )
+        self._distance_weight = distance_weight
+        self._distance_loss = distance_loss
+        self._num_others = num_others
+        self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
+
+    def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
+        """Return one loss per trained task, ``[R]``."""
+        z_BZ = self.latent(batch, inputs.encoder)
+        model_loss_R = self.model_loss(batch, inputs, z_BZ)
+        difference_BM = self._differences(batch, inputs, z_BZ.detach())
+        if self._distance_loss == "squared":
+            distance_loss_BM = difference_BM.square()
+        else:
+            distance_loss_BM = difference_BM.abs()
+        return model_loss_R + self._distance_weight * self.per_task(distance_loss_BM.mean(1))
+
+    def _differences(self, batch: TransitionBatch, inputs: LossInputs, z_BZ: Tensor) -> Tensor:
+        """Return contexts' distances minus those of the predictions, ``[B, M]``."""
+        assert inputs.encoder.context is not None
+        theta_RC = inputs.encoder.context(self._task_R).float()
+        own_B, other_BM = self._pairs(len(z_BZ), inputs.generator)
+        theta_BC = theta_RC[own_B]
+        other_theta_BMC = theta_RC[other_BM]
+        distance_BM = (theta_BC[:, None] - other_theta_BMC).norm(dim=-1)
+        self._statistics["embedding_distance"] = distance_BM.detach().mean()
+        with torch.no_grad():
+            own = self.transition(model_inputs(z_BZ, theta_BC, batch.action_BA))
+            predicted_distances = [
+                wasserstein(
+                    own, self.transition(model_inputs(z_BZ, other_theta_BC, batch.action_BA))
+                )
+                for other_theta_BC in other_theta_BMC.unbind(1)
+            ]
+        return distance_BM - torch.stack(predicted_distances, 1)
+
+    def _pairs(self, num_rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return each row's task ``[B]`` and the others ``[B, M]``, as places among the trained."""
+        num_tasks = self.num_trained
+        device = self._task_R.device
+        own_B = torch.arange(num_tasks, device=device).repeat_interleave(num_rows // num_tasks)
+        if self._num_others is None:
+            offset_BM = torch.arange(1, num_tasks, device=device)[None]
+        else:
+            key_BM = torch.rand(num_rows, num_tasks - 1, generator=generator, device=device)
+            offset_BM = 1 + key_BM.argsort(1)[:, : self._num_others]
+        return own_B, (own_B[:, None] + offset_BM) % num_tasks
+
+
+def wasserstein(one: Gaussians, other: Gaussians) -> Tensor:
+    """Return ``W_2`` of two predictions, the members' mean, ``[B]``."""
+    mean_KB = (one.mean_KBZ - other.mean_KBZ).square().sum(-1)
+    std_KB = (one.std_KBZ - other.std_KBZ).square().sum(-1)
+    return (mean_KB + std_KB).sqrt().mean(0)
+
+
+def _check_tasks(spec: EnvSpec, num_others: int | None) -> None:
+    num_tasks = len(spec.train_tasks)
+    if num_tasks < 2:
+        raise ConfigurationError(
+            f"HiPBMDP compares trained tasks, and only {spec.task_names[spec.train_tasks[0]]} is"
+            " trained: train on at least two tasks, or choose LatentDynamics (-c algorithm/deepmdp)"
+        )
+    if num_others is not None and not 1 <= num_others < num_tasks:
+        raise ConfigurationError(
+            f"num_others is {num_others}, and {num_tasks} tasks are trained: give a number from 1"
+            f" to {num_tasks - 1}, or null for all"
+        )
+
+
+def _check_context(encoder: Encoder) -> None:
+    context = encoder.context
+    if context is None:
+        raise ConfigurationError(
+            f"HiPBMDP needs an encoder with a context of each task, and {type(encoder).__name__}"
+            " has none: choose -c encoder/mlp_context for states or -c encoder/pixels_context for"
+            " pictures (model.init_args.encoder.init_args.context)"
+        )
+    if not any(parameter.requires_grad for parameter in context.parameters()):
+        raise ConfigurationError(
+            f"HiPBMDP learns the tasks' context, and {type(context).__name__} has nothing to learn:"
+            " set model.init_args.encoder.init_args.context to TaskEncoder or Embedding"
+        )

@@ -1,0 +1,147 @@
+"""DeepMDP: predict reward and next latent features from latent features and action.
+
+Gelada et al. 2019, "DeepMDP: Learning Continuous Latent Space Models for Representation Learning"
+(arXiv 1906.02736), in the form that Zhang et al. 2021 compare with (deep_bisim4control).
+
+Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``A`` action, ``C`` context, ``I``
+inputs of the models, ``K`` members of an ensemble, ``Z`` latent features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mtrl_lightning.auxiliaries.auxiliary import (
+    AfterUpdate,
+    Auxiliary,
+    LossInputs,
+    require_trained_encoder,
+)
+from mtrl_lightning.auxiliaries.transitions import (
+    Deterministic,
+    Gaussians,
+    TransitionModel,
+    hidden_layer,
+)
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.encoder import Encoder
+from mtrl_lightning.networks.experts import require_at_least_one
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+RewardFrom = Literal["features", "next_features"]
+"""What the reward model sees: features and action, or the predicted next features alone."""
+
+
+class LatentDynamics(Auxiliary):
+    """Predict reward and next latent features (DeepMDP).
+
+    With latent features ``z = phi(o)``, and ``mu`` and ``sigma`` of the transition model ``T``, the
+    loss of a transition is the mean over the features of
+    ``((mu - sg phi(o')) / sigma)^2 / 2 + log sigma``, plus ``(R - r)^2``. ``sg`` stops the
+    gradient; ``r`` is the reward that the critic learns from. Both models see ``z``, the task's
+    context where the encoder has one, and the action. An ensemble's loss is its members' mean. One
+    Adam trains the encoder and its context, another the models.
+
+    Args:
+        spec: the tasks.
+        encoder: the encoder that the loss trains.
+        transition: the transition model, ``(in_dim, latent_dim) -> TransitionModel``.
+        width: size of the reward model's hidden layer; 512 in deep_bisim4control.
+        reward_from: what the reward model sees: ``features``, what ``T`` sees, as in
+            deep_bisim4control; ``next_features``, a draw of ``T``, as in mtrl.
+        every: critic updates between two steps of this loss, at least 1.
+        learning_rate: of Adam; 1e-3 in deep_bisim4control.
+        weight_decay: of the models, at least 0; 1e-7 in deep_bisim4control.
+        after: which update its step follows: ``critic`` in deep_bisim4control, ``targets`` in mtrl.
+
+    Raises:
+        ConfigurationError: if the encoder has nothing to train, or an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        encoder: Encoder,
+        *,
+        transition: Callable[[int, int], TransitionModel] = Deterministic,
+        width: int = 512,
+        reward_from: RewardFrom = "features",
+        every: int = 1,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 1e-7,
+        after: AfterUpdate = "critic",
+    ) -> None:
+        super().__init__(
+            spec,
+            encoder,
+            every=every,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            after=after,
+        )
+        require_trained_encoder(encoder, type(self).__name__)
+        require_at_least_one(width=width)
+        if reward_from not in get_args(RewardFrom):
+            raise ConfigurationError(
+                f"reward_from is {reward_from!r}: give one of {get_args(RewardFrom)}"
+            )
+        latent_dim = encoder.latent_dim
+        # the encoder's output, so that the context is counted
+        in_dim = encoder.out_dim + spec.action_space.shape[0]
+        reward_dim = in_dim if reward_from == "features" else latent_dim
+        self.transition = transition(in_dim, latent_dim)
+        self.reward = nn.Sequential(*hidden_layer(reward_dim, width), nn.Linear(width, 1))
+        self._reward_from = reward_from
+
+    def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
+        """Return one loss per trained task, ``[R]``."""
+        z_BZ = self.latent(batch, inputs.encoder)
+        return self.model_loss(batch, inputs, z_BZ)
+
+    def latent(self, batch: TransitionBatch, encoder: Encoder) -> Tensor:
+        """Return the latent features of the observations, ``[B, Z]``."""
+        return encoder.latent(batch.observation_BD, batch.task_B)
+
+    def model_loss(self, batch: TransitionBatch, inputs: LossInputs, z_BZ: Tensor) -> Tensor:
+        """Return each trained task's loss of both models, ``[R]``."""
+        encoder = inputs.encoder
+        with torch.no_grad():
+            next_z_BZ = encoder.latent(batch.next_observation_BD, batch.task_B).float()
+        context_BC = None if encoder.context is None else encoder.context(batch.task_B)
+        x_BI = model_inputs(z_BZ, context_BC, batch.action_BA)
+        predicted = self.transition(x_BI)
+        error_KBZ = predicted.mean_KBZ - next_z_BZ
+        scaled_KBZ = error_KBZ / predicted.std_KBZ
+        transition_KBZ = scaled_KBZ.square() / 2 + predicted.std_KBZ.log()
+        reward_error_B = self._reward_error(batch, x_BI, predicted, inputs.generator)
+        self._statistics = {
+            "transition_error": error_KBZ.detach().square().mean(),
+            "reward_error": reward_error_B.detach().mean(),
+        }
+        return self.per_task(transition_KBZ.mean((0, 2)) + reward_error_B)
+
+    def _reward_error(
+        self,
+        batch: TransitionBatch,
+        x_BI: Tensor,
+        predicted: Gaussians,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the squared error of the predicted rewards, ``[B]``."""
+        if self._reward_from == "next_features":
+            x_BI = self.transition.draw(predicted, generator)
+        reward_B = self.reward(x_BI)[:, 0].float()
+        return (reward_B - batch.reward_B).square()
+
+
+def model_inputs(z_BZ: Tensor, context_BC: Tensor | None, action_BA: Tensor) -> Tensor:
+    """Return what the models see, ``[B, I]``.
+
+    The action is the last part, because zeros pad a small body's at its end.
+    """
+    parts = (z_BZ, context_BC, action_BA)
+    return torch.cat([part.float() for part in parts if part is not None], dim=-1)

@@ -1,0 +1,140 @@
+"""Reconstruct observations from latent features: a regularized autoencoder (SAC-AE).
+
+Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
+(arXiv 1910.01741).
+
+Shapes: ``R`` trained tasks, ``T`` tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``S``
+stacked frames, ``H`` height, ``W`` width, ``Z`` latent features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mtrl_lightning.auxiliaries.auxiliary import (
+    AfterUpdate,
+    Auxiliary,
+    LossInputs,
+    require_trained_encoder,
+)
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import is_picture
+from mtrl_lightning.networks.encoder import Encoder
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+NUM_LEVELS = 32
+"""Values of a color after the 5-bit preprocessing."""
+LEVEL = 256 // NUM_LEVELS
+"""Bytes that become one of them."""
+
+
+class Reconstruction(Auxiliary):
+    """Decode observations from the encoder's latent features ``z`` (SAC-AE).
+
+    The loss of a row is the mean squared error of ``decoder(z)`` plus
+    ``latent_weight ||z||^2 / 2``. A picture's bytes ``o`` are reconstructed as
+    ``floor(o / 8) / 32 + U / 32 - 1 / 2`` with uniform noise ``U`` (Ho et al. 2019). A state vector
+    is reconstructed as it is; what pads a small body's does not count. The decoder mirrors the
+    encoder. One Adam trains the encoder, another the decoder.
+
+    Args:
+        spec: the tasks.
+        encoder: the encoder that the loss trains.
+        latent_weight: weight of the latent features' size, ``lambda``, at least 0; 1e-6 in SAC-AE.
+        every: critic updates between two steps of this loss, at least 1.
+        learning_rate: of Adam; 1e-3 in SAC-AE.
+        weight_decay: of the decoder, at least 0; 1e-7 in SAC-AE.
+        after: which update its step follows: ``targets``, as in SAC-AE, or ``critic``.
+
+    Raises:
+        ConfigurationError: if the encoder has nothing to train or no decoder, or a number is out of
+            its range.
+    """
+
+    mask_TD: Tensor | None
+    shown_RD: Tensor | None
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        encoder: Encoder,
+        *,
+        latent_weight: float = 1e-6,
+        every: int = 1,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 1e-7,
+        after: AfterUpdate = "targets",
+    ) -> None:
+        super().__init__(
+            spec,
+            encoder,
+            every=every,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            after=after,
+        )
+        require_trained_encoder(encoder, type(self).__name__)
+        if latent_weight < 0:
+            raise ConfigurationError(f"latent_weight is {latent_weight}: give at least 0")
+        self._latent_weight = latent_weight
+        self.decoder = encoder.make_decoder()
+        space = spec.observation_space
+        mask_TD = None
+        shown_RD = None
+        if is_picture(space):
+            # one observation of each task, which pictures() shows; saved, so that a continued run
+            # shows the same
+            shown_RD = torch.zeros((self.num_trained, *space.shape), dtype=torch.uint8)
+        else:
+            mask_TD = torch.from_numpy(spec.observation_mask_TD).to(torch.get_default_dtype())
+        self.register_buffer("mask_TD", mask_TD, persistent=False)
+        self.register_buffer("shown_RD", shown_RD)
+
+    def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
+        """Return one loss per trained task, ``[R]``."""
+        z_BZ = inputs.encoder.latent(batch.observation_BD, batch.task_B)
+        decoded_BD = self.decoder(z_BZ).float()
+        if self.mask_TD is None:
+            target_BD = preprocessed(batch.observation_BD, inputs.generator)
+            error_B = (decoded_BD - target_BD).square().flatten(1).mean(1)
+        else:
+            mask_BD = self.mask_TD[batch.task_B]
+            square_BD = (decoded_BD - batch.observation_BD).square() * mask_BD
+            error_B = square_BD.sum(1) / mask_BD.sum(1)
+        if self.shown_RD is not None:
+            num_rows = len(batch.observation_BD) // self.num_trained
+            self.shown_RD.copy_(batch.observation_BD[::num_rows])
+        self._statistics = {"reconstruction_error": error_B.detach().mean()}
+        size_B = z_BZ.float().square().sum(1) / 2
+        return self.per_task(error_B + self._latent_weight * size_B)
+
+    @torch.no_grad()
+    def pictures(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return, for each task, the newest frame of the last batch above its reconstruction.
+
+        There are none for states.
+        """
+        if self.shown_RD is None:
+            return {}
+        task_R = torch.arange(self.num_trained, device=self.shown_RD.device)
+        decoded_RD = self.decoder(encoder.latent(self.shown_RD, task_R)).float()
+        levels_RD = ((decoded_RD + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+        rows = [_side_by_side(pictures) for pictures in (self.shown_RD, levels_RD)]
+        return {"reconstruction": np.concatenate(rows)}
+
+
+def preprocessed(observation_BD: Tensor, generator: torch.Generator) -> Tensor:
+    """Return bytes reduced to 32 values, between -1/2 and 1/2, with uniform noise."""
+    noise_BD = torch.rand(observation_BD.shape, generator=generator, device=observation_BD.device)
+    level_BD = observation_BD.div(LEVEL, rounding_mode="floor")
+    return (level_BD + noise_BD) / NUM_LEVELS - 0.5
+
+
+def _side_by_side(pictures_RD: Tensor) -> npt.NDArray[np.uint8]:
+    """Return the newest frames in a row, ``[H, R * W, 3]``."""
+    newest_RCHW = pictures_RD.flatten(1, -3)[:, -3:]
+    row: npt.NDArray[np.uint8] = newest_RCHW.permute(2, 0, 3, 1).flatten(1, 2).cpu().numpy()
+    return row

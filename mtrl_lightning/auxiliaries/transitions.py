@@ -1,0 +1,170 @@
+"""Models of the next latent features.
+
+Gelada et al. 2019, "DeepMDP: Learning Continuous Latent Space Models for Representation Learning";
+the layers are those of Zhang et al. 2021 (deep_bisim4control).
+
+Shapes: ``B`` batch, ``I`` inputs, ``K`` members of an ensemble, ``Z`` latent features.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.experts import require_at_least_one
+
+
+class Gaussians(NamedTuple):
+    """Predictions of the members of a model."""
+
+    mean_KBZ: Tensor
+    """Their means."""
+    std_KBZ: Tensor
+    """Their standard deviations."""
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Draw a prediction ``[B, Z]`` of one member, the same for all rows."""
+        num_members, *shape = self.mean_KBZ.shape
+        device = self.mean_KBZ.device
+        member = torch.randint(num_members, (1,), generator=generator, device=device)
+        noise_BZ = torch.randn(shape, generator=generator, device=device, dtype=self.mean_KBZ.dtype)
+        sample_1BZ = self.mean_KBZ[member] + self.std_KBZ[member] * noise_BZ
+        return sample_1BZ[0]
+
+
+class TransitionModel(nn.Module):
+    """Predict the next latent features; built by a factory ``(in_dim, latent_dim)``.
+
+    Args:
+        in_dim: number of inputs, ``I``: latent features, a context, an action.
+        latent_dim: number of latent features, ``Z``.
+    """
+
+    def __init__(self, in_dim: int, latent_dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x_BI: Tensor) -> Gaussians:
+        """Map inputs ``[B, I]`` to ``K`` predictions, in single precision at least."""
+        raise NotImplementedError
+
+    def draw(self, predicted: Gaussians, generator: torch.Generator) -> Tensor:
+        """Return next latent features ``[B, Z]`` that are drawn from a prediction."""
+        return predicted.sample(generator)
+
+
+class Deterministic(TransitionModel):
+    """Predict one value with a standard deviation of 1: half the squared error is the loss.
+
+    Args:
+        in_dim: number of inputs.
+        latent_dim: number of latent features.
+        width: size of the hidden layer; 512 in DeepMDP's implementation for continuous control.
+
+    Raises:
+        ConfigurationError: if ``width`` is below 1.
+    """
+
+    def __init__(self, in_dim: int, latent_dim: int, *, width: int = 512) -> None:
+        super().__init__(in_dim, latent_dim)
+        require_at_least_one(width=width)
+        self.layers = nn.Sequential(*hidden_layer(in_dim, width), nn.Linear(width, latent_dim))
+
+    def forward(self, x_BI: Tensor) -> Gaussians:
+        """Map inputs ``[B, I]`` to one prediction."""
+        mean_KBZ = self.layers(x_BI).float()[None]
+        return Gaussians(mean_KBZ, torch.ones_like(mean_KBZ))
+
+    def draw(self, predicted: Gaussians, generator: torch.Generator) -> Tensor:
+        """Return the prediction itself."""
+        return predicted.mean_KBZ[0]
+
+
+class Probabilistic(TransitionModel):
+    """Predict a Gaussian for each latent feature.
+
+    Args:
+        in_dim: number of inputs.
+        latent_dim: number of latent features.
+        width: size of the hidden layer; 512 in deep_bisim4control.
+        min_std: lower bound of the standard deviations, above 0; 1e-4 in deep_bisim4control.
+        max_std: upper bound; 10 in deep_bisim4control.
+
+    Raises:
+        ConfigurationError: if ``width`` is below 1, or the bounds are not in
+            ``0 < min_std < max_std``.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        latent_dim: int,
+        *,
+        width: int = 512,
+        min_std: float = 1e-4,
+        max_std: float = 10.0,
+    ) -> None:
+        super().__init__(in_dim, latent_dim)
+        require_at_least_one(width=width)
+        if not 0 < min_std < max_std:
+            raise ConfigurationError(
+                f"min_std is {min_std} and max_std {max_std}: give 0 < min_std < max_std"
+            )
+        self._min_std = min_std
+        self._max_std = max_std
+        self.hidden = nn.Sequential(*hidden_layer(in_dim, width))
+        self.mean = nn.Linear(width, latent_dim)
+        self.std = nn.Linear(width, latent_dim)
+
+    def forward(self, x_BI: Tensor) -> Gaussians:
+        """Map inputs ``[B, I]`` to one prediction."""
+        hidden_BH = self.hidden(x_BI)
+        fraction_BZ = self.std(hidden_BH).float().sigmoid()
+        std_BZ = self._min_std + (self._max_std - self._min_std) * fraction_BZ
+        return Gaussians(self.mean(hidden_BH).float()[None], std_BZ[None])
+
+
+class TransitionEnsemble(TransitionModel):
+    """Train several ``Probabilistic`` models on the same transitions.
+
+    Args:
+        in_dim: number of inputs.
+        latent_dim: number of latent features.
+        size: number of models, ``K``; 5 in deep_bisim4control.
+        width: size of each hidden layer.
+        min_std: lower bound of the standard deviations, above 0.
+        max_std: upper bound.
+
+    Raises:
+        ConfigurationError: if ``size`` or ``width`` is below 1, or the bounds are not
+            ``0 < min_std < max_std``.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        latent_dim: int,
+        *,
+        size: int = 5,
+        width: int = 512,
+        min_std: float = 1e-4,
+        max_std: float = 10.0,
+    ) -> None:
+        super().__init__(in_dim, latent_dim)
+        require_at_least_one(size=size)
+        self.members = nn.ModuleList(
+            Probabilistic(in_dim, latent_dim, width=width, min_std=min_std, max_std=max_std)
+            for _ in range(size)
+        )
+
+    def forward(self, x_BI: Tensor) -> Gaussians:
+        """Map inputs ``[B, I]`` to ``K`` predictions."""
+        means, stds = zip(*(member(x_BI) for member in self.members), strict=True)
+        return Gaussians(torch.cat(means), torch.cat(stds))
+
+
+def hidden_layer(in_dim: int, width: int) -> tuple[nn.Module, ...]:
+    """Return the modules of a hidden layer with LayerNorm and ReLU."""
+    return nn.Linear(in_dim, width), nn.LayerNorm(width), nn.ReLU()

@@ -1,0 +1,56 @@
+"""Pictures of what an algorithm learns, such as reconstructions, after each evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+
+from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.pictures import log_picture
+from mtrl_lightning.runs import replacing
+
+FOLDER = "pictures"
+"""Folder of the pictures in a run's folder."""
+
+
+class PicturesCallback(SessionCallback):
+    """Write the algorithm's pictures to ``pictures/`` in the run's folder after each evaluation.
+
+    Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm without
+    pictures writes none.
+    """
+
+    key = "pictures"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Register with the session."""
+        super().setup(trainer, pl_module, stage)
+        self.session.after_evaluation.append(self._write)
+
+    @rank_zero_only
+    def _write(self) -> None:
+        session = self.session
+        env_steps = session.counters.env_steps
+        for name, picture in session.algorithm.pictures().items():
+            path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
+            try:
+                write_picture(path, picture)
+            except OSError as error:  # a picture is no reason to lose a run
+                rank_zero_warn(f"{path} could not be written: {error}")
+                continue
+            for logger in session.loggers:
+                log_picture(logger, name, path, env_steps)
+
+
+def write_picture(path: Path, picture: npt.NDArray[np.uint8]) -> None:
+    """Write a picture ``[H, W, 3]`` as a PNG file; its folder is made if it is missing."""
+    # imported here because only some runs need it
+    from PIL import Image
+
+    path.parent.mkdir(exist_ok=True)
+    with replacing(path) as unfinished:
+        Image.fromarray(picture).save(unfinished, format="png")

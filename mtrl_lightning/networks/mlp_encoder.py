@@ -1,0 +1,64 @@
+"""A perceptron that encodes state vectors.
+
+Shapes: ``B`` batch, ``D`` observation, ``F`` shared features, ``Z`` latent features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.encoder import require_vectors
+from mtrl_lightning.networks.hidden import HiddenLayers
+from mtrl_lightning.networks.projection import ProjectedEncoder
+
+
+class MLPEncoder(ProjectedEncoder):
+    """Encode a state vector with a perceptron, for representation losses on states.
+
+    The features are ``tanh(LayerNorm(W h + b))`` of the hidden layers ``h``, like those of
+    ``PixelEncoder``. Actor and critic share the hidden layers, which the critic's loss trains; the
+    actor has a projection of its own.
+
+    Args:
+        observation_space: one-dimensional observation space.
+        num_tasks: number of tasks, ``T``.
+        width: size of a hidden layer.
+        depth: number of hidden layers.
+        out_dim: number of latent features, ``Z``; 50 in SAC-AE.
+        context: context of each task, which is appended to the features and trained by auxiliary
+            losses alone, ``(num_tasks) -> TaskConditioning``; None for none.
+
+    Raises:
+        ConfigurationError: if observations are images, or a size is below 1.
+    """
+
+    def __init__(
+        self,
+        observation_space: Box,
+        num_tasks: int,
+        *,
+        width: int = 256,
+        depth: int = 1,
+        out_dim: int = 50,
+        context: Callable[[int], TaskConditioning] | None = None,
+    ) -> None:
+        super().__init__(observation_space, num_tasks)
+        require_vectors(observation_space, type(self).__name__)
+        self._sizes = (width, depth)
+        self._observation_dim = observation_space.shape[0]
+        self.hidden = HiddenLayers(self._observation_dim, width, depth, layer_norm=False)
+        self.add_projection(width, out_dim, context)
+
+    def layers(self, observation_BD: Tensor) -> Tensor:
+        """Map ``[B, D]`` to ``[B, F]``."""
+        return self.hidden(observation_BD)  # type: ignore[no-any-return]
+
+    def make_decoder(self) -> nn.Module:
+        """Return a perceptron of the same size from latent features to state vectors."""
+        width, depth = self._sizes
+        hidden = HiddenLayers(self.latent_dim, width, depth, layer_norm=False)
+        return nn.Sequential(hidden, nn.Linear(width, self._observation_dim))

@@ -1,0 +1,211 @@
+"""Convolutions that encode pictures, and the decoder that mirrors them.
+
+Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
+(SAC-AE); DrQ (Kostrikov et al. 2021) has the same ones.
+
+Shapes: ``B`` batch, ``S`` stacked frames, ``H`` height, ``W`` width, ``F`` shared features, ``Z``
+latent features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.experts import require_at_least_one
+from mtrl_lightning.networks.projection import ProjectedEncoder, orthogonal_linear
+
+KERNEL = 3
+"""Pixels of a convolution's side."""
+
+
+class PixelEncoder(ProjectedEncoder):
+    """Encode pictures with convolutions and a projection.
+
+    Observations are bytes ``[S, 3, H, W]``, ``S`` frames of which the last is the newest, or one
+    picture ``[3, H, W]``. They are divided by 255, and the frames' colors become channels. Each
+    convolution is followed by ReLU, and the last by ``tanh(LayerNorm(W x + b))``. Actor and critic
+    share the convolutions, which the critic's loss trains; the actor has a projection of its own.
+
+    Convolutions are initialized delta-orthogonally (Xiao et al. 2018): an orthogonal matrix at the
+    kernel's center and zeros elsewhere.
+
+    Args:
+        observation_space: space of bytes from 0 to 255.
+        num_tasks: number of tasks, ``T``.
+        channels: output channels of each convolution; 32 in SAC-AE.
+        strides: stride of each convolution, whose kernel has 3 x 3 pixels; 2, 1, 1, 1 in SAC-AE.
+        out_dim: number of latent features, ``Z``; 50 in SAC-AE.
+        context: context of each task, which is appended to the features and trained by auxiliary
+            losses alone, ``(num_tasks) -> TaskConditioning``; None for none.
+        channels_last: whether a pixel's channels lie together in memory.
+
+    Raises:
+        ConfigurationError: if observations are no pictures of bytes or too small for the strides,
+            or a number is below 1.
+    """
+
+    def __init__(
+        self,
+        observation_space: Box,
+        num_tasks: int,
+        *,
+        channels: int = 32,
+        strides: Sequence[int] = (2, 1, 1, 1),
+        out_dim: int = 50,
+        context: Callable[[int], TaskConditioning] | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__(observation_space, num_tasks)
+        require_pictures(observation_space, type(self).__name__)
+        require_at_least_one(channels=channels, strides=min(strides, default=0))
+        self._observation_shape = observation_space.shape
+        self._channels = channels
+        self._strides = list(strides)
+        self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        *stack, height, width = observation_space.shape
+        self._sizes = sizes_of(height, width, self._strides)
+        """Height and width of a picture before each convolution and after the last."""
+        convolutions: list[nn.Module] = []
+        in_channels = int(np.prod(stack))
+        for stride in self._strides:
+            convolution = nn.Conv2d(in_channels, channels, KERNEL, stride)
+            delta_orthogonal_(convolution)
+            convolutions += [convolution, nn.ReLU()]
+            in_channels = channels
+        self.convolutions = nn.Sequential(*convolutions)
+        height, width = self._sizes[-1]
+        self.add_projection(channels * height * width, out_dim, context)
+
+    def layers(self, observation_BD: Tensor) -> Tensor:
+        """Map bytes ``[B, S, 3, H, W]`` to ``[B, F]``."""
+        weight: Tensor = self.convolutions[0].weight  # type: ignore[assignment]
+        picture_BCHW = observation_BD.flatten(1, -3)
+        scaled_BCHW = picture_BCHW.to(weight.dtype, memory_format=self._memory_format) / 255
+        return self.convolutions(scaled_BCHW).flatten(1)  # type: ignore[no-any-return]
+
+    def make_decoder(self) -> nn.Module:
+        """Return a decoder with transposed convolutions of the same sizes and strides."""
+        return PixelDecoder(
+            self.latent_dim, self._channels, self._strides, self._sizes, self._observation_shape
+        )
+
+
+class PixelDecoder(nn.Module):
+    """Map latent features to pictures by transposed convolutions, a ``PixelEncoder`` backwards.
+
+    Args:
+        latent_dim: number of latent features, ``Z``.
+        channels: channels of the encoder's convolutions.
+        strides: strides of the encoder's convolutions.
+        sizes: height and width of a picture before each of them and after the last.
+        observation_shape: shape of an observation.
+    """
+
+    def __init__(
+        self,
+        latent_dim: int,
+        channels: int,
+        strides: Sequence[int],
+        sizes: Sequence[tuple[int, int]],
+        observation_shape: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self._observation_shape = tuple(observation_shape)
+        self._first_shape = (channels, *sizes[-1])
+        self.linear = orthogonal_linear(latent_dim, int(np.prod(self._first_shape)))
+        layers: list[nn.Module] = []
+        for place in reversed(range(len(strides))):
+            stride = strides[place]
+            is_last = place == 0
+            out_channels = int(np.prod(observation_shape[:-2])) if is_last else channels
+            # pixels at the edge that a convolution with this stride leaves out
+            left_out = [
+                before - ((after - 1) * stride + KERNEL)
+                for before, after in zip(sizes[place], sizes[place + 1], strict=True)
+            ]
+            layer = nn.ConvTranspose2d(
+                channels, out_channels, KERNEL, stride, output_padding=(left_out[0], left_out[1])
+            )
+            delta_orthogonal_(layer)
+            layers += [nn.ReLU(), layer]
+        self.convolutions = nn.Sequential(*layers)
+
+    def forward(self, z_BZ: Tensor) -> Tensor:
+        """Map ``[B, Z]`` to ``[B, S, 3, H, W]``."""
+        first_BCHW = self.linear(z_BZ).unflatten(1, self._first_shape)
+        return self.convolutions(
+            first_BCHW
+        ).unflatten(  # type: ignore[no-any-return]
+            1, self._observation_shape[:-2]
+        )
+
+
+def is_picture(observation_space: Box) -> bool:
+    """Return whether observations are pictures, one or several stacked ones, and not vectors."""
+    return len(observation_space.shape) >= 3
+
+
+def require_pictures(observation_space: Box, encoder: str) -> None:
+    """Check that observations are pictures of bytes.
+
+    Args:
+        observation_space: space of the observations.
+        encoder: the encoder's name, for the error.
+
+    Raises:
+        ConfigurationError: if they are not.
+    """
+    shape = observation_space.shape
+    if not is_picture(observation_space):
+        raise ConfigurationError(
+            f"the encoder {encoder} takes pictures,"
+            f" and observations have the shape {shape}: choose an encoder of state vectors"
+            " (-c encoder/mlp), or an environment whose observations are pixels"
+        )
+    if observation_space.dtype != np.uint8:
+        raise ConfigurationError(
+            f"the encoder {encoder} takes pictures of bytes (uint8, 0 to 255),"
+            f" and observations are {observation_space.dtype}:"
+            " leave out what changes them before the encoder"
+        )
+
+
+def sizes_of(height: int, width: int, strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Return a picture's height and width before each convolution and after the last.
+
+    Raises:
+        ConfigurationError: if it is too small for the convolutions; the message gives the least
+            size.
+    """
+    sizes = [(height, width)]
+    for stride in strides:
+        height, width = ((side - KERNEL) // stride + 1 for side in sizes[-1])
+        sizes.append((height, width))
+    if min(min(size) for size in sizes) < 1:
+        least = 1
+        for stride in reversed(strides):
+            least = (least - 1) * stride + KERNEL
+        raise ConfigurationError(
+            f"pictures of {sizes[0][0]} x {sizes[0][1]} pixels are too small for convolutions with"
+            f" the strides {', '.join(map(str, strides))}: give at least {least} x {least} pixels"
+            " (channels come before height and width), or fewer or smaller strides"
+            " (model.init_args.encoder.init_args.strides)"
+        )
+    return sizes
+
+
+@torch.no_grad()
+def delta_orthogonal_(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
+    """Fill a convolution: an orthogonal matrix at the kernel's center, zeros elsewhere."""
+    center = KERNEL // 2
+    nn.init.zeros_(layer.weight)
+    nn.init.orthogonal_(layer.weight[:, :, center, center], nn.init.calculate_gain("relu"))
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)

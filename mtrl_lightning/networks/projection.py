@@ -1,0 +1,181 @@
+"""Encoders whose layers actor and critic share, each with a projection of its own behind them.
+
+Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
+(SAC-AE): the actor's loss trains the actor's projection, and no layer that it shares.
+
+Shapes: ``B`` batch, ``C`` context, ``F`` shared features, ``R`` trained tasks, ``Z`` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.encoder import Encoder
+from mtrl_lightning.networks.experts import require_at_least_one
+from mtrl_lightning.networks.network import Network
+
+
+class Projection(nn.Module):
+    """Map shared features by ``tanh(LayerNorm(W x + b))``; what follows them stays as it is.
+
+    ``W`` is initialized orthogonally, ``b`` with zeros.
+
+    Args:
+        in_dim: number of shared features, ``F``.
+        out_dim: number of projected features, ``Z``.
+    """
+
+    def __init__(self, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.in_dim = in_dim
+        self.out_dim = out_dim
+        self.linear = orthogonal_linear(in_dim, out_dim)
+        self.norm = nn.LayerNorm(out_dim)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        """Map ``[B, F + C]`` to ``[B, Z + C]``; ``C`` may be 0."""
+        z_BZ = torch.tanh(self.norm(self.linear(x_BF[:, : self.in_dim])))
+        if x_BF.shape[1] == self.in_dim:
+            return z_BZ
+        return torch.cat([z_BZ, x_BF[:, self.in_dim :].to(z_BZ.dtype)], dim=-1)
+
+
+class ProjectedEncoder(Encoder):
+    """Base of encoders with layers that the actor shares and a projection that it does not share.
+
+    A subclass builds its layers, calls ``add_projection``, and computes the layers in ``layers``.
+    With a context, the output is ``projection(layers(o)) || sg(context(task))``: the losses of
+    critic and actor do not train the context.
+
+    Args:
+        observation_space: space of the observations.
+        num_tasks: number of tasks, ``T``.
+    """
+
+    projection: Projection
+
+    def __init__(self, observation_space: Box, num_tasks: int) -> None:
+        super().__init__(observation_space, num_tasks)
+        self._num_tasks = num_tasks
+
+    def add_projection(
+        self,
+        shared_dim: int,
+        latent_dim: int,
+        context: Callable[[int], TaskConditioning] | None,
+    ) -> None:
+        """Build what follows the layers.
+
+        Args:
+            shared_dim: number of features of the layers, ``F``.
+            latent_dim: number of projected features, ``Z``.
+            context: the tasks' context; None for none.
+
+        Raises:
+            ConfigurationError: if ``latent_dim`` is below 1.
+        """
+        require_at_least_one(out_dim=latent_dim)
+        self.projection = Projection(shared_dim, latent_dim)
+        self.out_dim = latent_dim
+        if context is not None:
+            self.context = context(self._num_tasks)
+            self.out_dim += self.context.out_dim
+
+    def layers(self, observation_BD: Tensor) -> Tensor:
+        """Map observations ``[B, ...]`` to ``[B, F]``."""
+        raise NotImplementedError
+
+    def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map observations ``[B, ...]`` and tasks ``[B]`` to ``[B, out_dim]``."""
+        return self.project(self.shared_features(observation_BD, task_B))
+
+    def latent(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return the features without the context's, ``[B, Z]``."""
+        return self.projection(self.layers(observation_BD))  # type: ignore[no-any-return]
+
+    def shared_features(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return the layers' features and the context, ``[B, F + C]``."""
+        shared_BF = self.layers(observation_BD)
+        if self.context is None:
+            return shared_BF
+        context_BC = self.context(task_B).detach()
+        return torch.cat([shared_BF, context_BC.to(shared_BF.dtype)], dim=-1)
+
+    def project(self, shared_BF: Tensor) -> Tensor:
+        """Map the shared features to the output, ``[B, out_dim]``."""
+        return self.projection(shared_BF)  # type: ignore[no-any-return]
+
+    def make_projection(self) -> Projection:
+        """Return a new projection for the actor."""
+        return Projection(self.projection.in_dim, self.projection.out_dim)
+
+
+class ProjectedNetwork(Network):
+    """Apply a projection, which tasks share, and then a network.
+
+    Args:
+        projection: maps what the network is given to its inputs.
+        network: the network.
+    """
+
+    def __init__(self, projection: nn.Module, network: Network) -> None:
+        super().__init__()
+        self.projection = projection
+        self.network = network
+
+    def forward(self, x_BF: Tensor, task_B: Tensor) -> Tensor:
+        """Map shared features ``[B, F]`` and tasks ``[B]`` to ``[B, out_dim]``."""
+        return self.network(self.projection(x_BF), task_B)  # type: ignore[no-any-return]
+
+    def shared_parameters(self) -> Iterator[Parameter]:
+        """Yield the projection's parameters and those that the network's tasks share."""
+        yield from self.projection.parameters()
+        yield from self.network.shared_parameters()
+
+    def last_shared_weight(self) -> Parameter:
+        """Return the network's, or the projection's where the network's tasks share nothing."""
+        if any(True for _ in self.network.shared_parameters()):
+            return self.network.last_shared_weight()
+        return super().last_shared_weight()
+
+    def mask_losses(self, loss_R: Tensor) -> Tensor:
+        """Return what the network returns."""
+        return self.network.mask_losses(loss_R)
+
+    def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
+        """Let the network change its parameters."""
+        self.network.after_step(loss_R, task_R, generator)
+
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
+        """Let the network scale its outputs."""
+        return self.network.scale_outputs(scale_T, shift_T)
+
+
+def with_projection(
+    make_network: Callable[[int, int, int], Network], encoder: Encoder, out_dim: int, num_tasks: int
+) -> Network:
+    """Return a network of an encoder's shared features, with a projection of its own if it has one.
+
+    Args:
+        make_network: ``(in_dim, out_dim, num_tasks) -> Network``.
+        encoder: what comes before it.
+        out_dim: number of outputs.
+        num_tasks: number of tasks, ``T``.
+    """
+    network = make_network(encoder.out_dim, out_dim, num_tasks)
+    projection = encoder.make_projection()
+    return network if projection is None else ProjectedNetwork(projection, network)
+
+
+def orthogonal_linear(in_dim: int, out_dim: int) -> nn.Linear:
+    """Return a linear layer with orthogonal weights and zero biases."""
+    linear = nn.Linear(in_dim, out_dim)
+    nn.init.orthogonal_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

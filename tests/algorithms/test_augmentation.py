@@ -1,0 +1,117 @@
+"""The random shift against a loop, and its draws."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import RandomShift
+from mtrl_lightning.algorithms.augmentation import shifted
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import PixelEncoder
+from tests.algorithms import make_batch, make_sac, make_spec, picture_spec, train
+
+SPEC = picture_spec()
+
+
+def with_generator(padding=4, seed=0):
+    transform = RandomShift(SPEC, padding)
+    generator = torch.Generator().manual_seed(seed)
+    transform.generator = lambda device: generator
+    return transform
+
+
+def naive(pictures, offsets, padding):
+    """Pad and crop picture after picture."""
+    result = np.empty_like(pictures)
+    edges = [(0, 0)] * (pictures.ndim - 3) + [(padding, padding)] * 2
+    height, width = pictures.shape[-2:]
+    for row, (y, x) in enumerate(offsets):
+        padded = np.pad(pictures[row], edges, mode="edge")
+        result[row] = padded[..., y : y + height, x : x + width]
+    return result
+
+
+@pytest.mark.parametrize("padding", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_it_is_the_loop(padding, dtype):
+    pictures = make_batch(SPEC).observation_BD.to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    offsets = torch.randint(2 * padding + 1, (len(pictures), 2), generator=generator)
+    offsets[0] = 0
+    offsets[1] = 2 * padding
+    found = shifted(pictures, offsets, padding)
+    assert found.dtype == dtype
+    expected = naive(pictures.numpy(), offsets.tolist(), padding)
+    assert np.array_equal(found.numpy(), expected)
+    assert torch.equal(shifted(pictures, torch.full_like(offsets, padding), padding), pictures)
+
+
+def test_every_shift_is_drawn_and_observations_are_shifted_independently():
+    batch = make_batch(SPEC, rows=200)
+    same = batch._replace(next_observation_BD=batch.observation_BD)
+    transform = with_generator(padding=1)
+    after = transform(same)
+    seen = {"observation_BD": set(), "next_observation_BD": set()}
+    num_equal = 0
+    candidates = {
+        (y, x): shifted(batch.observation_BD, torch.tensor([[y, x]]).expand(600, 2), 1)
+        for y in range(3)
+        for x in range(3)
+    }
+    chosen = []
+    for name, offsets in seen.items():
+        found = getattr(after, name)
+        matches = torch.stack(
+            [(found == picture).flatten(1).all(1) for picture in candidates.values()], 1
+        )
+        assert (matches.sum(1) == 1).all(), "each row is one crop, the same for its frames"
+        chosen.append(matches.int().argmax(1))
+        offsets |= {list(candidates)[place] for place in chosen[-1].tolist()}
+        assert offsets == set(candidates)
+    num_equal = int((chosen[0] == chosen[1]).sum())
+    assert 30 < num_equal < 110  # a ninth of 600
+    for name in ("action_BA", "reward_B", "terminated_B", "task_B"):
+        assert torch.equal(getattr(after, name), getattr(batch, name))
+
+
+def test_the_policy_acts_on_pictures_as_they_are():
+    picture_BD = make_batch(SPEC).observation_BD
+    assert with_generator().observation(picture_BD, None) is picture_BD
+
+
+def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
+    options = {
+        "encoder": partial(PixelEncoder, channels=2, out_dim=4),
+        "transforms": [RandomShift, partial(RandomShift, padding=2)],
+    }
+    sac, other = (make_sac(SPEC, seed=3, **options) for _ in range(2))
+    train(sac, 2)
+    used = sac.generators.state_dict()
+    # the reward scale is the first transform, and draws nothing
+    assert {"transform_1", "transform_2"} <= set(used["used"])
+    other.generators.load_state_dict(used)
+    batch = make_batch(SPEC)
+    pictures = [one.transform(batch).observation_BD for one in (sac, other)]
+    assert torch.equal(*pictures)
+    assert not torch.equal(pictures[0], sac.transform(batch).observation_BD)
+    fresh = make_sac(SPEC, seed=3, **options)
+    first = fresh.transform(batch).observation_BD
+    monkeypatch.setattr("mtrl_lightning.distributed.rank", lambda: 1)
+    second = make_sac(SPEC, seed=3, **options).transform(batch).observation_BD
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("spec", "padding", "message"),
+    [
+        (make_spec(), 4, r"observations have the shape \(4,\): take it out of"),
+        (SPEC, 0, "padding is 0: give at least 1"),
+    ],
+)
+def test_what_it_cannot_shift_is_refused(spec, padding, message):
+    with pytest.raises(ConfigurationError, match=message):
+        RandomShift(spec, padding)

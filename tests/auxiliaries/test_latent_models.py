@@ -1,0 +1,270 @@
+"""DeepMDP's and HiP-BMDP's losses by loops over rows, and what they train."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from mtrl_lightning.auxiliaries import (
+    Deterministic,
+    HiPBMDP,
+    LatentDynamics,
+    Probabilistic,
+    TransitionEnsemble,
+)
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import CARE, Embedding, Identity, MLPEncoder, OneHot
+from tests.algorithms import make_batch, make_spec
+from tests.auxiliaries import STATES, STATES_CONTEXT, inputs, make_encoder, reached
+
+SPEC = make_spec(4, train_tasks=[0, 2, 3])
+ROWS = 3
+BATCH = make_batch(SPEC, ROWS)
+MODELS = {
+    "deterministic": partial(Deterministic, width=6),
+    "probabilistic": partial(Probabilistic, width=6, max_std=2.0),
+    "ensemble": partial(TransitionEnsemble, size=3, width=6),
+}
+
+
+def row(number):
+    """Return one transition of the batch, as batches of one row."""
+    return BATCH._replace(
+        **{
+            name: getattr(BATCH, name)[number : number + 1]
+            for name in ("observation_BD", "action_BA", "reward_B", "next_observation_BD", "task_B")
+        }
+    )
+
+
+def features(encoder, transition):
+    z = encoder.latent(transition.observation_BD, transition.task_B)
+    next_z = encoder.latent(transition.next_observation_BD, transition.task_B)
+    return z, next_z
+
+
+def members_of(model):
+    """Return the mean and the standard deviation of each member for one input."""
+    if isinstance(model, TransitionEnsemble):
+        return [pair for member in model.members for pair in members_of(member)]
+    if isinstance(model, Deterministic):
+        return [lambda x: (model.layers(x), torch.ones(1))]
+
+    def member(x):
+        hidden = model.hidden(x)
+        low, high = model._min_std, model._max_std
+        return model.mean(hidden), low + (high - low) / (1 + torch.exp(-model.std(hidden)))
+
+    return [member]
+
+
+def naive_losses(auxiliary, encoder):
+    """Return the models' loss of each trained task, row after row."""
+    losses = []
+    for number in range(len(BATCH.reward_B)):
+        transition = row(number)
+        z, next_z = features(encoder, transition)
+        parts = [z, transition.action_BA]
+        if encoder.context is not None:
+            parts.insert(1, encoder.context(transition.task_B))
+        x = torch.cat(parts, 1)
+        total = (auxiliary.reward(x)[0, 0] - transition.reward_B[0]) ** 2
+        members = members_of(auxiliary.transition)
+        for member in members:
+            mean, std = member(x)
+            for i in range(5):
+                s = std.flatten()[i % std.numel()]
+                nll = ((mean[0, i] - next_z[0, i]) / s) ** 2 / 2 + torch.log(s)
+                total = total + nll / 5 / len(members)
+        losses.append(total)
+    return torch.stack(losses).view(3, ROWS).mean(1)
+
+
+@pytest.mark.parametrize("make", [STATES, STATES_CONTEXT])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_loss_of_a_latent_model(make, model):
+    encoder = make_encoder(SPEC, make)
+    auxiliary = LatentDynamics(SPEC, encoder, transition=MODELS[model], width=6)
+    loss_R = auxiliary.loss(BATCH, inputs(encoder))
+    torch.testing.assert_close(loss_R, naive_losses(auxiliary, encoder))
+    wanted = {"hidden", "projection", "transition", "reward"}
+    wanted |= {"context"} if encoder.context is not None else set()
+    assert reached(loss_R.sum(), encoder, auxiliary) == wanted
+
+
+def test_the_target_gets_no_gradient():
+    encoder = make_encoder(SPEC, STATES)
+    auxiliary = LatentDynamics(SPEC, encoder, width=6, transition=MODELS["deterministic"])
+    still = BATCH._replace(observation_BD=torch.zeros_like(BATCH.observation_BD))
+    auxiliary.loss(still, inputs(encoder)).sum().backward()
+    # the first layer's weights multiply zeros in the observation, and only there have a gradient
+    assert not encoder.hidden[0].weight.grad.any()
+
+
+def test_the_errors_are_logged():
+    encoder = make_encoder(SPEC, STATES)
+    auxiliary = LatentDynamics(SPEC, encoder, width=6, transition=MODELS["deterministic"])
+    loss_R = auxiliary.loss(BATCH, inputs(encoder))
+    found = auxiliary.metrics()
+    assert set(found) == {"transition_error", "reward_error"}
+    total = found["transition_error"] / 2 + found["reward_error"]
+    torch.testing.assert_close(total, loss_R.detach().mean())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_reward_may_be_of_the_predicted_next_features(model):
+    encoder = make_encoder(SPEC)
+    auxiliary = LatentDynamics(
+        SPEC, encoder, transition=MODELS[model], width=6, reward_from="next_features"
+    )
+    assert auxiliary.reward[0].in_features == 5
+    first, again, other = (auxiliary.loss(BATCH, inputs(encoder, s)) for s in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert torch.equal(first, other) == (model == "deterministic"), "only a distribution is drawn"
+    z, _ = features(encoder, BATCH)
+    x = torch.cat([z, encoder.context(BATCH.task_B), BATCH.action_BA], 1)
+    if model == "deterministic":
+        error_B = (auxiliary.reward(auxiliary.transition.layers(x))[:, 0] - BATCH.reward_B) ** 2
+        torch.testing.assert_close(auxiliary.metrics()["reward_error"], error_B.detach().mean())
+    trained = reached(first.sum(), encoder, auxiliary)
+    assert trained == {"hidden", "projection", "context", "transition", "reward"}
+
+
+def test_the_standard_deviations_stay_in_their_bounds():
+    model = Probabilistic(2, 3, width=4, min_std=0.5, max_std=2.0)
+    with torch.no_grad():
+        model.std.weight *= 1e3
+    std = model(torch.randn(50, 2)).std_KBZ
+    assert 0.5 <= std.min() < 0.51 and 1.99 < std.max() <= 2.0
+
+
+@pytest.mark.parametrize("form", ["squared", "absolute"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_distance_loss(form, model):
+    encoder = make_encoder(SPEC)
+    options = {"transition": MODELS[model], "width": 6, "distance_loss": form}
+    auxiliary = HiPBMDP(SPEC, encoder, distance_weight=0.5, **options)
+    plain = naive_losses(auxiliary, encoder)
+    theta = {task: encoder.context(torch.tensor([task]))[0] for task in (0, 2, 3)}
+    members = members_of(auxiliary.transition)
+    expected, distances = [], []
+    for number in range(len(BATCH.reward_B)):
+        transition = row(number)
+        z, _ = features(encoder, transition)
+        own = int(transition.task_B[0])
+        for other in {0, 2, 3} - {own}:
+            distance = math.dist(theta[own].tolist(), theta[other].tolist())
+            distances.append(distance)
+            predicted = 0.0
+            for member in members:
+                (mean, std), (other_mean, other_std) = (
+                    member(torch.cat([z[0], theta[task], transition.action_BA[0]])[None])
+                    for task in (own, other)
+                )
+                square = ((mean - other_mean) ** 2).sum() + ((std - other_std) ** 2).sum()
+                predicted += math.sqrt(square) / len(members)
+            difference = distance - predicted
+            expected.append(difference**2 if form == "squared" else abs(difference))
+    by_task = torch.tensor(expected).view(3, -1).mean(1)
+    loss_R = auxiliary.loss(BATCH, inputs(encoder))
+    torch.testing.assert_close(loss_R, plain + 0.5 * by_task)
+    found = float(auxiliary.metrics()["embedding_distance"])
+    assert found == pytest.approx(sum(distances) / len(distances))
+
+
+def test_the_distance_loss_moves_the_context_alone():
+    encoder = make_encoder(SPEC)
+    options = {"transition": MODELS["probabilistic"], "width": 6}
+    plain = HiPBMDP(SPEC, encoder, distance_weight=0.0, **options)
+    weighted = HiPBMDP(SPEC, encoder, distance_weight=0.3, **options)
+    weighted.load_state_dict(plain.state_dict())
+    difference = weighted.loss(BATCH, inputs(encoder)) - plain.loss(BATCH, inputs(encoder))
+    parts = reached(difference.sum(), encoder.context)
+    assert parts == {"embedding", "hidden", "output"}
+    others = [*encoder.hidden.parameters(), *encoder.projection.parameters()]
+    others += [*weighted.parameters()]
+    for module in (weighted, encoder):
+        module.zero_grad()
+    weighted.loss(BATCH, inputs(encoder)).sum().backward()
+    gradients = [p.grad.clone() for p in others]
+    weighted._distance_weight = 0.0
+    for module in (weighted, encoder):
+        module.zero_grad()
+    weighted.loss(BATCH, inputs(encoder)).sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(gradients, others, strict=True))
+
+
+def test_other_tasks_may_be_drawn():
+    encoder = make_encoder(SPEC)
+    auxiliary = HiPBMDP(SPEC, encoder, num_others=1, width=6)
+    generator = torch.Generator().manual_seed(0)
+    pairs = set()
+    for _ in range(20):
+        own_B, other_BM = auxiliary._pairs(3 * ROWS, generator)
+        assert other_BM.shape == (3 * ROWS, 1)
+        assert own_B.tolist() == [0] * ROWS + [1] * ROWS + [2] * ROWS
+        pairs |= set(zip(own_B.tolist(), other_BM[:, 0].tolist(), strict=True))
+    assert pairs == {(i, j) for i in range(3) for j in range(3) if i != j}
+    both = HiPBMDP(SPEC, encoder, num_others=2, width=6)
+    _, drawn_BM = both._pairs(3 * ROWS, generator)
+    _, all_BM = HiPBMDP(SPEC, encoder, width=6)._pairs(3 * ROWS, generator)
+    assert torch.equal(drawn_BM.sort().values, all_BM.sort().values)
+
+
+def test_the_context_of_care_is_one():
+    spec = SPEC._replace(task_names=("reach-v3", "push-v3", "door-open-v3", "window-open-v3"))
+    sizes = {"num_experts": 2, "width": 6, "depth": 1, "out_dim": 5, "context_dim": 5}
+    encoder = make_encoder(spec, partial(CARE, conditioning=Embedding, **sizes))
+    auxiliary = HiPBMDP(spec, encoder, width=6)
+    loss_R = auxiliary.loss(BATCH, inputs(encoder))
+    assert {"experts", "context"} <= reached(loss_R.sum(), encoder, auxiliary)
+
+
+ONE = make_spec(2, train_tasks=[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "make", "options", "message"),
+    [
+        (HiPBMDP, ONE, STATES_CONTEXT, {}, "only task-1 is trained: train on at least two"),
+        (HiPBMDP, SPEC, STATES, {}, "MLPEncoder has none: choose -c encoder/mlp_context"),
+        (HiPBMDP, SPEC, Identity, {}, "Identity has none"),
+        (HiPBMDP, SPEC, partial(MLPEncoder, context=OneHot), {}, "OneHot has nothing to learn"),
+        (HiPBMDP, SPEC, STATES_CONTEXT, {"num_others": 3}, "num_others is 3, and 3 tasks"),
+        (HiPBMDP, SPEC, STATES_CONTEXT, {"num_others": 0}, "num_others is 0"),
+        (HiPBMDP, SPEC, STATES_CONTEXT, {"distance_weight": -1}, "distance_weight is -1"),
+        (HiPBMDP, SPEC, STATES_CONTEXT, {"distance_loss": "cubed"}, "distance_loss is 'cubed'"),
+        (LatentDynamics, SPEC, Identity, {}, "Identity has nothing to train: .*-c encoder/mlp"),
+        (LatentDynamics, SPEC, STATES, {"width": 0}, "width is 0"),
+        (LatentDynamics, SPEC, STATES, {"reward_from": "z"}, "reward_from is 'z'"),
+        (LatentDynamics, SPEC, STATES, {"after": "actor"}, "after is 'actor': give one of"),
+        (LatentDynamics, SPEC, STATES, {"weight_decay": -1}, "weight_decay is -1"),
+        (
+            LatentDynamics,
+            SPEC,
+            STATES,
+            {"transition": partial(Probabilistic, min_std=0.0)},
+            "min_std is 0.0",
+        ),
+        (
+            LatentDynamics,
+            SPEC,
+            STATES,
+            {"transition": partial(TransitionEnsemble, size=0)},
+            "size is 0",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(kind, spec, make, options, message):
+    encoder = make_encoder(spec, make)
+    with pytest.raises(ConfigurationError, match=message):
+        kind(spec, encoder, **options)
+
+
+def test_one_task_may_have_a_latent_model():
+    encoder = make_encoder(ONE, STATES)
+    auxiliary = LatentDynamics(ONE, encoder, width=6)
+    assert auxiliary.loss(make_batch(ONE), inputs(encoder)).shape == (1,)

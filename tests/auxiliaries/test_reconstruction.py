@@ -1,0 +1,120 @@
+"""SAC-AE's autoencoder: its loss, its targets, its pictures."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.auxiliaries import Reconstruction
+from mtrl_lightning.auxiliaries.reconstruction import preprocessed
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import CARE, AppendTask, Embedding, Identity, PixelEncoder
+from tests.algorithms import make_batch, make_sac, make_spec, picture_spec, train
+from tests.auxiliaries import PICTURES, STATES, STATES_CONTEXT, inputs, make_encoder, reached
+
+SPEC = picture_spec()
+BATCH = make_batch(SPEC, rows=3)
+
+
+def test_bytes_are_reduced_to_five_bits_with_noise():
+    byte_B = torch.arange(256, dtype=torch.uint8)
+    noise_B = torch.rand(256, generator=torch.Generator().manual_seed(4))
+    found = preprocessed(byte_B, torch.Generator().manual_seed(4))
+    for byte in range(256):
+        expected = (byte // 8) / 32 + float(noise_B[byte]) / 32 - 0.5
+        assert float(found[byte]) == pytest.approx(expected, abs=1e-7)
+    assert found.min() >= -0.5 and found.max() <= 0.5
+
+
+def test_the_loss_of_pictures():
+    encoder = make_encoder(SPEC, PICTURES)
+    auxiliary = Reconstruction(SPEC, encoder, latent_weight=0.3)
+    z_BZ = encoder(BATCH.observation_BD, BATCH.task_B)
+    target = preprocessed(BATCH.observation_BD, torch.Generator().manual_seed(0))
+    error_B = ((auxiliary.decoder(z_BZ) - target) ** 2).mean((1, 2, 3, 4))
+    expected = (error_B + 0.3 * (z_BZ**2).sum(1) / 2).view(3, 3).mean(1)
+    loss_R = auxiliary.loss(BATCH, inputs(encoder))
+    torch.testing.assert_close(loss_R, expected)
+    found = auxiliary.metrics()["reconstruction_error"]
+    torch.testing.assert_close(found, error_B.detach().mean())
+    trained = reached(loss_R.sum(), encoder, auxiliary)
+    assert trained == {"convolutions", "projection", "decoder"}
+
+
+@pytest.mark.parametrize("make", [STATES, STATES_CONTEXT])
+def test_the_loss_of_states_leaves_padding_out(make):
+    spec = make_spec()._replace(observation_sizes=(4, 2, 3))
+    encoder = make_encoder(spec, make)
+    auxiliary = Reconstruction(spec, encoder, latent_weight=0.0)
+    batch = make_batch(spec, rows=2)
+    mask_BD = torch.from_numpy(spec.observation_mask_TD)[batch.task_B]
+    batch = batch._replace(observation_BD=batch.observation_BD * mask_BD)
+    decoded = auxiliary.decoder(encoder.latent(batch.observation_BD, batch.task_B))
+    error = (decoded - batch.observation_BD) ** 2
+    expected = [error[2 * task : 2 * task + 2, :size].mean() for task, size in enumerate((4, 2, 3))]
+    torch.testing.assert_close(auxiliary.loss(batch, inputs(encoder)), torch.stack(expected))
+    assert auxiliary.pictures(encoder) == {}
+
+
+def test_pictures_show_the_newest_frame_and_what_is_decoded():
+    encoder = make_encoder(SPEC, PICTURES)
+    auxiliary = Reconstruction(SPEC, encoder)
+    auxiliary.loss(BATCH, inputs(encoder))
+    picture = auxiliary.pictures(encoder)["reconstruction"]
+    assert picture.dtype == np.uint8 and picture.shape == (2 * 17, 3 * 19, 3)
+    observation_BD = BATCH.observation_BD.numpy()
+    for task in range(3):
+        columns = slice(19 * task, 19 * (task + 1))
+        newest = observation_BD[3 * task, -1].transpose(1, 2, 0)
+        assert np.array_equal(picture[:17, columns], newest)
+        row = slice(3 * task, 3 * task + 1)
+        z_BZ = encoder(BATCH.observation_BD[row], BATCH.task_B[row])
+        decoded = auxiliary.decoder(z_BZ)[0, -1].detach().numpy().transpose(1, 2, 0)
+        shown = np.clip((decoded + 0.5) * 255, 0, 255)
+        np.testing.assert_allclose(picture[17:, columns], shown, atol=0.51)
+
+
+def test_it_learns_pictures():
+    spec = picture_spec(1)
+    encoder = make_encoder(spec, partial(PixelEncoder, channels=8, strides=(2, 1), out_dim=8))
+    auxiliary = Reconstruction(spec, encoder, learning_rate=3e-3)
+    optimizer = auxiliary.make_optimizer([*encoder.parameters(), *auxiliary.parameters()])
+    picture_BD = torch.zeros(4, *spec.observation_space.shape, dtype=torch.uint8)
+    picture_BD[:, ..., :8] = 255
+    picture_BD[2:] = 255 - picture_BD[2:]
+    batch = make_batch(spec, rows=4)._replace(observation_BD=picture_BD)
+    losses = []
+    for i in range(40):
+        optimizer.zero_grad()
+        loss = auxiliary.loss(batch, inputs(encoder, i)).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.4 * losses[0]
+
+
+def test_an_observation_of_each_task_is_saved_for_pictures():
+    options = {"encoder": PICTURES, "auxiliaries": [Reconstruction]}
+    sac = train(make_sac(SPEC, seed=1, **options), 1)
+    other = make_sac(SPEC, seed=2, **options)
+    other.load_state_dict(sac.state_dict())
+    for name, picture in sac.pictures().items():
+        assert np.array_equal(other.pictures()[name], picture)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (Identity, {}, "Identity has nothing to train"),
+        (partial(AppendTask, conditioning=Embedding), {}, "AppendTask has no decoder"),
+        (partial(CARE, conditioning=Embedding), {}, "CARE has no decoder.*-c encoder/mlp"),
+        (STATES, {"latent_weight": -1.0}, "latent_weight is -1.0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, options, message):
+    spec = make_spec()
+    with pytest.raises(ConfigurationError, match=message):
+        Reconstruction(spec, make_encoder(spec, make), **options)

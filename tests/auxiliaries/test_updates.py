@@ -1,0 +1,319 @@
+"""Which parameters each step of an update changes, in which order; what a checkpoint restores."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning.algorithms import RandomShift
+from mtrl_lightning.algorithms.update import Update
+from mtrl_lightning.auxiliaries import (
+    HiPBMDP,
+    LatentDynamics,
+    Probabilistic,
+    Reconstruction,
+    TransitionEnsemble,
+)
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
+from tests.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    make_batch,
+    make_sac,
+    make_spec,
+    picture_spec,
+    train,
+)
+from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
+from tests.auxiliaries import PICTURES, PICTURES_CONTEXT, STATES, STATES_CONTEXT
+from tests.gradients.test_every_method import METHODS
+
+NETWORKS = {
+    "mlp": partial(MLP, width=16, depth=1, output_bound=0.3),
+    "multi_head": partial(MultiHead, width=16, depth=1, output_bound=0.3),
+}
+probabilistic = partial(Probabilistic, width=8)
+ensemble = partial(TransitionEnsemble, size=2, width=8)
+STATE_CASES = {
+    "sac_ae": (STATES, [Reconstruction]),
+    "sac_ae, context": (STATES_CONTEXT, [Reconstruction]),
+    "deepmdp": (STATES, [partial(LatentDynamics, width=8)]),
+    "deepmdp, probabilistic": (STATES, [partial(LatentDynamics, transition=probabilistic)]),
+    "deepmdp, ensemble": (
+        STATES,
+        [partial(LatentDynamics, transition=ensemble, reward_from="next_features")],
+    ),
+    "hipbmdp": (STATES_CONTEXT, [partial(HiPBMDP, width=8, num_others=1)]),
+    "both": (STATES_CONTEXT, [partial(HiPBMDP, width=8), Reconstruction]),
+}
+PICTURE_CASES = {
+    "sac_ae": (PICTURES, [Reconstruction]),
+    "deepmdp": (PICTURES, [partial(LatentDynamics, width=8)]),
+    "hipbmdp": (PICTURES_CONTEXT, [partial(HiPBMDP, width=8)]),
+    "drq": (PICTURES, []),
+}
+CASES = {
+    **{f"states: {name}": (make_spec(), *case) for name, case in STATE_CASES.items()},
+    **{f"pictures: {name}": (picture_spec(), *case) for name, case in PICTURE_CASES.items()},
+}
+"""Every auxiliary with states and with pictures; DrQ's shift has no meaning for states."""
+MATRIX = [name for name in CASES if "," not in name]
+"""One of each auxiliary: its variants have the same parameters as it and other models."""
+
+
+def case_sac(name, network="mlp", **options):
+    spec, encoder, auxiliaries = CASES[name]
+    made = NETWORKS[network]
+    given = {"actor": made, "critic": made, "encoder_tau": 0.05, **options}
+    if name == "pictures: drq":
+        given["transforms"] = [RandomShift]
+    if "context" in name or "hipbmdp" in name:
+        given["conditioning"] = NoConditioning  # the features contain the context
+    return make_sac(spec, encoder=encoder, auxiliaries=auxiliaries, **given)
+
+
+def recorded(sac, monkeypatch):
+    """Make an update; return its steps in order, each with the modules that it changed."""
+    steps = []
+
+    def modules_of(before):
+        parts = {name.split(".")[0]: set() for name in before}
+        for name, value in sac.state_dict().items():
+            if isinstance(value, torch.Tensor) and not torch.equal(value, before[name]):
+                depth = 2 if name.startswith(("encoder", "actor", "auxiliaries")) else 1
+                parts[name.split(".")[0]].add(".".join(name.split(".")[:depth]))
+        return set().union(*parts.values())
+
+    def record(name, call):
+        before = {
+            key: value.detach().clone()
+            for key, value in sac.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+        result = call()
+        steps.append((name, modules_of(before)))
+        return result
+
+    make_step = Update.__call__
+    monkeypatch.setattr(
+        Update, "__call__", lambda self, *args: record(self.name, lambda: make_step(self, *args))
+    )
+    move = sac.targets.step
+    monkeypatch.setattr(sac.targets, "step", lambda: record("targets", move))
+    sac.training_step(make_batch(sac.spec), 0)
+    return steps
+
+
+CRITIC_STATES = {"encoder.hidden", "encoder.projection", "critic"}
+ACTOR = {"actor.projection", "actor.network"}
+TARGETS = {"target_critic", "target_encoder"}
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "wanted"),
+    [
+        (
+            "states: deepmdp",
+            "critic",
+            [
+                ("critic", CRITIC_STATES),
+                ("latentdynamics", {"encoder.hidden", "encoder.projection", "auxiliaries.0"}),
+                ("actor", ACTOR),
+                ("temperature", {"temperature"}),
+                ("targets", TARGETS),
+            ],
+        ),
+        (
+            "states: hipbmdp",
+            "critic",
+            [
+                ("critic", CRITIC_STATES),
+                (
+                    "hipbmdp",
+                    {"encoder.hidden", "encoder.projection", "encoder.context", "auxiliaries.0"},
+                ),
+                ("actor", ACTOR),
+                ("temperature", {"temperature"}),
+                ("targets", TARGETS),
+            ],
+        ),
+        (
+            "states: deepmdp",
+            "targets",  # mtrl's order
+            [
+                ("critic", CRITIC_STATES),
+                ("actor", ACTOR),
+                ("temperature", {"temperature"}),
+                ("targets", TARGETS),
+                ("latentdynamics", {"encoder.hidden", "encoder.projection", "auxiliaries.0"}),
+            ],
+        ),
+        (
+            "pictures: sac_ae",
+            "targets",
+            [
+                ("critic", {"encoder.convolutions", "encoder.projection", "critic"}),
+                ("actor", ACTOR),
+                ("temperature", {"temperature"}),
+                ("targets", TARGETS),
+                (
+                    "reconstruction",
+                    {"encoder.convolutions", "encoder.projection", "auxiliaries.0"},
+                ),
+            ],
+        ),
+    ],
+)
+def test_what_each_step_changes_and_in_which_order(monkeypatch, name, after, wanted):
+    sac = case_sac(name)
+    auxiliary = sac.auxiliaries[0]
+    assert auxiliary.after == ("targets" if "sac_ae" in name else "critic"), "the default"
+    auxiliary.after = after
+    attach(sac)
+    assert recorded(sac, monkeypatch) == wanted
+
+
+def test_actor_and_targets_are_delayed_and_the_auxiliary_is_not(monkeypatch):
+    sac = case_sac("states: sac_ae", actor_every=2, target_every=2)
+    sac.counters.updates = 1
+    attach(sac)
+    assert [name for name, _ in recorded(sac, monkeypatch)] == ["critic", "reconstruction"]
+
+
+def test_each_parameter_is_in_the_optimizers_that_it_belongs_to():
+    """The encoder is in two, the actor's projection in the actor's; the decoder's weights decay."""
+    sac = case_sac("pictures: sac_ae")
+    optimizers = dict(zip([u.name for u in sac.updates], sac.configure_optimizers(), strict=True))
+
+    def owners(module: nn.Module):
+        return [
+            {
+                (name, group["weight_decay"])
+                for name, optimizer in optimizers.items()
+                for group in optimizer.param_groups
+                if any(parameter is own for own in group["params"])
+            }
+            for parameter in module.parameters()
+        ]
+
+    for module, wanted in (
+        (sac.encoder, {("critic", 0), ("reconstruction", 0.0)}),
+        (sac.critic, {("critic", 0)}),
+        (sac.actor, {("actor", 0)}),
+        (sac.auxiliaries, {("reconstruction", 1e-7)}),
+        (sac.temperature, {("temperature", 0)}),
+        (sac.target_encoder, set()),
+    ):
+        found = owners(module)
+        assert found and all(one == wanted for one in found)
+
+
+def test_one_adam_with_two_groups_makes_the_steps_of_two():
+    sac = case_sac("states: sac_ae", critic_optimizer=partial(torch.optim.SGD, lr=0.0))
+    sac.auxiliaries[0].weight_decay = 0.5
+    encoder, own = [*sac.encoder.parameters()], [*sac.auxiliaries[0].parameters()]
+    copies = [[p.detach().clone() for p in part] for part in (encoder, own)]
+    apart = [
+        torch.optim.Adam(copy, lr=1e-3, weight_decay=decay, fused=True)
+        for copy, decay in zip(copies, (0.0, 0.5), strict=True)
+    ]
+    attach(sac)
+    for i in range(3):
+        sac.training_step(make_batch(sac.spec, seed=i), i)
+        for optimizer, part, copy in zip(apart, (encoder, own), copies, strict=True):
+            for parameter, value in zip(copy, part, strict=True):
+                parameter.grad = value.grad.clone()
+            optimizer.step()
+    for part, copy in zip((encoder, own), copies, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(part, copy, strict=True))
+
+
+def test_the_target_encoder_has_a_tau_of_its_own():
+    sac = case_sac("states: deepmdp", tau=0.25, encoder_tau=0.5)
+    attach(sac)
+    before = [copy_of(module) for module in (sac.target_critic, sac.target_encoder)]
+    sac.update(make_batch(sac.spec))
+    parts = zip((sac.critic, sac.encoder), (sac.target_critic, sac.target_encoder), strict=True)
+    for (source, target), old, tau in zip(parts, before, (0.25, 0.5), strict=True):
+        sources = dict(source.named_parameters())
+        for name, value in target.named_parameters():
+            expected = old[name] + tau * (sources[name].detach() - old[name])
+            torch.testing.assert_close(value, expected)
+    for wrong in (0.0, 1.5):
+        with pytest.raises(ConfigurationError, match=f"encoder_tau is {wrong}"):
+            make_sac(encoder_tau=wrong)
+
+
+@pytest.mark.parametrize("gradient", METHODS)
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("name", MATRIX)
+def test_every_auxiliary_goes_with_every_gradient_method(name, network, gradient):
+    """No pair is left out."""
+    method = METHODS[gradient]
+    sac = case_sac(name, network, actor_gradient=method, critic_gradient=method)
+    before = copy_of(sac)
+    train(sac, 2)
+    metrics = sac.drain_metrics()
+    assert all(torch.isfinite(torch.tensor(list(metrics.values()))))
+    moved = changed(sac, before)
+    trained = {
+        key
+        for key, parameter in sac.named_parameters()
+        if key.startswith(("encoder", "actor", "critic", "auxiliaries"))
+    }
+    assert {key.split(".")[0] for key in moved} >= {key.split(".")[0] for key in trained}
+    for auxiliary in sac.auxiliaries:
+        assert f"train/{type(auxiliary).__name__.lower()}_loss" in metrics
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_restored_run_is_the_same_run(name, tmp_path):
+    options = {"tau": 0.1, "actor_every": 2}
+    whole, first, second = (case_sac(name, seed=seed, **options) for seed in (3, 3, 9))
+    train(whole, 4)
+    optimizers = attach(first)
+    train(first, 2)
+    checkpoint = through_a_file(checkpoint_of(first, optimizers), tmp_path)
+    load(second, checkpoint)
+    for optimizer, state in zip(attach(second), checkpoint["optimizer_states"], strict=True):
+        optimizer.load_state_dict(state)
+    train(second, 2, first=2)
+    assert changed(second, copy_of(whole)) == set()
+    assert second.drain_metrics() == whole.drain_metrics()
+
+
+def test_a_reset_keeps_the_auxiliaries_working():
+    sac = train(case_sac("states: hipbmdp"), 2)
+    before = copy_of(sac)
+    sac.reset_networks()
+    assert {name.split(".")[0] for name in changed(sac, before)} >= {"encoder", "actor", "critic"}
+    targets = dict(sac.target_encoder.named_parameters())
+    assert all(torch.equal(p, targets[name]) for name, p in sac.encoder.named_parameters())
+    train(sac, 1)
+
+
+def test_an_untrained_task_is_given_the_mean_context():
+    spec = make_spec(4, train_tasks=[0, 2, 3])
+    sac = make_sac(
+        spec,
+        encoder=STATES_CONTEXT,
+        auxiliaries=[partial(HiPBMDP, width=8)],
+        conditioning=NoConditioning,
+        actor=NETWORKS["mlp"],
+        critic=NETWORKS["mlp"],
+    )
+    train(sac, 2)
+    task_T = torch.arange(4)
+    context_TC = sac.encoder.context(task_T)
+    observation_BD = torch.randn(4, 4)
+    with sac._untrained_replaced(task_T.numpy()):
+        found_TC = sac.encoder(observation_BD, task_T)[:, 5:]
+    mean_C = context_TC[[0, 2, 3]].mean(0)
+    torch.testing.assert_close(found_TC[1], mean_C)
+    assert torch.equal(found_TC[[0, 2, 3]], context_TC[[0, 2, 3]])
+    assert not torch.allclose(context_TC[1], mean_C)

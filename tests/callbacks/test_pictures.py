@@ -1,0 +1,41 @@
+"""Pictures in a run's folder."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
+
+from mtrl_lightning.callbacks import PicturesCallback
+
+
+def test_each_evaluation_adds_a_picture(tmp_path, monkeypatch):
+    pictures = [np.full((4, 6, 3), value, np.uint8) for value in (7, 200)]
+    session = SimpleNamespace(
+        folder=tmp_path,
+        counters=SimpleNamespace(env_steps=0),
+        algorithm=SimpleNamespace(pictures=lambda: {"reconstruction": pictures[0]}),
+        loggers=[],
+    )
+    callback = PicturesCallback()
+    callback.session = session
+    callback._write()
+    session.counters.env_steps = 1200
+    session.algorithm.pictures = lambda: {"reconstruction": pictures[1]}
+    shown = []
+    logger = TensorBoardLogger(tmp_path)
+    writer = SimpleNamespace(add_image=lambda *args, **options: shown.append((args, options)))
+    monkeypatch.setattr(TensorBoardLogger, "experiment", writer)
+    session.loggers = [object(), logger]
+    callback._write()
+    files = sorted((tmp_path / "pictures").iterdir())
+    names = ["reconstruction_0000000000.png", "reconstruction_0000001200.png"]
+    assert [file.name for file in files] == names
+    for file, picture in zip(files, pictures, strict=True):
+        assert np.array_equal(np.asarray(Image.open(file)), picture)
+    assert shown == [(("reconstruction", pictures[1], 1200), {"dataformats": "HWC"})]
+    session.algorithm.pictures = dict
+    callback._write()
+    assert len(list((tmp_path / "pictures").iterdir())) == 2

@@ -1,0 +1,186 @@
+"""Encoders with a projection of their own for the actor: states and pictures."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gymnasium.spaces import Box
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import (
+    CARE,
+    MLP,
+    Embedding,
+    Identity,
+    MixtureOfEncoders,
+    MLPEncoder,
+    MultiHead,
+    PixelEncoder,
+    ProjectedNetwork,
+    Projection,
+    Separate,
+    Standardize,
+    TaskEncoder,
+)
+
+VECTORS = Box(-np.inf, np.inf, (4,), np.float32)
+PICTURES = Box(0, 255, (2, 3, 17, 19), np.uint8)
+ENCODERS = {
+    "mlp": (partial(MLPEncoder, width=8, out_dim=5), VECTORS),
+    "pixels": (partial(PixelEncoder, channels=4, out_dim=5), PICTURES),
+}
+TASK_B = torch.tensor([0, 1, 2, 1])
+
+
+def observations(space, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    if space is PICTURES:
+        return torch.randint(256, (4, *space.shape), generator=generator, dtype=torch.uint8)
+    return torch.randn(4, *space.shape, generator=generator)
+
+
+def test_the_layers_of_a_state_encoder():
+    encoder = MLPEncoder(VECTORS, 3, width=8, depth=2, out_dim=5)
+    x_BD = observations(VECTORS)
+    h_BH = x_BD
+    for layer in list(encoder.hidden)[::2]:
+        h_BH = F.relu(h_BH @ layer.weight.t() + layer.bias)
+    linear, norm = encoder.projection.linear, encoder.projection.norm
+    y_BZ = h_BH @ linear.weight.t() + linear.bias
+    y_BZ = (y_BZ - y_BZ.mean(1, True)) / (y_BZ.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    expected_BZ = torch.tanh(y_BZ * norm.weight + norm.bias)
+    torch.testing.assert_close(encoder(x_BD, TASK_B), expected_BZ)
+    assert encoder.out_dim == encoder.latent_dim == 5
+
+
+@pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2), (1,)])
+def test_the_layers_of_a_picture_encoder(strides):
+    encoder = PixelEncoder(PICTURES, 3, channels=4, strides=strides, out_dim=5)
+    picture_BD = observations(PICTURES)
+    x_BCHW = picture_BD.view(4, 6, 17, 19).double().float() / 255
+    for layer, stride in zip(encoder.convolutions[::2], strides, strict=True):
+        x_BCHW = F.relu(F.conv2d(x_BCHW, layer.weight, layer.bias, stride))
+    linear = encoder.projection.linear
+    y_BZ = F.layer_norm(x_BCHW.reshape(4, -1) @ linear.weight.t() + linear.bias, (5,))
+    torch.testing.assert_close(encoder(picture_BD, TASK_B), torch.tanh(y_BZ))
+    other = PixelEncoder(PICTURES, 3, channels=4, strides=strides, out_dim=5, channels_last=True)
+    other.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(other(picture_BD, TASK_B), encoder(picture_BD, TASK_B))
+
+
+def test_pictures_are_initialized_orthogonally():
+    encoder = PixelEncoder(Box(0, 255, (1, 3, 17, 17), np.uint8), 1, channels=4, strides=(1, 1))
+    second = encoder.convolutions[2].weight
+    center_OI = second[:, :, 1, 1]
+    torch.testing.assert_close(center_OI @ center_OI.t(), 2 * torch.eye(4))  # ReLU's gain squared
+    assert int((second != 0).sum()) == 16, "all but the center is zero"
+    weight = encoder.projection.linear.weight
+    torch.testing.assert_close(weight[:9] @ weight[:9].t(), torch.eye(9), atol=1e-5, rtol=0)
+    assert not any(layer.bias.any() for layer in encoder.convolutions[::2])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_context_is_appended_without_a_gradient(name):
+    make, space = ENCODERS[name]
+    encoder = make(space, 3, context=partial(TaskEncoder, width=6, out_dim=2))
+    assert (encoder.out_dim, encoder.latent_dim) == (7, 5)
+    x_BD = observations(space)
+    output_BZ = encoder(x_BD, TASK_B)
+    torch.testing.assert_close(output_BZ[:, 5:], encoder.context(TASK_B))
+    torch.testing.assert_close(output_BZ[:, :5], encoder.latent(x_BD, TASK_B))
+    shared_BF = encoder.shared_features(x_BD, TASK_B)
+    assert torch.equal(encoder.project(shared_BF), output_BZ)
+    output_BZ.square().sum().backward()
+    found = {name.split(".")[0] for name, p in encoder.named_parameters() if p.grad is not None}
+    assert found == {"projection", "hidden" if space is VECTORS else "convolutions"}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_actors_projection_is_its_own_and_passes_the_context_on(name):
+    make, space = ENCODERS[name]
+    encoder = make(space, 3, context=partial(Embedding, dim=2))
+    projection = encoder.make_projection()
+    assert not torch.equal(projection.linear.weight, encoder.projection.linear.weight)
+    shared_BF = encoder.shared_features(observations(space), TASK_B)
+    projected_BZ = projection(shared_BF)
+    assert projected_BZ.shape == (4, encoder.out_dim)
+    assert torch.equal(projected_BZ[:, 5:], encoder.context(TASK_B))
+    projection.load_state_dict(encoder.projection.state_dict())
+    assert torch.equal(projection(shared_BF), encoder.project(shared_BF))
+
+
+@pytest.mark.parametrize("kind", [MLP, MultiHead, Separate])
+def test_a_projected_network_shares_its_projection(kind):
+    network = kind(5, 2, 3, width=8, depth=1)
+    projected = ProjectedNetwork(Projection(7, 5), network)
+    x_BF = torch.randn(4, 7)
+    torch.testing.assert_close(projected(x_BF, TASK_B), network(projected.projection(x_BF), TASK_B))
+    shared = [id(parameter) for parameter in projected.shared_parameters()]
+    own = [id(p) for p in (*projected.projection.parameters(), *network.shared_parameters())]
+    assert shared == own
+    expected = projected.projection.linear.weight
+    if kind is not Separate:
+        expected = network.last_shared_weight()
+    assert projected.last_shared_weight() is expected
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1), (3,)])
+def test_a_decoder_gives_observations(name, strides):
+    make, space = ENCODERS[name]
+    if space is PICTURES:
+        make = partial(make, strides=strides)
+    encoder = make(space, 3)
+    decoder = encoder.make_decoder()
+    assert decoder(torch.randn(4, 5)).shape == (4, *space.shape)
+
+
+def test_a_decoder_mirrors_the_convolutions():
+    encoder = PixelEncoder(Box(0, 255, (3, 3, 84, 84), np.uint8), 1)
+    assert encoder.projection.in_dim == 32 * 35 * 35
+    decoder = encoder.make_decoder()
+    kinds = [(m.in_channels, m.out_channels, m.stride[0]) for m in decoder.convolutions[1::2]]
+    assert kinds == [(32, 32, 1), (32, 32, 1), (32, 32, 1), (32, 9, 2)]
+    assert decoder.convolutions[-1].output_padding == (1, 1)
+
+
+FLOATS = Box(0, 1, (3, 20, 20), np.float32)
+TINY = Box(0, 255, (3, 3, 14, 30), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "space", "message"),
+    [
+        (
+            MLPEncoder,
+            PICTURES,
+            r"MLPEncoder takes state vectors, .* \(2, 3, 17, 19\).*-c encoder/pi",
+        ),
+        (Identity, PICTURES, "an encoder of images"),
+        (Standardize, PICTURES, "an encoder of images"),
+        (CARE, PICTURES, "another encoder for images"),
+        (MixtureOfEncoders, PICTURES, "another encoder for images"),
+        (PixelEncoder, VECTORS, r"PixelEncoder takes pictures, .* \(4,\): .*-c encoder/mlp"),
+        (PixelEncoder, FLOATS, r"of bytes \(uint8, 0 to 255\), and observations are float32"),
+        (PixelEncoder, TINY, "14 x 30 pixels are too small .* 2, 1, 1, 1: give at least 15 x 15"),
+        (partial(PixelEncoder, channels=0), PICTURES, "channels is 0"),
+        (partial(PixelEncoder, strides=(2, 0)), PICTURES, "strides is 0"),
+        (partial(PixelEncoder, strides=()), PICTURES, "strides is 0"),
+        (partial(PixelEncoder, out_dim=0), PICTURES, "out_dim is 0"),
+        (partial(MLPEncoder, width=0), VECTORS, "width 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, space, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(space, 3)
+
+
+def test_the_least_size_is_enough():
+    PixelEncoder(Box(0, 255, (3, 15, 15), np.uint8), 1)
+    with pytest.raises(ConfigurationError, match="at least 23 x 23"):
+        PixelEncoder(Box(0, 255, (3, 22, 40), np.uint8), 1, strides=(2, 2, 1, 1))
+    PixelEncoder(Box(0, 255, (3, 23, 23), np.uint8), 1, strides=(2, 2, 1, 1))
