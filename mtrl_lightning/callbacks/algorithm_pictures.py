@@ -20,8 +20,8 @@ FOLDER = "pictures"
 class PicturesCallback(SessionCallback):
     """Write the algorithm's pictures to ``pictures/`` in the run's folder after each evaluation.
 
-    Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm without
-    pictures writes none.
+    Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm
+    without pictures writes none.
     """
 
     key = "pictures"
