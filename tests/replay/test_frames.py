@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mtrl_lightning.memory import CPU
-from mtrl_lightning.replay import ReplayBuffer
+from mtrl_lightning.replay import FrameStorage, ReplayBuffer
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.types import Transitions
@@ -24,7 +24,7 @@ TASKS = [0, 0, 1, 0]
 CAPACITY = 4 * 12
 
 
-class FrameStorage(Storage):
+class NaiveFrames(Storage):
     """Keep each frame once; an observation is a stack of the ``STACK`` newest frames of an episode.
 
     At the beginning of an episode the first frame is repeated. A transition that does not continue
