@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import weakref
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -101,6 +104,7 @@ class SimulationRenderer:
             quality.offsamples = 0
         try:
             renderer = mujoco.Renderer(model, height, width)
+            _close_at_exit(self)
         finally:
             screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples = former
         flags = renderer.scene.flags
@@ -125,6 +129,21 @@ class SimulationRenderer:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
+
+
+_used: weakref.WeakSet[SimulationRenderer] = weakref.WeakSet()
+
+
+def _close_at_exit(renderer: SimulationRenderer) -> None:
+    """Close what draws before MuJoCo closes its library, which would print errors otherwise."""
+    _used.add(renderer)
+    _register_once()
+
+
+@functools.cache
+def _register_once() -> None:
+    """Let all renderers be closed at the end of the process, before what was registered earlier."""
+    atexit.register(lambda: [renderer.close() for renderer in _used])
 
 
 def simulation_of(env: gym.Env) -> Any:

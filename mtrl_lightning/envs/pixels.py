@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium.spaces import Box
 from mtrl_lightning.envs.benchmark import Benchmark, BenchmarkWrapper, check_spec
 from mtrl_lightning.envs.drawing import Quality, SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rendering import find_renderer, restored_variables, use_renderer
+from mtrl_lightning.rendering import THREADS, find_renderer, restored_variables, use_renderer
 from mtrl_lightning.types import EnvSpec
 
 
@@ -108,6 +109,7 @@ class Pixels(BenchmarkWrapper):
         """
         name = self.benchmark.spec.task_names[task]
         with restored_variables():
+            os.environ.setdefault(THREADS, "0")  # a worker has one core
             if self._renderer is not None:
                 use_renderer(self._renderer)
             env = self.benchmark.make_rendered_env(task, split, seed)
@@ -163,7 +165,8 @@ class PixelEnv(gym.Wrapper):
         name: str,
     ) -> None:
         super().__init__(env)
-        self._draw = draw
+        self.draw = draw
+        """Returns the present picture."""
         self._size = size
         self._name = name
         shape = (frame_stack, 3, size, size)
@@ -176,8 +179,8 @@ class PixelEnv(gym.Wrapper):
         """Start an episode; return its first frame, repeated."""
         state, info = self.env.reset(seed=seed, options=options)
         self._check_finite(state)
-        if isinstance(self._draw, SimulationRenderer):
-            self._draw.start_episode()
+        if isinstance(self.draw, SimulationRenderer):
+            self.draw.start_episode()
         self._stack[:] = self._frame()
         return self._stack.copy(), info
 
@@ -196,18 +199,18 @@ class PixelEnv(gym.Wrapper):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the frames."""
         self._stack[:] = state["stack"]
-        if isinstance(self._draw, SimulationRenderer):
-            self._draw.start_episode()
+        if isinstance(self.draw, SimulationRenderer):
+            self.draw.start_episode()
 
     def close(self) -> None:
         """Close the environment and what draws it."""
-        if isinstance(self._draw, SimulationRenderer):
-            self._draw.close()
+        if isinstance(self.draw, SimulationRenderer):
+            self.draw.close()
         super().close()
 
     def _frame(self) -> npt.NDArray[np.uint8]:
         """Return the present picture, ``[3, size, size]``."""
-        image = np.asarray(self._draw())
+        image = np.asarray(self.draw())
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigurationError(
                 f"the picture of task {self._name!r} has the type {image.dtype} and the shape"
