@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -69,15 +70,16 @@ class Pixels(BenchmarkWrapper):
         self.drawn_camera = camera
         self.quality = Quality(shadows, reflections, multisampling)
         self._renderer: str | None = None
-        env = benchmark.make_rendered_env(spec.train_tasks[0], benchmark.splits[0], seed=0)
+        # an environment that cannot be drawn is an error here, before the run has a folder
+        task = spec.train_tasks[0]
+        env = benchmark.make_rendered_env(task, benchmark.splits[0], seed=0)
         self._is_simulated = simulation_of(env) is not None
-        env.close()
         if self._is_simulated:
             self._renderer = find_renderer()  # once here, and not in each worker
-        # an environment that cannot be drawn is an error here, before the run has a folder
-        first = self.make_env(spec.train_tasks[0], benchmark.splits[0], seed=0)
-        first.reset(seed=0)
-        first.close()
+        with self._drawing():
+            observing = self._observing(env, task)
+        observing.reset(seed=0)
+        observing.close()
         check_spec(self.spec)
 
     @property
@@ -107,13 +109,8 @@ class Pixels(BenchmarkWrapper):
         Raises:
             ConfigurationError: if it cannot be drawn.
         """
-        name = self.benchmark.spec.task_names[task]
-        with restored_variables():
-            os.environ.setdefault(THREADS, "0")  # a worker has one core
-            if self._renderer is not None:
-                use_renderer(self._renderer)
-            env = self.benchmark.make_rendered_env(task, split, seed)
-            return PixelEnv(env, self._draw(env, task, name), self.size, self.frame_stack, name)
+        with self._drawing():
+            return self._observing(self.benchmark.make_rendered_env(task, split, seed), task)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make an environment for a video, which is drawn as that of the benchmark."""
@@ -126,23 +123,36 @@ class Pixels(BenchmarkWrapper):
         other.splits = benchmark.splits
         return other
 
-    def _draw(self, env: gym.Env, task: int, name: str) -> Callable[[], npt.NDArray]:
-        """Return what draws an environment."""
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Choose the library that draws, for what is made inside; the environment stays as it is.
+
+        Where there is no GPU, it draws in the calling thread: a worker has one core.
+        """
+        with restored_variables():
+            os.environ.setdefault(THREADS, "0")
+            if self._renderer is not None:
+                use_renderer(self._renderer)
+            yield
+
+    def _observing(self, env: gym.Env, task: int) -> PixelEnv:
+        """Return an environment that observes pictures of this one."""
+        name = self.benchmark.spec.task_names[task]
+        draw: Callable[[], Any] = env.render
         if simulation_of(env) is not None:
             camera = self.benchmark.camera(task) if self.drawn_camera is None else self.drawn_camera
-            renderer = SimulationRenderer(env, camera, (self.size, self.size), self.quality)
+            draw = SimulationRenderer(env, camera, (self.size, self.size), self.quality)
             try:
-                renderer.open()
+                draw.open()
             except ConfigurationError as error:
                 raise ConfigurationError(f"task {name!r}: {error}") from error
-            return renderer
-        if env.render_mode != "rgb_array":
+        elif env.render_mode != "rgb_array":
             raise ConfigurationError(
                 f"the environment of task {name!r} draws no pictures (its render_mode is"
                 f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
                 " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
-        return env.render  # type: ignore[return-value]
+        return PixelEnv(env, draw, self.size, self.frame_stack, name)
 
 
 class PixelEnv(gym.Wrapper):

@@ -413,9 +413,11 @@ def decompressed(content: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.
     """
     num_bytes = int(np.prod(shape))
     try:
-        found = zlib.decompressobj().decompress(content.tobytes(), max(1, num_bytes))
+        found = zlib.decompressobj().decompress(content.tobytes(), num_bytes + 1)
     except zlib.error as error:
         raise ValueError(f"the frames cannot be decompressed: {error}") from error
+    if len(found) != num_bytes:
+        raise ValueError(f"the frames do not have the {num_bytes:,} bytes that they should")
     frame_M = np.frombuffer(found, np.uint8).reshape(shape)
     return np.bitwise_xor.accumulate(frame_M, axis=0)
 
