@@ -15,7 +15,7 @@ from tests.conftest import skip_without_renderer
 from tests.test_exact_continuation import assert_same
 
 HALF = 30
-"""Env steps of one environment: the middle of the second episode."""
+"""Env steps of one environment to the middle of its second episode."""
 
 
 class Convolutions(Encoder):
@@ -45,7 +45,10 @@ def trained(benchmark, root, steps, **options):
         capacity=48,  # the rings wrap around
         warmup_steps=10,
         num_episodes=1,
-        checkpoint_every=steps if "ckpt_path" in options else HALF,
+        checkpoint_every=steps // 2,
+        checkpoint={"keep_last": -1},
+        evaluation_every=1_000,
+        metrics_every=HALF,
         progress_bar=False,
         evaluation={"num_workers": 0},
         replay={"chunk_mebibytes": 0.01},
@@ -53,37 +56,39 @@ def trained(benchmark, root, steps, **options):
     )
 
 
+def end_of(run):
+    """Return what a run's last checkpoint and the replay files that it lists hold."""
+    last = load_checkpoint(run.checkpoint)
+    replay = last["MultiTaskData"]["replay"]
+    assert replay["layout"]["frames"] > 0
+    files = [(run.folder / "replay" / chunk["file"]).read_bytes() for chunk in replay["chunks"]]
+    parts = ("state_dict", "optimizer_states", "MultiTaskData")
+    return {part: last[part] for part in parts}, files, run.evaluation
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_path, num_workers):
     """Two tasks that draw themselves with workers, else one that MuJoCo draws."""
+    options = {"num_workers": num_workers}
     if num_workers:
         benchmark = Pixels(ToyReach(2, horizon=20), size=16)
-        steps = 2 * HALF
     else:
         pytest.importorskip("dm_control")
         skip_without_renderer()
-        tasks = DMControl(["cartpole-swingup"], horizon=40)
-        benchmark = tasks  # the option `data.pixels` draws it
-        steps = HALF
-    options = {"num_workers": num_workers}
-    if not num_workers:
+        benchmark = DMControl(["cartpole-swingup"], horizon=40)
         options["data"] = {"pixels": partial(Pixels, size=16)}
-    whole = trained(benchmark, tmp_path / "whole", 2 * steps, **options)
-    first = trained(benchmark, tmp_path / "parts", steps, **options)
-    episodes = load_checkpoint(first.checkpoint)
-    assert episodes["MultiTaskData"]["replay"]["layout"]["frames"] > 0
-    second = trained(
-        benchmark, tmp_path / "parts", 2 * steps, ckpt_path=str(first.checkpoint), **options
+    steps = 2 * HALF * benchmark.spec.num_tasks
+    whole = trained(benchmark, tmp_path, steps, **options)
+    states, files, evaluation = end_of(whole)
+    (middle,) = whole.folder.glob(f"checkpoints/*{steps // 2}.ckpt")
+    continued = trained(
+        benchmark, tmp_path, steps, ckpt_path=str(middle), overwrite_metrics=True, **options
     )
-    assert second.folder == first.folder
-    ends = [load_checkpoint(run.checkpoint) for run in (whole, second)]
-    for part in ("state_dict", "optimizer_states", "MultiTaskData"):
-        assert_same(ends[0][part], ends[1][part])
-    for chunk in ends[0]["MultiTaskData"]["replay"]["chunks"]:
-        files = [run.folder / "replay" / chunk["file"] for run in (whole, second)]
-        assert files[0].read_bytes() == files[1].read_bytes()
-    assert whole.evaluation == second.evaluation
-    assert any(key.startswith("eval/return") for key in whole.evaluation)
+    assert continued.folder == whole.folder
+    found = end_of(continued)
+    assert_same(found[0], states)
+    assert found[1:] == (files, evaluation)
+    assert any(key.startswith("eval/return") for key in evaluation)
 
 
 def test_an_encoder_of_vectors_refuses_pictures_and_says_what_to_set(tmp_path):

@@ -18,6 +18,10 @@ UPSIDE_DOWN = -0.1
 """Vertical part of a camera's upward direction below which its picture is turned around."""
 
 
+MIN_GEOMS = 1_000
+"""Shapes for which there is always room in a picture."""
+
+
 class Quality(NamedTuple):
     """What is drawn beside the surfaces; each takes time, most of all without a GPU."""
 
@@ -103,7 +107,7 @@ class SimulationRenderer:
         if not self._quality.multisampling:
             quality.offsamples = 0
         try:
-            renderer = mujoco.Renderer(model, height, width)
+            renderer = mujoco.Renderer(model, height, width, _max_geoms(model))
             _close_at_exit(self)
         finally:
             screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples = former
@@ -129,6 +133,11 @@ class SimulationRenderer:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
+
+
+def _max_geoms(model: Any) -> int:
+    """Return how many shapes a picture may have; MuJoCo's 10,000 take 9 MiB per environment."""
+    return max(MIN_GEOMS, 2 * (model.ngeom + model.nsite + model.nwrap))
 
 
 _used: weakref.WeakSet[SimulationRenderer] = weakref.WeakSet()
