@@ -13,7 +13,8 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,11 @@ def recorded(benchmark: Pixels) -> list[Transitions]:
     return found
 
 
+def add_next(buffer: ReplayBuffer, source: Iterator[Transitions]) -> None:
+    """Add the next vector step."""
+    buffer.add(next(source))
+
+
 def timed(call: Callable[[], Any], calls: int) -> Callable[[], float]:
     """Return what measures the seconds of one of several calls."""
 
@@ -102,8 +108,7 @@ def timed(call: Callable[[], Any], calls: int) -> Callable[[], float]:
 
 def chunk_of(storage: Storage, folder: Path) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Return what writes all that is held into chunk files, and what reads them."""
-    empty = type(storage)  # only its name is needed
-    path = folder / empty.__name__
+    path = folder / type(storage).__name__
     manifest: dict[str, Any] = {}
 
     def write() -> None:
@@ -135,12 +140,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sizes = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for name, buffer in buffers.items():
-            measures[f"add, {name}"] = timed(
-                lambda buffer=buffer: buffer.add(next(source)), options.calls
-            )
-            measures[f"draw, {name}"] = timed(
-                lambda buffer=buffer: buffer.sample(batch_size), options.calls
-            )
+            measures[f"add, {name}"] = timed(partial(add_next, buffer, source), options.calls)
+            measures[f"draw, {name}"] = timed(partial(buffer.sample, batch_size), options.calls)
             write, read = chunk_of(buffer.storage, Path(folder))
             measures[f"write all, {name}"] = timed(write, 1)
             measures[f"read all, {name}"] = timed(read, 1)

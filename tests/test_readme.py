@@ -66,8 +66,6 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "stepping": ["--help"],
     "updating": ["--help"],
     "gradients": ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=1", "--repeats=1"],
-    "rendering": ["--help"],
-    "frames": ["--help"],
     "replay": ["--tasks=3", "--rows=4", "--capacity=60", "--width=8", "--calls=2", "--repeats=1"],
     "end_to_end": ["--help"],
     "on_policy": ["--help"],

@@ -152,7 +152,12 @@ def _close_at_exit(renderer: SimulationRenderer) -> None:
 @functools.cache
 def _register_once() -> None:
     """Let all renderers be closed at the end of the process, before what was registered earlier."""
-    atexit.register(lambda: [renderer.close() for renderer in _used])
+    atexit.register(_close_used)
+
+
+def _close_used() -> None:
+    for renderer in list(_used):
+        renderer.close()
 
 
 def simulation_of(env: gym.Env) -> Any:
