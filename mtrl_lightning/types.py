@@ -52,13 +52,13 @@ class EnvSpec(NamedTuple):
     action_sizes: tuple[int, ...] = ()
     """Size of each task's own action; what follows it in an action is 0 and has no effect. Empty if
     every task's action has the size of the action space."""
+    max_return: float | None = None
+    """Largest possible return of an episode, which a return is divided by to be a score; None if
+    the benchmark has no score."""
     frame_stack: int = 0
     """Frames that an observation consists of, its first axis: the newest is the last, the others
     are those of the observation before it in its episode. 0 if observations are no such stacks.
     The replay keeps each frame once."""
-    max_return: float | None = None
-    """Largest possible return of an episode, which a return is divided by to be a score; None if
-    the benchmark has no score."""
 
     @property
     def num_tasks(self) -> int:

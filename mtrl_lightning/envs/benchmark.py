@@ -67,7 +67,7 @@ class Benchmark(ABC):
         """
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment for a video; by default that of ``make_env``.
+        """Make an environment for a video or for ``Pixels``; by default that of ``make_env``.
 
         It is drawn by its own ``render()`` if its ``render_mode`` is ``rgb_array``. Else a MuJoCo
         simulation (``MjData``) that it holds is drawn with ``camera``. Its
@@ -76,7 +76,7 @@ class Benchmark(ABC):
         return self.make_env(task, split, seed)
 
     def camera(self, task: int) -> str | int | None:
-        """Return the camera of the MuJoCo model that a task's videos show; None for its first."""
+        """Return the camera of the MuJoCo model that draws a task; None for its first."""
         return None
 
 

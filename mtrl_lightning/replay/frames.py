@@ -36,7 +36,7 @@ from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec
 
 OBSERVATIONS = ("observation", "next_observation")
-BOOKS = (Field("newest", (), "int64"), Field("before", (), "uint8"))
+BOOKS = (Field("newest", (), "int64"), Field("before", (), "int16"))
 """What is kept of a transition in place of its observations."""
 PACKED = (*(field.name for field in BOOKS), "first_frame", "num_frames", "frames")
 """Further columns of a chunk file: the last three have an entry per ring, and the frames' bytes."""
@@ -90,7 +90,7 @@ class FrameStorage(Storage):
         self._frames_added_E = np.zeros(num_envs, np.int64)
         self._newest = np.zeros(num_rows, np.int64)
         """Number of the newest frame of a transition's observation; its successor's is the next."""
-        self._before = np.zeros(num_rows, np.uint8)
+        self._before = np.zeros(num_rows, np.int16)
         """How many frames before that one belong to the observation."""
         self._first_E = np.zeros(num_envs, np.int64)
         """Transitions with smaller numbers have lost frames, or are not there."""

@@ -268,15 +268,23 @@ def test_compressed_frames_come_back_and_scenes_that_stand_still_take_little_roo
     assert len(compressed(still_N)) < 2 * frame_N[0].size
 
 
-def test_frames_in_a_file_are_those_in_memory(tmp_path):
-    mapped, plain = make_buffer(ENOUGH, folder=tmp_path), make_buffer(ENOUGH)
+def test_frames_in_a_file_and_those_written_as_on_a_gpu_are_those_in_memory(tmp_path):
+    mapped, as_on_gpu, plain = make_buffer(ENOUGH, folder=tmp_path), *map(make_buffer, [ENOUGH] * 2)
+    as_on_gpu.storage._frame_array = None  # then tensors are written
     source = Stacks(4)
     for _ in range(30):
         transitions = source.step()
-        mapped.add(transitions)
-        plain.add(transitions)
+        for buffer in (mapped, as_on_gpu, plain):
+            buffer.add(transitions)
+            buffer.storage.add(np.zeros(0, np.int64), _none_of(transitions))
     assert not list(tmp_path.iterdir()), "the files have no names"
-    assert_same_batch(mapped.sample(32), plain.sample(32))
+    batch = plain.sample(32)
+    assert_same_batch(mapped.sample(32), batch)
+    assert_same_batch(as_on_gpu.sample(32), batch)
+
+
+def _none_of(transitions):
+    return {name: column[:0] for name, column in transitions.columns().items()}
 
 
 def test_observations_that_are_no_stacks_are_refused():
