@@ -122,15 +122,16 @@ def test_batches_from_single_frames_are_those_from_stacks(longest, shades):
 
 @pytest.mark.parametrize("horizon", [1, 4, 12, 1_000])
 def test_rows_of_one_ring_in_one_addition_are_those_of_single_additions(horizon):
-    source = Stacks(5, longest=5)
+    """Also of more frames than fit."""
+    source = Stacks(5, longest=2)
     steps = [source.step() for _ in range(48)]
     single = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
     many = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
-    for first in range(0, 48, 6):
-        for step in steps[first : first + 6]:
+    for first in range(0, 48, 12):
+        for step in steps[first : first + 12]:
             single.add(step.env_E, step.columns())
-        columns = [step.columns() for step in steps[first : first + 6]]
-        env_N = np.concatenate([step.env_E for step in steps[first : first + 6]])
+        columns = [step.columns() for step in steps[first : first + 12]]
+        env_N = np.concatenate([step.env_E for step in steps[first : first + 12]])
         many.add(env_N, {name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
         assert many.size_E.tolist() == single.size_E.tolist()
         for ring in range(len(TASKS)):
@@ -182,6 +183,15 @@ def test_transitions_whose_frames_are_gone_are_not_sampled_and_the_others_are_wh
         assert_newest(few.storage, stacks.storage)
     assert shorter > 5
     assert len(few.sample(64).reward_B) == 64
+
+
+def test_transitions_that_were_skipped_are_not_there():
+    storage = FrameStorage(transition_fields(SPEC), 1, 12, horizon=12)
+    storage.restore_from(np.array([5]))
+    columns, stack_N = episode(3)
+    storage.add(np.zeros(3, np.int64), columns)
+    assert storage.size_E.tolist() == [3]
+    assert np.array_equal(newest(storage, 0)["observation"], stack_N[:-1])
 
 
 @pytest.mark.parametrize(
