@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 
 class Pacer:
     """Run a window of steps for each line of the standard input; write its seconds as JSON.
@@ -63,5 +61,6 @@ class Pacer:
 
 def synchronize() -> None:
     """Wait for what a GPU was asked for."""
-    if torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")  # its import takes seconds, and some processes need none of it
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

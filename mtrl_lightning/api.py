@@ -28,7 +28,7 @@ from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of, with_info
 from mtrl_lightning.envs.names import callable_name, plain_values
-from mtrl_lightning.envs.wrapped import with_wrappers
+from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, restart_origin, standard_callbacks
 from mtrl_lightning.replay import MultiTaskData
@@ -233,6 +233,7 @@ def train(
         )
     seed_everything(seed, verbose=False)
     benchmark = with_wrappers(benchmark, given["data"].get("wrappers"))
+    benchmark = with_pixels(benchmark, given["data"].get("pixels"))
     info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
     model = algorithm(trained_spec(reporting, excluded), seed=seed)
@@ -323,7 +324,9 @@ def train(
         "action_transforms": [_described(transform) for transform in action_transforms] or None
     }
     with launch.hold():
-        data = MultiTaskData(benchmark, **{**options["data"], "wrappers": None})  # it has them
+        # the benchmark has its wrappers and pixels already
+        of_data = {**options["data"], "wrappers": None, "pixels": None}
+        data = MultiTaskData(benchmark, **of_data)
         evaluation = EvaluationCallback(**options["evaluation"])
         parts = [
             RolloutCallback(**options["rollout"]),

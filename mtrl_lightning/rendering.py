@@ -18,7 +18,9 @@ from types import ModuleType
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 VARIABLE = "MUJOCO_GL"
-VARIABLES = (VARIABLE, "PYOPENGL_PLATFORM")
+THREADS = "LP_NUM_THREADS"
+"""With how many threads Mesa draws without a GPU; 0 draws in the calling one."""
+VARIABLES = (VARIABLE, "PYOPENGL_PLATFORM", THREADS)
 """What choosing a library sets in a process; MuJoCo sets the second one."""
 RENDERERS = ("egl", "osmesa", "glfw")
 """Values of ``MUJOCO_GL`` on Linux, best first; the last one needs a screen."""

@@ -55,6 +55,10 @@ class EnvSpec(NamedTuple):
     max_return: float | None = None
     """Largest possible return of an episode, which a return is divided by to be a score; None if
     the benchmark has no score."""
+    frame_stack: int = 0
+    """Frames that an observation consists of, its first axis: the newest is the last, the others
+    are those of the observation before it in its episode. 0 if observations are no such stacks.
+    The replay keeps each frame once."""
 
     @property
     def num_tasks(self) -> int:

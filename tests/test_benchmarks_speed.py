@@ -10,12 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import (
     end_to_end,
+    frames,
     gradients,
     measuring,
     on_policy,
+    rendering,
     replay,
     stepping,
     updating,
@@ -38,7 +41,7 @@ from benchmarks.upstream import make_sb3, make_vec, names_of
 from mtrl_lightning.envs import DMControl, MetaWorld, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
-from tests.conftest import ROOT, resolve
+from tests.conftest import ROOT, resolve, skip_without_renderer
 
 WORK = Work(
     tasks=3,
@@ -310,6 +313,51 @@ def test_stepping_runs_tasks_of_dm_control(capsys):
     names = ["ours, 0 workers", "ours with dm_control's code, 0 workers"]
     assert [row["variant"] for row in table["results"]] == names
     assert all(row["env_steps_per_second"]["median"] > 0 for row in table["results"])
+
+
+def test_pictures_as_in_papers_are_those_of_dm_control(tmp_path, capsys):
+    pytest.importorskip("dm_control")
+    skip_without_renderer()
+    picture = tmp_path / "picture.png"
+    found = printed_json(
+        rendering.main,
+        "--tasks=cartpole-swingup",
+        "--variants",
+        "dm_control",
+        "papers",
+        "--size=16",
+        "--frames=2",
+        "--settle=1",
+        "--repeats=2",
+        f"--picture={picture}",
+        capsys=capsys,
+    )
+    (table,) = found["tables"]
+    assert [row["variant"] for row in table["results"]] == ["dm_control", "ours, as in papers"]
+    assert [row["difference"] for row in table["results"]] == [0.0, 0.0]
+    assert "times as fast as dm_control" in rendering.text_of(found)
+    assert Image.open(picture).size == (3 * (16 + 4 + 16), 3 * 16)
+
+
+def test_single_frames_are_measured_beside_stacks(capsys):
+    pytest.importorskip("dm_control")
+    skip_without_renderer()
+    found = printed_json(
+        frames.main,
+        "--tasks=cartpole-swingup",
+        "--size=8",
+        "--rows=4",
+        "--capacity=40",
+        "--calls=1",
+        "--repeats=1",
+        capsys=capsys,
+    )
+    assert list(found["results"]) == ["add", "draw", "write all", "read all"]
+    for rows in found["results"].values():
+        assert [row["variant"] for row in rows] == ["stacks", "frames"]
+    for measured in ("gib_of_a_million", "disk_bytes_per_transition"):
+        assert found[measured]["frames"] < found[measured]["stacks"] / 4
+    assert "a million transitions take" in frames.text_of(found)
 
 
 def test_shimmys_environments_have_our_numbers_and_sizes():

@@ -161,6 +161,8 @@ def test_every_file_is_known():
         "network/separate",
         "network/soft_modularization",
         "network/soft_modularization_mt50",
+        "pixels",
+        "pixels_papers",
         "protocol/metaworld_plus",
         "protocol/metaworld_plus_mt10",
         "protocol/metaworld_plus_mt50",

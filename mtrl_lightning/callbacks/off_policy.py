@@ -109,7 +109,7 @@ class OffPolicyLoop(Loop):
         """Collect as much as a warm-up if the replay was not restored with the checkpoint."""
         replay = self.session.replay
         counters = self.session.counters
-        wanted = min(self._warmup.limit, replay.capacity * distributed.world_size())
+        wanted = min(self._warmup.limit, replay.certain_size * distributed.world_size())
         num_held = distributed.total(len(replay))
         if num_held >= wanted or self.is_finished():
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,11 +226,14 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
     """
     from mtrl_lightning.envs import Benchmark
     from mtrl_lightning.envs.benchmark import with_info
-    from mtrl_lightning.envs.wrapped import with_wrappers
+    from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 
     data = config["data"]
     benchmark: Benchmark = _instantiated(Benchmark, data["benchmark"], "benchmark")
     benchmark = with_wrappers(benchmark, data.get("wrappers"))
+    if data.get("pixels"):
+        pixels = _instantiated(Callable[[Benchmark], Benchmark], data["pixels"], "pixels")
+        benchmark = with_pixels(benchmark, pixels)
     return with_info(benchmark, data.get("info_keys"), data.get("store_info", False))
 
 

@@ -6,6 +6,7 @@ from mtrl_lightning.envs.dm_families import DMControlFamily
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.metaworld import MetaWorld
 from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
+from mtrl_lightning.envs.pixels import Pixels
 from mtrl_lightning.envs.toy import ToyConflict, ToyReach
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.envs.wrapped import WithWrappers
@@ -18,6 +19,7 @@ __all__ = [
     "MetaWorld",
     "Padded",
     "PaddedSpaces",
+    "Pixels",
     "ToyConflict",
     "ToyReach",
     "VectorEnv",

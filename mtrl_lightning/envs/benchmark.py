@@ -67,7 +67,7 @@ class Benchmark(ABC):
         """
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment for a video; by default that of ``make_env``.
+        """Make an environment for a video or for ``Pixels``; by default that of ``make_env``.
 
         It is drawn by its own ``render()`` if its ``render_mode`` is ``rgb_array``. Else a MuJoCo
         simulation (``MjData``) that it holds is drawn with ``camera``. Its
@@ -76,7 +76,7 @@ class Benchmark(ABC):
         return self.make_env(task, split, seed)
 
     def camera(self, task: int) -> str | int | None:
-        """Return the camera of the MuJoCo model that a task's videos show; None for its first."""
+        """Return the camera of the MuJoCo model that draws a task; None for its first."""
         return None
 
 
@@ -227,6 +227,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
             f"max_return is {spec.max_return}: give the largest return of an episode, above 0, or"
             " None"
         )
+    _check_frame_stack(spec)
     _check_sizes(spec, "observation_sizes", spec.observation_space)
     _check_sizes(spec, "action_sizes", spec.action_space)
     logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
@@ -243,6 +244,16 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
             f"info_fields name {duplicates} twice, or as a step already has: rename them"
         )
     return spec
+
+
+def _check_frame_stack(spec: EnvSpec) -> None:
+    space = spec.observation_space
+    is_stack = space.dtype == np.uint8 and space.shape[:1] == (spec.frame_stack,)
+    if spec.frame_stack and not is_stack:
+        raise ConfigurationError(
+            f"frame_stack is {spec.frame_stack}, and the observation space is {space}: stacked"
+            " frames are unsigned bytes whose first axis is as long; set frame_stack to 0"
+        )
 
 
 def _check_sizes(spec: EnvSpec, name: str, space: Box) -> None:
@@ -273,7 +284,15 @@ def check_same(former: EnvSpec, changed: EnvSpec) -> None:
         ConfigurationError: naming what differs. Horizon, success and protocol may, and with another
             horizon also the largest return.
     """
-    for name in ("task_names", "observation_space", "action_space", "info_fields", "info_keys"):
+    known = (
+        "task_names",
+        "observation_space",
+        "action_space",
+        "info_fields",
+        "info_keys",
+        "frame_stack",
+    )
+    for name in known:
         was = getattr(former, name)
         is_now = getattr(changed, name)
         if was != is_now:

@@ -207,6 +207,8 @@ class EnvGroup:
 
     def _check_finite(self, i: int, observation: npt.NDArray) -> None:
         observation = np.asarray(observation)
+        if observation.dtype.kind == "u":
+            return  # such as pixels
         if (
             observation.ndim == 1
             and observation.dtype.char in "fd"

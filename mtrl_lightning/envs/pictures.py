@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.envs.benchmark import Benchmark, BenchmarkWrapper
-from mtrl_lightning.envs.simulator import is_mujoco
+from mtrl_lightning.envs.drawing import SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rendering import find_renderer, use_renderer
 
 JPEG_QUALITY = 95
 """At which a loss cannot be seen. A picture of 480 x 360 takes 30 kB in place of 520 kB."""
-UPSIDE_DOWN = -0.1
-"""Vertical part of a camera's upward direction below which its picture is turned around."""
 
 
 class VideoFormat(NamedTuple):
@@ -201,82 +199,6 @@ class PicturedEnv(gym.Wrapper):
         picture = Picture(frame_index, self._step, self._return, self._success, is_last, jpeg)
         self._pictures.append(picture)
         self._frame_index = frame_index
-
-
-class SimulationRenderer:
-    """Draw an environment's MuJoCo simulation: each call returns a picture.
-
-    Shadows are off, which makes drawing about three times as fast without a GPU; edges are smooth,
-    as the model says. Only what concerns pictures is changed in the model.
-
-    Args:
-        env: an environment that holds an ``MjData``.
-        camera: name or number of the model's camera; None for its first, or a free one.
-        size: width and height of the picture.
-    """
-
-    def __init__(self, env: gym.Env, camera: str | int | None, size: tuple[int, int]) -> None:
-        self._env = env
-        self._camera = camera
-        self._size = size
-        self._renderer: Any = None
-
-    def __call__(self) -> npt.NDArray[np.uint8]:
-        """Return a picture of the present state, ``[height, width, 3]``.
-
-        Raises:
-            ConfigurationError: if the model has no such camera.
-        """
-        data = simulation_of(self._env)
-        camera = self._camera_number(data.model)
-        if self._renderer is None or self._renderer.model is not data.model:
-            self.close()  # an environment may build its model again
-            self._renderer = self._make_renderer(data.model)
-        self._renderer.update_scene(data, camera)
-        image = self._renderer.render()
-        if camera >= 0 and data.cam_xmat[camera].reshape(3, 3)[2, 1] < UPSIDE_DOWN:
-            # MetaWorld's cameras in the corners hang upside down
-            return image[::-1, ::-1]
-        return image
-
-    def start_episode(self) -> None:
-        """Let the next picture show height fields as they are now; a reset may change them."""
-        if self._renderer is not None and self._renderer.model.nhfield:
-            self.close()
-
-    def _make_renderer(self, model: Any) -> Any:
-        import mujoco
-
-        width, height = self._size
-        screen = model.vis.global_
-        screen.offwidth = max(screen.offwidth, width)
-        screen.offheight = max(screen.offheight, height)
-        model.vis.quality.shadowsize = 0
-        return mujoco.Renderer(model, height, width)
-
-    def _camera_number(self, model: Any) -> int:
-        if self._camera is None:
-            return 0 if model.ncam else -1
-        names = [model.camera(number).name for number in range(model.ncam)]
-        if isinstance(self._camera, str) and self._camera in names:
-            return names.index(self._camera)
-        if isinstance(self._camera, int) and -1 <= self._camera < model.ncam:
-            return self._camera
-        raise ConfigurationError(
-            f"the model has no camera {self._camera!r}: it has {', '.join(names) or 'none'}"
-        )
-
-    def close(self) -> None:
-        """Release what draws."""
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
-
-
-def simulation_of(env: gym.Env) -> Any:
-    """Return the ``MjData`` that an environment holds; None without one."""
-    found = [value for value in vars(env.unwrapped).values() if is_mujoco(value, "MjData")]
-    return found[0] if found else None
 
 
 def decompressed(jpeg: bytes) -> Any:

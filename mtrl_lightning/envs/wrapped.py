@@ -18,6 +18,7 @@ from mtrl_lightning.envs import actions, observations
 from mtrl_lightning.envs.benchmark import Benchmark, BenchmarkWrapper, WithInfo, check_spec
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.padding import pad_to_spec, padded_spaces, without_padding
+from mtrl_lightning.envs.pixels import Pixels
 from mtrl_lightning.envs.state import layers_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
@@ -95,7 +96,8 @@ class WithWrappers(BenchmarkWrapper):
             finally:
                 env.close()
         # spaces that no wrapper changes stay those of the benchmark, which may be wider
-        self._changed: dict[str, Any] = {}
+        # stored frames need stacks that no wrapper has changed
+        self._changed: dict[str, Any] = {"frame_stack": 0}
         for index, what in enumerate(("observation", "action")):
             if any(spaces[name][index] != own_spaces[name][index] for name in spaces):
                 found = padded_spaces(spaces)._asdict()
@@ -164,14 +166,27 @@ def with_wrappers(benchmark: Benchmark, wrappers: Sequence[Wrapper] | None) -> B
     return WithWrappers(benchmark, wrappers) if wrappers else benchmark
 
 
+def with_pixels(benchmark: Benchmark, pixels: Callable[[Benchmark], Benchmark] | None) -> Benchmark:
+    """Return the benchmark itself, or its pixel version if it is asked for.
+
+    Raises:
+        ConfigurationError: as ``Pixels`` does.
+    """
+    return benchmark if pixels is None else pixels(benchmark)
+
+
 def with_layers_of(former: Benchmark, changed: Benchmark) -> Benchmark:
-    """Return a benchmark that replaces another one, with its wrappers and its logged ``info``.
+    """Return a benchmark that replaces another one, with its wrappers, pixels and logged ``info``.
 
     What the benchmark that replaces it has of its own stays.
     """
     if isinstance(former, WithInfo):
         inner = with_layers_of(former.benchmark, changed)
         return inner if _has(changed, WithInfo) else WithInfo(inner, former.keys, former.store)
+    if isinstance(former, Pixels):
+        if isinstance(changed, Pixels):
+            return changed.around(with_layers_of(former.benchmark, changed.benchmark))
+        return former.around(with_layers_of(former.benchmark, changed))
     if isinstance(former, WithWrappers):
         inner = with_layers_of(former.benchmark, changed)
         return inner if _has(changed, WithWrappers) else WithWrappers(inner, former.wrappers)
@@ -179,7 +194,8 @@ def with_layers_of(former: Benchmark, changed: Benchmark) -> Benchmark:
 
 
 def _has(benchmark: Benchmark, kind: type[Benchmark]) -> bool:
-    while isinstance(benchmark, (WithInfo, WithWrappers)) and not isinstance(benchmark, kind):
+    layers = (WithInfo, Pixels, WithWrappers)
+    while isinstance(benchmark, layers) and not isinstance(benchmark, kind):
         benchmark = benchmark.benchmark
     return isinstance(benchmark, kind)
 

@@ -199,6 +199,11 @@ def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
             f" in {files}: they were deleted (clear --replay_only, replay.delete_at_end) or the run"
             " was copied without them; export a run that has them"
         )
+    if "layout" in manifest:
+        raise ConfigurationError(
+            f"the replay of {checkpoint} holds frames of pixels, which cannot be exported: only"
+            " replays of states can"
+        )
     fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
     storage = RingStorage(fields, len(manifest["added"]), manifest["capacity"])
     ReplaySnapshots(files).load(manifest, storage)

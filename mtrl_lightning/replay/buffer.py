@@ -19,7 +19,8 @@ from mtrl_lightning import distributed
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
-from mtrl_lightning.replay.storage import RingStorage, Storage
+from mtrl_lightning.replay.frames import make_storage
+from mtrl_lightning.replay.storage import Storage
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
@@ -41,7 +42,8 @@ class ReplayBuffer:
         folder: keep the transitions in files here, mapped into memory; None for memory.
         device: whose memory, without a folder; batches come on it.
         policy_fields: what the policy's ``act`` returns beside its actions.
-        storage: how transitions are kept, ``(fields, num_envs, capacity, folder, device)``.
+        storage: how transitions are kept, ``(fields, num_envs, capacity, folder, device)``; None
+            for each stacked frame once, and all else as it is.
 
     Raises:
         ConfigurationError: if the capacity gives an environment no row, or memory (disk) is short.
@@ -57,7 +59,7 @@ class ReplayBuffer:
         folder: Path | None = None,
         device: torch.device = CPU,
         policy_fields: Sequence[Field] = (),
-        storage: Callable[..., Storage] = RingStorage,
+        storage: Callable[..., Storage] | None = None,
     ) -> None:
         task_E = np.asarray(spec.train_tasks if tasks is None else tasks, np.int64)
         assert set(task_E.tolist()) == set(spec.train_tasks), "every trained task, and no other"
@@ -67,7 +69,8 @@ class ReplayBuffer:
                 " give at least one row per environment"
             )
         fields = transition_fields(spec, policy_fields)
-        self.storage = storage(fields, len(task_E), capacity // len(task_E), folder, device)
+        make = make_storage(spec) if storage is None else storage
+        self.storage = make(fields, len(task_E), capacity // len(task_E), folder, device)
         self._ring_RM, self._is_ring_RM = _rings_of_tasks(task_E, spec.train_tasks)
         self._task_R = torch.tensor(spec.train_tasks, dtype=torch.int64, device=device)
         self._generator = torch.Generator().manual_seed(distributed.seed_of_rank(seed))
@@ -81,6 +84,14 @@ class ReplayBuffer:
     def capacity(self) -> int:
         """Number of transitions that fit."""
         return self.storage.capacity * self.storage.num_envs
+
+    @property
+    def certain_size(self) -> int:
+        """Number of transitions that are held for certain, once as many were added to each ring.
+
+        Frames of short episodes may leave room for fewer transitions than fit otherwise.
+        """
+        return self.storage.certain_size * self.storage.num_envs
 
     def add(self, transitions: Transitions) -> None:
         """Add transitions; ``env_E`` names each one's ring."""

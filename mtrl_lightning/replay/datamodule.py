@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mtrl_lightning import distributed
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec, tasks_of, with_info
-from mtrl_lightning.envs.wrapped import with_wrappers
+from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
+from mtrl_lightning.replay.frames import replay_bytes
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.schema import Field, transition_fields
@@ -53,6 +54,8 @@ class MultiTaskData(LightningDataModule):
         wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
             evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
             in Python also classes and functions. See ``WithWrappers``.
+        pixels: what observes pictures of the environments in place of their states, such as
+            ``mtrl_lightning.envs.Pixels`` with its arguments; null for states.
         info_keys: names of numbers in the environments' ``info`` whose means are logged, as
             ``rollout/info/<key>`` and ``eval/info/<key>``, with ``_last`` for an episode's last
             value.
@@ -74,12 +77,14 @@ class MultiTaskData(LightningDataModule):
         memory_map: bool = False,
         on_device: bool = True,
         wrappers: list[str | dict[str, Any]] | None = None,
+        pixels: Callable[[Benchmark], Benchmark] | None = None,
         info_keys: list[str] | None = None,
         store_info: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        benchmark = with_info(with_wrappers(benchmark, wrappers), info_keys, store_info)
+        benchmark = with_pixels(with_wrappers(benchmark, wrappers), pixels)
+        benchmark = with_info(benchmark, info_keys, store_info)
         self.benchmark = benchmark
         self.given_replay_options = {
             "data.batch_size": batch_size,
@@ -140,14 +145,19 @@ class MultiTaskData(LightningDataModule):
             folder.mkdir(parents=True, exist_ok=True)
         num_envs = distributed.world_size() * len(tasks)
         num_rows = self.capacity // num_envs * len(tasks)
-        needed = bytes_needed(transition_fields(self.spec, policy_fields), num_rows)
+        fields = transition_fields(self.spec, policy_fields)
+        needed = replay_bytes(self.spec, fields, len(tasks), num_rows // len(tasks))
         is_kept_on_device = device.type == "cuda" and self._on_device and not self._memory_map
         if not is_kept_on_device or needed > free_memory(device) / 2:
             device = CPU
         where = f"disk in {folder}" if self._memory_map else f"memory of {device} when full"
+        once = ""
+        if self.spec.frame_stack:
+            stacks = bytes_needed(fields, num_rows)
+            once = f", each frame once (as stacks {stacks / 2**20:,.0f} MiB)"
         rank_zero_info(
             f"{distributed.each_of()}Replay of {num_rows:,} transitions:"
-            f" {needed / 2**20:,.0f} MiB of {where}"
+            f" {needed / 2**20:,.0f} MiB of {where}{once}"
         )
         self.buffer = ReplayBuffer(
             self.spec,

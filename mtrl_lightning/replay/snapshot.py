@@ -19,11 +19,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay.storage import Storage, bytes_needed
+from mtrl_lightning.replay.storage import Storage
 
 NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
 FOLDER = re.compile(r"(rank_\d+)?")
@@ -87,8 +85,10 @@ class ReplaySnapshots:
         self._chunks = [
             chunk for chunk in self._chunks if (np.array(chunk["end"]) > oldest_E).any()
         ]
+        layout = {"layout": storage.layout} if storage.layout else {}
         return {
             "fields": _plain_fields(storage),
+            **layout,
             "capacity": storage.capacity,
             "added": storage.added_E.tolist(),
             "oldest": oldest_E.tolist(),
@@ -96,7 +96,7 @@ class ReplaySnapshots:
         }
 
     def _chunk_rows(self, storage: Storage) -> int:
-        return max(1, int(self._chunk_bytes // bytes_needed(storage.fields, 1)))
+        return max(1, int(self._chunk_bytes // storage.row_bytes))
 
     def _oldest_saved(self, storage: Storage) -> npt.NDArray[np.int64]:
         rows_E = storage.size_E
@@ -112,13 +112,13 @@ class ReplaySnapshots:
         self.folder.mkdir(parents=True, exist_ok=True)
         rows_per_ring = max(1, self._chunk_rows(storage) // storage.num_envs)
         end_E = np.minimum(storage.added_E, first_E + rows_per_ring)
-        rows = storage.take(*_numbers(storage, first_E, end_E))
+        columns = storage.pack(first_E, end_E)
         unfinished = self.folder / "rows.unfinished"
         try:
             with unfinished.open("wb") as file:
                 summed = _Checksummed(file)
-                for field in storage.fields:
-                    np.save(summed, rows[field.name].cpu().numpy(), allow_pickle=False)
+                for name in storage.packed_names:
+                    np.save(summed, columns[name], allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -148,14 +148,10 @@ class ReplaySnapshots:
         check_manifest(manifest)
         self._check_same(manifest, storage)
         for chunk in manifest["chunks"]:
-            first_E = np.array(chunk["first"])
-            end_E = np.array(chunk["end"])
-            env_N = np.repeat(np.arange(storage.num_envs), end_E - first_E)
-            storage.restore_from(first_E)
-            storage.add(env_N, self._read(chunk, storage))
+            self._restore(chunk, storage, np.arange(storage.num_envs))
         storage.restore_from(np.array(manifest["added"]))
         oldest_E = np.array(manifest["oldest"])
-        is_cut_E = oldest_E > storage.added_E - storage.capacity
+        is_cut_E = oldest_E > storage.added_E - storage.size_E
         storage.oldest_E[:] = np.where(is_cut_E, oldest_E, 0)
         self._chunks = list(manifest["chunks"])
 
@@ -183,16 +179,12 @@ class ReplaySnapshots:
         new_E = np.full(len(manifest["added"]), -1)
         new_E[from_M] = to_M
         for chunk in manifest["chunks"]:
-            first_E = np.array(chunk["first"])
-            new_N = np.repeat(new_E, np.array(chunk["end"]) - first_E)
-            is_wanted_N = new_N >= 0
-            rows = self._read(chunk, storage)
-            storage.added_E[to_M] = first_E[from_M]
-            wanted = {name: column[is_wanted_N] for name, column in rows.items()}
-            storage.add(new_N[is_wanted_N], wanted)
-        storage.added_E[to_M] = np.array(manifest["added"])[from_M]
+            self._restore(chunk, storage, new_E)
+        added_E = storage.added_E.copy()
+        added_E[to_M] = np.array(manifest["added"])[from_M]
+        storage.restore_from(added_E)
         oldest_M = np.array(manifest["oldest"])[from_M]
-        is_cut_M = oldest_M > storage.added_E[to_M] - storage.capacity
+        is_cut_M = oldest_M > (storage.added_E - storage.size_E)[to_M]
         storage.oldest_E[to_M] = np.where(is_cut_M, oldest_M, 0)
 
     def _check_same(
@@ -206,6 +198,12 @@ class ReplaySnapshots:
                 f" of {manifest['capacity']:,} transitions,"
                 f" this run {storage.num_envs} of {storage.capacity:,}:"
                 " continue with the run's own tasks, rollout.envs_per_task and data.capacity"
+            )
+        if manifest.get("layout", {}) != storage.layout:
+            raise ConfigurationError(
+                f"the checkpoint's replay is laid out as {manifest.get('layout') or 'whole rows'},"
+                f" this run's as {storage.layout or 'whole rows'}: continue with the run's own"
+                " benchmark, or without the replay (--replay.restore false)"
             )
         if manifest["fields"] != _plain_fields(storage):
             there = ", ".join(field[0] for field in manifest["fields"])
@@ -227,14 +225,20 @@ class ReplaySnapshots:
         for chunk in manifest["chunks"]:
             self._content(chunk)
 
-    def _read(self, chunk: dict[str, Any], storage: Storage) -> dict[str, Tensor]:
+    def _restore(
+        self, chunk: dict[str, Any], storage: Storage, ring_E: npt.NDArray[np.int64]
+    ) -> None:
+        """Append a chunk's transitions to a storage.
+
+        Args:
+            chunk: an entry of a manifest.
+            storage: to append to.
+            ring_E: which of its rings each ring of the chunk becomes; -1 for none.
+        """
         content = io.BytesIO(self._content(chunk))
         try:
-            arrays = (np.load(content, allow_pickle=False) for _ in storage.fields)
-            return {
-                field.name: torch.from_numpy(array)
-                for field, array in zip(storage.fields, arrays, strict=True)
-            }
+            columns = {name: np.load(content, allow_pickle=False) for name in storage.packed_names}
+            storage.unpack(columns, np.array(chunk["first"]), np.array(chunk["end"]), ring_E)
         except (ValueError, EOFError, TypeError) as error:
             path = self.folder / chunk["file"]
             raise ConfigurationError(
@@ -277,18 +281,6 @@ class _Checksummed:
 
 def _plain_fields(storage: Storage) -> list[list[Any]]:
     return [[field.name, list(field.shape), field.dtype] for field in storage.fields]
-
-
-def _numbers(
-    storage: Storage, first_E: npt.NDArray[np.int64], end_E: npt.NDArray[np.int64]
-) -> tuple[Tensor, Tensor]:
-    """Return ring and number of the transitions from ``first_E`` to ``end_E``, ring by ring."""
-    parts = [
-        storage.numbers(env, int(first), int(end))
-        for env, (first, end) in enumerate(zip(first_E, end_E, strict=True))
-    ]
-    env_N, number_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return env_N, number_N
 
 
 def check_manifest(manifest: dict[str, Any]) -> None:

@@ -64,6 +64,26 @@ class Storage(ABC):
         return np.minimum(self.added_E - self.oldest_E, self.capacity)
 
     @property
+    def certain_size(self) -> int:
+        """Transitions in a ring that are kept for certain, once as many were added."""
+        return self.capacity
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one transition in a file."""
+        return bytes_needed(self.fields, 1)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What a checkpoint says of how the transitions are kept, if it is not as they are."""
+        return {}
+
+    @property
+    def packed_names(self) -> tuple[str, ...]:
+        """Names of the columns of a chunk file, in their order."""
+        return tuple(field.name for field in self.fields)
+
+    @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where the transitions are kept."""
@@ -84,6 +104,61 @@ class Storage(ABC):
     def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
         """Continue with the numbers ``first_E``: what was added before them is skipped."""
         self.added_E[:] = first_E
+
+    def pack(
+        self, first_E: npt.NDArray[np.int64], end_E: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray]:
+        """Return what a chunk file holds of each ring's transitions ``first_E`` to ``end_E - 1``.
+
+        The columns have the names ``packed_names``.
+        """
+        parts = [
+            self.numbers(env, int(first), int(end))
+            for env, (first, end) in enumerate(zip(first_E, end_E, strict=True))
+        ]
+        env_N, number_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return {name: column.cpu().numpy() for name, column in self.take(env_N, number_N).items()}
+
+    def unpack(
+        self,
+        columns: Columns,
+        first_E: npt.NDArray[np.int64],
+        end_E: npt.NDArray[np.int64],
+        ring_E: npt.NDArray[np.int64],
+    ) -> None:
+        """Append what ``pack`` returned under its former numbers, to the same rings or others.
+
+        Args:
+            columns: of a chunk file.
+            first_E: number of the first transition of each ring in the file.
+            end_E: number after its last one.
+            ring_E: which ring here each ring in the file becomes; -1 for none.
+
+        Raises:
+            ValueError: if the columns do not belong together.
+        """
+        here_N, _, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
+        wanted: Any = slice(None) if is_wanted_N.all() else is_wanted_N
+        self.add(here_N, {name: column[wanted] for name, column in columns.items()})
+
+    def _continue_in(
+        self,
+        first_E: npt.NDArray[np.int64],
+        end_E: npt.NDArray[np.int64],
+        ring_E: npt.NDArray[np.int64],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Continue with the first numbers of a file in the rings that its rings become.
+
+        Returns:
+            Ring here and number of each transition that is wanted, and which of the file's are.
+        """
+        start_E = self.added_E.copy()
+        is_wanted_E = ring_E >= 0
+        start_E[ring_E[is_wanted_E]] = first_E[is_wanted_E]
+        self.restore_from(start_E)
+        env_N, number_N = enumerated(first_E, end_E - first_E)
+        is_wanted_N = is_wanted_E[env_N]
+        return ring_E[env_N[is_wanted_N]], number_N[is_wanted_N], is_wanted_N
 
     def reward_sums(self) -> npt.NDArray[np.float64]:
         """Return the sum of the rewards in each ring, ``[E]``."""
@@ -119,8 +194,10 @@ class RingStorage(Storage):
     ) -> None:
         super().__init__(fields, num_envs, capacity)
         num_rows = num_envs * capacity
-        _check_room(bytes_needed(fields, num_rows), num_rows, folder, device)
-        self._columns = {field.name: _empty(field, num_rows, folder, device) for field in fields}
+        check_room(bytes_needed(fields, num_rows), num_rows, folder, device)
+        self._columns = {
+            field.name: empty_column(field, num_rows, folder, device) for field in fields
+        }
         self._arrays = None
         if device == CPU:
             self._arrays = {name: column.numpy() for name, column in self._columns.items()}
@@ -132,8 +209,12 @@ class RingStorage(Storage):
 
     def reward_sums(self) -> npt.NDArray[np.float64]:
         """Return the sum of the rewards in each ring, ``[E]``; no other column is read."""
+        return self.reward_sums_of(self.size_E)
+
+    def reward_sums_of(self, size_E: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the sum of the rewards of each ring's newest ``size_E`` transitions, ``[E]``."""
         sums = np.zeros(self.num_envs)
-        for env, (added, size) in enumerate(zip(self.added_E, self.size_E, strict=True)):
+        for env, (added, size) in enumerate(zip(self.added_E, size_E, strict=True)):
             number_N = torch.arange(int(added - size), int(added))
             place_N = to_device(env * self.capacity + number_N % self.capacity, self.device)
             sums[env] = float(self._columns["reward"][place_N].double().sum())
@@ -165,7 +246,27 @@ class RingStorage(Storage):
         return {name: column.index_select(0, place_N) for name, column in self._columns.items()}
 
 
-def _check_room(needed: int, num_rows: int, folder: Path | None, device: torch.device) -> None:
+def enumerated(
+    first_E: npt.NDArray[np.int64], count_E: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return ring and number of each ring's ``count_E`` things that begin with ``first_E``."""
+    env_N = np.repeat(np.arange(len(first_E)), count_E)
+    before_E = np.cumsum(count_E) - count_E
+    return env_N, first_E[env_N] + np.arange(len(env_N)) - before_E[env_N]
+
+
+def check_room(needed: int, num_rows: int, folder: Path | None, device: torch.device) -> None:
+    """Check that a replay fits into memory, or on the disk of a folder.
+
+    Args:
+        needed: bytes of the whole replay.
+        num_rows: its transitions.
+        folder: where it is kept; None for memory.
+        device: whose memory.
+
+    Raises:
+        ConfigurationError: naming the number of transitions that fit.
+    """
     free = free_memory(device) if folder is None else shutil.disk_usage(folder).free
     if needed > free:
         where = "memory" if folder is None else f"disk in {folder}"
@@ -176,7 +277,8 @@ def _check_room(needed: int, num_rows: int, folder: Path | None, device: torch.d
         )
 
 
-def _empty(field: Field, num_rows: int, folder: Path | None, device: torch.device) -> Tensor:
+def empty_column(field: Field, num_rows: int, folder: Path | None, device: torch.device) -> Tensor:
+    """Return room for a field of ``num_rows`` transitions, in memory or in a file in a folder."""
     shape = (num_rows, *field.shape)
     dtype = np.dtype(field.dtype)
     if folder is None:

@@ -1,7 +1,4 @@
-"""A storage of single frames, from which stacks are built when sampled, instead of ``RingStorage``.
-
-It shows what another way of storing observations takes: this class, and nothing else.
-"""
+"""Single frames against a plain buffer of stacks: the same batches, draw by draw."""
 
 from __future__ import annotations
 
@@ -11,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.memory import CPU
-from mtrl_lightning.replay import ReplayBuffer
-from mtrl_lightning.replay.storage import RingStorage, Storage
+from mtrl_lightning.envs import Pixels, ToyReach
+from mtrl_lightning.envs.wrapped import with_wrappers
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import FrameStorage, MultiTaskData, ReplayBuffer
+from mtrl_lightning.replay.frames import compressed, decompressed, replay_bytes
+from mtrl_lightning.replay.storage import RingStorage, bytes_needed
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.types import Transitions
 from tests.replay import assert_same_batch, assert_same_columns, make_snapshots, make_spec, newest
@@ -22,134 +22,28 @@ STACK, PIXELS = 3, (2, 2)
 TASKS = [0, 0, 1, 0]
 """Of the environments: one task has three, the other one."""
 CAPACITY = 4 * 12
-
-
-class FrameStorage(Storage):
-    """Keep each frame once; an observation is a stack of the ``STACK`` newest frames of an episode.
-
-    At the beginning of an episode the first frame is repeated. A transition that does not continue
-    the one before (a new episode, a rebuilt environment, transitions that were not restored) begins
-    a new run of frames. If frames run out before transitions do, the oldest transitions are given
-    up: ``size_E`` is smaller.
-
-    Args:
-        fields: the schema of a transition; observations are stacks.
-        num_envs: number of rings, ``E``.
-        capacity: transitions in a ring, ``C``.
-        folder: not used.
-        device: not used.
-        num_frames: frames in a ring, ``F``; None for as many as could ever be needed.
-    """
-
-    def __init__(self, fields, num_envs, capacity, folder=None, device=CPU, num_frames=None):
-        super().__init__(fields, num_envs, capacity)
-        by_name = {field.name: field for field in fields}
-        stack = by_name.pop("observation")
-        del by_name["next_observation"]
-        self._num_frames = (STACK + 1) * capacity if num_frames is None else num_frames
-        self._frame_EF = np.zeros((num_envs, self._num_frames, *stack.shape[1:]), stack.dtype)
-        self._frames_added_E = np.zeros(num_envs, np.int64)
-        self._newest_EC = np.zeros((num_envs, capacity), np.int64)
-        """Number of the newest frame of a transition's observation; its successor's is the next."""
-        self._before_EC = np.zeros((num_envs, capacity), np.int64)
-        """How many frames before that one belong to the observation."""
-        self._first_E = np.zeros(num_envs, np.int64)
-        """Transitions with smaller numbers have lost frames."""
-        self._rest = RingStorage(tuple(by_name.values()), num_envs, capacity)
-
-    @property
-    def device(self):
-        return CPU
-
-    @property
-    def size_E(self):
-        return np.minimum(super().size_E, self.added_E - self._first_E)
-
-    def restore_from(self, first_E):
-        super().restore_from(first_E)
-        self._rest.restore_from(first_E)
-
-    def add(self, env_N, columns):
-        stacks_N = np.asarray(columns["observation"])
-        next_stacks_N = np.asarray(columns["next_observation"])
-        for env, stack, next_stack in zip(env_N, stacks_N, next_stacks_N, strict=True):
-            assert np.array_equal(stack[1:], next_stack[:-1]), "observations have to be stacks"
-            self._add_frames(env, stack, next_stack)
-            self.added_E[env] += 1
-            self._forget_lost(env)
-        self._rest.add(env_N, {field.name: columns[field.name] for field in self._rest.fields})
-
-    def _add_frames(self, env, stack, next_stack):
-        frames = [next_stack[-1]]
-        before = self._frames_before_successor(env, stack)
-        if before is None:
-            begin = without_repeated_beginning(stack)
-            before = len(begin) - 1
-            frames = [*begin, *frames]
-        for frame in frames:
-            self._frame_EF[env, self._frames_added_E[env] % self._num_frames] = frame
-            self._frames_added_E[env] += 1
-        place = self.added_E[env] % self.capacity
-        self._newest_EC[env, place] = self._frames_added_E[env] - 2
-        self._before_EC[env, place] = before
-
-    def _frames_before_successor(self, env, stack):
-        """Return how many frames before its newest one an observation shares with the former
-        transition, whose successor it is; None if it is not."""
-        if self._frames_added_E[env] == 0:
-            return None
-        place = (self.added_E[env] - 1) % self.capacity
-        newest = self._frames_added_E[env] - 1
-        before = min(self._before_EC[env, place] + 1, STACK - 1)
-        follows = np.array_equal(self._stacks(env, newest, before), stack)
-        return before if follows else None
-
-    def _forget_lost(self, env):
-        kept_from = self._frames_added_E[env] - self._num_frames
-        first = max(self._first_E[env], self.added_E[env] - self.capacity)
-        while first < self.added_E[env]:
-            place = first % self.capacity
-            if self._newest_EC[env, place] - self._before_EC[env, place] >= kept_from:
-                break
-            first += 1
-        self._first_E[env] = first
-
-    def _stacks(self, env_N, newest_N, before_N):
-        back_S = np.arange(STACK - 1, -1, -1)
-        number_NS = np.expand_dims(newest_N, -1) - np.minimum(back_S, np.expand_dims(before_N, -1))
-        return self._frame_EF[np.expand_dims(env_N, -1), number_NS % self._num_frames]
-
-    def take(self, env_N, number_N):
-        env, place = env_N.numpy(), number_N.numpy() % self.capacity
-        newest, before = self._newest_EC[env, place], self._before_EC[env, place]
-        next_before = np.minimum(before + 1, STACK - 1)
-        stacks = {
-            "observation": torch.from_numpy(self._stacks(env, newest, before)),
-            "next_observation": torch.from_numpy(self._stacks(env, newest + 1, next_before)),
-        }
-        columns = stacks | self._rest.take(env_N, number_N)
-        return {field.name: columns[field.name] for field in self.fields}
-
-
-def without_repeated_beginning(stack):
-    first = 0
-    while first < STACK - 1 and np.array_equal(stack[first], stack[first + 1]):
-        first += 1
-    return stack[first:]
+SPEC = make_spec(2, dtype=np.uint8, shape=(STACK, *PIXELS))._replace(frame_stack=STACK)
 
 
 class Stacks:
-    """An endless source of transitions with stacked frames, episodes of any length, and faults."""
+    """An endless source of transitions with stacked frames, episodes of any length, and faults.
 
-    def __init__(self, seed=0, longest=9):
+    With two shades many frames are equal: scenes stand still, and episodes begin where the one
+    before ended.
+    """
+
+    def __init__(self, seed=0, longest=9, shades=256):
         self._generator = np.random.default_rng(seed)
         self._longest = longest
+        self._shades = shades
         self._stacks = [self._reset() for _ in TASKS]
         self._left = [self._length() for _ in TASKS]
         self.episodes = [1] * len(TASKS)
 
     def _frame(self):
-        return self._generator.integers(0, 256, PIXELS, np.uint8)
+        pixels = PIXELS if self._shades > 2 else (1, 1)  # the latter are often equal by chance
+        shades = self._generator.integers(0, self._shades, pixels, np.uint8)
+        return np.broadcast_to(shades, PIXELS)
 
     def _reset(self):
         return np.repeat(self._frame()[None], STACK, axis=0)
@@ -184,21 +78,36 @@ class Stacks:
         self.episodes[env] += 1
 
 
-SPEC = make_spec(2, dtype=np.uint8, shape=(STACK, *PIXELS))
+def frames_for(horizon):
+    """Make frames for episodes of so many steps."""
+    return partial(FrameStorage, horizon=horizon)
 
 
-def make_buffer(storage, seed=3):
-    return ReplayBuffer(SPEC, CAPACITY, seed, tasks=TASKS, storage=storage)
+ENOUGH = frames_for(1)
+
+
+def make_buffer(storage, seed=3, folder=None):
+    return ReplayBuffer(SPEC, CAPACITY, seed, tasks=TASKS, storage=storage, folder=folder)
 
 
 def sizes(buffer):
     return buffer.storage.size_E.tolist()
 
 
+def assert_newest(storage, stacks):
+    """Check that every ring gives whole transitions, the newest ones."""
+    for ring in range(len(TASKS)):
+        found = newest(storage, ring)
+        wanted = newest(stacks, ring)
+        first = len(wanted["reward"]) - len(found["reward"])
+        assert_same_columns(found, {name: rows[first:] for name, rows in wanted.items()})
+
+
+@pytest.mark.parametrize("shades", [2, 256])
 @pytest.mark.parametrize("longest", [1, 2, 3, 9, 40])
-def test_batches_from_single_frames_are_those_from_stacks(longest):
-    frames, stacks = make_buffer(FrameStorage), make_buffer(RingStorage)
-    source = Stacks(longest, longest)
+def test_batches_from_single_frames_are_those_from_stacks(longest, shades):
+    frames, stacks = make_buffer(ENOUGH), make_buffer(RingStorage)
+    source = Stacks(longest, longest, shades)
     for _ in range(5 * 12):
         transitions = source.step()
         for buffer in (frames, stacks):
@@ -211,30 +120,55 @@ def test_batches_from_single_frames_are_those_from_stacks(longest):
     assert frames.mean_rewards().tolist() == stacks.mean_rewards().tolist()
 
 
-def test_an_episode_takes_one_frame_more_than_it_has_steps():
-    storage = FrameStorage(transition_fields(SPEC), 1, 50)
-    frame_N = np.arange(12 * 4, dtype=np.uint8).reshape(12, *PIXELS)
+@pytest.mark.parametrize("horizon", [1, 4, 12, 1_000])
+def test_rows_of_one_ring_in_one_addition_are_those_of_single_additions(horizon):
+    """Also of more frames than fit."""
+    source = Stacks(5, longest=2)
+    steps = [source.step() for _ in range(48)]
+    single = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
+    many = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
+    for first in range(0, 48, 12):
+        for step in steps[first : first + 12]:
+            single.add(step.env_E, step.columns())
+        columns = [step.columns() for step in steps[first : first + 12]]
+        env_N = np.concatenate([step.env_E for step in steps[first : first + 12]])
+        many.add(env_N, {name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
+        assert many.size_E.tolist() == single.size_E.tolist()
+        for ring in range(len(TASKS)):
+            assert_same_columns(newest(many, ring), newest(single, ring))
+
+
+def episode(num_steps):
+    """Return the columns of an episode whose frames are all different, and its stacks."""
+    frame_N = np.arange((num_steps + 1) * 4, dtype=np.uint8).reshape(-1, *PIXELS)
     padded = np.concatenate([frame_N[:1], frame_N[:1], frame_N])
-    stack_N = np.stack([padded[i : i + STACK] for i in range(12)])
+    stack_N = np.stack([padded[i : i + STACK] for i in range(num_steps + 1)])
     columns = {
         "observation": stack_N[:-1],
         "next_observation": stack_N[1:],
-        "action": np.zeros((11, 2)),
-        "reward": np.zeros(11),
-        "terminated": np.zeros(11, bool),
+        "action": np.zeros((num_steps, 2)),
+        "reward": np.zeros(num_steps),
+        "terminated": np.zeros(num_steps, bool),
     }
-    storage.add(np.zeros(11, np.int64), columns)
-    assert storage._frames_added_E.tolist() == [12]
-    storage.add(np.zeros(11, np.int64), columns)
-    assert storage._frames_added_E.tolist() == [24], "the next episode begins with its own frame"
+    return columns, stack_N
+
+
+def test_episodes_of_the_horizon_fill_the_ring_and_no_frame_is_kept_twice():
+    storage = FrameStorage(transition_fields(SPEC), 1, 30, horizon=10)
+    columns, stack_N = episode(10)
+    for number in range(1, 8):
+        storage.add(np.zeros(10, np.int64), columns)
+        assert storage._frames_added_E.tolist() == [11 * number]
+        assert storage.size_E.tolist() == [min(30, 10 * number)]
+    assert len(storage._frames) == 30 + 3 + STACK
     rows = newest(storage, 0)
-    assert np.array_equal(rows["observation"], np.concatenate([stack_N[:-1]] * 2))
-    assert np.array_equal(rows["next_observation"], np.concatenate([stack_N[1:]] * 2))
+    assert np.array_equal(rows["observation"], np.concatenate([stack_N[:-1]] * 3))
+    assert np.array_equal(rows["next_observation"], np.concatenate([stack_N[1:]] * 3))
 
 
-@pytest.mark.parametrize("num_frames", [4, 7, 13, 20])
-def test_transitions_whose_frames_are_gone_are_not_sampled_and_the_others_are_whole(num_frames):
-    few = make_buffer(partial(FrameStorage, num_frames=num_frames))
+@pytest.mark.parametrize("horizon", [2, 3, 6, 100])
+def test_transitions_whose_frames_are_gone_are_not_sampled_and_the_others_are_whole(horizon):
+    few = make_buffer(frames_for(horizon))
     stacks = make_buffer(RingStorage)
     source = Stacks(1, longest=4)
     shorter = 0
@@ -242,47 +176,168 @@ def test_transitions_whose_frames_are_gone_are_not_sampled_and_the_others_are_wh
         transitions = source.step()
         for buffer in (few, stacks):
             buffer.add(transitions)
+        certain = np.minimum(stacks.storage.size_E, few.storage.certain_size)
         assert (few.storage.size_E <= stacks.storage.size_E).all()
-        assert (few.storage.size_E[stacks.storage.size_E > 0] > 0).all()
+        assert (few.storage.size_E >= certain).all()
         shorter += (few.storage.size_E < stacks.storage.size_E).any()
-        for ring in range(len(TASKS)):
-            found = newest(few.storage, ring)
-            size = len(found["reward"])
-            wanted = newest(stacks.storage, ring)
-            first = len(wanted["reward"]) - size
-            assert_same_columns(found, {name: rows[first:] for name, rows in wanted.items()})
-    assert shorter > 10
+        assert_newest(few.storage, stacks.storage)
+    assert shorter > 5
     assert len(few.sample(64).reward_B) == 64
 
 
-@pytest.mark.parametrize("save_last", [None, 20])
-@pytest.mark.parametrize("chunk_rows", [4, 17, 1_000])
-@pytest.mark.parametrize("source", ["frames", "stacks"])
-def test_saves_are_read_by_both_storages_and_continue_with_the_same_batches(
-    tmp_path, chunk_rows, save_last, source
+def test_transitions_that_were_skipped_are_not_there():
+    storage = FrameStorage(transition_fields(SPEC), 1, 12, horizon=12)
+    storage.restore_from(np.array([5]))
+    columns, stack_N = episode(3)
+    storage.add(np.zeros(3, np.int64), columns)
+    assert storage.size_E.tolist() == [3]
+    assert np.array_equal(newest(storage, 0)["observation"], stack_N[:-1])
+
+
+@pytest.mark.parametrize(
+    ("chunk_rows", "save_last", "horizon", "shades"),
+    [(4, None, 1, 256), (17, None, 100, 256), (1_000, None, 3, 2), (4, 20, 1, 2)],
+)
+def test_batches_after_resumes_are_those_of_uninterrupted_stacks(
+    tmp_path, chunk_rows, save_last, horizon, shades
 ):
-    """Saved, restored into fresh storages of either kind, and continued, over and over."""
-    kinds = {"frames": FrameStorage, "stacks": RingStorage}
-    buffers = {name: make_buffer(kind) for name, kind in kinds.items()}
-    stepped = Stacks(7, longest=6)
+    """Saved, restored into a fresh storage, and continued, over and over."""
+    kind = frames_for(horizon)
+    resumed, uninterrupted, stacks = map(make_buffer, (kind, kind, RingStorage))
+    source = Stacks(7, longest=6, shades=shades)
     snapshots = make_snapshots(tmp_path, chunk_rows, save_last)
     for step in range(1, 91):
-        transitions = stepped.step()
-        for buffer in buffers.values():
+        transitions = source.step()
+        for buffer in (resumed, uninterrupted, stacks):
             buffer.add(transitions)
-        snapshots.write_ahead(buffers[source].storage)
-        if step % 9 == 0:
-            manifest = snapshots.save(buffers[source].storage)
-            state = buffers[source].state_dict()
+        snapshots.write_ahead(resumed.storage)
+        if step % 9 == 0 or step % 20 == 0:
+            manifest = snapshots.save(resumed.storage)
         if step % 20 == 0:
-            manifest = snapshots.save(buffers[source].storage)
-            state = buffers[source].state_dict()
-            buffers = {name: make_buffer(kind, seed=99) for name, kind in kinds.items()}
+            state = resumed.state_dict()
+            resumed = make_buffer(kind, seed=99)
             snapshots = make_snapshots(tmp_path, chunk_rows, save_last)
-            for buffer in buffers.values():
-                snapshots.load(manifest, buffer.storage)
-                buffer.load_state_dict(state)
-        assert sizes(buffers["frames"]) == sizes(buffers["stacks"])
-        if step > 3:
-            assert_same_batch(buffers["frames"].sample(32), buffers["stacks"].sample(32))
-    assert min(len(buffer) for buffer in buffers.values()) > 20
+            snapshots.load(manifest, resumed.storage)
+            resumed.load_state_dict(state)
+        if save_last is None:
+            assert sizes(resumed) == sizes(uninterrupted)
+            assert not resumed.storage.oldest_E.any()
+            if step > 3:
+                assert_same_batch(resumed.sample(32), uninterrupted.sample(32))
+        assert_newest(resumed.storage, stacks.storage)
+    assert len(resumed) >= (20 if horizon == 1 else 12)
+
+
+def test_rings_move_to_other_processes_with_their_frames(tmp_path):
+    whole = make_buffer(frames_for(3))
+    source = Stacks(3, longest=5)
+    for _ in range(40):
+        whole.add(source.step())
+    manifest = make_snapshots(tmp_path, 9).save(whole.storage)
+    rings = [[2, 0], [0, 1]]
+    part = FrameStorage(transition_fields(SPEC), 2, 12, horizon=3)
+    make_snapshots(tmp_path).load_rings(manifest, part, rings)
+    for was, now in rings:
+        assert part.size_E[now] == whole.storage.size_E[was]
+        assert_same_columns(newest(part, now), newest(whole.storage, was))
+    step = source.step()
+    while not {0, 2} <= set(step.env_E.tolist()):
+        step = source.step()
+    for was, now in rings:
+        moved = {name: column[step.env_E == was] for name, column in step.columns().items()}
+        part.add(np.array([now]), moved)
+        assert newest(part, now)["observation"][-1].tolist() == moved["observation"][0].tolist()
+
+
+def test_files_hold_compressed_frames_and_one_that_lies_is_refused(tmp_path):
+    buffer = make_buffer(ENOUGH)
+    source = Stacks(2)
+    for _ in range(20):
+        buffer.add(source.step())
+    snapshots = make_snapshots(tmp_path)
+    manifest = snapshots.save(buffer.storage)
+    (chunk,) = manifest["chunks"]
+    with (tmp_path / chunk["file"]).open("rb") as file:
+        columns = {name: np.load(file) for name in buffer.storage.packed_names}
+    assert columns["frames"].ndim == 1 and columns["frames"].dtype == np.uint8
+    shape = (int(columns["num_frames"].sum()), *PIXELS)
+    assert decompressed(columns["frames"], shape).shape == shape
+    for wrong in (shape[0] + 1, shape[0] - 1):
+        with pytest.raises(ValueError, match="frames"):
+            decompressed(columns["frames"], (wrong, *PIXELS))
+    with pytest.raises(ConfigurationError, match="laid out as"):
+        snapshots.load(manifest, make_buffer(frames_for(5)).storage)
+    with pytest.raises(ConfigurationError, match=r"laid out as \{'frames': 27\}.*whole rows"):
+        snapshots.load(manifest, make_buffer(RingStorage).storage)
+
+
+def test_compressed_frames_come_back_and_scenes_that_stand_still_take_little_room():
+    frame_N = np.random.default_rng(0).integers(0, 256, (50, 3, 8, 8), np.uint8)
+    assert np.array_equal(decompressed(compressed(frame_N), frame_N.shape), frame_N)
+    still_N = frame_N[:1].repeat(50, axis=0)
+    assert len(compressed(still_N)) < 2 * frame_N[0].size
+
+
+def test_frames_in_a_file_and_those_written_as_on_a_gpu_are_those_in_memory(tmp_path):
+    mapped, as_on_gpu, plain = make_buffer(ENOUGH, folder=tmp_path), *map(make_buffer, [ENOUGH] * 2)
+    as_on_gpu.storage._frame_array = None  # then tensors are written
+    source = Stacks(4)
+    for _ in range(30):
+        transitions = source.step()
+        for buffer in (mapped, as_on_gpu, plain):
+            buffer.add(transitions)
+            buffer.storage.add(np.zeros(0, np.int64), _none_of(transitions))
+    assert not list(tmp_path.iterdir()), "the files have no names"
+    batch = plain.sample(32)
+    assert_same_batch(mapped.sample(32), batch)
+    assert_same_batch(as_on_gpu.sample(32), batch)
+
+
+def _none_of(transitions):
+    return {name: column[:0] for name, column in transitions.columns().items()}
+
+
+def test_observations_that_are_no_stacks_are_refused():
+    columns, _ = episode(3)
+    columns["next_observation"] = columns["next_observation"][:, ::-1]
+    storage = FrameStorage(transition_fields(SPEC), 1, 5, horizon=5)
+    with pytest.raises(ConfigurationError, match=r"newest frame last.*frame_stack to 0"):
+        storage.add(np.zeros(3, np.int64), columns)
+    assert storage.size_E.tolist() == [0]
+
+
+def test_a_million_frames_of_84_pixels_need_20_gib():
+    shape = (3, 3, 84, 84)
+    spec = make_spec(1, dtype=np.uint8, shape=shape)._replace(frame_stack=3, horizon=500)
+    fields = transition_fields(spec)
+    assert 19.7 < replay_bytes(spec, fields, 1, 1_000_000) / 2**30 < 19.9
+    assert replay_bytes(spec._replace(frame_stack=0), fields, 1, 10) == bytes_needed(fields, 10)
+    with pytest.raises(ConfigurationError, match=r"needs [\d.]+ GiB of memory.* at most [\d,]+"):
+        FrameStorage(fields, 1, 10**9, horizon=500)
+
+
+def test_stacked_frames_are_kept_once_without_being_asked_and_the_estimate_says_so(
+    tmp_path, caplog
+):
+    pixels = Pixels(ToyReach(2, horizon=10), size=8)
+    data = MultiTaskData(pixels, capacity=256, batch_size=4)
+    with caplog.at_level("INFO"):
+        replay = data.open_replay([0, 1], tmp_path)
+    assert isinstance(replay.storage, FrameStorage)
+    stacks = bytes_needed(replay.storage.fields, 256) / 2**20
+    assert f"each frame once (as stacks {stacks:,.0f} MiB)" in caplog.text
+    changed = with_wrappers(pixels, [lambda env: env])
+    assert isinstance(ReplayBuffer(changed.spec, 10).storage, RingStorage)
+    assert isinstance(ReplayBuffer(make_spec(1), 10).storage, RingStorage)
+
+
+def test_batches_can_be_flattened_to_channels_without_a_copy():
+    storage = FrameStorage(transition_fields(SPEC), 1, 11, horizon=11)
+    columns, stack_N = episode(11)
+    storage.add(np.zeros(11, np.int64), columns)
+    rows = storage.take(torch.zeros(4, dtype=torch.int64), torch.tensor([0, 5, 10, 1]))
+    for name, offset in (("observation", 0), ("next_observation", 1)):
+        assert rows[name].dtype == torch.uint8
+        joined = rows[name].view(4, STACK * PIXELS[0], PIXELS[1])
+        wanted = stack_N[np.array([0, 5, 10, 1]) + offset].reshape(joined.shape)
+        assert np.array_equal(joined, wanted)

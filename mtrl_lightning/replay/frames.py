@@ -1,0 +1,443 @@
+"""A storage of single frames, from which stacked observations are built when they are sampled.
+
+An observation of ``W`` stacked frames shares all of them but one with its successor, so that a
+plain storage keeps each frame ``2 W`` times. Here it is kept once.
+
+Shapes: ``E`` environments (rings), ``C`` transitions in a ring, ``F`` frames in a ring, ``W``
+frames of an observation, ``N`` transitions of an addition or a request, ``M`` frames of a file.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.memory import CPU, to_device
+from mtrl_lightning.replay.storage import (
+    Columns,
+    RingStorage,
+    Storage,
+    bytes_needed,
+    check_room,
+    empty_column,
+    enumerated,
+)
+from mtrl_lightning.schema import Field
+from mtrl_lightning.types import EnvSpec
+
+OBSERVATIONS = ("observation", "next_observation")
+BOOKS = (Field("newest", (), "int64"), Field("before", (), "int16"))
+"""What is kept of a transition in place of its observations."""
+PACKED = (*(field.name for field in BOOKS), "first_frame", "num_frames", "frames")
+"""Further columns of a chunk file: the last three have an entry per ring, and the frames' bytes."""
+COMPRESSION = 1
+"""Level of zlib: the fastest, since differences of frames are mostly zeros."""
+
+
+class FrameStorage(Storage):
+    """Keep each frame of stacked observations once.
+
+    The stacks are built when transitions are taken: at the beginning of an episode the first frame
+    is repeated, and the true last successor of an episode is kept. A transition that does not
+    continue the one before it (a new episode, a rebuilt environment) begins with frames of its own.
+    A ring has room for the frames of episodes of ``horizon`` steps. Where episodes are shorter,
+    frames run out before transitions do, and ``size_E`` is smaller: the oldest are given up.
+
+    Args:
+        fields: the schema of a transition; its observations are stacks ``[W, ...]`` with the newest
+            frame last.
+        num_envs: number of rings, ``E``.
+        capacity: transitions in a ring, ``C``.
+        folder: keep the frames in a file here, mapped into memory, which vanishes with this
+            process; None for memory.
+        device: whose memory, without a folder.
+        horizon: steps of an episode, which decides how many frames a ring has.
+
+    Raises:
+        ConfigurationError: if there is not enough free memory, or disk; nothing is taken then.
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[Field],
+        num_envs: int,
+        capacity: int,
+        folder: Path | None = None,
+        device: torch.device = CPU,
+        *,
+        horizon: int,
+    ) -> None:
+        super().__init__(fields, num_envs, capacity)
+        stack = _stack_of(fields)
+        self._stack_size = stack.shape[0]
+        self._num_frames = frames_per_ring(capacity, self._stack_size, horizon)
+        num_rows = num_envs * capacity
+        needed = frame_bytes_needed(fields, num_envs, capacity, horizon)
+        check_room(needed, num_rows, folder, device)
+        frame = Field("frame", stack.shape[1:], stack.dtype)
+        self._frames = empty_column(frame, num_envs * self._num_frames, folder, device)
+        self._frame_array = self._frames.numpy() if device == CPU else None
+        self._frames_added_E = np.zeros(num_envs, np.int64)
+        self._newest = np.zeros(num_rows, np.int64)
+        """Number of the newest frame of a transition's observation; its successor's is the next."""
+        self._before = np.zeros(num_rows, np.int16)
+        """How many frames before that one belong to the observation."""
+        self._first_E = np.zeros(num_envs, np.int64)
+        """Transitions with smaller numbers have lost frames, or are not there."""
+        self._last_EW: npt.NDArray = np.zeros((num_envs, *stack.shape), stack.dtype)
+        """Observation after the newest transition of each ring, in this process' memory."""
+        self._has_last_E = np.zeros(num_envs, np.bool_)
+        self._last_before_E = np.zeros(num_envs, np.int64)
+        """How many frames before its newest one belong to the newest transition's observation."""
+        self._rest = RingStorage(_rest_of(fields), num_envs, capacity, folder, device)
+        self._rest.added_E = self.added_E
+        self._rest.oldest_E = self.oldest_E
+
+    @property
+    def device(self) -> torch.device:
+        """Where the frames are kept."""
+        return self._frames.device
+
+    @property
+    def size_E(self) -> npt.NDArray[np.int64]:
+        """Number of transitions that each ring can give: its newest with all of their frames."""
+        return np.minimum(super().size_E, self.added_E - self._first_E)
+
+    @property
+    def certain_size(self) -> int:
+        """Transitions in a ring that are kept whatever the lengths of their episodes."""
+        return min(self.capacity, self._num_frames // (self._stack_size + 1))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one transition in a file before its frames are compressed."""
+        stack = _stack_of(self.fields)
+        return stack.num_bytes // self._stack_size + bytes_needed((*self._rest.fields, *BOOKS), 1)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What a checkpoint says of how the transitions are kept."""
+        return {"frames": self._num_frames}
+
+    @property
+    def packed_names(self) -> tuple[str, ...]:
+        """Names of the columns of a chunk file, in their order."""
+        return (*self._rest.packed_names, *PACKED)
+
+    def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
+        """Continue with the numbers ``first_E``: what was added before them is skipped."""
+        is_gap_E = first_E > self.added_E
+        self._first_E[is_gap_E] = first_E[is_gap_E]
+        super().restore_from(first_E)
+
+    def reward_sums(self) -> npt.NDArray[np.float64]:
+        """Return the sum of the rewards in each ring, ``[E]``; no frame is read."""
+        return self._rest.reward_sums_of(self.size_E)
+
+    def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
+        """Append transitions, over the oldest ones once a ring is full.
+
+        Raises:
+            ConfigurationError: if an observation and its successor are not stacks of frames.
+        """
+        counts_E = np.bincount(env_N, minlength=self.num_envs)
+        assert counts_E.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
+        stack_NW = np.asarray(columns["observation"])
+        successor_NW = np.asarray(columns["next_observation"])
+        if not np.array_equal(stack_NW[:, 1:], successor_NW[:, :-1]):
+            raise ConfigurationError(
+                "a transition's successor does not continue the frames of its observation, so that"
+                " they cannot be stored as single frames: stack the newest frame last, as"
+                " mtrl_lightning.envs.Pixels does, or set EnvSpec.frame_stack to 0"
+            )
+        order_N = np.argsort(env_N, kind="stable")
+        is_sorted = bool((env_N[1:] >= env_N[:-1]).all())
+        order: Any = slice(None) if is_sorted else order_N
+        rows = self._rows(env_N[order], stack_NW[order], successor_NW[order])
+        frames_E = np.bincount(rows.env_N, rows.num_frames_N, self.num_envs).astype(np.int64)
+        if frames_E.max(initial=0) > self._num_frames:  # the newer ones would overwrite these
+            for half in np.array_split(np.arange(len(env_N)), 2):
+                self.add(env_N[half], {name: column[half] for name, column in columns.items()})
+            return
+        self._write_rows(rows)
+        self._frames_added_E += frames_E
+        self._rest.add(env_N, columns)
+        self._forget_lost()
+
+    def _rows(
+        self, env_N: npt.NDArray[np.int64], stack_NW: npt.NDArray, successor_NW: npt.NDArray
+    ) -> _Rows:
+        """Find out which frames of transitions, in the order of their rings, are new."""
+        is_first_N = np.ones(len(env_N), np.bool_)
+        is_first_N[1:] = env_N[1:] != env_N[:-1]
+        follows_N = np.zeros(len(env_N), np.bool_)
+        within = np.flatnonzero(~is_first_N)
+        follows_N[within] = _equal(stack_NW[within], successor_NW[within - 1])
+        first = np.flatnonzero(is_first_N)
+        env_F = env_N[first]
+        is_everywhere = len(first) == len(env_N) == self.num_envs
+        newest_FW = self._last_EW if is_everywhere else self._last_EW[env_F]
+        first_stacks_FW = stack_NW if is_everywhere else stack_NW[first]
+        follows_N[first] = self._has_last_E[env_F] & _equal(first_stacks_FW, newest_FW)
+        before_N = np.zeros(len(env_N), np.int64)
+        before_N[first] = self._last_before_E[env_F] + 1
+        for row in np.flatnonzero(~follows_N).tolist():
+            before_N[row] = _num_distinct(stack_NW[row]) - 1
+        num_frames_N = np.where(follows_N, 1, before_N + 2)
+        # within a run of transitions that follow one another, each has one frame more before it
+        index_N = np.arange(len(env_N))
+        run_N = np.maximum.accumulate(np.where(is_first_N | ~follows_N, index_N, 0))
+        before_N = np.minimum(before_N[run_N] + index_N - run_N, self._stack_size - 1)
+        return _Rows(env_N, stack_NW, successor_NW, is_first_N, follows_N, before_N, num_frames_N)
+
+    def _write_rows(self, rows: _Rows) -> None:
+        """Write the new frames of some transitions, and where those of each one are."""
+        env_N = rows.env_N
+        index_N = np.arange(len(env_N))
+        first_N = np.maximum.accumulate(np.where(rows.is_first_N, index_N, 0))
+        frames_N = np.cumsum(rows.num_frames_N)
+        frames_before_N = (frames_N - rows.num_frames_N)[first_N]
+        newest_N = self._frames_added_E[env_N] + frames_N - frames_before_N - 2
+        self._write_frames(env_N, newest_N + 1, rows.successor_NW[:, -1])
+        for row in np.flatnonzero(~rows.follows_N).tolist():
+            before = int(rows.before_N[row])
+            number_M = newest_N[row] - np.arange(before, -1, -1)
+            begin_M = rows.stack_NW[row, self._stack_size - 1 - before :]
+            self._write_frames(np.full(before + 1, env_N[row]), number_M, begin_M)
+        number_N = self.added_E[env_N] + index_N - first_N
+        place_N = env_N * self.capacity + number_N % self.capacity
+        self._newest[place_N] = newest_N
+        self._before[place_N] = rows.before_N
+        last = np.flatnonzero(np.append(rows.is_first_N[1:], True)) if len(env_N) else index_N
+        self._last_EW[env_N[last]] = rows.successor_NW[last]
+        self._last_before_E[env_N[last]] = rows.before_N[last]
+        self._has_last_E[env_N[last]] = True
+
+    def _write_frames(
+        self, env_M: npt.NDArray[np.int64], number_M: npt.NDArray[np.int64], frame_M: npt.NDArray
+    ) -> None:
+        place_M = env_M * self._num_frames + number_M % self._num_frames
+        if self._frame_array is not None:
+            self._frame_array[place_M] = frame_M
+        else:
+            place = to_device(place_M, self.device)
+            self._frames[place] = to_device(np.ascontiguousarray(frame_M), self.device)
+
+    def _forget_lost(self) -> None:
+        """Give up the oldest transitions of which a frame was overwritten."""
+        np.maximum(self._first_E, self.added_E - self.capacity, out=self._first_E)
+        kept_from_E = self._frames_added_E - self._num_frames
+        while True:
+            oldest_E = self._oldest_frame(np.arange(self.num_envs), self._first_E)
+            is_lost_E = (oldest_E < kept_from_E) & (self._first_E < self.added_E)
+            if not is_lost_E.any():
+                return
+            self._first_E += is_lost_E
+
+    def _oldest_frame(
+        self, env_N: npt.NDArray[np.int64], number_N: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        place_N = env_N * self.capacity + number_N % self.capacity
+        return self._newest[place_N] - self._before[place_N]
+
+    def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
+        """Return copies of transitions by ring and number, on this storage's device.
+
+        Observation and successor are views of one tensor, since they share all frames but one.
+        """
+        env = env_N.numpy()
+        place_N = env * self.capacity + number_N.numpy() % self.capacity
+        # an observation and the frame after it; frames before the first of an episode repeat it
+        back_V = np.arange(self._stack_size, -1, -1)
+        back_NV = np.minimum(back_V, self._before[place_N, None].astype(np.int64) + 1)
+        frame_NV = self._newest[place_N, None] + 1 - back_NV
+        index_NV = env[:, None] * self._num_frames + frame_NV % self._num_frames
+        index = to_device(index_NV.reshape(-1), self.device)
+        frames = self._frames.index_select(0, index)
+        window_NV = frames.view(*index_NV.shape, *self._frames.shape[1:])
+        columns = self._rest.take(env_N, number_N)
+        columns["observation"] = window_NV[:, :-1]
+        columns["next_observation"] = window_NV[:, 1:]
+        return {field.name: columns[field.name] for field in self.fields}
+
+    def pack(
+        self, first_E: npt.NDArray[np.int64], end_E: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray]:
+        """Return what a chunk file holds of each ring's transitions: their frames, each once.
+
+        The frames of a file suffice for its transitions, so that it depends on no other file.
+        """
+        columns = self._rest.pack(first_E, end_E)
+        env_E = np.arange(self.num_envs)
+        count_E = end_E - first_E
+        first_frame_E = np.where(count_E > 0, self._oldest_frame(env_E, first_E), 0)
+        last_frame_E = self._newest[env_E * self.capacity + (end_E - 1) % self.capacity] + 1
+        num_frames_E = np.where(count_E > 0, last_frame_E - first_frame_E + 1, 0)
+        env_N, number_N = enumerated(first_E, count_E)
+        env_M, frame_M = enumerated(first_frame_E, num_frames_E)
+        place_N = env_N * self.capacity + number_N % self.capacity
+        index = to_device(env_M * self._num_frames + frame_M % self._num_frames, self.device)
+        columns["newest"] = self._newest[place_N]
+        columns["before"] = self._before[place_N]
+        columns["first_frame"] = first_frame_E
+        columns["num_frames"] = num_frames_E
+        columns["frames"] = compressed(self._frames.index_select(0, index).cpu().numpy())
+        return columns
+
+    def unpack(
+        self,
+        columns: Columns,
+        first_E: npt.NDArray[np.int64],
+        end_E: npt.NDArray[np.int64],
+        ring_E: npt.NDArray[np.int64],
+    ) -> None:
+        """Append what ``pack`` returned, under its former numbers, to other rings or the same.
+
+        Args:
+            columns: of a chunk file.
+            first_E: number of the first transition of each ring in the file.
+            end_E: number after the last one.
+            ring_E: which ring here each ring in the file becomes; -1 for none.
+
+        Raises:
+            ValueError: if the columns do not belong together.
+        """
+        num_frames_E = np.asarray(columns["num_frames"])
+        first_frame_E = np.asarray(columns["first_frame"])
+        frame_shape = tuple(self._frames.shape[1:])
+        frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
+        here_N, number_N, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
+        place_N = here_N * self.capacity + number_N % self.capacity
+        self._newest[place_N] = columns["newest"][is_wanted_N]
+        self._before[place_N] = columns["before"][is_wanted_N]
+        env_M, frame_number_M = enumerated(first_frame_E, num_frames_E)
+        is_wanted_M = ring_E[env_M] >= 0
+        wanted: Any = slice(None) if is_wanted_M.all() else is_wanted_M
+        self._write_frames(ring_E[env_M[wanted]], frame_number_M[wanted], frame_M[wanted])
+        is_filled_E = (ring_E >= 0) & (end_E > first_E)
+        self._frames_added_E[ring_E[is_filled_E]] = (first_frame_E + num_frames_E)[is_filled_E]
+        rest = {name: columns[name][is_wanted_N] for name in self._rest.packed_names}
+        self._rest.add(here_N, rest)
+        self._remember_last(ring_E[is_filled_E])
+        self._forget_lost()
+
+    def _remember_last(self, env_N: npt.NDArray[np.int64]) -> None:
+        """Read the observation after the newest transition of some rings."""
+        number_N = self.added_E[env_N] - 1
+        rows = self.take(torch.from_numpy(env_N), torch.from_numpy(number_N))
+        self._last_EW[env_N] = rows["next_observation"].cpu().numpy()
+        self._last_before_E[env_N] = self._before[env_N * self.capacity + number_N % self.capacity]
+        self._has_last_E[env_N] = True
+
+
+class _Rows(NamedTuple):
+    """Transitions of an addition, those of a ring in a row."""
+
+    env_N: npt.NDArray[np.int64]
+    stack_NW: npt.NDArray
+    successor_NW: npt.NDArray
+    is_first_N: npt.NDArray[np.bool_]
+    """Whether a transition is the first of its ring in this addition."""
+    follows_N: npt.NDArray[np.bool_]
+    """Whether its observation is the successor of the transition before it in its ring."""
+    before_N: npt.NDArray[np.int64]
+    """How many frames before its newest one belong to an observation."""
+    num_frames_N: npt.NDArray[np.int64]
+    """How many of its frames are new, with that of its successor."""
+
+
+def make_storage(spec: EnvSpec) -> Callable[..., Storage]:
+    """Return how the transitions of a benchmark are kept: ``(fields, num_envs, capacity, ...)``.
+
+    Stacked frames are kept once each, all else as it is.
+    """
+    if spec.frame_stack:
+        return partial(FrameStorage, horizon=spec.horizon)
+    return RingStorage
+
+
+def replay_bytes(spec: EnvSpec, fields: Sequence[Field], num_envs: int, capacity: int) -> int:
+    """Return the bytes that the replay of a benchmark takes.
+
+    Args:
+        spec: the tasks.
+        fields: the schema of a transition.
+        num_envs: number of rings.
+        capacity: transitions in a ring.
+    """
+    if spec.frame_stack:
+        return frame_bytes_needed(fields, num_envs, capacity, spec.horizon)
+    return bytes_needed(fields, num_envs * capacity)
+
+
+def frames_per_ring(capacity: int, stack_size: int, horizon: int) -> int:
+    """Return the frames of the newest ``capacity`` transitions of episodes of ``horizon`` steps.
+
+    Each episode has one frame more than steps; the oldest one, of which the beginning may be gone,
+    has a whole stack more.
+    """
+    return capacity + -(-capacity // horizon) + stack_size
+
+
+def frame_bytes_needed(fields: Sequence[Field], num_envs: int, capacity: int, horizon: int) -> int:
+    """Return the bytes that a ``FrameStorage`` takes."""
+    stack = _stack_of(fields)
+    num_frames = frames_per_ring(capacity, stack.shape[0], horizon)
+    frame_bytes = stack.num_bytes // stack.shape[0]
+    row_bytes = bytes_needed((*_rest_of(fields), *BOOKS), 1)
+    return num_envs * (num_frames * frame_bytes + capacity * row_bytes)
+
+
+def compressed(frame_M: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return frames ``[M, ...]`` as bytes: each one's difference from the one before it."""
+    differences_M = frame_M.copy()
+    differences_M[1:] ^= frame_M[:-1]
+    return np.frombuffer(zlib.compress(differences_M.data, COMPRESSION), np.uint8)
+
+
+def decompressed(content: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return the frames of ``compressed``.
+
+    Raises:
+        ValueError: if the bytes are not those of frames of this shape.
+    """
+    num_bytes = int(np.prod(shape))
+    try:
+        found = zlib.decompressobj().decompress(content.tobytes(), num_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"the frames cannot be decompressed: {error}") from error
+    if len(found) != num_bytes:
+        raise ValueError(f"the frames do not have the {num_bytes:,} bytes that they should")
+    frame_M = np.frombuffer(found, np.uint8).reshape(shape)
+    return np.bitwise_xor.accumulate(frame_M, axis=0)
+
+
+def _stack_of(fields: Sequence[Field]) -> Field:
+    """Return the field of the observations."""
+    return next(field for field in fields if field.name == OBSERVATIONS[0])
+
+
+def _rest_of(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Return the fields without the observations."""
+    return tuple(field for field in fields if field.name not in OBSERVATIONS)
+
+
+def _equal(one_NW: npt.NDArray, other_NW: npt.NDArray) -> npt.NDArray[np.bool_]:
+    """Return in which rows all numbers are equal."""
+    return (one_NW == other_NW).all(tuple(range(1, one_NW.ndim)))
+
+
+def _num_distinct(stack_W: npt.NDArray) -> int:
+    """Return the number of frames of a stack without the repetitions of its first one."""
+    is_new = [not np.array_equal(a, b) for a, b in pairwise(stack_W)]
+    return len(stack_W) - is_new.index(True) if any(is_new) else 1

@@ -1,0 +1,232 @@
+"""Pictures as observations: stacks, states, and what cannot be drawn."""
+
+import numpy as np
+import pytest
+
+from mtrl_lightning.envs import DMControl, GymnasiumTasks, Pixels, ToyReach, VectorEnv, pixels
+from mtrl_lightning.envs.drawing import SimulationRenderer
+from mtrl_lightning.envs.pictures import Pictured, VideoFormat, decompressed
+from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from tests.conftest import skip_without_renderer
+from tests.fakes import Drift
+
+TASKS = ["cheetah-run", "cartpole-swingup"]
+
+
+@pytest.fixture(scope="module")
+def suite():
+    """Two tasks of dm_control of different sizes, drawn at 16 x 16 pixels."""
+    pytest.importorskip("dm_control")
+    skip_without_renderer()
+    return Pixels(DMControl(TASKS, horizon=20), size=16)
+
+
+def actions_of(benchmark, num_envs, steps):
+    generator = np.random.default_rng(0)
+    shape = (steps, num_envs, *benchmark.spec.action_space.shape)
+    return generator.uniform(-1, 1, shape).astype(np.float32)
+
+
+def test_observations_are_stacks_of_the_newest_frames_and_the_first_one_is_repeated():
+    benchmark = Pixels(ToyReach(2, horizon=5), size=32, frame_stack=3)
+    env = benchmark.make_env(1, "train", seed=0)
+    observation, _ = env.reset(seed=4)
+    assert observation.shape == (3, 3, 32, 32) and observation.dtype == np.uint8
+    assert env.observation_space == benchmark.spec.observation_space
+    # each of the 32 pixels of a side is the mean of 4 of the picture's 128, rounded twice
+    whole = env.unwrapped.render().astype(float).reshape(32, 4, 32, 4, 3).mean((1, 3))
+    assert np.abs(observation[0] - whole.transpose(2, 0, 1)).max() <= 1
+    frames = [observation[0]] * 3
+    for action in actions_of(benchmark, 1, 5)[:, 0]:
+        frames.append(env.step(action)[0][-1])
+        following = env.unwrapped.render()
+        assert np.array_equal(env._stack, np.stack(frames[-3:]))
+        assert not np.array_equal(frames[-1], frames[-2])
+        assert np.array_equal(pixels._scaled(following, 32).transpose(2, 0, 1), frames[-1])
+    again, _ = env.reset(seed=5)
+    assert np.array_equal(again[0], again[2]) and not np.array_equal(again[0], frames[-1])
+
+
+def test_an_observation_does_not_change_with_the_next_one():
+    env = Pixels(ToyReach(1, horizon=5), size=8).make_env(0, "train", seed=0)
+    first, _ = env.reset(seed=0)
+    copy = first.copy()
+    env.step(np.ones(2, np.float32))
+    assert np.array_equal(first, copy)
+
+
+def test_the_spec_is_that_of_the_tasks_with_pictures_and_says_how_they_are_drawn(suite):
+    states = suite.benchmark.spec
+    spec = suite.spec
+    assert spec.observation_space.shape == (3, 3, 16, 16) and spec.frame_stack == 3
+    assert spec.observation_sizes == () and spec.action_sizes == states.action_sizes == (6, 1)
+    assert (spec.horizon, spec.max_return) == (states.horizon, states.max_return)
+    drawn = {"pixels": "16 x 16", "frame_stack": 3, "drawn": "plain"}
+    assert spec.protocol == {**states.protocol, **drawn}
+    papers = Pixels(suite.benchmark, 16, 1, "side", True, True, True)
+    assert papers.spec.protocol["drawn"] == "shadows reflections multisampling"
+    assert papers.spec.protocol["camera"] == "side"
+
+
+def test_a_step_draws_one_picture_whatever_the_action_repeat_and_the_model_stays(
+    suite, monkeypatch
+):
+    drawn = []
+    draw = SimulationRenderer.__call__
+    monkeypatch.setattr(
+        SimulationRenderer, "__call__", lambda self: drawn.append(self) or draw(self)
+    )
+    env = Pixels(DMControl(TASKS[:1], horizon=20, action_repeat=5), 16).make_env(0, "train", 0)
+    model = env.unwrapped.model
+    quality = model.vis.quality
+    former = DMControl(TASKS[:1]).make_env(0, "train", 0).unwrapped.model.vis
+    assert quality.shadowsize == former.quality.shadowsize > 0
+    assert quality.offsamples == former.quality.offsamples > 0
+    assert model.vis.global_.offwidth == former.global_.offwidth
+    drawn.clear()
+    env.reset(seed=0)
+    ended = False
+    while not ended:
+        *_, ended, _ = env.step(np.ones(6, np.float32))
+    assert len(drawn) == 1 + 4
+    env.close()
+
+
+def test_frames_of_workers_are_those_of_this_process_and_states_continue_in_mid_episode(suite):
+    """With an episode that ends after the state was taken, so that a stack begins there."""
+    actions = actions_of(suite, 2, 16)
+
+    def steps(envs, first, end):
+        found = []
+        for action_EA in actions[first:end]:
+            envs.send(action_EA)
+            result = envs.receive()
+            found += [result.observation_ED, result.next_observation_ED, result.reward_E]
+        return found
+
+    envs = VectorEnv(suite, [0, 1], seed=3, num_workers=0)
+    envs.reset(seed=7)
+    before = steps(envs, 0, 6)
+    state = envs.get_state()
+    assert all(one["unsavable"] is None for one in state)
+    after = steps(envs, 6, 16)
+    envs.close()
+    for num_workers in (0, 1):
+        others = VectorEnv(suite, [0, 1], seed=99, num_workers=num_workers)
+        others.reset(seed=7)
+        for found, wanted in zip(steps(others, 0, 6), before, strict=True):
+            assert np.array_equal(found, wanted)
+        others.reset(seed=8)
+        others.set_state(state)
+        for found, wanted in zip(steps(others, 6, 16), after, strict=True):
+            assert np.array_equal(found, wanted)
+        others.close()
+
+
+def test_videos_are_the_same_with_and_without_observed_pictures(suite):
+    format = VideoFormat(48, 32)
+    images = []
+    for benchmark in (suite.benchmark, suite):
+        env = Pictured(benchmark, format).make_env(0, "eval", seed=0)
+        env.reset(seed=0)
+        for _ in range(2):
+            env.step(np.ones(6, np.float32))
+        images.append([np.asarray(decompressed(one.jpeg)) for one in env.take_pictures()])
+        env.close()
+    assert len(images[0]) == len(images[1]) > 1
+    assert all(np.array_equal(a, b) for a, b in zip(*images, strict=True))
+
+
+def test_metaworld_is_drawn_from_above_if_its_camera_is_chosen(suite):
+    pytest.importorskip("metaworld")
+    from mtrl_lightning.envs import MetaWorld
+
+    benchmark = Pixels(MetaWorld(["reach-v3"], horizon=10, num_goals=1), 24, 1, camera="topview")
+    env = benchmark.make_env(0, "eval", seed=0)
+    picture = env.reset(seed=0)[0][0].astype(int)
+    env.close()
+    corner = SimulationRenderer(env, benchmark.benchmark.camera(0), (24, 24))
+    assert picture.std() > 20
+    assert np.abs(picture - corner().transpose(2, 0, 1)).mean() > 20
+    corner.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "size is 0: give the pixels"),
+        ({"frame_stack": 0}, "frame_stack is 0: give at least 1 frame and at most 4"),
+        ({"frame_stack": 5}, "frame_stack is 5: give at least 1 frame and at most 4, the env"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Pixels(ToyReach(1, horizon=4), **options)
+
+
+def test_a_camera_that_the_model_does_not_have_is_named_with_the_task(suite):
+    with pytest.raises(ConfigurationError, match=r"'cheetah-run': the model has no camera 'front'"):
+        Pixels(suite.benchmark, camera="front")
+
+
+def test_without_a_renderer_the_benchmark_is_refused(suite, monkeypatch):
+    def find_none():
+        raise ConfigurationError("MuJoCo cannot draw pictures on this machine")
+
+    monkeypatch.setattr(pixels, "find_renderer", find_none)
+    with pytest.raises(ConfigurationError, match="cannot draw pictures on this machine"):
+        Pixels(suite.benchmark)
+
+
+def test_an_environment_that_draws_nothing_is_refused():
+    def make(render_mode=None):
+        return ToyReach(1).make_env(0, "train", 0)
+
+    tasks = GymnasiumTasks({"drawn": make}, horizon=5)
+    assert Pixels(tasks, size=8).spec.protocol["pixels"] == "8 x 8"
+    undrawn = ToyReach(1)
+    undrawn.make_env = lambda task, split, seed: _without_pictures()
+    with pytest.raises(ConfigurationError, match=r"'goal-0' draws no pictures.*rgb_array"):
+        Pixels(undrawn, size=8)
+
+
+def _without_pictures():
+    env = ToyReach(1).make_env(0, "train", 0)
+    env.render_mode = None
+    return env
+
+
+@pytest.mark.parametrize("image", [np.zeros((8, 8)), np.zeros((8, 8, 3))])
+def test_a_picture_that_is_none_is_refused_at_the_start(image):
+    tasks = ToyReach(1)
+    make = tasks.make_env
+
+    def made(task, split, seed):
+        env = make(task, split, seed)
+        env.render = lambda: image
+        return env
+
+    tasks.make_env = made
+    with pytest.raises(ConfigurationError, match="must return unsigned bytes"):
+        Pixels(tasks, size=8)
+
+
+def test_a_state_that_is_not_finite_is_a_fault_though_the_picture_shows_nothing_of_it():
+    benchmark = Pixels(ToyReach(1, horizon=9), size=8)
+    envs = VectorEnv(benchmark, [0], num_workers=0)
+    envs.reset(seed=0)
+    envs.step(np.zeros((1, 2), np.float32))
+    (env,) = envs._groups[0]._group._envs
+    env.unwrapped._position = np.array([np.nan, 0.0])
+    with pytest.raises(EnvironmentFaultError, match="state is not finite"):
+        envs.step(np.zeros((1, 2), np.float32))
+    envs.close()
+
+
+def test_a_benchmark_that_replaces_another_is_drawn_as_that_one():
+    former = Pixels(with_wrappers(ToyReach(1, horizon=9), [Drift]), size=8)
+    changed = with_layers_of(former, ToyReach(1, horizon=7))
+    assert isinstance(changed, Pixels) and changed.size == 8 and changed.spec.horizon == 7
+    assert "Drift" in changed.spec.protocol["wrappers"]
+    assert with_layers_of(former, Pixels(ToyReach(1, horizon=7), size=12)).size == 12

@@ -1,0 +1,97 @@
+"""From pixels to a policy: training, evaluation, and exact continuation in mid-episode."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning import SAC, train
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.envs import DMControl, Pixels, ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MLP, Encoder
+from tests.conftest import skip_without_renderer
+from tests.test_exact_continuation import assert_same
+
+HALF = 30
+"""Env steps of one environment to the middle of its second episode."""
+
+
+class Convolutions(Encoder):
+    """The smallest encoder of stacked frames."""
+
+    def __init__(self, observation_space, num_tasks):
+        super().__init__(observation_space, num_tasks)
+        num_frames, num_colors, *_ = observation_space.shape
+        self.layers = nn.Sequential(
+            nn.Conv2d(num_frames * num_colors, 4, 5, stride=4), nn.ReLU(), nn.Flatten()
+        )
+        frames = torch.zeros(1, *observation_space.shape)
+        self.out_dim = self.layers(frames.flatten(1, 2)).shape[1]
+
+    def forward(self, observation_BD, task_B):
+        return self.layers(observation_BD.flatten(1, 2) / 255)
+
+
+def trained(benchmark, root, steps, **options):
+    small = partial(MLP, width=8, depth=1)
+    return train(
+        benchmark,
+        partial(SAC, encoder=Convolutions, actor=small, critic=small),
+        total_steps=steps,
+        root=str(root),
+        batch_size=8,
+        capacity=48,  # the rings wrap around
+        warmup_steps=10,
+        num_episodes=1,
+        checkpoint_every=steps // 2,
+        checkpoint={"keep_last": -1},
+        evaluation_every=1_000,
+        metrics_every=HALF,
+        progress_bar=False,
+        evaluation={"num_workers": 0},
+        replay={"chunk_mebibytes": 0.01},
+        **options,
+    )
+
+
+def end_of(run):
+    """Return what a run's last checkpoint and the replay files that it lists hold."""
+    last = load_checkpoint(run.checkpoint)
+    replay = last["MultiTaskData"]["replay"]
+    assert replay["layout"]["frames"] > 0
+    files = [(run.folder / "replay" / chunk["file"]).read_bytes() for chunk in replay["chunks"]]
+    parts = ("state_dict", "optimizer_states", "MultiTaskData")
+    return {part: last[part] for part in parts}, files, run.evaluation
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_path, num_workers):
+    """Two tasks that draw themselves with workers, else one that MuJoCo draws."""
+    options = {"num_workers": num_workers}
+    if num_workers:
+        benchmark = Pixels(ToyReach(2, horizon=20), size=16)
+    else:
+        pytest.importorskip("dm_control")
+        skip_without_renderer()
+        benchmark = DMControl(["cartpole-swingup"], horizon=40)
+        options["data"] = {"pixels": partial(Pixels, size=16)}
+    steps = 2 * HALF * benchmark.spec.num_tasks
+    whole = trained(benchmark, tmp_path, steps, **options)
+    states, files, evaluation = end_of(whole)
+    (middle,) = whole.folder.glob(f"checkpoints/*{steps // 2}.ckpt")
+    continued = trained(
+        benchmark, tmp_path, steps, ckpt_path=str(middle), overwrite_metrics=True, **options
+    )
+    assert continued.folder == whole.folder
+    found = end_of(continued)
+    assert_same(found[0], states)
+    assert found[1:] == (files, evaluation)
+    assert any(key.startswith("eval/return") for key in evaluation)
+
+
+def test_an_encoder_of_vectors_refuses_pictures_and_says_what_to_set(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"encoder Identity takes state vectors.*images"):
+        train(Pixels(ToyReach(1), size=8), SAC, total_steps=60, root=str(tmp_path))
+    assert not list(tmp_path.iterdir())
