@@ -284,6 +284,8 @@ def test_scaling_measures_ranks(capsys):
     assert mean["bytes"] == weak["bytes"] > 4 * 8 * (OBSERVATION + 2)
     shared = 8 * (num_inputs + 1) + 2 * 8 * (num_inputs + ACTION + 1)
     assert pcgrad["bytes"] - mean["bytes"] == pytest.approx(4 * shared, abs=100)
+    # losses with gradients for critics, actor and temperature; or losses, gradients and weights
+    assert (mean["messages"], pcgrad["messages"]) == (3, 2 * 3 + 1)
     links = found["exchanges"]["links"]
     assert links["2"]["latency"] > 0 and links["2"]["bandwidth"] > 0
     for row in found["costs"]["results"]:
