@@ -145,6 +145,12 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--times", type=positive, default=10, help="exchanges of a window (default %(default)s)")
     add(
+        "--minutes",
+        type=float,
+        default=6.0,
+        help="after which no further round is started (default %(default)s)",
+    )
+    add(
         "--device_ms",
         type=float,
         help="of one rank's update on the machine of the projection (default: the one measured"
@@ -217,6 +223,13 @@ def ask(group: Entrant, request: str, **options: Any) -> dict[str, Any]:
     return group.ask(json.dumps({"request": request, **options}))
 
 
+def rounds_of(
+    windows: Mapping[str, Callable[[], float]], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return the seconds of every variant, round by round, in turn."""
+    return alternate(windows, options.repeats, options.minutes)
+
+
 # ---- updates and gradient methods ----
 
 
@@ -226,21 +239,22 @@ class Windows:
     Args:
         groups: by number of ranks.
         updates: of a window.
+        options: of the program.
     """
 
-    def __init__(self, groups: Mapping[int, Entrant], updates: int) -> None:
+    def __init__(
+        self, groups: Mapping[int, Entrant], updates: int, options: argparse.Namespace
+    ) -> None:
         self._groups = groups
         self._updates = updates
+        self._options = options
         self.answers: dict[str, list[dict[str, Any]]] = {}
 
-    def measure(
-        self, wanted: Mapping[str, tuple[int, str]], repeats: int
-    ) -> dict[str, list[float]]:
+    def measure(self, wanted: Mapping[str, tuple[int, str]]) -> dict[str, list[float]]:
         """Return the seconds of an update of each variant, by rounds, after one round to settle.
 
         Args:
             wanted: number of ranks and name of the work, by variant.
-            repeats: number of rounds.
         """
         for variant in wanted:
             self._window(variant, *wanted[variant], times=1)
@@ -249,7 +263,7 @@ class Windows:
             variant: partial(self._window, variant, size, work, self._updates)
             for variant, (size, work) in wanted.items()
         }
-        return alternate(windows, repeats)
+        return rounds_of(windows, self._options)
 
     def _window(self, variant: str, size: int, work: str, times: int) -> float:
         answer = ask(self._groups[size], "update", name=work, times=times)
@@ -278,8 +292,8 @@ def measure_updates(groups: Mapping[int, Entrant], options: argparse.Namespace) 
     wanted = {"1 rank": (1, "weak")}
     for how in ("strong", "weak"):
         wanted |= {f"{size} ranks, {how}": (size, how) for size in options.ranks[1:]}
-    windows = Windows(groups, options.updates)
-    seconds = windows.measure(wanted, options.repeats)
+    windows = Windows(groups, options.updates, options)
+    seconds = windows.measure(wanted)
     rows = []
     for variant, (size, how) in wanted.items():
         row = windows.row(variant, seconds[variant])
@@ -297,8 +311,8 @@ def measure_methods(groups: Mapping[int, Entrant], options: argparse.Namespace) 
     say("gradient methods")
     size = options.ranks[1]
     wanted = {name: (size, name) for name in options.methods}
-    windows = Windows(groups, max(1, options.updates // 3))
-    seconds = windows.measure(wanted, options.repeats)
+    windows = Windows(groups, max(1, options.updates // 3), options)
+    seconds = windows.measure(wanted)
     rows = [windows.row(name, seconds[name]) for name in wanted]
     return {"unit": "ms per update", "ranks": size, "results": rows}
 
@@ -320,9 +334,7 @@ def measure_exchanges(groups: Mapping[int, Entrant], options: argparse.Namespace
         for size in several
         for num_bytes in options.bytes
     }
-    seconds = alternate(
-        {name: partial(window, *key) for key, name in names.items()}, options.repeats
-    )
+    seconds = rounds_of({name: partial(window, *key) for key, name in names.items()}, options)
     rows = [
         {"ranks": key[0], "bytes": key[1], **spread([value * 1e3 for value in seconds[name]])}
         for key, name in names.items()
@@ -377,7 +389,7 @@ def measure_costs(groups: Mapping[int, Entrant], options: argparse.Namespace) ->
         found["update"] = partial(
             _seconds_of, group, "update", {"name": "weak"}, max(1, options.updates // 3)
         )
-        seconds = alternate(found, options.repeats)
+        seconds = rounds_of(found, options)
         for kind, (_, per_update) in kinds.items():
             pairs = zip(seconds[kind], seconds["update"], strict=True)
             rows.append(
@@ -442,8 +454,8 @@ def measure_runs(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     steps = dict(zip(options.configs, options.steps, strict=True))
     with started(list(taking_part.values())):
         say("whole runs")
-        seconds = alternate(
-            {entrant.name: entrant.window for entrant in taking_part.values()}, options.repeats
+        seconds = rounds_of(
+            {entrant.name: entrant.window for entrant in taking_part.values()}, options
         )
     rows = []
     for (config, size), entrant in taking_part.items():
@@ -561,7 +573,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
     settings = content["settings"]
-    rounds = f"median [smallest, largest] of {settings['repeats']} rounds"
+    rounds = f"median [smallest, largest] of up to {settings['repeats']} rounds"
     parts = []
     if content["shared_cores"]:
         sizes = ", ".join(map(str, content["shared_cores"]))

@@ -267,6 +267,7 @@ def test_scaling_measures_ranks(capsys):
     small = ["--num_tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=3", "--repeats=2"]
     parts = ["--ranks", "1", "2", "--parts", "updates", "methods", "exchanges", "costs"]
     methods = ["--methods", "mean", "pcgrad", "--bytes", "4", "4000", "--times=2"]
+    methods += ["--minutes=1000"]  # since the start of this process, which runs other tests
     found = printed_json(scaling.main, *small, *parts, *methods, capsys=capsys)
     check_machine(found["machine"])
     updates = {row["variant"]: row for row in found["updates"]["results"]}
