@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gradients import METHODS
-from benchmarks.measuring import environment
 from benchmarks.updaters import Work, direct_update, make_batches, make_sac
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.drift import check_equal
@@ -63,21 +61,17 @@ class Group:
         cores = sorted(os.sched_getaffinity(0))
         return cores[self.rank % len(cores)]
 
-    def start_others(self, options: dict[str, Any]) -> list[subprocess.Popen[bytes]]:
-        """Start the ranks from 1 on; they end with their process group."""
-        return [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.ranks",
-                    json.dumps({**options, "rank": rank, "port": self.port}),
-                ],
-                stdin=subprocess.DEVNULL,
-                env=environment(),
-            )
-            for rank in range(1, self.size)
-        ]
+    @classmethod
+    def start(cls, size: int) -> Group:
+        """Start the ranks from 1 on, which end with their process group; return this one's place.
+
+        They are copies of this process, which has only imported modules: that takes seconds.
+        """
+        port = free_port()
+        for rank in range(1, size):
+            if os.fork() == 0:
+                return cls(rank, size, port)
+        return cls(0, size, port)
 
     def enter(self) -> None:
         """Set what ``torchrun`` sets, and compute with one thread on this rank's core."""
@@ -323,9 +317,9 @@ def serve(group: Group, works: dict[str, dict[str, Any]], descriptor: int) -> No
 def main() -> None:
     """Be one of the ranks."""
     options = json.loads(sys.argv[1])
-    group = Group(options.get("rank", 0), options["size"], options.get("port") or free_port())
-    if group.rank == 0:
-        group.start_others(options)
+    group = Group.start(options["size"])
+    if group.rank > 0 and "descriptor" in options:
+        os.close(options["descriptor"])  # the first rank writes to it
     group.enter()
     if "arguments" in options:
         from mtrl_lightning.__main__ import main as command_line
