@@ -71,15 +71,19 @@ class Entrant:
 
     def window(self) -> float:
         """Let it train for a window; return the window's seconds."""
+        answer = self.ask("go")
+        self._windows.append(answer)
+        return answer["seconds"]
+
+    def ask(self, request: str) -> dict[str, Any]:
+        """Send a line; return the answer."""
         assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(
             BrokenPipeError
         ):  # then there is no answer, which is said with what it printed
-            self._process.stdin.write(b"go\n")
+            self._process.stdin.write(f"{request}\n".encode())
             self._process.stdin.flush()
-        answer = self._answer()
-        self._windows.append(answer)
-        return answer["seconds"]
+        return self._answer()
 
     def fractions(self) -> dict[str, float]:
         """Return the median share of the time that named things took, largest first."""
@@ -169,14 +173,26 @@ def of_command_line(
         steps: updates of a window.
         settle: updates before the first window.
     """
-    command = [sys.executable, *COMMAND, "fit"]
-    for config in configs:
-        command += ["-c", str(config)]
-    command += [f"--{name}={value}" for name, value in options.items()]
 
     def paced(descriptor: int) -> list[str]:
-        pace = {"steps": steps, "settle": settle, "descriptor": descriptor}
-        callback = {"class_path": "benchmarks.pace_callback.PaceCallback", "init_args": pace}
-        return [*command, f"--trainer.callbacks+={json.dumps(callback)}"]
+        arguments = paced_arguments(configs, options, steps, settle, descriptor)
+        return [sys.executable, *COMMAND, *arguments]
 
     return paced
+
+
+def paced_arguments(
+    configs: Sequence[str | Path],
+    options: Mapping[str, Any],
+    steps: int,
+    settle: int,
+    descriptor: int,
+) -> list[str]:
+    """Return the arguments of the command line for ``of_command_line``."""
+    pace = {"steps": steps, "settle": settle, "descriptor": descriptor}
+    callback = {"class_path": "benchmarks.pace_callback.PaceCallback", "init_args": pace}
+    arguments = ["fit"]
+    for config in configs:
+        arguments += ["-c", str(config)]
+    arguments += [f"--{name}={value}" for name, value in options.items()]
+    return [*arguments, f"--trainer.callbacks+={json.dumps(callback)}"]

@@ -14,6 +14,8 @@ from mtrl_lightning.algorithms import Algorithm
 class PaceCallback(Callback):
     """Let a training run make its updates in windows; one update is one step.
 
+    Of several processes the first alone waits and writes; the others wait for it to exchange.
+
     Args:
         steps: updates of a window.
         settle: updates before the first window.
@@ -29,6 +31,8 @@ class PaceCallback(Callback):
     ) -> None:
         """Wait where a window is over."""
         assert isinstance(pl_module, Algorithm)
+        if not trainer.is_global_zero:
+            return
         if self._pacer is None:
             watches = [pl_module.stopwatch]
             data = trainer.datamodule  # type: ignore[attr-defined]

@@ -260,12 +260,19 @@ def average(tensors: Sequence[Tensor]) -> None:
             tensor.detach().copy_(part.view_as(tensor))
 
 
-def average_gradients(parameters: Sequence[Parameter]) -> None:
+def average_gradients(parameters: Sequence[Parameter], more: Sequence[Tensor] = ()) -> None:
     """Replace the parameters' ``.grad`` by its mean over the ranks; a missing one counts as 0.
 
     It stays missing where no rank has one.
+
+    Args:
+        parameters: whose ``.grad`` is averaged.
+        more: further tensors to average in the same message.
     """
-    if world_size() == 1 or not parameters:
+    if world_size() == 1:
+        return
+    if not parameters:
+        average(more)
         return
     is_missing = [parameter.grad is None for parameter in parameters]
     gradients = [
@@ -275,7 +282,7 @@ def average_gradients(parameters: Sequence[Parameter]) -> None:
     # which are there travels with them, because all ranks must treat a parameter alike
     present = torch.tensor(is_missing, device=gradients[0].device).logical_not()
     is_present = present.to(gradients[0].dtype)
-    average([*gradients, is_present])
+    average([*gradients, is_present, *more])
     if not any(is_missing):
         return
     anywhere = (is_present > 0).tolist()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -51,6 +51,11 @@ class LoadedPolicy:
     def env_steps(self) -> int:
         """Environment steps of training before the checkpoint was written."""
         return self._algorithm.counters.env_steps
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Number of updates that its weights have had."""
+        return self._algorithm.weights_seq_no
 
     @property
     def untrained_summary(self) -> str:
@@ -113,6 +118,22 @@ class LoadedPolicy:
     def seed_actions(self, seed: int) -> None:
         """Seed the draws of actions in the modes ``explore`` and ``random`` from here on."""
         self._algorithm.seed_actions(seed)
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return copies of what ``act`` needs, on the CPU."""
+        return self._algorithm.get_weights()
+
+    def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
+        """Act with the weights that ``get_weights`` of the same networks has returned.
+
+        Args:
+            weights: what ``act`` needs.
+            weights_seq_no: number of updates that they have had.
+
+        Raises:
+            ConfigurationError: if they are of another network.
+        """
+        self._algorithm.set_weights(weights, weights_seq_no)
 
     def _padded(self, observation: npt.NDArray, task: int) -> npt.NDArray:
         """Return observations of the task's own size with zeros behind, others as they are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -196,6 +196,29 @@ class SeededPolicy(Policy, Protocol):
 
     def seed_actions(self, seed: int) -> None:
         """Seed all further draws of actions."""
+        ...
+
+
+@runtime_checkable
+class WeightedPolicy(Policy, Protocol):
+    """A policy with weights, which can be sent to the same policy in another process."""
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Number of updates that the weights have had."""
+        ...
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return copies of what ``act`` needs, on the CPU; ``torch.save`` can write them."""
+        ...
+
+    def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
+        """Act with the weights that ``get_weights`` has returned.
+
+        Args:
+            weights: of the same networks.
+            weights_seq_no: number of updates that they have had.
+        """
         ...
 
 

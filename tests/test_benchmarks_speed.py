@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,14 +21,17 @@ from benchmarks import (
     on_policy,
     rendering,
     replay,
+    scaling,
     stepping,
     updating,
     upstream_suite,
 )
 from benchmarks.entrants import Entrant, started
 from benchmarks.on_policy_peers import OnPolicyJob, _make_one, layers_of, products_of
+from benchmarks.pace_callback import PaceCallback
 from benchmarks.pacing import Pacer
 from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
+from benchmarks.ranks import parts_of
 from benchmarks.updaters import (
     ACTION,
     OBSERVATION,
@@ -262,6 +266,87 @@ def test_sizes_grow_one_at_a_time_and_windows_stay_short():
     assert updating.grown(base, "batch", 325) == replace(base, batch_size=320)
 
 
+def test_scaling_measures_ranks(capsys):
+    small = ["--num_tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=3", "--repeats=2"]
+    parts = ["--ranks", "1", "2", "--parts", "updates", "methods", "exchanges", "costs"]
+    methods = ["--methods", "mean", "pcgrad", "--bytes", "4", "4000", "--times=2"]
+    methods += ["--minutes=1000"]  # since the start of this process, which runs other tests
+    found = printed_json(scaling.main, *small, *parts, *methods, capsys=capsys)
+    check_machine(found["machine"])
+    updates = {row["variant"]: row for row in found["updates"]["results"]}
+    assert [row["batch_size"] for row in updates.values()] == [8, 8, 16]
+    one, strong, weak = updates.values()
+    for row, work in ((one, 1), (strong, 1), (weak, 2)):
+        times = work * np.array(one["rounds"]) / row["rounds"]
+        assert row["throughput"]["median"] == pytest.approx(np.median(times))
+        total = np.array([row["parts_ms"][part]["min"] for part in scaling.PARTS_OF_UPDATE])
+        assert (total >= 0).all() and 0 < total.sum() <= row["max"] * 1.2
+    assert (one["bytes"], one["messages"], one["parts_ms"]["waiting"]["max"]) == (0, 0, 0)
+    mean, pcgrad = found["methods"]["results"]
+    # the critics have 2 x 2 networks of a layer and the actor one; each task has a last layer
+    num_inputs = OBSERVATION + 2
+    assert mean["bytes"] == weak["bytes"] > 4 * 8 * (OBSERVATION + 2)
+    shared = 8 * (num_inputs + 1) + 2 * 8 * (num_inputs + ACTION + 1)
+    assert pcgrad["bytes"] - mean["bytes"] == pytest.approx(4 * shared, abs=100)
+    # losses with gradients for critics, actor and temperature; or losses, gradients and weights
+    assert (mean["messages"], pcgrad["messages"]) == (3, 2 * 3 + 1)
+    links = found["exchanges"]["links"]
+    assert links["2"]["latency"] > 0 and links["2"]["bandwidth"] > 0
+    for row in found["costs"]["results"]:
+        assert row["share"]["min"] > 0
+    per_update = [row["per_update"] for row in found["costs"]["results"]]
+    assert per_update == [1, 4 / 1_000, 4 / 10_000]
+    here, *others = found["projection"]["results"]
+    assert here["measured_ms"] == weak["median"]
+    assert [row["machines"] for row in others] == [one.name for one in scaling.MACHINES]
+    text = scaling.text_of(found)
+    assert "2 ranks, weak" in text and "a projection, no measurement" in text
+
+
+def test_a_window_of_ranks_is_split_by_hand():
+    # rank 1 enters the first exchange 2 s after rank 0, which leaves it 1 s later than rank 1 ...
+    first = [(1.0, 5.0), (6.0, 6.5)]
+    second = [(3.0, 4.0), (5.0, 6.5)]
+    parts = parts_of([10.0, 10.0], [first, second], [0.5, 1.5])
+    # ... waiting: 2 and 1; exchanges: 2 + 0.5 and 1 + 0.5
+    assert parts == {"compute": 10 - 1.5 - 3.0, "reduction": (2.5 + 1.5) / 2 + 1.0, "waiting": 1.5}
+    assert parts_of([2.0], [[]], [0.0]) == {"compute": 2.0, "reduction": 0.0, "waiting": 0.0}
+
+
+def test_the_projection_is_computed_by_hand():
+    link = scaling.link_of(4, latency=0.006, seconds=0.306, num_bytes=4_000_000)
+    assert link.latency == pytest.approx(0.001)  # 6 hops
+    assert link.bandwidth == pytest.approx(6 * 1e6 / 0.3)
+    # 2 messages of 6 hops, and 6 quarters of the bytes
+    seconds = scaling.projected(0.1, 2, 4_000_000, 4, link)
+    assert seconds == pytest.approx(0.1 + 0.012 + 0.3)
+
+
+def test_whole_runs_of_ranks_have_the_work_of_one_process_on_each(tmp_path):
+    numbers = ["--batch_sizes=192", "--copies=6", "--steps=80", "--ranks", "1", "2"]
+    more = ["--also", "trainer.precision=bf16-mixed"]
+    options = scaling.parse(["--configs=quickstart", *numbers, *more])
+    one, two = scaling.runs(options, tmp_path).values()
+    for entrant, size in ((one, 1), (two, 2)):
+        command = json.loads(entrant._make(7)[-1])
+        assert (command["size"], command["descriptor"]) == (size, 7)
+        fit, _, config, *given, _ = command["arguments"]
+        assert (fit, config) == ("fit", "quickstart")
+        assert {
+            f"--data.batch_size={size * 192}",
+            f"--rollout.envs_per_task={size * 6}",
+            f"--trainer.devices={size}",
+            "--rollout.num_workers=0",
+            "--trainer.precision=bf16-mixed",
+        } <= {*given}
+
+
+def test_the_other_ranks_do_not_wait_for_windows():
+    callback = PaceCallback(1, 1, -1)  # rank 0 would open the descriptor
+    algorithm = make_sac(WORK)
+    callback.on_train_batch_start(SimpleNamespace(is_global_zero=False), algorithm, None, 0)
+
+
 def test_stepping_runs_all_variants(capsys):
     found = printed_json(
         stepping.main,
@@ -450,6 +535,9 @@ def test_a_missing_peer_is_named_with_its_remedy(module, monkeypatch, capsys):
         (on_policy, ["--configs", "nowhere.yaml"], "nowhere.yaml is not there"),
         (on_policy, ["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
         (on_policy, ["--num_minibatches=3"], "among 3 minibatches: give a divisor of 2000"),
+        (scaling, ["--ranks", "2", "4"], "--ranks takes 1 first"),
+        (scaling, ["--rows=6"], "6 cannot be shared out among [1, 2, 4] ranks"),
+        (scaling, ["--configs=quickstart"], "take one number for each of --configs"),
         (stepping, ["--tasks=51"], "numbers from 1 to 50"),
         (stepping, ["--tasks=22", "--benchmark=dm_control"], "numbers from 1 to 21"),
         (stepping, ["--tasks=4", "--benchmark=walker_foot"], "is 8 for a family"),

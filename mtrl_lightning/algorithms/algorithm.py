@@ -6,6 +6,7 @@ Shapes: ``E`` environments, ``B`` batch, ``D`` observation, ``A`` action, ``R`` 
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -377,6 +378,48 @@ class Algorithm(LightningModule):
         """Seed the draws of ``act``, explored and random, from here on."""
         self.generators.get("act", self.device).manual_seed(seed)
 
+    @property
+    def weights_seq_no(self) -> int:
+        """Number of updates that the weights have had."""
+        return self.counters.updates
+
+    def _acting_parts(self) -> dict[str, nn.Module]:
+        return {**self.acting_modules(), "transforms": self.transforms}
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return copies of what ``act`` needs, on the CPU: its networks' states, by name."""
+        states = {name: part.state_dict() for name, part in self._acting_parts().items()}
+        # a state that is no tensor, as running statistics in NumPy, is copied as well
+        copied = copy.deepcopy(states)
+        return apply_to_collection(copied, Tensor, lambda tensor: tensor.detach().cpu())
+
+    def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
+        """Act with the weights that ``get_weights`` of the same algorithm has returned.
+
+        This is for an algorithm that acts and is not trained here: critics and optimizers stay.
+
+        Args:
+            weights: what ``act`` needs.
+            weights_seq_no: number of updates that they have had.
+
+        Raises:
+            ConfigurationError: if they are of another network.
+        """
+        parts = self._acting_parts()
+        own = {name: _shapes(part.state_dict()) for name, part in parts.items()}
+        given = {name: _shapes(state) for name, state in weights.items()}
+        if own != given:
+            wrong = [
+                name for name in dict.fromkeys([*own, *given]) if own.get(name) != given.get(name)
+            ]
+            raise ConfigurationError(
+                f"the weights of {', '.join(wrong)} are of another network: give those of an"
+                " algorithm with the same arguments"
+            )
+        for name, part in parts.items():
+            part.load_state_dict(weights[name])
+        self.counters.updates = weights_seq_no
+
     def observe(self, transitions: Transitions) -> None:
         """Receive the transitions of one vector step, in the order in which they happen."""
         for transform in self.transforms:
@@ -536,8 +579,8 @@ class Algorithm(LightningModule):
         return algorithm.to(map_location or "cpu")
 
     def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
-        own = {name: _shape(value) for name, value in self.state_dict().items()}
-        given = {name: _shape(value) for name, value in weights.items()}
+        own = _shapes(self.state_dict())
+        given = _shapes(weights)
         wrong = [
             name
             for name in [*own, *(n for n in given if n not in own)]
@@ -556,6 +599,10 @@ class Algorithm(LightningModule):
 
 def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()  # a module's extra state
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: _shape(value) for name, value in state.items()}
 
 
 def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:

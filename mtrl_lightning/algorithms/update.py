@@ -90,6 +90,11 @@ class Update:
         """Everything that the optimizer has, also what is frozen."""
         self._networks = [module for module in modules if isinstance(module, TaskModule)]
         self._trained = self.task_parameters.shared + self.task_parameters.own
+        masks = any(
+            type(network).mask_losses is not TaskModule.mask_losses for network in self._networks
+        )
+        self._needs_values = masks or self.method.depends_on_values
+        """Whether the losses of the joined batch are needed before the backward pass."""
         self._make_optimizer = make_optimizer
         self._generators = generators
         self._metrics = metrics
@@ -123,7 +128,7 @@ class Update:
         assert optimizer is not None, "configure_optimizer comes before the first step"
         with without_gradients(self._frozen):
             own_loss_R, extra = losses()
-        loss_R = distributed.global_losses(own_loss_R)
+        loss_R = distributed.global_losses(own_loss_R) if self._needs_values else own_loss_R
         device = loss_R.device.type
         precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         weight_R = self._task_weights()
@@ -134,7 +139,10 @@ class Update:
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
             weighted_R = self._weighted(loss_R, weight_R)
             self.method.backward(weighted_R, self.task_parameters, draws)
-            if not self.method.averages_gradients:
+            if not self._needs_values:
+                loss_R = own_loss_R.detach().clone()
+                distributed.average_gradients(self._trained, [loss_R])
+            elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
             gradients = [p.grad for p in self._trained if p.grad is not None]
             norm = get_total_norm(gradients)

@@ -16,6 +16,7 @@ class Mean(GradientMethod):
     """
 
     is_one_pass = True
+    depends_on_values = False
 
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator

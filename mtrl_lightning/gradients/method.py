@@ -38,6 +38,9 @@ class GradientMethod(nn.Module):
 
     is_one_pass = False
     """Whether the losses are differentiated in one pass, and not task by task."""
+    depends_on_values = True
+    """Whether the gradient of a task depends on the value of its loss or of others. Where it does
+    not, several processes average losses and gradients in one message."""
     averages_gradients = False
     """Whether ``backward`` itself averages the gradients over the processes, before it combines
     them, as ``TaskGradients`` does. The ``.grad`` of others is averaged after ``backward``."""

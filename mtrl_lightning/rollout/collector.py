@@ -16,7 +16,14 @@ from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
-from mtrl_lightning.types import Episode, Mode, Policy, SeededPolicy, Transitions
+from mtrl_lightning.types import (
+    Episode,
+    Mode,
+    Policy,
+    SeededPolicy,
+    Transitions,
+    WeightedPolicy,
+)
 
 
 class Sample(NamedTuple):
@@ -26,6 +33,8 @@ class Sample(NamedTuple):
     """All transitions, in the order of their steps."""
     episodes: list[Episode]
     """The episodes that ended meanwhile."""
+    weights_seq_no: int = 0
+    """Number of updates that the weights which acted have had; 0 if the policy has no weights."""
 
 
 class EpisodeListener:
@@ -70,6 +79,8 @@ COMPONENTS = ("windows", "episodes", "listeners", "action_transforms")
 Statistics of finished episodes; running episodes with their environments; the states of the
 listeners and of the action transforms.
 """
+WEIGHTS = "weights"
+"""A further part: the policy's weights. A run's checkpoints hold them beside this state."""
 
 
 class Collector:
@@ -117,6 +128,11 @@ class Collector:
         self._observation_ED: npt.NDArray | None = None
         self._action_EA: npt.NDArray[np.float32] | None = None
         self._policy_columns: Mapping[str, npt.NDArray] = {}
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Number of updates that the policy's weights have had; 0 if it has no weights."""
+        return self.policy.weights_seq_no if isinstance(self.policy, WeightedPolicy) else 0
 
     @property
     def has_started(self) -> bool:
@@ -271,11 +287,13 @@ class Collector:
             self.reset(seed)
         if seed is not None and isinstance(self.policy, SeededPolicy):
             self.policy.seed_actions(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        weights_seq_no = self.weights_seq_no
         if num_episodes is None:
             assert num_steps is not None
             sample = self._steps(-(-num_steps // self.envs.num_envs), mode)
         else:
             sample = self._episodes(num_episodes, mode)
+        sample = sample._replace(weights_seq_no=weights_seq_no)
         for listener in self.listeners:
             listener.on_sample_end(sample)
         return sample
@@ -369,19 +387,28 @@ class Collector:
 
         Args:
             components: some of ``windows`` (finished episodes), ``episodes`` (running episodes and
-                the environments' states, for which the workers are asked), ``listeners`` and
-                ``action_transforms``.
+                the environments' states, for which the workers are asked), ``listeners``,
+                ``action_transforms``, and ``weights`` (the policy's, with their
+                ``weights_seq_no``); by default all but the weights. The weights alone fit a
+                collector of other environments.
 
         Raises:
-            ConfigurationError: if a component is unknown.
+            ConfigurationError: if a component is unknown, or the policy has no weights.
         """
-        assert self._action_EA is None, "a step is under way"
-        unknown = sorted({*components} - {*COMPONENTS})
+        known = (*COMPONENTS, WEIGHTS)
+        unknown = sorted({*components} - {*known})
         if unknown:
             raise ConfigurationError(
-                f"components has {', '.join(unknown)}: give some of {', '.join(COMPONENTS)}"
+                f"components has {', '.join(unknown)}: give some of {', '.join(known)}"
             )
-        state: dict[str, Any] = {"tasks": self.envs.task_E.tolist()}
+        state: dict[str, Any] = {}
+        if WEIGHTS in components:
+            state[WEIGHTS] = self._weighted_policy().get_weights()
+            state["weights_seq_no"] = self.weights_seq_no
+        if list(components) == [WEIGHTS]:
+            return state
+        assert self._action_EA is None, "a step is under way"
+        state["tasks"] = self.envs.task_E.tolist()
         if "windows" in components:
             state["windows"] = self.windows.state_dict()
         if "episodes" in components:
@@ -405,9 +432,20 @@ class Collector:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the parts that are in a state; with all: the next step is the uninterrupted one.
 
+        Weights are taken if they have had more updates than the policy's own, and also if their
+        ``weights_seq_no`` is 0, as those of a learner that starts from the beginning; others are
+        older, and are left out.
+
         Raises:
-            ConfigurationError: if the state is of other environments.
+            ConfigurationError: if the state is of other environments, or the policy has no weights.
         """
+        if WEIGHTS in state:
+            number = state["weights_seq_no"]
+            policy = self._weighted_policy()
+            if number == 0 or number > policy.weights_seq_no:
+                policy.set_weights(state[WEIGHTS], number)
+        if "tasks" not in state:
+            return
         if state["tasks"] != self.envs.task_E.tolist():
             raise ConfigurationError(
                 f"the checkpoint has environments of tasks {state['tasks']},"
@@ -427,6 +465,14 @@ class Collector:
             for name, part in parts.items():
                 if saved.get(name):
                     part.load_state_dict(saved[name])
+
+    def _weighted_policy(self) -> WeightedPolicy:
+        if not isinstance(self.policy, WeightedPolicy):
+            raise ConfigurationError(
+                f"{type(self.policy).__name__} has no weights to give or take: collect with an"
+                " algorithm or a loaded policy"
+            )
+        return self.policy
 
     def _set_episodes(self, state: Mapping[str, Any]) -> None:
         self._running.load_state_dict(state["running"])

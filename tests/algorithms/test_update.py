@@ -109,7 +109,7 @@ def test_every_gradient_is_reduced_before_the_step(name, monkeypatch):
     monkeypatch.setattr(
         distributed,
         "average_gradients",
-        lambda parameters: average([p.grad for p in parameters if p.grad is not None]),
+        lambda parameters, more=(): average([p.grad for p in parameters if p.grad is not None]),
     )
     sac = make_sac(actor_gradient=METHODS[name], critic_gradient=METHODS[name])
     before = copy_of(sac)

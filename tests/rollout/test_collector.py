@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms import SAC, NormalizeObservation
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmark import WithInfo
@@ -13,7 +13,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
-from mtrl_lightning.rollout.collector import quotas
+from mtrl_lightning.rollout.collector import COMPONENTS, quotas
 from mtrl_lightning.types import Episode, Transitions
 from tests import diary as kept
 from tests.altered_reach import FaultyReach
@@ -505,6 +505,75 @@ def test_a_state_of_other_environments_is_refused_before_anything_is_changed(tas
     ):
         other.load_state_dict(collector.state_dict())
     assert other.state_dict() == before
+
+
+# ---- weights ----
+
+
+def seeker(seed, **options):
+    small = partial(MLP, width=4, depth=1)
+    return SAC(
+        ToyReach(3).spec,
+        actor=small,
+        critic=small,
+        transforms=[NormalizeObservation],
+        seed=seed,
+        **options,
+    )
+
+
+def best(policy):
+    return policy.act(np.full((3, 2), 0.3), np.arange(3), "exploit").tolist()
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "is_taken"),
+    [(4, 5, True), (5, 5, False), (6, 5, False), (6, 0, True), (0, 0, True)],
+)
+def test_weights_are_taken_if_they_are_newer_and_0_forces(own, given, is_taken):
+    learner, other = seeker(1), seeker(2)
+    learner.observe(toy().sample(num_steps=3).transitions)  # the statistics are sent too
+    learner.counters.updates, other.counters.updates = given, own
+    before, sent = best(other), best(learner)
+    assert before != sent
+    collector = toy(policy=LoadedPolicy(other), tasks=[0, 1])
+    source = toy(policy=learner)
+    source.send("random")  # a step may be under way
+    collector.set_state(through_a_file(source.get_state(["weights"])))
+    assert best(other) == (sent if is_taken else before)
+    number = given if is_taken else own
+    assert collector.sample(num_steps=2).weights_seq_no == collector.weights_seq_no == number
+
+
+def test_sent_weights_do_not_change_with_the_learner():
+    learner, other = seeker(1), seeker(2)
+    sent = best(learner)
+    state = toy(policy=learner).get_state(["weights"])
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.add_(1.0)
+    toy(policy=other).set_state(state)
+    assert best(other) == sent
+
+
+def test_weights_go_with_the_other_parts_of_the_state_only_where_they_are_asked_for():
+    collector, resumed = toy(policy=seeker(1)), toy(policy=seeker(2))
+    collector.sample(num_steps=3)
+    assert not {"weights", "weights_seq_no"} & {*collector.state_dict()}, "the checkpoint has them"
+    resumed.set_state(collector.get_state([*COMPONENTS, "weights"]))
+    assert best(resumed.policy) == best(collector.policy)
+    assert resumed.state_dict() == collector.state_dict()
+
+
+def test_weights_of_another_network_and_policies_without_weights_are_refused():
+    other = SAC(ToyReach(3).spec, actor=partial(MLP, width=5), critic=partial(MLP, width=4))
+    state = toy(policy=seeker(1)).get_state(["weights"])
+    with pytest.raises(ConfigurationError, match="the weights of actor, transforms are of another"):
+        toy(policy=other).set_state(state)
+    assert toy().sample(num_steps=3).weights_seq_no == 0
+    for call in (lambda: toy().get_state(["weights"]), lambda: toy().set_state(state)):
+        with pytest.raises(ConfigurationError, match="Uniform has no weights to give or take"):
+            call()
 
 
 # ---- faults ----
