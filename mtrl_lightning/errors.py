@@ -53,8 +53,13 @@ class RankLostError(RuntimeError):
         self.is_silent = is_silent
 
 
-def import_optional(module: str, package: str) -> ModuleType:
+def import_optional(module: str, package: str, otherwise: str = "") -> ModuleType:
     """Import a module of an optional package.
+
+    Args:
+        module: what is imported.
+        package: what pip installs.
+        otherwise: what else a user can do; empty for nothing.
 
     Raises:
         ConfigurationError: if it is not installed; the message names the command that installs it.
@@ -64,4 +69,7 @@ def import_optional(module: str, package: str) -> ModuleType:
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise ConfigurationError(f"{module} is not installed: pip install {package}") from error
+        other = f", or {otherwise}" if otherwise else ""
+        raise ConfigurationError(
+            f"{module} is not installed: pip install {package}{other}"
+        ) from error

@@ -60,6 +60,8 @@ from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.strategy import processes_for
 
+WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
+"""What a user does without the package of a logger."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 
@@ -231,13 +233,13 @@ class MultiTaskCLI(LightningCLI):
         if "save_dir" in logger.init_args:
             logger.init_args.save_dir = str(self._launch.folder)
         if logger.class_path.endswith("TensorBoardLogger"):
-            import_optional("tensorboard", "tensorboard")
+            import_optional("tensorboard", '"mtrl_lightning[tensorboard]"', WITHOUT_LOGGER)
             if self._launch.checkpoint is not None:
                 # TensorBoard hides the events from this step on that were written before
                 given = logger.get("dict_kwargs") or {}
                 logger.dict_kwargs = {**given, "purge_step": self._launch.env_steps + 1}
         if logger.class_path.endswith("WandbLogger"):
-            import_optional("wandb", "wandb")
+            import_optional("wandb", '"mtrl_lightning[wandb]"', WITHOUT_LOGGER)
             states = self._launch.content.get("callbacks", {})
             saved = states.get(MetricsCallback.key, {}).get("wandb_id")
             if "resume" in logger.init_args:

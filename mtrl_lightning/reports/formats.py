@@ -19,27 +19,30 @@ def number(value: float | None, decimals: int = 2) -> str:
     """
     if value is None:
         return UNKNOWN
-    if abs(value) >= LARGE:
-        return f"{value:,.0f}"
-    if abs(value) >= 10.0 ** (1 - decimals) or value == 0:
-        return f"{value:.{decimals}f}"
-    return f"{value:.2g}"
+    is_small = 0 < abs(value) < 10.0 ** (1 - decimals)
+    return f"{value:.2g}" if is_small else _fixed(value, decimals)
 
 
 def with_interval(
     value: float | None, bounds: Sequence[float | None] | None, decimals: int = 2
 ) -> str:
-    """Return a number and its interval, such as ``0.85 [0.80, 0.90]``.
+    """Return a number and its interval, such as ``0.85 [0.80, 0.90]``, with the same decimals.
 
     Args:
         value: the number; None if it is not known.
         bounds: lower and upper end; None, also for the ends, if there is no interval.
-        decimals: as in ``number``.
+        decimals: of numbers that are not large.
     """
-    shown = number(value, decimals)
+    if value is None:
+        return UNKNOWN
+    shown = _fixed(value, decimals)
     if bounds is None or bounds[0] is None or bounds[1] is None:
         return shown
-    return f"{shown} [{number(bounds[0], decimals)}, {number(bounds[1], decimals)}]"
+    return f"{shown} [{_fixed(bounds[0], decimals)}, {_fixed(bounds[1], decimals)}]"
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return f"{value:,.0f}" if abs(value) >= LARGE else f"{value:.{decimals}f}"
 
 
 def signed_with_interval(values: Sequence[float | None] | None) -> str:

@@ -109,7 +109,7 @@ class Study:
         differing = sorted(name for name in here if here[name] != there.get(name))
         if differing:
             described = "; ".join(
-                f"{name} {there.get(name)} there and {here[name]} here" for name in differing
+                _difference(name, there.get(name), here[name]) for name in differing
             )
             raise ConfigurationError(
                 f"{self.path} belongs to another sweep: {described}. Give another --name to start a"
@@ -158,6 +158,14 @@ class Study:
         return samplers.TPESampler(
             n_startup_trials=STARTUP_TRIALS, multivariate=False, constant_liar=True, seed=seed
         )
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    """Return in what a part of two sweep files differs; of parameters, the names of those."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return f"{name} {there} there and {here} here"
+    changed = sorted(key for key in {*there, *here} if there.get(key) != here.get(key))
+    return f"{name} {', '.join(changed)}"
 
 
 @contextmanager

@@ -3,6 +3,7 @@ import sys
 import textwrap
 from types import SimpleNamespace
 
+import pytest
 import yaml
 from jsonargparse import dict_to_namespace
 
@@ -10,6 +11,7 @@ from mtrl_lightning.callbacks import MetricsCSV, read_metrics
 from mtrl_lightning.callbacks.options import _flat
 from mtrl_lightning.callbacks.wandb_files import read_offline_runs
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
+from mtrl_lightning.errors import ConfigurationError
 from tests.conftest import CONFIGS
 
 
@@ -49,7 +51,7 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()
 
 
-def test_a_logger_that_writes_no_folder_is_left_as_it_is(tmp_path):
+def test_a_logger_that_writes_no_folder_is_left_as_it_is(tmp_path, monkeypatch):
     command_line = MultiTaskCLI.__new__(MultiTaskCLI)
     command_line._launch = SimpleNamespace(folder=tmp_path)
     options = {"project": "p"}
@@ -59,6 +61,11 @@ def test_a_logger_that_writes_no_folder_is_left_as_it_is(tmp_path):
     logger.init_args.save_dir = "."
     command_line._place_logger(logger, "run")
     assert logger.init_args.as_dict() == {**options, "save_dir": str(tmp_path)}
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    logger.class_path = "mtrl_lightning.callbacks.EnvStepWandbLogger"
+    message = r'wandb is not installed: pip install "mtrl_lightning\[wandb\]", or .* -c logger/csv'
+    with pytest.raises(ConfigurationError, match=message):
+        command_line._place_logger(logger, "run")
 
 
 VIDEO = [

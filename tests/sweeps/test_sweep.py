@@ -225,7 +225,7 @@ def test_a_database_of_another_sweep_is_refused(tmp_path):
     given = sweep_file(tmp_path, **grid([1.0]))
     study = run(given, tmp_path)
     other = sweep_file(tmp_path, **grid([1.0, 2.0]))
-    with pytest.raises(ConfigurationError, match=r"another sweep: parameters .* Give another"):
+    with pytest.raises(ConfigurationError, match=r"another sweep: parameters gain\. Give another"):
         run(other, tmp_path)
     with pytest.raises(ConfigurationError, match=r"another sweep: seed 0 there and 1 here"):
         run(given, tmp_path, seed=1)
