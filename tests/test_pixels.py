@@ -10,6 +10,7 @@ from mtrl_lightning import SAC, train
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.envs import DMControl, Pixels, ToyReach
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.export.replay import read_replay
 from mtrl_lightning.networks import MLP, Encoder
 from tests.conftest import skip_without_renderer
 from tests.test_exact_continuation import assert_same
@@ -89,6 +90,8 @@ def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_pat
     assert_same(found[0], states)
     assert found[1:] == (files, evaluation)
     assert any(key.startswith("eval/return") for key in evaluation)
+    with pytest.raises(ConfigurationError, match="holds frames of pixels, which cannot be exp"):
+        read_replay(whole.checkpoint, load_checkpoint(whole.checkpoint))
 
 
 def test_an_encoder_of_vectors_refuses_pictures_and_says_what_to_set(tmp_path):

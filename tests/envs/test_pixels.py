@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import DMControl, GymnasiumTasks, Pixels, ToyReach, VectorEnv, pixels
+from mtrl_lightning.envs.benchmark import check_spec
 from mtrl_lightning.envs.drawing import SimulationRenderer
 from mtrl_lightning.envs.pictures import Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
@@ -50,10 +51,18 @@ def test_observations_are_stacks_of_the_newest_frames_and_the_first_one_is_repea
 
 def test_an_observation_does_not_change_with_the_next_one():
     env = Pixels(ToyReach(1, horizon=5), size=8).make_env(0, "train", seed=0)
-    first, _ = env.reset(seed=0)
-    copy = first.copy()
-    env.step(np.ones(2, np.float32))
-    assert np.array_equal(first, copy)
+    observations = [env.reset(seed=0)[0]]
+    copies = [observations[0].copy()]
+    for _ in range(2):
+        observations.append(env.step(np.full(2, 0.9, np.float32))[0])
+        copies.append(observations[-1].copy())
+    assert all(np.array_equal(a, b) for a, b in zip(observations, copies, strict=True))
+
+
+def test_a_spec_whose_observations_are_no_stacks_of_that_many_frames_is_refused():
+    spec = Pixels(ToyReach(1, horizon=5), size=8).spec
+    with pytest.raises(ConfigurationError, match=r"frame_stack is 2, and the observation space"):
+        check_spec(spec._replace(frame_stack=2))
 
 
 def test_the_spec_is_that_of_the_tasks_with_pictures_and_says_how_they_are_drawn(suite):
