@@ -69,14 +69,38 @@ def shifted(picture_BDHW: Tensor, offset_B2: Tensor, padding: int) -> Tensor:
             ``P`` leaves a picture as it is.
         padding: pixels that are added on each side, ``P``.
     """
+    padded_BCHW = padded(picture_BDHW.flatten(1, -3), padding)
+    # one by one is ten times as fast as one operation on a CPU
+    crop = cropped_one_by_one if padded_BCHW.device.type == "cpu" else cropped_together
     height, width = picture_BDHW.shape[-2:]
-    flat_BCHW = picture_BDHW.flatten(1, -3)
-    row_H = torch.arange(-padding, height + padding, device=flat_BCHW.device)
-    column_W = torch.arange(-padding, width + padding, device=flat_BCHW.device)
-    padded_BCHW = flat_BCHW[..., row_H.clamp(0, height - 1), :]
-    padded_BCHW = padded_BCHW[..., column_W.clamp(0, width - 1)]
+    return crop(padded_BCHW, offset_B2, height, width).reshape(picture_BDHW.shape)
+
+
+def cropped_one_by_one(picture_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
+    """Return the crop of each picture that begins at its offset, in a loop."""
+    crops = [
+        picture_CHW[:, y : y + height, x : x + width]
+        for picture_CHW, (y, x) in zip(picture_BCHW, offset_B2.tolist(), strict=True)
+    ]
+    return torch.stack(crops)
+
+
+def cropped_together(picture_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
+    """Return the same without a loop, and without waiting for a GPU."""
     # every crop of every picture, of which only those that are chosen are copied
-    crop_BCPPHW = padded_BCHW.unfold(2, height, 1).unfold(3, width, 1)
-    row_B = torch.arange(len(flat_BCHW), device=flat_BCHW.device)
-    chosen_BCHW = crop_BCPPHW[row_B, :, offset_B2[:, 0], offset_B2[:, 1]]
-    return chosen_BCHW.reshape(picture_BDHW.shape)
+    crop_BCYXHW = picture_BCHW.unfold(2, height, 1).unfold(3, width, 1)
+    row_B = torch.arange(len(picture_BCHW), device=picture_BCHW.device)
+    return crop_BCYXHW[row_B, :, offset_B2[:, 0], offset_B2[:, 1]]
+
+
+def padded(picture_BCHW: Tensor, padding: int) -> Tensor:
+    """Return pictures with their edges repeated on all sides; PyTorch's own takes no bytes."""
+    *shape, height, width = picture_BCHW.shape
+    padded_BCHW = picture_BCHW.new_empty(*shape, height + 2 * padding, width + 2 * padding)
+    inner = slice(padding, -padding)
+    padded_BCHW[..., inner, inner] = picture_BCHW
+    padded_BCHW[..., :padding, inner] = picture_BCHW[..., :1, :]
+    padded_BCHW[..., -padding:, inner] = picture_BCHW[..., -1:, :]
+    padded_BCHW[..., :padding] = padded_BCHW[..., padding : padding + 1]
+    padded_BCHW[..., -padding:] = padded_BCHW[..., -padding - 1 : -padding]
+    return padded_BCHW

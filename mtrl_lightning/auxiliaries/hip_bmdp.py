@@ -113,7 +113,7 @@ class HiPBMDP(LatentDynamics):
         """Return one loss per trained task, ``[R]``."""
         z_BZ = self.latent(batch, inputs.encoder)
         model_loss_R = self.model_loss(batch, inputs, z_BZ)
-        difference_BM = self._differences(batch, inputs, z_BZ.detach())
+        difference_BM = self._differences(batch, inputs, z_BZ)
         if self._distance_loss == "squared":
             distance_loss_BM = difference_BM.square()
         else:

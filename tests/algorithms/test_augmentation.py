@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import RandomShift
-from mtrl_lightning.algorithms.augmentation import shifted
+from mtrl_lightning.algorithms.augmentation import cropped_together, padded, shifted
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import PixelEncoder
 from tests.algorithms import make_batch, make_sac, make_spec, picture_spec, train
@@ -47,6 +47,9 @@ def test_it_is_the_loop(padding, dtype):
     assert found.dtype == dtype
     expected = naive(pictures.numpy(), offsets.tolist(), padding)
     assert np.array_equal(found.numpy(), expected)
+    padded_BCHW = padded(pictures.flatten(1, 2), padding)
+    together = cropped_together(padded_BCHW, offsets, *pictures.shape[-2:])
+    assert torch.equal(together.view_as(found), found), "a GPU gets the same"
     assert torch.equal(shifted(pictures, torch.full_like(offsets, padding), padding), pictures)
 
 
