@@ -69,6 +69,7 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "replay": ["--tasks=3", "--rows=4", "--capacity=60", "--width=8", "--calls=2", "--repeats=1"],
     "end_to_end": ["--help"],
     "on_policy": ["--help"],
+    "scaling": ["--help"],
 }
 EXPECTED = {
     "fit": "average",
