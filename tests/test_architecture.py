@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rollout",
         "replay",
         "checkpoints",
+        "reports",
         "runs",
         "__version__",
     },
