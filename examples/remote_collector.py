@@ -94,6 +94,7 @@ if __name__ == "__main__":
     here, there = processes.Pipe()
     process = processes.Process(target=collect, args=(there,), daemon=True)
     process.start()
+    there.close()  # if the process ends, `recv` raises an error in place of waiting
 
     agent = make_agent()
     samples = RemoteSamples(agent, here)
@@ -106,6 +107,7 @@ if __name__ == "__main__":
         enable_model_summary=False,
     )
     trainer.fit(agent, DataLoader(samples, batch_size=None))
+    here.recv()  # the sample under way, which would fill the pipe
     here.send(None)
     process.join()
 

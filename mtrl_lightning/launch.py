@@ -148,7 +148,8 @@ class Launch:
             if distributed.world_size() > 1 and place is None:
                 own = shown.enter_context(self._shown()) if self._is_first else None
                 place = distributed.broadcast(own)
-            with distributed.together(ConfigurationError):
+            # another machine waits for the folder for up to a minute
+            with distributed.patient(), distributed.together(ConfigurationError):
                 if not self._is_first and place is not None:
                     self._follow(place)
 

@@ -19,6 +19,8 @@ from mtrl_lightning.errors import RankLostError
 
 GRACE = 30.0
 """Seconds in which the first process may notice itself that another one is lost."""
+PARENT_VARIABLE = "MTRL_LIGHTNING_FIRST_PROCESS"
+"""Environment variable with the id of the process that has started this one for its run."""
 END_SECONDS = 10.0
 """Seconds in which processes end by themselves when one is lost."""
 
@@ -28,8 +30,8 @@ class RankLauncher(_SubprocessScriptLauncher):
 
     Lightning's own kills the first process within 5 s when another one has ended with an error,
     also while the first one saves the run or finishes a run of W&B. This one names the process that
-    has ended. It kills the first one only if that has not noticed it after 30 s, and not when it is
-    done with training. A process that hangs is killed when the others have given it up.
+    has ended. It kills the first process only if that one is still training 30 s later. A process
+    that hangs is killed when the others have given it up.
     """
 
     _is_running = False
@@ -47,9 +49,11 @@ class RankLauncher(_SubprocessScriptLauncher):
         )
         parent = None
         if not self.cluster_environment.creates_processes_externally:
+            os.environ[PARENT_VARIABLE] = str(os.getpid())
             self._call_children_scripts()
+            del os.environ[PARENT_VARIABLE]
             threading.Thread(target=self._watch, daemon=True, name="rank-watcher").start()
-        elif is_started_by_lightning():
+        elif os.environ.get(PARENT_VARIABLE) == str(os.getppid()):
             parent = os.getppid()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         self._is_running = True
@@ -90,12 +94,6 @@ class RankLauncher(_SubprocessScriptLauncher):
                 self.kill(signal.SIGKILL)
                 return
             time.sleep(0.1)
-
-
-def is_started_by_lightning() -> bool:
-    """Return whether Lightning has started this process for a run of another one."""
-    has_launcher = "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_PROCID" in os.environ
-    return os.environ.get("LOCAL_RANK", "0") != "0" and not has_launcher
 
 
 def _ending(process: subprocess.Popen) -> str:

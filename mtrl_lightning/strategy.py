@@ -258,7 +258,7 @@ def unused_part(store: dist.Store, own: int, size: int, timeout: timedelta) -> d
                 met = store.get(f"{MEETING}/here/{other}").decode()
                 store.set(f"{MEETING}/met/{met}", name)
         missing = {other for other in missing if not store.check([f"{MEETING}/{name}/{other}"])}
-        if time.monotonic() > give_up_at:
+        if missing and time.monotonic() > give_up_at:
             raise RuntimeError(f"rank {min(missing)} has not come in {timeout.total_seconds():g} s")
         time.sleep(0.02)
     return dist.PrefixStore(name, store)
@@ -267,7 +267,7 @@ def unused_part(store: dist.Store, own: int, size: int, timeout: timedelta) -> d
 def is_first_start(store: dist.Store) -> bool:
     """Return whether a launcher starts the processes of a run for the first time; count the start.
 
-    Each agent of ``torchrun`` counts for itself, and not when another one's process was lost.
+    ``TORCHELASTIC_RESTART_COUNT`` does not tell: an agent counts only losses of its own processes.
 
     Args:
         store: of the launcher.

@@ -14,7 +14,7 @@ from mtrl_lightning import distributed, launch, rank_launcher
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.launch import PLACE_VARIABLE, Launch
-from mtrl_lightning.rank_launcher import RankLauncher, is_started_by_lightning
+from mtrl_lightning.rank_launcher import RankLauncher
 from mtrl_lightning.strategy import RanksStrategy, connecting, is_first_start, unused_part
 
 
@@ -90,7 +90,7 @@ def test_a_process_that_ends_by_itself_is_not_killed(launcher):
 def test_the_first_process_is_killed_only_if_it_does_not_answer(
     monkeypatch, killed, ranks, is_silent
 ):
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv(rank_launcher.PARENT_VARIABLE, str(os.getppid()))
     made = RankLauncher(Environment(creates_processes_externally=True), 2, 1)
 
     def fail():
@@ -102,12 +102,17 @@ def test_the_first_process_is_killed_only_if_it_does_not_answer(
     assert killed == wanted
 
 
-@pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", "SLURM_PROCID"])
-def test_a_launchers_process_has_no_first_process_to_kill(monkeypatch, variable):
+def test_a_process_that_another_launcher_has_started_kills_nothing(monkeypatch, killed):
+    """As one that a shell script, ``torchrun`` or SLURM has started."""
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert is_started_by_lightning()
-    monkeypatch.setenv(variable, "1")
-    assert not is_started_by_lightning()
+    made = RankLauncher(Environment(creates_processes_externally=True), 2, 1)
+
+    def fail():
+        raise RankLostError("lost", ranks=[0], is_silent=True)
+
+    with pytest.raises(RankLostError):
+        made.launch(fail)
+    assert killed == []
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Distral(SAC):
     - critics: ``y = r + discount (1 - terminated) [min_i Q_i' + kappa log pi_0(a'|s')
       - (kappa + omega) log pi(a'|s')]``
     - policies: ``(kappa + omega) log pi(a|s) - kappa log pi_0(a|s) - min_i Q_i(s, a)``
-    - distilled policy: ``KL(pi || pi_0)`` in closed form, with ``pi`` as it is
+    - distilled policy: ``KL(pi || pi_0)`` in closed form, with ``pi`` held constant
 
     Tasks that are evaluated without being trained get the actions of the distilled policy. With
     ``kappa`` 0 the tasks' networks are those of separate SACs with the temperature ``omega``. The
@@ -290,11 +290,11 @@ class Distral(SAC):
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         """Return the distribution over actions; the distilled one for tasks without training."""
-        z_BZ = self.encoder(observation_BD, task_B)
-        output_B2A = self.actor(z_BZ, task_B)
+        shared_BF = self.encoder.shared_features(observation_BD, task_B)
+        output_B2A = self.actor(shared_BF, task_B)
         if self.num_trained < self.spec.num_tasks:
             is_untrained_B1 = self.untrained_T[task_B][:, None]
-            output_B2A = torch.where(is_untrained_B1, self.distilled(z_BZ), output_B2A)
+            output_B2A = torch.where(is_untrained_B1, self.distilled(shared_BF), output_B2A)
         return self._distribution(output_B2A, task_B)
 
     def distilled_policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
@@ -369,5 +369,6 @@ def _check_encoder(encoder: Encoder) -> None:
             raise ConfigurationError(
                 f"the encoder {type(encoder).__name__} depends on the task"
                 f" ({type(part).__name__}), which Distral's distilled policy must not see:"
-                " choose another encoder (-c configs/encoder/identity.yaml)"
+                " choose an encoder that does not (-c encoder/identity or encoder/mlp for states,"
+                " encoder/pixels for pictures)"
             )

@@ -52,6 +52,9 @@ class Auxiliary(nn.Module):
         ConfigurationError: if a number is out of its range, or ``after`` is unknown.
     """
 
+    buffers_of_each_rank: tuple[str, ...] = ()
+    """Names of buffers in which several processes differ, because they see different rows."""
+
     def __init__(
         self,
         spec: EnvSpec,

@@ -57,6 +57,8 @@ class Reconstruction(Auxiliary):
     mask_TD: Tensor | None
     shown_RD: Tensor | None
 
+    buffers_of_each_rank = ("shown_RD",)
+
     def __init__(
         self,
         spec: EnvSpec,
@@ -80,6 +82,7 @@ class Reconstruction(Auxiliary):
         if latent_weight < 0:
             raise ConfigurationError(f"latent_weight is {latent_weight}: give at least 0")
         self._latent_weight = latent_weight
+        self._train_tasks = spec.train_tasks
         self.decoder = encoder.make_decoder()
         space = spec.observation_space
         mask_TD = None
@@ -119,7 +122,7 @@ class Reconstruction(Auxiliary):
         """
         if self.shown_RD is None:
             return {}
-        task_R = torch.arange(self.num_trained, device=self.shown_RD.device)
+        task_R = torch.tensor(self._train_tasks, device=self.shown_RD.device)
         decoded_RD = self.decoder(encoder.latent(self.shown_RD, task_R)).float()
         levels_RD = ((decoded_RD + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
         rows = [_side_by_side(pictures) for pictures in (self.shown_RD, levels_RD)]

@@ -33,15 +33,17 @@ class PicturesCallback(SessionCallback):
 
     @rank_zero_only
     def _write(self) -> None:
+        try:
+            self._write_pictures()
+        except Exception as error:  # a picture is no reason to lose a run
+            rank_zero_warn(f"the pictures of this evaluation could not be written: {error!r}")
+
+    def _write_pictures(self) -> None:
         session = self.session
         env_steps = session.counters.env_steps
         for name, picture in session.algorithm.pictures().items():
             path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
-            try:
-                write_picture(path, picture)
-            except OSError as error:  # a picture is no reason to lose a run
-                rank_zero_warn(f"{path} could not be written: {error}")
-                continue
+            write_picture(path, picture)
             for logger in session.loggers:
                 log_picture(logger, name, path, env_steps)
 

@@ -56,6 +56,8 @@ action = policy(observation, task)  # tensors""",
 }
 """How each format is used, in Python."""
 DECIMALS = 3
+BLOCK_BYTES = 1 << 20
+"""Of a checkpoint that is hashed, read at once."""
 """Of results."""
 PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "gymnasium", "lightning")
 
@@ -302,8 +304,11 @@ def _shown_command(origin: Origin) -> str:
 
 
 def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
     with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        while block := content.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _markdown(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:

@@ -81,11 +81,12 @@ class ProjectedEncoder(Encoder):
             ConfigurationError: if ``latent_dim`` is below 1.
         """
         require_at_least_one(out_dim=latent_dim)
-        self.projection = Projection(shared_dim, latent_dim)
         self.out_dim = latent_dim
         if context is not None:
             self.context = context(self._num_tasks)
             self.out_dim += self.context.out_dim
+        # last, because gradient methods look at the last layer that the critic's loss trains
+        self.projection = Projection(shared_dim, latent_dim)
 
     def layers(self, observation_BD: Tensor) -> Tensor:
         """Map observations ``[B, ...]`` to ``[B, F]``."""

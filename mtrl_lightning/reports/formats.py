@@ -35,6 +35,9 @@ def with_interval(
     """
     if value is None:
         return UNKNOWN
+    ends = [value, *(end for end in bounds or () if end is not None)]
+    if max(map(abs, ends)) >= LARGE:
+        decimals = 0
     shown = _fixed(value, decimals)
     if bounds is None or bounds[0] is None or bounds[1] is None:
         return shown

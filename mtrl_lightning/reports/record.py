@@ -33,8 +33,8 @@ SECTIONS = (
 )
 """Parts of a run's options in ``hparams.yaml``, which holds other values beside them."""
 METRICS_SUFFIX = ".csv"
-SEED_AT_END = re.compile(r"[_\-. ]*(seed)?[_\-. ]*\d*$")
-"""The number of a seed at the end of a run's name."""
+SEED_AT_END = re.compile(r"(^|[_\-. ])seed[_\-. ]*\d+$")
+"""The seed at the end of the name of a file of metrics, such as ``sac_seed_1.csv``."""
 PREFERRED_METRICS = ("eval/success", "eval/score", "eval/return")
 """What is compared unless a metric is chosen; the first that all runs have."""
 BOUNDED = ("success", "success_last", "score")
@@ -58,7 +58,9 @@ class RunRecord(NamedTuple):
     def name(self) -> str:
         """The run's name; that of a file of metrics is what stands before the seed."""
         if self.folder.suffix == METRICS_SUFFIX:
-            return SEED_AT_END.sub("", self.folder.stem) or self.folder.resolve().parent.name
+            name = SEED_AT_END.sub("", self.folder.stem)
+            has_own_name = name not in ("", "metrics")
+            return name if has_own_name else self.folder.resolve().parent.name
         return str(self.options.get("name") or self.folder.resolve().parent.name)
 
     @property

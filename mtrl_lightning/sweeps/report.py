@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,8 +83,10 @@ class SweepReport:
         One that cannot be written is passed over: it is no reason to lose a sweep.
         """
         if self._budget.allows():
-            with contextlib.suppress(OSError):
+            try:
                 self.write(study)
+            except Exception as error:
+                warnings.warn(f"the sweep's page could not be written: {error!r}", stacklevel=2)
 
     def write(self, study: Study, rows: list[Row] | None = None) -> Path:
         """Write the page and return its path.

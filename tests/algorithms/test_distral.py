@@ -32,6 +32,7 @@ from mtrl_lightning.networks import (
     Clusters,
     Embedding,
     MixtureOfEncoders,
+    MLPEncoder,
     MultiHead,
     Network,
     NoConditioning,
@@ -385,13 +386,16 @@ def test_no_network_depends_on_the_task(architecture):
 OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
-def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(tmp_path):
+@pytest.mark.parametrize("encoder", [Standardize, partial(MLPEncoder, width=8, out_dim=5)])
+def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(tmp_path, encoder):
     spec = make_spec(4, train_tasks=(0, 2))
-    distral = train(make_distral(spec, encoder=Standardize), 3)
+    distral = train(make_distral(spec, encoder=encoder), 3)
     task_E = np.array([0, 1, 2, 3, 3, 1])
     action_EA = distral.act(OBSERVATION_ED, task_E, "exploit")
     with torch.no_grad():
-        z_BZ = distral.encoder(torch.from_numpy(OBSERVATION_ED), torch.from_numpy(task_E))
+        z_BZ = distral.encoder.shared_features(
+            torch.from_numpy(OBSERVATION_ED), torch.from_numpy(task_E)
+        )
         distilled_EA = distral.distilled(z_BZ)[:, :2].tanh().numpy()
         own_EA = [
             distral.actor.members[place](z_BZ, torch.zeros(6, dtype=torch.int64))[:, :2].tanh()

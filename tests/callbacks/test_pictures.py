@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-from lightning.pytorch.loggers import TensorBoardLogger
+import pytest
 from PIL import Image
 
-from mtrl_lightning.callbacks import PicturesCallback
+from mtrl_lightning.callbacks import PicturesCallback, algorithm_pictures
 
 
 def test_each_evaluation_adds_a_picture(tmp_path, monkeypatch):
@@ -25,17 +25,31 @@ def test_each_evaluation_adds_a_picture(tmp_path, monkeypatch):
     session.counters.env_steps = 1200
     session.algorithm.pictures = lambda: {"reconstruction": pictures[1]}
     shown = []
-    logger = TensorBoardLogger(tmp_path)
-    writer = SimpleNamespace(add_image=lambda *args, **options: shown.append((args, options)))
-    monkeypatch.setattr(TensorBoardLogger, "experiment", writer)
-    session.loggers = [object(), logger]
+    monkeypatch.setattr(algorithm_pictures, "log_picture", lambda *given: shown.append(given))
+    logger = object()
+    session.loggers = [logger]
     callback._write()
     files = sorted((tmp_path / "pictures").iterdir())
     names = ["reconstruction_0000000000.png", "reconstruction_0000001200.png"]
     assert [file.name for file in files] == names
     for file, picture in zip(files, pictures, strict=True):
         assert np.array_equal(np.asarray(Image.open(file)), picture)
-    assert shown == [(("reconstruction", pictures[1], 1200), {"dataformats": "HWC"})]
+    assert shown == [(logger, "reconstruction", files[1], 1200)]
     session.algorithm.pictures = dict
     callback._write()
     assert len(list((tmp_path / "pictures").iterdir())) == 2
+
+
+def test_a_picture_that_cannot_be_written_does_not_end_a_run(tmp_path):
+    def broken():
+        raise RuntimeError("no decoder")
+
+    callback = PicturesCallback()
+    callback.session = SimpleNamespace(
+        folder=tmp_path,
+        counters=SimpleNamespace(env_steps=0),
+        algorithm=SimpleNamespace(pictures=broken),
+        loggers=[],
+    )
+    with pytest.warns(UserWarning, match="could not be written: RuntimeError.'no decoder'"):
+        callback._write()

@@ -305,6 +305,10 @@ def lost(rank: int, size: int) -> list[str]:
 def drifted(rank: int) -> str:
     """Return what is said when rank 1 alone changes a statistic of its encoder."""
     algorithm = make_sac(SPEC, encoder=networks.Standardize)
+    algorithm.register_buffer("shown", torch.full((2,), float(rank)))
+    algorithm.encoder.register_buffer("shown", torch.full((2,), float(rank)))
+    algorithm.encoder.buffers_of_each_rank = ("shown",)
+    algorithm.buffers_of_each_rank = ("shown",)
     attach(algorithm)
     check_equal(algorithm)
     if rank == 1:

@@ -228,6 +228,10 @@ def test_copies_of_metrics_are_compared_by_their_names(runs, tmp_path):
     comparison = compare_runs(given)
     assert [method.label for method in comparison.methods] == ["mlp", "moe"]
     assert comparison.curves["moe"].scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
+    for name in ("depth_2", "depth_4"):
+        (tmp_path / f"{name}.csv").write_bytes((tmp_path / "mlp_seed_1.csv").read_bytes())
+    other = compare_runs([str(tmp_path / f"depth_{n}.csv") for n in (2, 4)], intervals=False)
+    assert [method.label for method in other.methods] == ["depth_2", "depth_4"]
     (tmp_path / "damaged.csv").write_text("env_steps,a\n1\n")
     with pytest.raises(ConfigurationError, match=r"damaged.csv cannot be read as a metrics.csv"):
         compare_runs([str(tmp_path / "damaged.csv")])

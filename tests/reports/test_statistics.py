@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import mannwhitneyu, trim_mean
 
 from mtrl_lightning.reports import statistics
+from mtrl_lightning.reports.formats import with_interval
 from mtrl_lightning.reports.statistics import (
     curve_intervals,
     difference_of_means,
@@ -129,3 +130,8 @@ def test_tasks_are_never_mixed_and_one_seed_has_no_interval(generator):
 def test_the_difference_of_means_by_hand(generator):
     value, (low, high) = difference_of_means(np.array([1.0, 3.0]), np.array([0.5]), generator)
     assert value == 1.5 and (low, high) == (0.5, 2.5)
+
+
+def test_an_interval_has_the_decimals_of_its_number():
+    assert with_interval(0.85, (0.8, 0.9)) == "0.85 [0.80, 0.90]"
+    assert with_interval(1024.0, (998.1, 1050.2)) == "1,024 [998, 1,050]"
