@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 RANK_TIMEOUT = 600.0
 """Seconds to wait for the other ranks if ``rollout.rank_timeout`` is not set."""
-PATIENCE = 6
+LONG_WAIT_FACTOR = 6
 """How many times as long ranks wait for work of which some of them have much more than others."""
 NOTICE_SECONDS = 2.0
 """Within this time, all ranks that are still there have noticed that another one is lost."""
@@ -119,9 +119,9 @@ def _set_limit(seconds: float) -> None:
 
 
 @contextmanager
-def patient() -> Iterator[None]:
+def long_wait() -> Iterator[None]:
     """Wait longer in a block: some ranks have much more to do before it than others."""
-    _set_limit(PATIENCE * _timeout)
+    _set_limit(LONG_WAIT_FACTOR * _timeout)
     try:
         yield
     finally:

@@ -141,7 +141,7 @@ class Launch:
         if not distributed.is_any(origin is not None and _is_started_again(origin)):
             origin = None
         # the first process may read a large replay, to find out whether it is whole
-        with distributed.patient(), distributed.together(ConfigurationError):
+        with distributed.long_wait(), distributed.together(ConfigurationError):
             if self._is_first:
                 self._find(root, name, ckpt_path, restore_replay, origin)
         with contextlib.ExitStack() as shown:
@@ -149,7 +149,7 @@ class Launch:
                 own = shown.enter_context(self._shown()) if self._is_first else None
                 place = distributed.broadcast(own)
             # another machine waits for the folder for up to a minute
-            with distributed.patient(), distributed.together(ConfigurationError):
+            with distributed.long_wait(), distributed.together(ConfigurationError):
                 if not self._is_first and place is not None:
                     self._follow(place)
 
@@ -413,7 +413,7 @@ def fit(
                     interrupted.code = logger.end_interrupted(interrupted.code)
             requeue(trainer, interrupted)
             # a launcher may end the others as soon as one has ended
-            with contextlib.suppress(RankLostError), distributed.patient():
+            with contextlib.suppress(RankLostError), distributed.long_wait():
                 distributed.total(0)
             raise
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")

@@ -1,7 +1,8 @@
 """DeepMDP: predict reward and next latent features from latent features and action.
 
 Gelada et al. 2019, "DeepMDP: Learning Continuous Latent Space Models for Representation Learning"
-(arXiv 1906.02736), in the form that Zhang et al. 2021 compare with (deep_bisim4control).
+(arXiv 1906.02736), in the form that Zhang et al. 2021 (DBC, arXiv
+2006.10742) compare with.
 
 Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``A`` action, ``C`` context, ``I``
 inputs of the models, ``K`` members of an ensemble, ``Z`` latent features.

@@ -1,7 +1,7 @@
 """Models of the next latent features.
 
 Gelada et al. 2019, "DeepMDP: Learning Continuous Latent Space Models for Representation Learning";
-the layers are those of Zhang et al. 2021 (deep_bisim4control).
+the layers are those of Zhang et al. 2021 (DBC, arXiv 2006.10742).
 
 Shapes: ``B`` batch, ``I`` inputs, ``K`` members of an ensemble, ``Z`` latent features.
 """

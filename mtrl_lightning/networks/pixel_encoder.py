@@ -141,11 +141,8 @@ class PixelDecoder(nn.Module):
     def forward(self, z_BZ: Tensor) -> Tensor:
         """Map ``[B, Z]`` to ``[B, S, 3, H, W]``."""
         first_BCHW = self.linear(z_BZ).unflatten(1, self._first_shape)
-        return self.convolutions(
-            first_BCHW
-        ).unflatten(  # type: ignore[no-any-return]
-            1, self._observation_shape[:-2]
-        )
+        picture_BCHW: Tensor = self.convolutions(first_BCHW)
+        return picture_BCHW.unflatten(1, self._observation_shape[:-2])
 
 
 def is_picture(observation_space: Box) -> bool:
