@@ -29,6 +29,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import distributed
+from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.rank_launcher import RankLauncher
 from mtrl_lightning.rank_states import RANKS, own_part
@@ -55,7 +56,7 @@ class RanksStrategy(DDPStrategy):
 
     strategy_name = "ranks"
 
-    def __init__(self, rank_timeout: float = distributed.RANK_TIMEOUT, **options: Any) -> None:
+    def __init__(self, rank_timeout: float = RANK_TIMEOUT, **options: Any) -> None:
         super().__init__(timeout=_time_to_start(rank_timeout), **options)
         self._rank_timeout = rank_timeout
 
@@ -144,9 +145,7 @@ def connecting() -> Iterator[None]:
         ) from error
 
 
-def processes_for(
-    options: Mapping[str, Any], rank_timeout: float = distributed.RANK_TIMEOUT
-) -> Processes:
+def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT) -> Processes:
     """Return the strategy for what options of a trainer ask for, and the number of processes.
 
     If a launcher has started the processes, they are connected.

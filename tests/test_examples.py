@@ -62,6 +62,7 @@ def test_every_example_runs(name, tmp_path, monkeypatch, capsys):
 
 
 def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(example):
+    torch.manual_seed(0)
     network = example("custom_network").GatedMLP(3, 2, 4, width=5)
     x_BD = torch.ones(2, 3)
     first_BD, second_BD = network(x_BD, torch.tensor([0, 1]))

@@ -261,7 +261,7 @@ def options_of(parsed, prefix=""):
 
 def test_what_the_table_for_users_of_mtrl_names_are_options():
     text = (ROOT / "docs" / "from_mtrl.md").read_text()
-    table = text[text.index("| mtrl | here |") :]
+    table = text[text.index("| mtrl | here |") :].split("\n\n")[0]
     here = " ".join(
         row.rsplit(" | ", 1)[1] for row in table.splitlines()[2:] if row.startswith("|")
     )
@@ -278,6 +278,8 @@ def test_what_the_table_for_users_of_mtrl_names_are_options():
         ["network/mlp", "encoder/care"],
         ["network/mlp", "encoder/mixture_cluster"],
         ["network/mlp", "encoder/task_encoder"],
+        ["network/mlp", "encoder/pixels"],
+        ["network/mlp", "algorithm/distral"],
     ):
         names = ("base", "env/metaworld_mt10", "algorithm/mtsac", *stack, "gradient/gradnorm")
         found |= set(options_of(resolve(*names)))

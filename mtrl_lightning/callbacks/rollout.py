@@ -15,6 +15,7 @@ from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.callbacks.off_policy import OffPolicyLoop, check_warmup
 from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
+from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import check_precision
@@ -80,7 +81,7 @@ class RolloutCallback(Driver):
         listeners: list[EpisodeListener] | None = None,
         action_transforms: list[ActionTransform] | None = None,
         check_every: int = 10_000,
-        rank_timeout: float = distributed.RANK_TIMEOUT,
+        rank_timeout: float = RANK_TIMEOUT,
         seed: int = 0,
     ) -> None:
         if envs_per_task < 1 or total_steps < 1:

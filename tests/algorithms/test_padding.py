@@ -432,6 +432,8 @@ def test_every_network_is_compared():
     kinds = (networks.Network, networks.Encoder, networks.Assignment)
     # the second stands behind an MLPEncoder, and pictures are not padded
     others = {networks.ProjectedEncoder, networks.ProjectedNetwork, networks.PixelEncoder}
+    # Distral's, around each of the others: tests/algorithms/test_distral.py
+    others |= {networks.OnePerTask, networks.OneForAll}
     abstract = {*kinds, *others}
     for name in networks.__all__:
         found = getattr(networks, name)

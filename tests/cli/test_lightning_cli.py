@@ -376,7 +376,7 @@ def test_a_checkpoint_cannot_execute_code(command_line, capsys):
 def test_a_missing_logger_names_what_to_install(command_line, capsys, monkeypatch, logger, module):
     monkeypatch.setitem(sys.modules, module, None)
     code, error = fails(command_line, capsys, "fit", configs=(*CONFIGS, f"logger/{logger}"))
-    assert code == 2 and f"pip install {module}" in error
+    assert code == 2 and f'pip install "mtrl_lightning[{module}]"' in error
 
 
 @pytest.mark.parametrize(
