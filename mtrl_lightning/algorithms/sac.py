@@ -32,7 +32,8 @@ from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
-from mtrl_lightning.auxiliaries import AfterUpdate, Auxiliary, LossInputs
+from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
+from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.networks import (

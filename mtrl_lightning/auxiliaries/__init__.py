@@ -1,6 +1,6 @@
 """Representation losses besides the algorithm's own."""
 
-from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate, Auxiliary, LossInputs
+from mtrl_lightning.auxiliaries.auxiliary import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.hip_bmdp import HiPBMDP
 from mtrl_lightning.auxiliaries.latent_dynamics import LatentDynamics
 from mtrl_lightning.auxiliaries.reconstruction import Reconstruction
@@ -13,7 +13,6 @@ from mtrl_lightning.auxiliaries.transitions import (
 )
 
 __all__ = [
-    "AfterUpdate",
     "Auxiliary",
     "Deterministic",
     "Gaussians",
