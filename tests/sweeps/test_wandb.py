@@ -113,6 +113,7 @@ def test_values_arrive_as_they_are_in_the_sweep_file(name, value, found):
 def records_of(folder):
     """Return the records of all offline files of a run, in their order."""
     internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    pytest.importorskip("wandb").teardown()  # W&B writes the last block after `finish` returns
     found = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for data in records(path):
