@@ -65,6 +65,7 @@ def wandb_points(folder):
     """Return the points of all sessions as ``(env_steps, name, value)``, and the runs' ids."""
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()  # W&B writes the last block after `finish` returns
     points = []
     ids = set()
     wandb_steps = [-1]

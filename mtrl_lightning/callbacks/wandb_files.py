@@ -37,7 +37,8 @@ def read_offline_runs(run_folder: str | Path) -> dict[str, OfflineRun]:
     """Return the offline W&B runs in a run's folder by their ids.
 
     A run that was continued has a file for each session; their rows are joined. What a killed
-    process has not written completely is left out.
+    process has not written completely is left out. In the process that made the run, call
+    ``wandb.teardown()`` first: W&B writes the end of a file after the run is finished.
 
     Args:
         run_folder: the folder of a run, which contains ``wandb/offline-run-*``.
