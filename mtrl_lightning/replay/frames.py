@@ -160,9 +160,8 @@ class FrameStorage(Storage):
                 " they cannot be stored as single frames: stack the newest frame last, as"
                 " mtrl_lightning.envs.Pixels does, or set EnvSpec.frame_stack to 0"
             )
-        order_N = np.argsort(env_N, kind="stable")
         is_sorted = bool((env_N[1:] >= env_N[:-1]).all())
-        order: Any = slice(None) if is_sorted else order_N
+        order: Any = slice(None) if is_sorted else np.argsort(env_N, kind="stable")
         rows = self._rows(env_N[order], stack_NW[order], successor_NW[order])
         frames_E = np.bincount(rows.env_N, rows.num_frames_N, self.num_envs).astype(np.int64)
         if frames_E.max(initial=0) > self._num_frames:  # the newer ones would overwrite these
