@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.callbacks.trainer_options import check_trainer
 from mtrl_lightning.session import Session
+
+
+class WarnOnce:
+    """Let training continue after an error in a block that only shows what was learned.
+
+    The first error is a warning; the others pass in silence.
+
+    Args:
+        failure: what the warning says has failed.
+    """
+
+    def __init__(self, failure: str) -> None:
+        self._failure = failure
+        self._has_warned = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._has_warned:
+            rank_zero_warn(
+                f"{self._failure} ({type(error).__name__}: {error})."
+                " Training continues, and it is tried again; there is no further warning"
+            )
+        self._has_warned = True
+        return True
 
 
 class SessionCallback(Callback):

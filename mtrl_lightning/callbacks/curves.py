@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 
-from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.pictures import log_picture
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.runs import replacing
@@ -115,7 +115,7 @@ class CurvesCallback(SessionCallback):
     key = "curves"
 
     def __init__(self) -> None:
-        self._has_warned = False
+        self._warn_once = WarnOnce("curves.png could not be written or logged")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
@@ -127,14 +127,7 @@ class CurvesCallback(SessionCallback):
         folder = self.session.folder
         if not (folder / "metrics.csv").exists():
             return
-        try:
+        with self._warn_once:
             path = plot_curves(folder)
             for logger in self.session.loggers:
                 log_picture(logger, "curves", path, self.session.counters.env_steps)
-        except Exception as error:  # a picture is no reason to lose a run
-            if not self._has_warned:
-                rank_zero_warn(
-                    f"curves.png could not be written or logged ({type(error).__name__}: {error})."
-                    " Training continues, and it is tried again; there is no further warning"
-                )
-            self._has_warned = True

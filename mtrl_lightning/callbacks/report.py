@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 
-from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.reports.budget import TimeBudget
 from mtrl_lightning.reports.run_report import write_report
 
@@ -21,7 +21,7 @@ class ReportCallback(SessionCallback):
 
     def __init__(self) -> None:
         self._budget = TimeBudget()
-        self._has_warned = False
+        self._warn_once = WarnOnce("report.html could not be written")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
@@ -43,13 +43,5 @@ class ReportCallback(SessionCallback):
         folder = self.session.folder
         if not (folder / "metrics.csv").exists():
             return
-        with self._budget.measure():
-            try:
-                write_report(folder)
-            except Exception as error:  # a page is no reason to lose a run
-                if not self._has_warned:
-                    rank_zero_warn(
-                        f"report.html could not be written ({type(error).__name__}: {error})."
-                        " Training continues, and it is tried again; there is no further warning"
-                    )
-                self._has_warned = True
+        with self._budget.measure(), self._warn_once:
+            write_report(folder)
