@@ -12,6 +12,7 @@ HARMLESS_WARNINGS = (
     "Your `IterableDataset` has `__len__` defined",  # ours never ends, see ReplayDataset
     "Be aware that when using `ckpt_path`",  # callbacks that only train are left out of validate
     "Total length of `list` across ranks is zero",  # evaluation runs in a callback
+    "The '.*_dataloader' does not have many workers",  # batches come from the replay in memory
 )
 """Beginnings of warnings, as regular expressions."""
 UNWANTED_MESSAGES = ("💡 Tip", "TPU available")

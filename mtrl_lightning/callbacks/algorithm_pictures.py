@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 
-from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.pictures import log_picture
 from mtrl_lightning.runs import replacing
 
@@ -26,6 +26,9 @@ class PicturesCallback(SessionCallback):
 
     key = "pictures"
 
+    def __init__(self) -> None:
+        self._warn_once = WarnOnce("the algorithm's pictures could not be written")
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
         super().setup(trainer, pl_module, stage)
@@ -33,10 +36,8 @@ class PicturesCallback(SessionCallback):
 
     @rank_zero_only
     def _write(self) -> None:
-        try:
+        with self._warn_once:
             self._write_pictures()
-        except Exception as error:  # a picture is no reason to lose a run
-            rank_zero_warn(f"the pictures of this evaluation could not be written: {error!r}")
 
     def _write_pictures(self) -> None:
         session = self.session

@@ -183,6 +183,10 @@ def with_layers_of(former: Benchmark, changed: Benchmark) -> Benchmark:
     if isinstance(former, WithInfo):
         inner = with_layers_of(former.benchmark, changed)
         return inner if _has(changed, WithInfo) else WithInfo(inner, former.keys, former.store)
+    if isinstance(changed, WithInfo):
+        inner = with_layers_of(former, changed.benchmark)
+        is_complete = inner is changed.benchmark
+        return changed if is_complete else WithInfo(inner, changed.keys, changed.store)
     if isinstance(former, Pixels):
         if isinstance(changed, Pixels):
             return changed.around(with_layers_of(former.benchmark, changed.benchmark))

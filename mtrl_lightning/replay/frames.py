@@ -313,6 +313,12 @@ class FrameStorage(Storage):
         """
         num_frames_E = np.asarray(columns["num_frames"])
         first_frame_E = np.asarray(columns["first_frame"])
+        lengths = {"num_frames": len(ring_E), "first_frame": len(ring_E)}
+        num_transitions = int((end_E - first_E).sum())
+        lengths |= dict.fromkeys(("newest", "before", *self._rest.packed_names), num_transitions)
+        wrong = [name for name, length in lengths.items() if len(columns[name]) != length]
+        if wrong:
+            raise ValueError(f"columns of another length than the others: {', '.join(wrong)}")
         frame_shape = tuple(self._frames.shape[1:])
         frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
         here_N, number_N, is_wanted_N = self._continue_in(first_E, end_E, ring_E)

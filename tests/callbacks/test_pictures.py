@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,5 +52,8 @@ def test_a_picture_that_cannot_be_written_does_not_end_a_run(tmp_path):
         algorithm=SimpleNamespace(pictures=broken),
         loggers=[],
     )
-    with pytest.warns(UserWarning, match="could not be written: RuntimeError.'no decoder'"):
+    with pytest.warns(UserWarning, match=r"could not be written \(RuntimeError: no decoder\)"):
+        callback._write()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         callback._write()

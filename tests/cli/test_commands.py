@@ -234,6 +234,7 @@ def test_advertisements_and_harmless_warnings_are_left_out(caplog):
         logging.getLogger(LOGGER).info("💡 Tip: still left out")
         logging.getLogger(LOGGER).info("benchmark toy")
         warnings.warn("isinstance(treespec, LeafSpec) is deprecated", stacklevel=1)
+        warnings.warn("The 'train_dataloader' does not have many workers", stacklevel=1)
         warnings.warn("the replay is empty", stacklevel=1)
     assert "Tip" not in caplog.text and "TPU" not in caplog.text
     assert "benchmark toy" in caplog.text and "GPU available" in caplog.text

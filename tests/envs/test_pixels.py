@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import DMControl, GymnasiumTasks, Pixels, ToyReach, VectorEnv, pixels
-from mtrl_lightning.envs.benchmark import check_spec
+from mtrl_lightning.envs.benchmark import WithInfo, check_spec
 from mtrl_lightning.envs.drawing import SimulationRenderer
 from mtrl_lightning.envs.pictures import Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
@@ -238,4 +238,9 @@ def test_a_benchmark_that_replaces_another_is_drawn_as_that_one():
     changed = with_layers_of(former, ToyReach(1, horizon=7))
     assert isinstance(changed, Pixels) and changed.size == 8 and changed.spec.horizon == 7
     assert "Drift" in changed.spec.protocol["wrappers"]
-    assert with_layers_of(former, Pixels(ToyReach(1, horizon=7), size=12)).size == 12
+    drawn = Pixels(ToyReach(1, horizon=7), size=12)
+    assert with_layers_of(former, drawn).size == 12
+    logged = with_layers_of(former, WithInfo(drawn, ["distance"]))
+    assert isinstance(logged, WithInfo) and logged.keys == ("distance",)
+    assert logged.benchmark.size == 12 and not isinstance(logged.benchmark.benchmark, Pixels)
+    assert "Drift" in logged.spec.protocol["wrappers"]

@@ -265,6 +265,11 @@ def test_files_hold_compressed_frames_and_one_that_lies_is_refused(tmp_path):
     for wrong in (shape[0] + 1, shape[0] - 1):
         with pytest.raises(ValueError, match="frames"):
             decompressed(columns["frames"], (wrong, *PIXELS))
+    rings = [np.array(chunk[name]) for name in ("first", "end")]
+    for name in ("newest", "reward", "num_frames"):
+        shorter = columns | {name: columns[name][:-1]}
+        with pytest.raises(ValueError, match=f"of another length than the others: {name}"):
+            make_buffer(ENOUGH).storage.unpack(shorter, *rings, np.arange(len(rings[0])))
     with pytest.raises(ConfigurationError, match="laid out as"):
         snapshots.load(manifest, make_buffer(frames_for(5)).storage)
     with pytest.raises(ConfigurationError, match=r"laid out as \{'frames': 27\}.*whole rows"):

@@ -1,0 +1,139 @@
+"""What only a CUDA device can show; skipped where there is none.
+
+Updates equal to a CPU's, exact continuation, the replay on the device, and policies that leave it.
+"""
+
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric.utilities import move_data_to_device
+
+from mtrl_lightning import SAC, load_policy, train
+from mtrl_lightning.envs import Pixels, ToyReach
+from mtrl_lightning.networks import MLP
+from tests.algorithms import attach
+from tests.conftest import config_args
+from tests.matrix import CROSSED, GRADIENTS, batches, build
+from tests.test_exact_continuation import assert_same_end
+from tests.test_pixels import Convolutions
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+GPU = "--trainer.accelerator=gpu"
+WITH_EVERY_METHOD = ("multi_head", "moore")
+"""Networks that are tried with every gradient method; all are tried with the mean."""
+
+
+def pairs():
+    yield from ((network, "mean") for network in CROSSED)
+    for gradient in GRADIENTS:
+        if gradient != "mean":
+            yield from ((network, gradient) for network in WITH_EVERY_METHOD)
+
+
+def same_noise(action_BA):
+    """Return noise that does not depend on the device."""
+    generator = torch.Generator().manual_seed(len(action_BA))
+    return torch.randn(action_BA.shape, generator=generator).to(action_BA)
+
+
+@pytest.mark.parametrize(("network", "gradient"), list(pairs()))
+def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradient):
+    """The reward's scale, targets, losses, gradient methods and optimizers, in float32."""
+    options = config_args(f"gradient/{gradient}")
+    model = build(command_line, monkeypatch, "toy", network, *options).model
+    _, given, _ = batches("toy")
+    ends = []
+    for device in ("cpu", "cuda"):
+        copy = deepcopy(model).to(device)
+        copy.noise_like = same_noise
+        attach(copy)
+        for i, batch in enumerate(given):
+            copy.training_step(move_data_to_device(batch, torch.device(device)), i)
+        state = copy.state_dict()
+        ends.append({name: x.cpu() for name, x in state.items() if isinstance(x, torch.Tensor)})
+    for name, expected in ends[0].items():
+        torch.testing.assert_close(ends[1][name], expected, atol=2e-4, rtol=2e-3, msg=name)
+    start = model.state_dict()
+    assert any(not torch.equal(end, start[name]) for name, end in ends[1].items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--data.on_device=false"],
+        ["--trainer.precision=bf16-mixed"],
+        ["--model.init_args.compile=default"],
+        ["--model.init_args.compile=cudagraphs"],
+        config_args("network/multi_head", "gradient/pcgrad"),
+        config_args("network/moore", "gradient/famo"),
+    ],
+    ids=["plain", "host", "bf16", "compile", "cudagraphs", "pcgrad", "famo"],
+)
+def test_a_continued_run_is_the_uninterrupted_one(command_line, options):
+    """In every bit: parameters, optimizers, generators, environments and the replay."""
+    for name, steps in (("whole", 900), ("parts", 600), ("parts", 900)):
+        is_continued = (name, steps) == ("parts", 900)
+        command_line(
+            "fit",
+            *options,
+            GPU,
+            f"--name={name}",
+            f"--rollout.total_steps={steps}",
+            *(["--ckpt_path=last"] if is_continued else []),
+        )
+    assert_same_end(command_line, "whole", "parts")
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_frames_are_kept_where_it_is_asked_for_and_give_the_same_batches(tmp_path, on_device):
+    small = partial(MLP, width=8, depth=1)
+    run = train(
+        Pixels(ToyReach(2, horizon=20), size=16),
+        partial(SAC, encoder=Convolutions, actor=small, critic=small),
+        total_steps=120,
+        root=str(tmp_path),
+        batch_size=8,
+        capacity=48,  # the rings wrap around
+        warmup_steps=10,
+        num_episodes=1,
+        progress_bar=False,
+        accelerator="gpu",
+        num_workers=0,
+        evaluation={"num_workers": 0},
+        data={"on_device": on_device},
+    )
+    buffer = run.policy.trainer.datamodule.buffer
+    assert buffer.storage.device.type == ("cuda" if on_device else "cpu")
+    batch = buffer.sample(8)
+    assert batch.observation_BD.device.type == buffer.storage.device.type
+    assert batch.observation_BD.dtype == torch.uint8
+    assert bool((batch.observation_BD != batch.next_observation_BD).any())
+
+
+def test_a_policy_trained_on_a_gpu_acts_alike_on_a_cpu(command_line):
+    command_line("fit", GPU, *config_args("network/multi_head"))
+    checkpoint = command_line.folder() / "checkpoints" / "last.ckpt"
+    policy = load_policy(checkpoint)
+    observation_ED = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    task_E = np.array([0, 1, 2, 2, 1, 0])
+    actions = [
+        policy.algorithm.to(device).act(observation_ED, task_E, "exploit")
+        for device in ("cpu", "cuda")
+    ]
+    np.testing.assert_allclose(*actions, atol=1e-5)
+
+
+def test_a_run_of_a_gpu_continues_on_a_cpu(command_line, capsys):
+    command_line("fit", GPU, "--rollout.total_steps=600")
+    capsys.readouterr()
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=900")
+    policy = load_policy(command_line.folder() / "checkpoints" / "last.ckpt")
+    assert policy.env_steps == 900
+    assert "900 env steps" in capsys.readouterr().out
