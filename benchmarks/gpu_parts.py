@@ -322,7 +322,8 @@ def works_of(shape: Shape, setup: Setup) -> dict[str, tuple[str, Work]]:
     """Return what is compared, as kind and work by name."""
     sizes = setup.sizes
     first = sizes.shapes[0]
-    share = min(1.0, 4 * _cost(first) / _cost(shape))  # a GPU grows slower with the size
+    # a GPU has room for more than the first shape, so that its time grows more slowly
+    share = min(1.0, 30 * _cost(first) / _cost(shape))
 
     def work(device: str, precision: str, how: str) -> Work:
         steps = max(2, round(share * sizes.updates))

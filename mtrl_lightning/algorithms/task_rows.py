@@ -38,8 +38,8 @@ def task_by_task(
 def apart(num_tasks: int, function: Callable[..., Tensor], dim: int, *rows: Tensor) -> Tensor:
     """Return ``function(*rows)``, on a CPU computed for each task's rows apart.
 
-    Elsewhere ``TaskGradients`` takes all tasks in one batched pass, which cannot ask which rows of a
-    gradient are zero.
+    Elsewhere ``TaskGradients`` takes all tasks in one batched pass, which cannot ask which rows of
+    a gradient are zero.
 
     Args:
         num_tasks: number of trained tasks, ``R``.
