@@ -162,21 +162,16 @@ def reason_against(part: str, is_dry: bool) -> str | None:
     return None
 
 
-def run(setup: Setup, limit: float) -> dict[str, Any]:
-    """Run a part in a process of its own; return its state and what it has found.
-
-    Args:
-        setup: the part.
-        limit: seconds after which it is ended.
-    """
+def run(setup: Setup) -> dict[str, Any]:
+    """Run a part in a process of its own; return its state and what it has found."""
     reason = reason_against(setup.part, setup.is_dry)
     if reason is not None:
         say(f"{setup.part}: not run: {reason}")
         return {"state": f"not run: {reason}", "seconds": 0.0}
     sheet_path(setup).unlink(missing_ok=True)  # of a former call
-    say(f"{setup.part}: starts, has {limit:.0f} s")
+    say(f"{setup.part}: starts, has {setup.limit:.0f} s")
     begin = time.monotonic()
-    returncode = in_own_process(setup, limit)
+    returncode = in_own_process(setup)
     found = read_sheet(sheet_path(setup))
     if returncode is None:
         state = "over its time"
@@ -191,7 +186,7 @@ def run(setup: Setup, limit: float) -> dict[str, Any]:
     return {"state": state, "seconds": seconds, **found}
 
 
-def in_own_process(setup: Setup, limit: float) -> int | None:
+def in_own_process(setup: Setup) -> int | None:
     """Run a part in a process of its own; return its exit code, None if it was over its time."""
     variables = {"OMP_NUM_THREADS": "1"} if setup.is_dry else {}
     process = subprocess.Popen(
@@ -201,7 +196,7 @@ def in_own_process(setup: Setup, limit: float) -> int | None:
         start_new_session=True,
     )
     try:
-        return process.wait(limit)
+        return process.wait(setup.limit)
     except subprocess.TimeoutExpired:
         return None
     finally:
@@ -300,8 +295,8 @@ def main(args: Sequence[str] | None = None) -> int:
     content["parts"] = former_parts(report, options.dry)
     for part in options.parts:
         minutes = 0.1 if options.dry else options.minutes
-        setup = Setup(part, str(folder), options.dry, minutes)
-        content["parts"][part] = run(setup, limit_of(part, minutes, options.dry))
+        limit = limit_of(part, minutes, options.dry)
+        content["parts"][part] = run(Setup(part, str(folder), options.dry, minutes, limit))
         write_json(report, content)
         (folder / "report.md").write_text(markdown(content))
     states = {part: content["parts"][part]["state"] for part in options.parts}

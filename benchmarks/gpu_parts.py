@@ -12,8 +12,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from benchmarks.gpu_sheet import Sheet, read_sheet
 from benchmarks.measuring import (
     PRECISIONS,
     REPOSITORY,
+    START_TIME,
     alternate,
     end_on_sigterm,
     environment,
@@ -53,6 +55,13 @@ from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 NEVER = 10**12
 START_LIMIT = 150.0
 """Seconds to wait for a process' start-up, and for each of its windows."""
+LAST_START = 0.7
+"""Share of a part's time after which no further round is started."""
+RESERVE = 30.0
+"""Seconds at the end of a part's time in which it reads what a command has found."""
+HINTS = "perf_hints,recompiles,graph_breaks"
+"""What PyTorch prints about compiled functions, a value of ``TORCH_LOGS``."""
+SKIPPED = "skipping cudagraphs"
 MIB = 1 << 20
 TARGET = 20_000_000
 """Environment steps of the MetaWorld+ protocol on MT10, which the projection is made for."""
@@ -191,12 +200,14 @@ class Setup:
         folder: of what it writes.
         is_dry: whether it runs with tiny sizes on the CPU.
         minutes: of training.
+        limit: seconds after which the part is ended.
     """
 
     part: str
     folder: str
     is_dry: bool
     minutes: float
+    limit: float
 
     @property
     def sizes(self) -> Sizes:
@@ -229,16 +240,33 @@ def tests(setup: Setup, sheet: Sheet) -> None:
     options = ["-m", "cuda", "-p", "no:cacheprovider", "-n", "0", f"--junitxml={results}"]
     command = [sys.executable, "-m", "pytest", *map(str, files), *options]
     log = setup.path("tests.log")
-    with log.open("wb") as output:
-        ended = subprocess.run(
-            command, cwd=REPOSITORY, env=environment(), stdout=output, stderr=output, check=False
-        )
+    returncode = printing_to(log, command, setup)
     if not results.is_file():
         sheet.failure("pytest", log.read_text())
         return
     note_tests(results, sheet)
-    if ended.returncode not in (0, 1):  # 1: a test failed, which is noted already
-        sheet.failure(f"pytest ended with {ended.returncode}", log.read_text())
+    if returncode not in (0, 1):  # 1: a test failed, which is noted already
+        sheet.failure(f"pytest ended with {returncode}", log.read_text())
+
+
+def printing_to(log: Path, command: Sequence[str], setup: Setup) -> int | None:
+    """Run a command that prints to a file; return its exit code, None if its time was over."""
+    limit = setup.limit - min(RESERVE, 0.3 * setup.limit)
+    with log.open("wb") as output:
+        try:
+            ended = subprocess.run(
+                command,
+                cwd=REPOSITORY,
+                env=environment(),
+                stdout=output,
+                stderr=output,
+                check=False,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            output.write(f"\nended after {limit:.0f} s\n".encode())
+            return None
+    return ended.returncode
 
 
 def marked_files(folder: Path) -> list[Path]:
@@ -276,6 +304,7 @@ def updates(setup: Setup, sheet: Sheet) -> None:
         say(f"updates of {shape.name}")
         with sheet.trying(shape.name):
             measure_shape(shape, setup, sheet)
+    note_skipped(setup.path("updates"), sheet)
 
 
 def measure_shape(shape: Shape, setup: Setup, sheet: Sheet) -> None:
@@ -294,7 +323,7 @@ def measure_shape(shape: Shape, setup: Setup, sheet: Sheet) -> None:
         for name, (kind, work) in works.items()
     }
     with ready(entrants, sheet) as able:
-        seconds = windows_of(able, setup.sizes.repeats, sheet)
+        seconds = windows_of(able, setup, sheet)
         memory = {name: able[name].memory() for name in seconds}
         for name, values in seconds.items():
             _, work = works[name]
@@ -387,11 +416,15 @@ def ready(entrants: Mapping[str, Entrant], sheet: Sheet) -> Iterator[dict[str, E
 
 
 def windows_of(
-    entrants: Mapping[str, Entrant], repeats: int, sheet: Sheet
+    entrants: Mapping[str, Entrant], setup: Setup, sheet: Sheet
 ) -> dict[str, list[float]]:
     """Return the seconds of windows in turn; a process that fails is noted and left out."""
+    repeats = setup.sizes.repeats
     found: dict[str, list[float]] = {name: [] for name in entrants}
-    for _ in range(repeats):
+    for k in range(repeats):
+        if k > 0 and time.monotonic() - START_TIME > LAST_START * setup.limit:
+            sheet.note(f"{k} of {repeats} rounds: the time is over")
+            break
         for name in list(found):
             try:
                 found[name].append(entrants[name].window())
@@ -654,7 +687,7 @@ def picture_steps(spec: EnvSpec, recorded: int = 20) -> Iterator[Transitions]:
 
 # ---- whole runs ----
 
-ON_CPU = "CPU, bf16-mixed"
+ON_CPU = "CPU, 32-true"
 """Compared, and never trained with."""
 
 
@@ -688,7 +721,7 @@ def run_variants(setup: Setup) -> list[Variant]:
         Variant("bf16-mixed, 4 copies", bf16 | several, 4),
         Variant("32-true, cudagraphs, 4 copies", graphs | several, 4),
         Variant("bf16-mixed, cudagraphs, 4 copies", bf16 | graphs | several, 4),
-        Variant(ON_CPU, bf16 | {"trainer.accelerator": "cpu"}),
+        Variant(ON_CPU, {"trainer.accelerator": "cpu"}),
     ]
 
 
@@ -721,6 +754,15 @@ def pace(setup: Setup, sheet: Sheet) -> None:
         for name, variant in variants.items()
     }
     note_runs(entrants, variants, "env steps per second of whole runs", setup, sheet)
+    note_skipped(setup.path("runs"), sheet)
+
+
+def note_skipped(folder: Path, sheet: Sheet) -> None:
+    """Note where PyTorch has compiled a function and left out its CUDA graph."""
+    for log in sorted(folder.glob("*.log")):
+        lines = [line for line in log.read_text(errors="replace").splitlines() if SKIPPED in line]
+        if lines:
+            sheet.note(f"{log.stem}: {len(lines)} times {lines[0][-300:]}")
 
 
 def note_runs(
@@ -733,7 +775,7 @@ def note_runs(
     """Let whole runs take turns, and note a row for each."""
     sizes = setup.sizes
     with ready(entrants, sheet) as able:
-        seconds = windows_of(able, sizes.repeats, sheet)
+        seconds = windows_of(able, setup, sheet)
         for name, values in seconds.items():
             entrant = able[name]
             environments = entrant.about["environments"]
@@ -800,17 +842,46 @@ def training(setup: Setup, sheet: Sheet) -> None:
     command += [word for config in setup.sizes.configs for word in ("-c", config)]
     command += [f"--{name}={value}" for name, value in options.items()]
     log = setup.path("training.log")
-    with log.open("wb") as output:
-        ended = subprocess.run(
-            command, cwd=REPOSITORY, env=environment(), stdout=output, stderr=output, check=False
-        )
-    if ended.returncode:
+    with watched(setup, sheet):
+        returncode = printing_to(log, command, setup)
+    if returncode != 0:
         sheet.failure("fit", log.read_text())
     runs = [*(root / "training").glob(f"version_*/{METRICS}")]
     if not runs:
         return
     newest = max(runs, key=lambda path: path.stat().st_mtime)
     note_training(read_metrics(newest.parent), sheet)
+
+
+@contextlib.contextmanager
+def watched(setup: Setup, sheet: Sheet) -> Iterator[None]:
+    """Note how busy the GPU is in a block, where ``nvidia-smi`` is."""
+    fields = "utilization.gpu,power.draw,memory.used"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-l", "5"]
+    log = setup.path("busy.csv")
+    with log.open("w") as output:
+        try:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+    means = mean_columns(log.read_text())
+    for name, value in zip(("% of the time busy", "W", "MiB"), means, strict=False):
+        sheet.row("the GPU while training", what=name, mean=value)
+
+
+def mean_columns(text: str) -> list[float]:
+    """Return the mean of each column of numbers, without lines that have others."""
+    rows = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            rows.append([float(cell) for cell in line.split(",")])
+    return np.mean(rows, axis=0).tolist() if rows else []
 
 
 def clock(minutes: float) -> str:
@@ -917,6 +988,7 @@ def main() -> None:
     if setup.is_dry:
         torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
+    os.environ.setdefault("TORCH_LOGS", HINTS)  # of the processes that it starts
     run_part(setup)
 
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -45,22 +44,21 @@ class FakeEntrant:
 def in_this_process(monkeypatch):
     """Run parts and `fit` without processes of their own; imports take longer than all else."""
 
-    def run_here(setup, limit):
+    def run_here(setup):
         gpu_parts.run_part(setup)
         return 0
 
-    def fit_here(command, *, stdout, **options):
+    def fit_here(log, command, setup):
         assert command[:3] == [sys.executable, "-m", "mtrl_lightning"]
         monkeypatch.setattr(sys, "argv", ["mtrl-lightning", *command[3:]])
         main()
-        return SimpleNamespace(returncode=0)
+        return 0
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu, "in_own_process", run_here)
     monkeypatch.setattr(gpu_parts, "Entrant", FakeEntrant)
-    fake = SimpleNamespace(run=fit_here)
-    monkeypatch.setattr(gpu_parts, "subprocess", fake)
+    monkeypatch.setattr(gpu_parts, "printing_to", fit_here)
 
 
 def test_without_a_gpu_all_is_measured_on_the_cpu(tmp_path, monkeypatch, capsys):
@@ -126,7 +124,7 @@ def test_all_is_over_within_40_minutes():
 
 
 def test_the_options_on_a_gpu_are_known(tmp_path):
-    setup = Setup("pace", str(tmp_path), False, 10.0)
+    setup = Setup("pace", str(tmp_path), False, 10.0, 300.0)
     variants = gpu_parts.run_variants(setup)
     commands = [gpu_parts.paced(v.name, v.options, setup, 20)._make(7) for v in variants]
     everything = max(commands, key=len)
@@ -139,7 +137,7 @@ def test_the_options_on_a_gpu_are_known(tmp_path):
 
 
 def test_what_is_compared_on_a_gpu(tmp_path):
-    setup = Setup("updates", str(tmp_path), False, 10.0)
+    setup = Setup("updates", str(tmp_path), False, 10.0, 300.0)
     assert {400, 1024, 4096} <= {shape.width for shape in FULL.shapes}
     works = gpu_parts.works_of(FULL.shapes[0], setup)
     ways = ("", ", compile default", ", compile cudagraphs")
@@ -157,7 +155,7 @@ def test_what_is_compared_on_a_gpu(tmp_path):
     [(0, 0, "done"), (0, 1, "failed"), (-9, 0, "failed"), (None, 0, "over its time")],
 )
 def test_the_state_of_a_part(returncode, failures, state, tmp_path, monkeypatch):
-    def fake(setup, limit):
+    def fake(setup):
         sheet = Sheet(gpu_parts.sheet_path(setup))
         sheet.row("table", variant="a", ms=1.0)
         for _ in range(failures):
@@ -166,14 +164,14 @@ def test_the_state_of_a_part(returncode, failures, state, tmp_path, monkeypatch)
         return returncode
 
     monkeypatch.setattr(gpu, "in_own_process", fake)
-    found = gpu.run(Setup("replay", str(tmp_path), True, 1.0), 5.0)
+    found = gpu.run(Setup("replay", str(tmp_path), True, 1.0, 5.0))
     assert found["state"] == state and found["tables"]["table"] == [{"variant": "a", "ms": 1.0}]
     assert len(found["failures"]) == (1 if state == "failed" else 0)
 
 
 def test_one_device_has_no_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    found = gpu.run(Setup("ranks", str(tmp_path), False, 1.0), 5.0)
+    found = gpu.run(Setup("ranks", str(tmp_path), False, 1.0, 5.0))
     assert found["state"] == "not run: 1 device"
     assert gpu.reason_against("ranks", True) is None
     assert gpu.reason_against("pace", False) is None
@@ -210,6 +208,24 @@ def test_results_of_tests_are_counted(tmp_path):
     ]
     assert found["failures"] == [{"what": "tests.a::y", "error": "it broke"}]
     assert ROOT / "tests/gradients/test_every_method.py" in gpu_parts.marked_files(ROOT / "tests")
+
+
+def test_a_command_whose_time_is_over_is_ended(tmp_path):
+    setup = Setup("tests", str(tmp_path), True, 1.0, 0.3)
+    log = tmp_path / "log"
+    assert gpu_parts.printing_to(log, ["sh", "-c", "echo started; exec sleep 60"], setup) is None
+    assert log.read_text().split() == ["started", "ended", "after", "0", "s"]
+    assert gpu_parts.printing_to(log, ["false"], setup) == 1
+
+
+def test_what_is_read_from_logs(tmp_path):
+    assert gpu_parts.mean_columns("50, 100.0, 3\n[N/A], 1, 1\n70, 200.0, 5\n") == [60, 150, 4]
+    assert gpu_parts.mean_columns("no such device") == []
+    (tmp_path / "a.log").write_text("x\n[1] skipping cudagraphs due to cpu device\n")
+    (tmp_path / "b.log").write_text("x\n")
+    gpu_parts.note_skipped(tmp_path, Sheet(tmp_path / "sheet.json"))
+    (note,) = read_sheet(tmp_path / "sheet.json")["notes"]
+    assert note == "a: 1 times [1] skipping cudagraphs due to cpu device"
 
 
 def test_cells_of_the_report():
