@@ -57,6 +57,7 @@ def in_this_process(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu, "in_own_process", run_here)
+    monkeypatch.setattr(gpu, "usable_cores", lambda: 1)
     monkeypatch.setattr(gpu_parts, "Entrant", FakeEntrant)
     monkeypatch.setattr(gpu_parts, "printing_to", fit_here)
 
