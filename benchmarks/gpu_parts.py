@@ -374,7 +374,9 @@ def works_of(shape: Shape, setup: Setup) -> dict[str, tuple[str, Work]]:
         )
 
     found = {}
-    for precision, how in itertools.product(PRECISIONS, sizes.compile):
+    # a dry run starts one process for each shape: starting them takes nearly all of its time
+    precisions = [PRECISIONS[shape is not first]] if setup.is_dry else PRECISIONS
+    for precision, how in itertools.product(precisions, sizes.compile):
         suffix = "" if how == "none" else f", compile {how}"
         name = f"{setup.device} {shape.kind} {precision}{suffix}"
         found[name] = (shape.kind, work(setup.device, precision, how))

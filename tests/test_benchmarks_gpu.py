@@ -74,10 +74,9 @@ def test_without_a_gpu_all_is_measured_on_the_cpu(tmp_path, monkeypatch, capsys)
     assert found["is_dry"] and found["machine"]["torch"] == torch.__version__
 
     tables = {name: part["tables"] for name, part in found["parts"].items()}
-    one, other = tables["updates"].values()
-    assert [row["variant"] for row in one] == ["cpu direct 32-true", "cpu direct bf16-mixed"]
-    assert [row["variant"] for row in other] == ["cpu ppo 32-true"]
-    assert (one[0]["ms"], one[0]["per_second"], one[0]["times_eager"]) == (1000.0, 1.0, 1.0)
+    ((update,),) = tables["updates"].values()
+    assert update["variant"] == "cpu direct 32-true"
+    assert (update["ms"], update["per_second"], update["times_eager"]) == (1000.0, 1.0, 1.0)
     (failure,) = found["parts"]["updates"]["failures"]
     assert failure["what"].endswith("ppo bf16-mixed") and "no bfloat16" in failure["error"]
     (methods,) = tables["gradients"].values()
@@ -135,6 +134,10 @@ def test_the_options_on_a_gpu_are_known(tmp_path):
     assert found.rollout.updates_per_step == found.rollout.envs_per_task == 4
     assert found.trainer.accelerator == "gpu" and found.rollout.num_workers is None
     assert gpu_parts.quickest(setup).name == "bf16-mixed, cudagraphs"
+    sheet = Sheet(tmp_path / "pace.json")
+    for name, rate in ((gpu_parts.ON_CPU, 3.0), ("bf16-mixed", 2.0), ("32-true", 1.0)):
+        sheet.row("runs", variant=name, env_steps_per_s=rate)
+    assert gpu_parts.quickest(setup).name == "bf16-mixed"
 
 
 def test_what_is_compared_on_a_gpu(tmp_path):
