@@ -39,7 +39,8 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.gpu_parts import PARTS, Setup, sheet_path
+from benchmarks.gpu_parts import PARTS, sheet_path
+from benchmarks.gpu_setup import Setup
 from benchmarks.gpu_sheet import read_sheet, write_json
 from benchmarks.measuring import (
     REPOSITORY,
@@ -63,7 +64,7 @@ LIMITS = {
 }
 """Seconds that a part may take; ``--minutes`` are added for training."""
 DRY_LIMIT = 120.0
-"""Seconds of each part of a dry run, which takes less than half of one of them in all."""
+"""Seconds of each part of a dry run; all of them take some 40 s on two idle cores."""
 PATIENCE = 10.0
 """Seconds that a part has to end after a signal."""
 FURTHER_PACKAGES = ("numpy", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")

@@ -8,8 +8,16 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_parts, measuring
-from benchmarks.gpu_parts import FULL, Setup, Shape
+from benchmarks import (
+    gpu,
+    gpu_parts,
+    gpu_runs,
+    gpu_training,
+    gpu_updates,
+    gpu_windows,
+    measuring,
+)
+from benchmarks.gpu_setup import FULL, Setup, Shape
 from benchmarks.gpu_sheet import Sheet, read_sheet
 from mtrl_lightning.__main__ import main
 from tests.conftest import ROOT, parser
@@ -58,8 +66,9 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu, "in_own_process", run_here)
     monkeypatch.setattr(gpu, "usable_cores", lambda: 1)
-    monkeypatch.setattr(gpu_parts, "Entrant", FakeEntrant)
-    monkeypatch.setattr(gpu_parts, "printing_to", fit_here)
+    for module in (gpu_runs, gpu_updates):
+        monkeypatch.setattr(module, "Entrant", FakeEntrant)
+    monkeypatch.setattr(gpu_training, "printing_to", fit_here)
 
 
 def test_without_a_gpu_all_is_measured_on_the_cpu(tmp_path, monkeypatch, capsys):
@@ -80,7 +89,7 @@ def test_without_a_gpu_all_is_measured_on_the_cpu(tmp_path, monkeypatch, capsys)
     (failure,) = found["parts"]["updates"]["failures"]
     assert failure["what"].endswith("ppo bf16-mixed") and "no bfloat16" in failure["error"]
     (methods,) = tables["gradients"].values()
-    assert {row["method"] for row in methods} == set(gpu_parts.gradients.METHODS)
+    assert {row["method"] for row in methods} == set(gpu_updates.gradients.METHODS)
     (draws,) = tables["replay"].values()
     assert {row["replay"] for row in draws} == {"host", "cpu"} and draws[0]["us"] > 0
     assert len(tables["pixels"]) == 2
@@ -105,7 +114,7 @@ def test_the_projection_by_hand():
         "time/evaluate_fraction": ([100, 200, 300, 400, 500], [0.0, 0.0, 0.0, 0.5, 0.0]),
         "time/checkpoint_fraction": ([100, 200, 300, 400, 500], [0.0, 0.0, 0.0, 0.25, 0.0]),
     }
-    found = gpu_parts.projection(curves)
+    found = gpu_training.projection(curves)
     # the warm-up and two rows are left out; 100 steps in 2 s, of which 1.5 s no training; 100 in 1
     assert found["env steps that are counted"] == 200 and found["seconds of them"] == 3.0
     assert found["env steps per second while training"] == pytest.approx(200 / 1.5)
@@ -113,43 +122,43 @@ def test_the_projection_by_hand():
     hours = [value for name, value in found.items() if name.startswith("hours")]
     assert hours == pytest.approx([20e6 / (200 / 1.5) / 3600, 20e6 / (200 / 3) / 3600])
     early = {name: (steps[:2], values[:2]) for name, (steps, values) in curves.items()}
-    assert gpu_parts.projection(early) == {"env steps": 200.0}
+    assert gpu_training.projection(early) == {"env steps": 200.0}
 
 
 def test_all_is_over_within_40_minutes():
     limits = [gpu.limit_of(part, gpu.parse([]).minutes, False) for part in gpu_parts.PARTS]
     assert sum(limits) <= 40 * 60
     assert gpu.limit_of("training", 2.0, False) == gpu.LIMITS["training"] + 120
-    assert gpu_parts.clock(10.0) == "00:00:10:00" and gpu_parts.clock(61.55) == "00:01:01:33"
+    assert gpu_training.clock(10.0) == "00:00:10:00" and gpu_training.clock(61.55) == "00:01:01:33"
 
 
 def test_the_options_on_a_gpu_are_known(tmp_path):
     setup = Setup("pace", str(tmp_path), False, 10.0, 300.0)
-    variants = gpu_parts.run_variants(setup)
-    commands = [gpu_parts.paced(v.name, v.options, setup, 20)._make(7) for v in variants]
+    variants = gpu_runs.run_variants(setup)
+    commands = [gpu_runs.paced(v.name, v.options, setup, 20)._make(7) for v in variants]
     everything = max(commands, key=len)
     assert "--model.init_args.compile=cudagraphs" in everything
     arguments = everything[everything.index("fit") :]
     found = parser().parse_args([*arguments, "--data.on_device=false"])["fit"]
     assert found.rollout.updates_per_step == found.rollout.envs_per_task == 4
     assert found.trainer.accelerator == "gpu" and found.rollout.num_workers is None
-    assert gpu_parts.quickest(setup).name == "bf16-mixed, cudagraphs"
+    assert gpu_training.quickest(setup).name == "bf16-mixed, cudagraphs"
     sheet = Sheet(tmp_path / "pace.json")
-    for name, rate in ((gpu_parts.ON_CPU, 3.0), ("bf16-mixed", 2.0), ("32-true", 1.0)):
+    for name, rate in ((gpu_runs.ON_CPU, 3.0), ("bf16-mixed", 2.0), ("32-true", 1.0)):
         sheet.row("runs", variant=name, env_steps_per_s=rate)
-    assert gpu_parts.quickest(setup).name == "bf16-mixed"
+    assert gpu_training.quickest(setup).name == "bf16-mixed"
 
 
 def test_what_is_compared_on_a_gpu(tmp_path):
     setup = Setup("updates", str(tmp_path), False, 10.0, 300.0)
     assert {400, 1024, 4096} <= {shape.width for shape in FULL.shapes}
-    works = gpu_parts.works_of(FULL.shapes[0], setup)
+    works = gpu_updates.works_of(FULL.shapes[0], setup)
     ways = ("", ", compile default", ", compile cudagraphs")
     wanted = {f"cuda direct {p}{how}" for p in measuring.PRECISIONS for how in ways}
     assert wanted == {name for name in works if name.startswith("cuda direct")}
     assert works["cuda direct 32-true, compile cudagraphs"][1].compile == "cudagraphs"
     assert {"cuda plain 32-true", "cuda trainer bf16-mixed", "cpu direct 32-true"} <= set(works)
-    large = gpu_parts.works_of(Shape("", "direct", 10, 1280, 4096, 3), setup)
+    large = gpu_updates.works_of(Shape("", "direct", 10, 1280, 4096, 3), setup)
     steps = {name: work.steps for name, (_, work) in large.items()}
     assert steps["cuda direct 32-true"] == 29 and steps["cpu direct 32-true"] == 2
 
@@ -217,17 +226,17 @@ def test_results_of_tests_are_counted(tmp_path):
 def test_a_command_whose_time_is_over_is_ended(tmp_path):
     setup = Setup("tests", str(tmp_path), True, 1.0, 0.3)
     log = tmp_path / "log"
-    assert gpu_parts.printing_to(log, ["sh", "-c", "echo started; exec sleep 60"], setup) is None
+    assert gpu_windows.printing_to(log, ["sh", "-c", "echo started; exec sleep 60"], setup) is None
     assert log.read_text().split() == ["started", "ended", "after", "0", "s"]
-    assert gpu_parts.printing_to(log, ["false"], setup) == 1
+    assert gpu_windows.printing_to(log, ["false"], setup) == 1
 
 
 def test_what_is_read_from_logs(tmp_path):
-    assert gpu_parts.mean_columns("50, 100.0, 3\n[N/A], 1, 1\n70, 200.0, 5\n") == [60, 150, 4]
-    assert gpu_parts.mean_columns("no such device") == []
+    assert gpu_training.mean_columns("50, 100.0, 3\n[N/A], 1, 1\n70, 200.0, 5\n") == [60, 150, 4]
+    assert gpu_training.mean_columns("no such device") == []
     (tmp_path / "a.log").write_text("x\n[1] skipping cudagraphs due to cpu device\n")
     (tmp_path / "b.log").write_text("x\n")
-    gpu_parts.note_skipped(tmp_path, Sheet(tmp_path / "sheet.json"))
+    gpu_windows.note_skipped(tmp_path, Sheet(tmp_path / "sheet.json"))
     (note,) = read_sheet(tmp_path / "sheet.json")["notes"]
     assert note == "a: 1 times [1] skipping cudagraphs due to cpu device"
 
