@@ -20,7 +20,7 @@ from benchmarks.trial import COMMAND
 from mtrl_lightning.errors import ConfigurationError
 
 PATIENCE = 900.0
-"""Seconds to wait for a window, or for the end of start-up and warm-up."""
+"""Seconds to wait for a window, or for the end of start-up and warm-up, unless others are given."""
 
 
 class Entrant:
@@ -31,10 +31,16 @@ class Entrant:
         kind: ``ours``, ``sb3``, ``plain`` or ``products``.
         command: what to start, given the descriptor of the file to write to.
         folder: of what it prints.
+        patience: seconds to wait for a window, or for the end of start-up and warm-up.
     """
 
     def __init__(
-        self, name: str, kind: str, command: Callable[[int], list[str]], folder: Path
+        self,
+        name: str,
+        kind: str,
+        command: Callable[[int], list[str]],
+        folder: Path,
+        patience: float = PATIENCE,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -44,6 +50,7 @@ class Entrant:
         """What it said when it was ready."""
         self.command: list[str] = []
         self._make = command
+        self._patience = patience
         self._log = folder / f"{name.replace(' ', '_').replace(',', '')}.log"
         self._windows: list[dict[str, Any]] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,7 +112,7 @@ class Entrant:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self._patience
         while b"\n" not in self._rest:
             readable, _, _ = select.select([self._results], [], [], 1.0)
             read = os.read(self._results, 65536) if readable else b""

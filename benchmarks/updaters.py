@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from benchmarks.pace_callback import PaceCallback
 from benchmarks.pacing import Pacer
 from benchmarks.plain_sac import PlainSAC, Sizes
-from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms import PPO, SAC, Algorithm
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
-from mtrl_lightning.networks import MultiHead
+from mtrl_lightning.networks import MLP, MultiHead
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 OBSERVATION = 39
@@ -95,6 +95,27 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
     )
 
 
+def make_ppo(work: Work) -> PPO:
+    """Return PPO as in ``configs/experiment/mt10_mtppo.yaml``."""
+    network = partial(MLP, width=work.width, depth=work.depth)
+    how: Any = work.compile
+    ppo = PPO(work.spec, actor=network, critic=network, max_kl=None, compile=how, seed=1)
+    return ppo.to(work.device)
+
+
+def make_minibatches(work: Work) -> list[TransitionBatch]:
+    """Return batches with what PPO has collected and computed, in standard normal numbers."""
+    found = []
+    for batch in make_batches(work):
+        # noise of standard deviation 1 around a policy's mean of about 0
+        sample_BA = torch.randn_like(batch.action_BA)
+        log_prob_B = torch.distributions.Normal(0.0, 1.0).log_prob(sample_BA).sum(1)
+        columns = {name: torch.randn_like(log_prob_B) for name in ("advantage", "value", "target")}
+        columns |= {"unclipped_action": sample_BA, "log_prob": log_prob_B}
+        found.append(batch._replace(extra=columns))
+    return found
+
+
 def make_batches(work: Work) -> list[TransitionBatch]:
     """Return batches of standard normal numbers, task-major."""
     generator = torch.Generator().manual_seed(0)
@@ -131,14 +152,14 @@ def with_one_hot(batch: TransitionBatch, num_tasks: int) -> TransitionBatch:
     return batch._replace(observation_BD=observation_BD, next_observation_BD=next_BD)
 
 
-def direct_update(work: Work, sac: SAC) -> Callable[[TransitionBatch], None]:
-    """Return ``SAC.training_step`` without a trainer, in the precision that a trainer would set."""
-    optimizers = sac.configure_optimizers()
-    setattr(sac, "optimizers", lambda use_pl_optimizer=True: optimizers)  # noqa: B010
+def direct_update(work: Work, algorithm: Algorithm) -> Callable[[TransitionBatch], None]:
+    """Return ``training_step`` without a trainer, in the precision that a trainer would set."""
+    optimizers = algorithm.configure_optimizers()
+    setattr(algorithm, "optimizers", lambda use_pl_optimizer=True: optimizers)  # noqa: B010
 
     def update(batch: TransitionBatch) -> None:
         with work.autocast:
-            sac.training_step(batch, 0)
+            algorithm.training_step(batch, 0)
 
     return update
 
@@ -147,6 +168,13 @@ def run_direct(work: Work) -> None:
     """Call ``SAC.training_step``."""
     update = direct_update(work, make_sac(work))
     batches = itertools.cycle(make_batches(work))
+    _run(work, lambda: update(next(batches)))
+
+
+def run_ppo(work: Work) -> None:
+    """Call ``PPO.training_step``."""
+    update = direct_update(work, make_ppo(work))
+    batches = itertools.cycle(make_minibatches(work))
     _run(work, lambda: update(next(batches)))
 
 
@@ -252,6 +280,7 @@ class _Spaces(gym.Env):
 
 RUN = {
     "direct": run_direct,
+    "ppo": run_ppo,
     "trainer": run_trainer,
     "plain": run_plain,
     "sb3": run_sb3,
@@ -271,7 +300,7 @@ def main() -> None:
     work = Work(**options)
     if work.threads is not None:
         torch.set_num_threads(work.threads)
-    if run in (run_direct, run_trainer, run_products):
+    if run in (run_direct, run_ppo, run_trainer, run_products):
         keep_freed_memory()  # as a run of ours does
     run(work)
 

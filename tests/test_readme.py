@@ -70,6 +70,7 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "end_to_end": ["--help"],
     "on_policy": ["--help"],
     "scaling": ["--help"],
+    "gpu": ["--dry", "--parts=replay"],
 }
 EXPECTED = {
     "fit": "average",
@@ -223,6 +224,8 @@ def test_every_program_runs(command, tmp_path):
         first = given.index("--variant")
         given = [word.replace("configs/quickstart.yaml", str(config)) for word in given]
         given[first:first] = ["--seeds=1", f"--folder={tmp_path / 'out'}"]
+    if name == "gpu":
+        given.append(f"--folder={tmp_path}")
     line = [sys.executable, "-m", module, *given, *SMALL.get(name, [])]
     result = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -30,13 +30,16 @@ def task_by_task(
         dim: where the rows are in what comes out.
         rows: tensors ``[B, ...]``, task-major.
     """
-    if method.is_one_pass or rows[0].device.type != "cpu":
+    if method.is_one_pass:
         return function(*rows)
     return apart(method.num_tasks, function, dim, *rows)
 
 
 def apart(num_tasks: int, function: Callable[..., Tensor], dim: int, *rows: Tensor) -> Tensor:
-    """Return ``function(*rows)``, computed for each task's rows apart.
+    """Return ``function(*rows)``, on a CPU computed for each task's rows apart.
+
+    Elsewhere ``TaskGradients`` takes all tasks in one batched pass, which cannot ask which rows of
+    a gradient are zero.
 
     Args:
         num_tasks: number of trained tasks, ``R``.
@@ -44,6 +47,8 @@ def apart(num_tasks: int, function: Callable[..., Tensor], dim: int, *rows: Tens
         dim: where the rows are in what comes out.
         rows: tensors ``[B, ...]``, task-major.
     """
+    if rows[0].device.type != "cpu":
+        return function(*rows)
     parts = zip(*(x.chunk(num_tasks) for x in rows), strict=True)
     joined: Tensor = _Join.apply(dim, *(function(*part) for part in parts))
     return joined

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.algorithms.task_rows import task_by_task
+from mtrl_lightning.algorithms.task_rows import apart, task_by_task
 from mtrl_lightning.gradients import FAMO, Mean, PCGrad
 from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
 from tests.algorithms import attach, make_batch, make_sac, make_spec
@@ -53,6 +54,14 @@ def test_what_takes_all_losses_in_one_pass_computes_all_rows_at_once(method):
     network = Noting()
     task_by_task(method(T), network, 0, uniform(T * ROWS, 2))
     assert network.calls == [T * ROWS]
+
+
+def test_another_device_than_a_cpu_computes_all_rows_at_once():
+    x_BD = torch.zeros(T * ROWS, 2, device="meta")
+    for compute in (partial(task_by_task, PCGrad(T)), partial(apart, T)):
+        network = Noting().to("meta")
+        compute(network, 0, x_BD)
+        assert network.calls == [T * ROWS]
 
 
 def test_the_rows_may_be_in_another_dimension():

@@ -200,6 +200,7 @@ def test_two_conflicting_tasks_both_improve(name):
     assert bool((products >= 0).all()) == (name in improve_both)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @every_method
 def test_a_gpu_gives_the_same(name):
