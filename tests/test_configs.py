@@ -17,7 +17,7 @@ from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.types import OnPolicy
-from tests.conftest import CONFIGS, ROOT, resolve
+from tests.conftest import CONFIGS, ROOT, resolve, skip_without_renderer
 
 FILES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()
@@ -35,6 +35,8 @@ OWN = (
     "experiment/hipbmdp_hipbmdp",
     "experiment/hipbmdp_sac",
     "experiment/mt10_sac_cpu",
+    "experiment/pixels_drq",
+    "experiment/pixels_sac_ae",
 )
 """Complete settings of our own, which no protocol gives."""
 PUBLISHED = [
@@ -86,6 +88,8 @@ def test_every_file_is_known():
         "mt10_sac_cpu",
         "mt10_toppo",
         "mt50_toppo",
+        "pixels_drq",
+        "pixels_sac_ae",
     )
     experiments += [f"experiment/{name}" for name in others]
     assert sorted(experiments) == sorted(EXPERIMENTS)
@@ -211,12 +215,17 @@ def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatc
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_is_complete(command_line, monkeypatch, name):
-    if "hipbmdp" in name:
+    num_tasks = {"hipbmdp": 8, "pixels": 1}.get(Path(name).name.split("_")[0])
+    if num_tasks is None:
+        num_tasks = parts_of(name)[0]
+    else:
         pytest.importorskip("dm_control")
+    if "pixels" in name:
+        skip_without_renderer()
     seen = []
     monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: seen.append(model.spec))
     command_line("fit", configs=[name], small=False)
-    assert seen[0].num_tasks == (8 if "hipbmdp" in name else parts_of(name)[0])
+    assert seen[0].num_tasks == num_tasks
 
 
 @pytest.mark.parametrize("name", ["quickstart", "experiment/mt10_mtmhsac"])

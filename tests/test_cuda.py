@@ -16,7 +16,7 @@ from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.networks import MLP
 from tests.algorithms import attach
 from tests.conftest import config_args
-from tests.matrix import CROSSED, GRADIENTS, batches, build
+from tests.matrix import CROSSED, GRADIENTS, batches, build, in_precision
 from tests.test_exact_continuation import assert_same_end
 from tests.test_pixels import Convolutions
 
@@ -46,20 +46,21 @@ def same_noise(action_BA):
 def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradient):
     """The reward's scale, targets, losses, gradient methods and optimizers, in float32."""
     options = config_args(f"gradient/{gradient}")
-    model = build(command_line, monkeypatch, "toy", network, *options).model
+    built = build(command_line, monkeypatch, "toy", network, *options)
+    start = deepcopy(built.model.state_dict())
     _, given, _ = batches("toy")
     ends = []
     for device in ("cpu", "cuda"):
-        copy = deepcopy(model).to(device)
-        copy.noise_like = same_noise
-        attach(copy)
+        model = in_precision(built, "32-true").model.to(device)
+        model.load_state_dict(start)
+        model.noise_like = same_noise
+        attach(model)
         for i, batch in enumerate(given):
-            copy.training_step(move_data_to_device(batch, torch.device(device)), i)
-        state = copy.state_dict()
+            model.training_step(move_data_to_device(batch, torch.device(device)), i)
+        state = model.state_dict()
         ends.append({name: x.cpu() for name, x in state.items() if isinstance(x, torch.Tensor)})
     for name, expected in ends[0].items():
         torch.testing.assert_close(ends[1][name], expected, atol=2e-4, rtol=2e-3, msg=name)
-    start = model.state_dict()
     assert any(not torch.equal(end, start[name]) for name, end in ends[1].items())
 
 
