@@ -51,7 +51,7 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
     for unknown in UNKNOWN_ARGUMENT.findall(message):
         for path in CLASS_PATH.findall(message):
             similar = _nearest(unknown, _arguments_of(path))
-            if similar is not None:
+            if similar not in (None, unknown):  # a base class may have it
                 class_name = path.rpartition(".")[2]
                 found[unknown] = f"did you mean {similar}? {class_name} has no option {unknown}"
     for groups in UNKNOWN_CLASS.findall(message):

@@ -26,6 +26,10 @@ MODEL = "Problem with given class_path 'mtrl_lightning.algorithms.SAC':"
             f"{MODEL} Option 'nothing_of_the_kind' is not accepted",
             [],
         ),
+        (  # SAC has it, from which Distral is derived
+            f"{MODEL.replace('SAC', 'Distral')} Option 'temperature' is not accepted",
+            [],
+        ),
         (
             "Expected a dot import path string: ToyReech",
             ["did you mean ToyReach? No class is called ToyReech"],
