@@ -5,8 +5,8 @@
   updates  one update of SAC and the forward pass of its encoder, for each encoder, precision and
            memory format; a frame is one observation, as an environment step gives it
   methods  one update with each method that trains an encoder of 64 x 64 pixels
-  memory   what a replay and updates add to the memory of a process of their own, beside the
-           estimate that ``fit`` prints for the replay
+  memory   what a replay and updates in the first precision add to the memory of a process of
+           their own, beside the estimate that ``fit`` prints for the replay
 
 All learn 4 tasks with the networks of ``configs/experiment/pixels_drq.yaml``, and update the actor
 and the targets every second time, as in ``configs/algorithm/sac_ae.yaml``. The variants of a table
@@ -102,10 +102,15 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--updates",
         type=positive,
-        default=2,
+        default=4,
         help="in a round, an even number (default %(default)s)",
     )
-    add("--calls", type=positive, default=5, help="of the encoder in a round (default %(default)s)")
+    add(
+        "--calls",
+        type=positive,
+        default=5,
+        help="of the encoder in a round; ten times as many with one picture (default %(default)s)",
+    )
     add(
         "--capacity",
         type=positive,
@@ -163,9 +168,9 @@ def update_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, A
         sac = picture_sac(work, encoding, channels_last)
         update = partial(direct_update(work, sac), batch)
         measures[f"updates: {variant}"] = timed(update, options.updates)
-        for rows in (first, batch):
+        for rows, calls in ((first, 10 * options.calls), (batch, options.calls)):
             call = partial(encode, work, sac, rows)
-            measures[f"{len(rows.reward_B)}: {variant}"] = timed(call, options.calls)
+            measures[f"{len(rows.reward_B)}: {variant}"] = timed(call, calls)
     alternate(measures, 1)  # memory is touched, code is loaded
     seconds = alternate(measures, options.repeats)
     tables = {}
