@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.pictures import Encoding
+
 PROTOCOL = ("experiment/mt10_mtsac",)
 TOY = ("base", "env/toy", "algorithm/mtsac", "encoder/identity", "network/mlp", "gradient/mean")
 NARROW = {f"model.init_args.{name}.init_args.width": 8 for name in ("actor", "critic")}
@@ -22,16 +24,6 @@ class Shape(NamedTuple):
     batch_size: int
     width: int
     depth: int
-
-
-class Encoding(NamedTuple):
-    """A way of encoding pictures."""
-
-    name: str
-    strides: tuple[int, ...]
-    size: int
-    """Pixels of a picture's side."""
-    channels_last: bool
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Sizes:
     """Draws in a round."""
     encodings: tuple[Encoding, ...]
     picture_rows: tuple[int, ...]
-    """Rows of each of ``PICTURE_TASKS`` in a batch of pictures."""
+    """Rows of each of ``pictures.NUM_TASKS`` in a batch of pictures."""
     picture_width: int
     """Of the hidden layers behind the encoder."""
     picture_capacity: int
@@ -83,14 +75,7 @@ FULL = Sizes(
     capacity=1_000_000,
     batches=((10, 128), (50, 128)),
     calls=200,
-    encodings=tuple(
-        Encoding(name, strides, size, channels_last)
-        for name, strides, size in (
-            ("encoder/pixels", (2, 1, 1, 1), 84),
-            ("encoder/pixels_small", (2, 2, 1, 1), 64),
-        )
-        for channels_last in (False, True)
-    ),
+    encodings=(Encoding("pixels", 84), Encoding("pixels_small", 64)),
     picture_rows=(32, 128),
     picture_width=1024,
     picture_capacity=100_000,
@@ -114,7 +99,7 @@ DRY = Sizes(
     capacity=40,
     batches=((2, 4),),
     calls=2,
-    encodings=(Encoding("encoder/pixels_small", (2, 2, 1, 1), 32, True),),
+    encodings=(Encoding("pixels_small", 32),),
     picture_rows=(2,),
     picture_width=8,
     picture_capacity=40,

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from benchmarks import (
+    encoders,
     end_to_end,
     frames,
     gradients,
@@ -30,6 +32,7 @@ from benchmarks.entrants import Entrant, started
 from benchmarks.on_policy_peers import OnPolicyJob, _make_one, layers_of, products_of
 from benchmarks.pace_callback import PaceCallback
 from benchmarks.pacing import Pacer
+from benchmarks.pictures import METHODS, STRIDES, Encoding, picture_sac
 from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
 from benchmarks.ranks import parts_of
 from benchmarks.updaters import (
@@ -443,6 +446,85 @@ def test_single_frames_are_measured_beside_stacks(capsys):
     for measured in ("gib_of_a_million", "disk_bytes_per_transition"):
         assert found[measured]["frames"] < found[measured]["stacks"] / 4
     assert "a million transitions take" in frames.text_of(found)
+
+
+def test_encoders_are_measured_in_both_memory_formats(capsys, monkeypatch):
+    monkeypatch.setattr(encoders, "in_own_process", lambda call: call())
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    found = printed_json(
+        encoders.main,
+        "--encoders=pixels_small:24",
+        "--method_encoder=pixels_small:24",
+        "--rows=2",
+        "--capacity=4000",
+        "--width=8",
+        "--depth=1",
+        "--calls=1",
+        "--repeats=2",
+        "--precisions=32-true",
+        capsys=capsys,
+    )
+    check_machine(found["machine"])
+    (measured,) = found["updates"]
+    assert (measured["encoder"], measured["batch_size"]) == ("pixels_small, 24 x 24", 8)
+    names = [f"32-true, channels_last {value}" for value in ("false", "true")]
+    for what, number in {"updates": 1, "1": 1, "8": 8}.items():
+        rows = measured["results"][what]
+        check_rows(rows, repeats=2)
+        assert [row["variant"] for row in rows] == names
+        for row in rows:
+            assert list(row["times_as_fast_as"]) == names[:1]
+            assert row["per_second"]["max"] == pytest.approx(1e3 * number / row["min"])
+    (methods,) = found["methods"]
+    assert [row["variant"] for row in methods["results"]] == list(METHODS)
+    sac, drq, *_ = (np.array(row["rounds"]) for row in methods["results"])
+    assert methods["results"][1]["times_sac"]["median"] == pytest.approx(np.median(drq / sac))
+    (memory,) = found["memory_mib"].values()
+    frames = (4_000 // 4 + 1 + 3) * 4 * 3 * 24 * 24  # of 4 tasks, an episode and a stack
+    assert frames < memory["replay_estimated"] * 2**20 < frames * 1.05
+    assert memory["peak"] >= memory["before"] + memory["replay_measured"]
+    text = encoders.text_of(found)
+    assert "encoding 8 at once" in text and "a replay of 4,000 transitions" in text
+
+
+def test_wrong_options_of_encoders_are_refused(capsys):
+    for option, message in {
+        "--encoders=pixels": "pixels: takes NAME:SIZE, where NAME is pixels or pixels_small",
+        "--encoders=mlp:64": "mlp:64: takes NAME:SIZE",
+        "--updates=3": "--updates is 3: give an even number",
+    }.items():
+        with pytest.raises(SystemExit):
+            encoders.parse([option, "--precisions=32-true"])
+        assert message in capsys.readouterr().err
+
+
+def options_in(config):
+    """Return the model's options that a file below configs/ sets itself."""
+    return yaml.safe_load((ROOT / f"configs/{config}.yaml").read_text())["model"]["init_args"]
+
+
+def test_the_measured_encoders_and_methods_are_those_of_the_configs():
+    work = replace(WORK, tasks=4)
+    for name, strides in STRIDES.items():
+        wanted = options_in(f"encoder/{name}")["encoder"]["init_args"]
+        sac = picture_sac(work, Encoding(name, 24))
+        assert list(strides) == wanted["strides"]
+        assert sac.encoder.latent_dim == wanted["out_dim"]
+        assert sac.encoder.convolutions[0].out_channels == wanted["channels"]
+    schedule = options_in("algorithm/sac_ae")
+    assert [sac.actor_every, sac.target_every] == [
+        schedule["actor_every"],
+        schedule["target_every"],
+    ]
+    for method in METHODS:
+        wanted = options_in(f"algorithm/{'mtsac' if method == 'sac' else method}")
+        sac = picture_sac(work, Encoding("pixels_small", 24), method=method)
+        for kind in ("auxiliaries", "transforms"):
+            names = [part["class_path"].rpartition(".")[2] for part in wanted.get(kind) or []]
+            found = [type(part).__name__ for part in getattr(sac, kind)]
+            assert [name for name in found if name != "RewardScale"] == names
+    context = options_in("encoder/pixels_context")["encoder"]["init_args"]["context"]
+    assert sac.encoder.context.out_dim == context["init_args"]["out_dim"]
 
 
 def test_shimmys_environments_have_our_numbers_and_sizes():

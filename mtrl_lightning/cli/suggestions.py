@@ -32,6 +32,9 @@ UNKNOWN_CLASS = re.compile(
 )
 UNKNOWN_COMMAND = re.compile(r"invalid choice: '(\w+)' \(choose from ([^)]*)\)")
 UNKNOWN_MODULE = re.compile(r"No module named '([\w.]+)'")
+OPTION_WITHOUT_PIXELS = re.compile(
+    r'Parser key "data\.pixels":.*Dict must include a class_path.* but got NestedArg\(', re.DOTALL
+)
 CLASS_PATH = re.compile(r"class_path=? ?'([\w.]+)'")
 
 
@@ -67,6 +70,10 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
         found[unknown] = (
             f"there is no module {unknown} in the working directory {Path.cwd()}"
             " and no installed package of this name"
+        )
+    if OPTION_WITHOUT_PIXELS.search(message):
+        found["data.pixels"] = (
+            "an option of data.pixels needs the class that it belongs to: add -c pixels before it"
         )
     if "required: validate." in message:
         found["validate"] = "give the run to evaluate: validate runs/NAME/version_0"

@@ -36,9 +36,9 @@ from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec
 
 OBSERVATIONS = ("observation", "next_observation")
-BOOKS = (Field("newest", (), "int64"), Field("before", (), "int16"))
-"""What is kept of a transition in place of its observations."""
-PACKED = (*(field.name for field in BOOKS), "first_frame", "num_frames", "frames")
+FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))
+"""Where the frames of a transition are: kept in place of its observations."""
+PACKED = (*(field.name for field in FRAME_INDEX), "first_frame", "num_frames", "frames")
 """Further columns of a chunk file: the last three have an entry per ring, and the frames' bytes."""
 COMPRESSION = 1
 """Level of zlib: the fastest, since differences of frames are mostly zeros."""
@@ -51,7 +51,7 @@ class FrameStorage(Storage):
     is repeated, and the true last successor of an episode is kept. A transition that does not
     continue the one before it (a new episode, a rebuilt environment) begins with frames of its own.
     A ring has room for the frames of episodes of ``horizon`` steps. Where episodes are shorter,
-    frames run out before transitions do, and ``size_E`` is smaller: the oldest are given up.
+    frames run out before transitions do, and ``size_E`` is smaller: the oldest are dropped.
 
     Args:
         fields: the schema of a transition; its observations are stacks ``[W, ...]`` with the newest
@@ -99,9 +99,12 @@ class FrameStorage(Storage):
         self._has_last_E = np.zeros(num_envs, np.bool_)
         self._last_before_E = np.zeros(num_envs, np.int64)
         """How many frames before its newest one belong to the newest transition's observation."""
-        self._rest = RingStorage(_rest_of(fields), num_envs, capacity, folder, device)
-        self._rest.added_E = self.added_E
-        self._rest.oldest_E = self.oldest_E
+        self._other_fields = RingStorage(
+            _other_fields_of(fields), num_envs, capacity, folder, device
+        )
+        """Storage of all fields but the observations."""
+        self._other_fields.added_E = self.added_E
+        self._other_fields.oldest_E = self.oldest_E
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +125,8 @@ class FrameStorage(Storage):
     def row_bytes(self) -> int:
         """Bytes of one transition in a file before its frames are compressed."""
         stack = _stack_of(self.fields)
-        return stack.num_bytes // self._stack_size + bytes_needed((*self._rest.fields, *BOOKS), 1)
+        other_bytes = bytes_needed((*self._other_fields.fields, *FRAME_INDEX), 1)
+        return stack.num_bytes // self._stack_size + other_bytes
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -132,7 +136,7 @@ class FrameStorage(Storage):
     @property
     def packed_names(self) -> tuple[str, ...]:
         """Names of the columns of a chunk file, in their order."""
-        return (*self._rest.packed_names, *PACKED)
+        return (*self._other_fields.packed_names, *PACKED)
 
     def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
         """Continue with the numbers ``first_E``: what was added before them is skipped."""
@@ -142,7 +146,7 @@ class FrameStorage(Storage):
 
     def reward_sums(self) -> npt.NDArray[np.float64]:
         """Return the sum of the rewards in each ring, ``[E]``; no frame is read."""
-        return self._rest.reward_sums_of(self.size_E)
+        return self._other_fields.reward_sums_of(self.size_E)
 
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
         """Append transitions, over the oldest ones once a ring is full.
@@ -170,8 +174,8 @@ class FrameStorage(Storage):
             return
         self._write_rows(rows)
         self._frames_added_E += frames_E
-        self._rest.add(env_N, columns)
-        self._forget_lost()
+        self._other_fields.add(env_N, columns)
+        self._drop_incomplete()
 
     def _rows(
         self, env_N: npt.NDArray[np.int64], stack_NW: npt.NDArray, successor_NW: npt.NDArray
@@ -232,8 +236,8 @@ class FrameStorage(Storage):
             place = to_device(place_M, self.device)
             self._frames[place] = to_device(np.ascontiguousarray(frame_M), self.device)
 
-    def _forget_lost(self) -> None:
-        """Give up the oldest transitions of which a frame was overwritten."""
+    def _drop_incomplete(self) -> None:
+        """Drop the oldest transitions of which a frame was overwritten."""
         np.maximum(self._first_E, self.added_E - self.capacity, out=self._first_E)
         kept_from_E = self._frames_added_E - self._num_frames
         while True:
@@ -264,7 +268,7 @@ class FrameStorage(Storage):
         index = to_device(index_NV.reshape(-1), self.device)
         frames = self._frames.index_select(0, index)
         window_NV = frames.view(*index_NV.shape, *self._frames.shape[1:])
-        columns = self._rest.take(env_N, number_N)
+        columns = self._other_fields.take(env_N, number_N)
         columns["observation"] = window_NV[:, :-1]
         columns["next_observation"] = window_NV[:, 1:]
         return {field.name: columns[field.name] for field in self.fields}
@@ -276,7 +280,7 @@ class FrameStorage(Storage):
 
         The frames of a file suffice for its transitions, so that it depends on no other file.
         """
-        columns = self._rest.pack(first_E, end_E)
+        columns = self._other_fields.pack(first_E, end_E)
         env_E = np.arange(self.num_envs)
         count_E = end_E - first_E
         first_frame_E = np.where(count_E > 0, self._oldest_frame(env_E, first_E), 0)
@@ -315,7 +319,9 @@ class FrameStorage(Storage):
         first_frame_E = np.asarray(columns["first_frame"])
         lengths = {"num_frames": len(ring_E), "first_frame": len(ring_E)}
         num_transitions = int((end_E - first_E).sum())
-        lengths |= dict.fromkeys(("newest", "before", *self._rest.packed_names), num_transitions)
+        lengths |= dict.fromkeys(
+            ("newest", "before", *self._other_fields.packed_names), num_transitions
+        )
         wrong = [name for name, length in lengths.items() if len(columns[name]) != length]
         if wrong:
             raise ValueError(f"columns of another length than the others: {', '.join(wrong)}")
@@ -331,10 +337,12 @@ class FrameStorage(Storage):
         self._write_frames(ring_E[env_M[wanted]], frame_number_M[wanted], frame_M[wanted])
         is_filled_E = (ring_E >= 0) & (end_E > first_E)
         self._frames_added_E[ring_E[is_filled_E]] = (first_frame_E + num_frames_E)[is_filled_E]
-        rest = {name: columns[name][is_wanted_N] for name in self._rest.packed_names}
-        self._rest.add(here_N, rest)
+        wanted_columns = {
+            name: columns[name][is_wanted_N] for name in self._other_fields.packed_names
+        }
+        self._other_fields.add(here_N, wanted_columns)
         self._remember_last(ring_E[is_filled_E])
-        self._forget_lost()
+        self._drop_incomplete()
 
     def _remember_last(self, env_N: npt.NDArray[np.int64]) -> None:
         """Read the observation after the newest transition of some rings."""
@@ -399,7 +407,7 @@ def frame_bytes_needed(fields: Sequence[Field], num_envs: int, capacity: int, ho
     stack = _stack_of(fields)
     num_frames = frames_per_ring(capacity, stack.shape[0], horizon)
     frame_bytes = stack.num_bytes // stack.shape[0]
-    row_bytes = bytes_needed((*_rest_of(fields), *BOOKS), 1)
+    row_bytes = bytes_needed((*_other_fields_of(fields), *FRAME_INDEX), 1)
     return num_envs * (num_frames * frame_bytes + capacity * row_bytes)
 
 
@@ -432,7 +440,7 @@ def _stack_of(fields: Sequence[Field]) -> Field:
     return next(field for field in fields if field.name == OBSERVATIONS[0])
 
 
-def _rest_of(fields: Sequence[Field]) -> tuple[Field, ...]:
+def _other_fields_of(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Return the fields without the observations."""
     return tuple(field for field in fields if field.name not in OBSERVATIONS)
 

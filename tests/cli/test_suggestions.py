@@ -1,8 +1,10 @@
 import pytest
+from jsonargparse import ArgumentError
 
 from mtrl_lightning.cli.suggestions import suggestions
-from tests.conftest import parser
+from tests.conftest import ROOT, parser
 
+PIXELS_TIP = "an option of data.pixels needs the class that it belongs to: add -c pixels before it"
 FIT = "Subcommand 'fit' does not accept option"
 MODEL = "Problem with given class_path 'mtrl_lightning.algorithms.SAC':"
 
@@ -55,6 +57,23 @@ MODEL = "Problem with given class_path 'mtrl_lightning.algorithms.SAC':"
 def test_the_nearest_name_is_suggested(message, tips):
     parsers = parser()._subcommands_action._name_parser_map.values()
     assert suggestions(message, parsers) == tips
+
+
+@pytest.mark.parametrize(
+    ("files", "option", "tips"),
+    [
+        ([], "--data.pixels.init_args.size=64", [PIXELS_TIP]),
+        ([], "--data.pixels.size=64", [PIXELS_TIP]),
+        (["pixels"], "--data.pixels.init_args.size=large", []),
+    ],
+)
+def test_options_of_pixels_need_the_file_that_chooses_them(files, option, tips):
+    whole = parser()
+    given = [f"-c={ROOT / 'configs' / name}.yaml" for name in ("quickstart", *files)]
+    with pytest.raises(ArgumentError) as refused:
+        whole.parse_args(["fit", *given, option])
+    parsers = whole._subcommands_action._name_parser_map.values()
+    assert suggestions(str(refused.value), parsers) == tips
 
 
 def test_where_a_missing_module_was_looked_for(tmp_path, monkeypatch):
