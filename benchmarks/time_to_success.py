@@ -75,7 +75,7 @@ CONTESTANTS = {
     "ours": "this package",
     "sb3": "Stable-Baselines3 SAC, its defaults",
     "sb3_quickstart": "Stable-Baselines3 SAC, the quickstart's hyper-parameters",
-    "sb3_updates": "the same, as many updates as env steps",
+    "sb3_updates": "Stable-Baselines3 SAC, likewise, one update per env step",
     "plain": "plain loop, the quickstart's hyper-parameters",
 }
 """Their names in the table."""
@@ -84,6 +84,8 @@ IN_A_ROW = 2
 """Evaluations at the threshold that count as reaching it: one may be luck."""
 MEASURES = {"env_steps": "env steps", "updates": "updates", "minutes": "minutes"}
 NEVER = 10**12
+WINDOW_SECONDS = 3_600.0
+"""After which a contestant counts as hung; many updates take long on a slow machine."""
 
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -302,15 +304,16 @@ def entrant_of(name: str, job: Job, options: argparse.Namespace, folder: Path) -
             "evaluation.every": NEVER,  # test episodes are run between windows instead
         }
         command = of_command_line([options.config], given, job.steps, job.settle, job.num_episodes)
-        return Entrant(name, "ours", command, folder)
+        return Entrant(name, "ours", command, folder, WINDOW_SECONDS)
     kind = name.partition("_")[0]
     more: dict[str, Any] = {"kind": kind, "vector": options.sb3_vector}
     if kind == "plain":
         more |= {"vector": "sync", "bf16": False}
-    return Entrant(name, kind, of_module("contestants", asdict(job) | more), folder)
+    command = of_module("contestants", asdict(job) | more)
+    return Entrant(name, kind, command, folder, WINDOW_SECONDS)
 
 
-def train(name: str, job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
+def train(name: str, job: Job, options: argparse.Namespace) -> dict[str, Any]:
     """Train a contestant until it has reached the threshold or its time is over.
 
     Args:
@@ -319,13 +322,15 @@ def train(name: str, job: Job, options: argparse.Namespace) -> list[dict[str, An
         options: of this program.
 
     Returns:
-        Its evaluations: env steps, updates, minutes, success of each task.
+        Its evaluations, with env steps, updates, minutes and success of each task, and the minutes
+        of start-up and random steps.
     """
     evaluations: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="time_to_success-") as folder:
         entrant = entrant_of(name, job, options, Path(folder))
         with started([entrant]):
-            minutes = entrant.ready_seconds / 60
+            ready_minutes = entrant.ready_seconds / 60
+            minutes = ready_minutes
             while not evaluations or (
                 minutes < options.minutes and reached_at(evaluations, options.threshold) is None
             ):
@@ -344,7 +349,7 @@ def train(name: str, job: Job, options: argparse.Namespace) -> list[dict[str, An
                     f" {answer['env_steps']:,} env steps, {answer['updates']:,} updates and"
                     f" {minutes:.1f} minutes"
                 )
-    return evaluations
+    return {"ready_minutes": ready_minutes, "evaluations": evaluations}
 
 
 def mean_success(evaluation: Mapping[str, Any]) -> float:
@@ -478,11 +483,10 @@ def _train_or_read(
                 f"{path} is of a run with other options: give another --folder"
             )
         return written["evaluations"]
-    evaluations = train(name, job, options)
-    content = {"made_with": made_with, "machine": machine(), "evaluations": evaluations}
+    content = {"made_with": made_with, "machine": machine(), **train(name, job, options)}
     with replacing(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1))
-    return evaluations
+    return content["evaluations"]
 
 
 def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Path:

@@ -8,13 +8,14 @@ import os
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 
 from benchmarks import contestants, time_to_success
 from benchmarks.contestants import Job
 from benchmarks.entrants import paced_arguments
-from benchmarks.plain_sac import Hyperparameters
+from benchmarks.plain_sac import Hyperparameters, PlainReplay
 from benchmarks.time_to_success import Bound
 from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.errors import ConfigurationError
@@ -242,3 +243,14 @@ def test_ours_runs_test_episodes_between_windows(tmp_path, monkeypatch):
     assert [line["env_steps"] for line in windows] == [14, 18]
     assert [line["updates"] for line in windows] == [2, 4]
     assert all(len(line["success"]) == 2 and line["seconds"] > 0 for line in windows)
+
+
+def test_the_plain_replay_draws_from_all_copies_of_a_task():
+    ring = PlainReplay(4, 1, 1, capacity=8, copies=2)
+    number_E = np.arange(4, dtype=np.float32)
+    column_E1 = number_E[:, None]
+    ring.add(column_E1, column_E1, number_E, column_E1, number_E < 0)
+    batch = ring.sample(40)
+    assert batch.task_B.tolist() == [0] * 20 + [1] * 20
+    assert {*batch.reward_B[:20].tolist()} == {0, 1}
+    assert {*batch.reward_B[20:].tolist()} == {2, 3}
