@@ -170,7 +170,11 @@ def of_module(module: str, options: dict[str, Any]) -> Callable[[int], list[str]
 
 
 def of_command_line(
-    configs: Sequence[str | Path], options: Mapping[str, Any], steps: int, settle: int
+    configs: Sequence[str | Path],
+    options: Mapping[str, Any],
+    steps: int,
+    settle: int,
+    num_episodes: int = 0,
 ) -> Callable[[int], list[str]]:
     """Return what starts a user's command line whose updates are made in windows.
 
@@ -179,10 +183,11 @@ def of_command_line(
         options: of the command line, without the dashes.
         steps: updates of a window.
         settle: updates before the first window.
+        num_episodes: test episodes per task after each window; 0 for none.
     """
 
     def paced(descriptor: int) -> list[str]:
-        arguments = paced_arguments(configs, options, steps, settle, descriptor)
+        arguments = paced_arguments(configs, options, steps, settle, descriptor, num_episodes)
         return [sys.executable, *COMMAND, *arguments]
 
     return paced
@@ -194,9 +199,15 @@ def paced_arguments(
     steps: int,
     settle: int,
     descriptor: int,
+    num_episodes: int = 0,
 ) -> list[str]:
     """Return the arguments of the command line for ``of_command_line``."""
-    pace = {"steps": steps, "settle": settle, "descriptor": descriptor}
+    pace = {
+        "steps": steps,
+        "settle": settle,
+        "descriptor": descriptor,
+        "num_episodes": num_episodes,
+    }
     callback = {"class_path": "benchmarks.pace_callback.PaceCallback", "init_args": pace}
     arguments = ["fit"]
     for config in configs:

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from benchmarks.pacing import Pacer, synchronize
 from benchmarks.updaters import ACTION, OBSERVATION
-from benchmarks.upstream import make_sb3, names_of, sb3_vector
+from benchmarks.upstream import make_sb3, names_of, one_hot_makers, sb3_vector
 from mtrl_lightning.counters import Stopwatch
-from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
 
@@ -91,7 +90,8 @@ def train_sb3(job: OnPolicyJob, vector: Any, environments: str) -> None:
     if vector == "subproc" and "forkserver" in multiprocessing.get_all_start_methods():
         multiprocessing.get_context("forkserver").set_forkserver_preload(SHARED)
     if environments == "ours":
-        envs = sb3_vector(_makers(job), vector)
+        makers = one_hot_makers(job.tasks, job.copies, job.horizon, fast=True)
+        envs = sb3_vector(makers, vector)
     else:
         envs = make_sb3(job.tasks, vector, copies=job.copies, horizon=job.horizon)
     watch = Stopwatch()
@@ -130,21 +130,6 @@ def train_sb3(job: OnPolicyJob, vector: Any, environments: str) -> None:
         },
     )
     model.learn(total_timesteps=10**12, callback=Pace())
-
-
-def _makers(job: OnPolicyJob) -> list[Any]:
-    return [
-        partial(_make_one, job.tasks, job.horizon, task, 1 + copy)
-        for task in range(job.num_tasks)
-        for copy in range(job.copies)
-    ]
-
-
-def _make_one(tasks: list[str], horizon: int, task: int, seed: int) -> gym.Env:
-    with_one_hot = import_optional("metaworld.wrappers", "metaworld").OneHotWrapper
-    names = names_of(tasks)
-    env = MetaWorld(list(names), horizon=horizon).make_env(task, "train", seed)
-    return with_one_hot(env, task, len(names))
 
 
 def run_products(job: OnPolicyJob) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from benchmarks.examining import Examiner
 from benchmarks.pacing import Pacer
 from mtrl_lightning.algorithms import Algorithm
 
@@ -20,10 +21,12 @@ class PaceCallback(Callback):
         steps: updates of a window.
         settle: updates before the first window.
         descriptor: of the open file that the windows' seconds are written to.
+        num_episodes: test episodes per task after each window; 0 for none.
     """
 
-    def __init__(self, steps: int, settle: int, descriptor: int) -> None:
+    def __init__(self, steps: int, settle: int, descriptor: int, num_episodes: int = 0) -> None:
         self._given = (steps, settle, descriptor)
+        self._num_episodes = num_episodes
         self._pacer: Pacer | None = None
 
     def on_train_batch_start(
@@ -35,13 +38,22 @@ class PaceCallback(Callback):
             return
         if self._pacer is None:
             watches = [pl_module.stopwatch]
+            more: dict[str, Any] = {}
             data = trainer.datamodule  # type: ignore[attr-defined]
             if data is not None:  # a benchmark may give the trainer a loader alone
                 watches.append(data.session.transitions.stopwatch)
+                if self._num_episodes:
+                    examiner = Examiner(data.session.benchmark, self._num_episodes)
+                    more["examine"] = lambda: examiner.examine(
+                        pl_module, pl_module.counters.env_steps, pl_module.counters.updates
+                    )
             counters = pl_module.counters
             about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
             self._pacer = Pacer(
-                *self._given, lambda: {k: v for w in watches for k, v in w.drain().items()}, about
+                *self._given,
+                lambda: {k: v for w in watches for k, v in w.drain().items()},
+                about,
+                **more,
             )
         if not self._pacer.tick():
             sys.exit(0)

@@ -19,6 +19,7 @@ class Pacer:
         descriptor: of the open file that the lines are written to.
         drain: returns the seconds that were spent on named things since the last call.
         about: what is written when it is ready for the first window.
+        examine: returns what else is written after a window, whose seconds do not include it.
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class Pacer:
         descriptor: int,
         drain: Callable[[], dict[str, float]] = dict,
         about: Mapping[str, float] | None = None,
+        examine: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._steps = steps
         self._left = settle
         self._drain = drain
         self._about = dict(about or {})
+        self._examine = examine
         self._out = os.fdopen(descriptor, "w", buffering=1)
         self._start_time: float | None = None
 
@@ -56,6 +59,7 @@ class Pacer:
         return {
             "seconds": seconds,
             "fractions": {name: spent / seconds for name, spent in self._drain().items()},
+            **self._examine(),
         }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,20 @@ class Sizes(NamedTuple):
     batch_size: int
     width: int = 400
     depth: int = 3
+
+
+class Hyperparameters(NamedTuple):
+    """Of the algorithm; the defaults are those of ``experiment/mt10_mtmhsac``."""
+
+    learning_rate: float = 3e-4
+    """Of actor, critics and temperatures."""
+    epsilon: float = 1e-5
+    """Adam's."""
+    discount: float = 0.99
+    tau: float = 0.005
+    """Share of the critics in their targets at each update."""
+    temperature: float = 1.0
+    """Of each task, before the first update."""
 
 
 class MultiHeadMLP(nn.Module):
@@ -70,15 +85,23 @@ class PlainSAC:
         device: where they are.
         bf16: whether matrix products are made in bfloat16.
         seed: of the noise.
+        hyperparameters: of the algorithm.
     """
 
-    discount = 0.99
-    tau = 0.005
     max_norm = 1.0
 
     def __init__(
-        self, sizes: Sizes, device: str = "cpu", bf16: bool = False, seed: int = 0
+        self,
+        sizes: Sizes,
+        device: str = "cpu",
+        bf16: bool = False,
+        seed: int = 0,
+        hyperparameters: Hyperparameters | None = None,
     ) -> None:
+        chosen = hyperparameters or Hyperparameters()
+        adam = partial(torch.optim.Adam, lr=chosen.learning_rate, eps=chosen.epsilon)
+        self.discount = chosen.discount
+        self.tau = chosen.tau
         D = sizes.observation_dim + sizes.num_tasks
         A = sizes.action_dim
         T = sizes.num_tasks
@@ -91,12 +114,12 @@ class PlainSAC:
         self.qf1, self.qf2 = (MultiHeadMLP(D + A, 1, *shape).to(device) for _ in range(2))
         self.qf1_target = copy.deepcopy(self.qf1)
         self.qf2_target = copy.deepcopy(self.qf2)
-        self.log_alpha_T = torch.zeros(T, requires_grad=True, device=device)
-        self.q_optimizer = torch.optim.Adam(
-            [*self.qf1.parameters(), *self.qf2.parameters()], lr=3e-4, eps=1e-5
+        self.log_alpha_T = torch.full(
+            (T,), math.log(chosen.temperature), requires_grad=True, device=device
         )
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=3e-4, eps=1e-5)
-        self.alpha_optimizer = torch.optim.Adam([self.log_alpha_T], lr=3e-4, eps=1e-5)
+        self.q_optimizer = adam([*self.qf1.parameters(), *self.qf2.parameters()])
+        self.actor_optimizer = adam(self.actor.parameters())
+        self.alpha_optimizer = adam([self.log_alpha_T])
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def sample_action(self, x_BD: Tensor, task_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,6 +138,13 @@ class PlainSAC:
         x_ED = torch.as_tensor(observation_ED, dtype=torch.float32, device=self.device)
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._bf16):
             return self.sample_action(x_ED, task_E)[0].cpu().numpy()
+
+    @torch.no_grad()
+    def act_best(self, observation_ED: npt.NDArray, task_E: Tensor) -> npt.NDArray[np.float32]:
+        """Return the actions ``[E, A]`` without noise, for observations with the one-hot."""
+        x_ED = torch.as_tensor(observation_ED, dtype=torch.float32, device=self.device)
+        mean_EA, _ = self.actor(x_ED, task_E).float().chunk(2, dim=-1)
+        return torch.tanh(mean_EA).cpu().numpy()
 
     def update(self, batch: TransitionBatch) -> dict[str, Tensor]:
         """Make one update of critics, actor, temperatures and targets; return the losses."""
@@ -177,15 +207,22 @@ class PlainReplay:
     """A ring of transitions for each environment, in NumPy.
 
     Args:
-        num_envs: environments, one per task, ``E``.
+        num_envs: environments, ``E``.
         observation_dim: with the one-hot, ``D``.
         action_dim: ``A``.
         capacity: transitions over all environments.
         seed: of the draws.
+        copies: environments of each task, which follow one another.
     """
 
     def __init__(
-        self, num_envs: int, observation_dim: int, action_dim: int, capacity: int, seed: int = 0
+        self,
+        num_envs: int,
+        observation_dim: int,
+        action_dim: int,
+        capacity: int,
+        seed: int = 0,
+        copies: int = 1,
     ) -> None:
         rows = capacity // num_envs
         self._observation = np.zeros((rows, num_envs, observation_dim), np.float32)
@@ -194,7 +231,8 @@ class PlainReplay:
         self._reward = np.zeros((rows, num_envs), np.float32)
         self._terminated = np.zeros((rows, num_envs), np.bool_)
         self._rows = rows
-        self._num_envs = num_envs
+        self._copies = copies
+        self._num_tasks = num_envs // copies
         self._added = 0
         self._generator = np.random.default_rng(seed)
 
@@ -213,10 +251,12 @@ class PlainReplay:
         self._added += 1
 
     def sample(self, batch_size: int, device: str = "cpu") -> TransitionBatch:
-        """Draw the same number of transitions from every environment."""
-        n = batch_size // self._num_envs
-        row = self._generator.integers(0, min(self._added, self._rows), n * self._num_envs)
-        env = np.repeat(np.arange(self._num_envs), n)
+        """Draw the same number of transitions of every task."""
+        n = batch_size // self._num_tasks
+        task = np.repeat(np.arange(self._num_tasks), n)
+        row = self._generator.integers(0, min(self._added, self._rows), len(task))
+        copy = self._generator.integers(0, self._copies, len(task))
+        env = task * self._copies + copy
         rings = (
             self._observation,
             self._action,
@@ -224,6 +264,6 @@ class PlainReplay:
             self._next_observation,
             self._terminated,
         )
-        columns = (*(ring[row, env] for ring in rings), env)
+        columns = (*(ring[row, env] for ring in rings), task)
         tensors = (torch.as_tensor(column, device=device) for column in columns)
         return TransitionBatch(*tensors)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""MetaWorld as its own package and Gymnasium offer it, without anything of ours."""
+"""MetaWorld as its own package and Gymnasium offer it, and with this package's goals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
+from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 NAMED = {10: "MT10", 25: "MT25", 50: "MT50"}
@@ -81,6 +82,35 @@ def make_sb3(
         for copy in range(copies)
     ]
     return sb3_vector(makers, strategy)
+
+
+def one_hot_makers(
+    tasks: list[str], copies: int, horizon: int, fast: bool, seed: int = 1
+) -> list[Callable[[], gym.Env]]:
+    """Return what makes this package's training environments, with the one-hot.
+
+    They have the goals of our benchmark, which the evaluation has, too.
+
+    Args:
+        tasks: a set or names.
+        copies: of each task's environment.
+        horizon: steps of an episode.
+        fast: step with our code instead of MetaWorld's own.
+        seed: of each task's first copy; the next one has the next seed.
+    """
+    return [
+        partial(_make_one_hot, names_of(tasks), horizon, fast, place, seed + copy)
+        for place in range(len(names_of(tasks)))
+        for copy in range(copies)
+    ]
+
+
+def _make_one_hot(
+    names: tuple[str, ...], horizon: int, fast: bool, place: int, seed: int
+) -> gym.Env:
+    with_one_hot = import_optional("metaworld.wrappers", "metaworld").OneHotWrapper
+    env = MetaWorld(list(names), horizon=horizon, fast=fast).make_env(place, "train", seed)
+    return with_one_hot(env, place, len(names))
 
 
 def sb3_vector(

@@ -29,7 +29,7 @@ from benchmarks import (
     upstream_suite,
 )
 from benchmarks.entrants import Entrant, started
-from benchmarks.on_policy_peers import OnPolicyJob, _make_one, layers_of, products_of
+from benchmarks.on_policy_peers import OnPolicyJob, layers_of, products_of
 from benchmarks.pace_callback import PaceCallback
 from benchmarks.pacing import Pacer
 from benchmarks.pictures import METHODS, STRIDES, Encoding, picture_sac
@@ -44,7 +44,7 @@ from benchmarks.updaters import (
     make_sac,
     with_one_hot,
 )
-from benchmarks.upstream import make_sb3, make_vec, names_of
+from benchmarks.upstream import make_sb3, make_vec, names_of, one_hot_makers
 from mtrl_lightning.envs import DMControl, MetaWorld, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
@@ -169,7 +169,7 @@ def test_on_policy_runs_its_contestants(capsys, monkeypatch):
 def test_both_environments_of_the_peer_are_the_same_task():
     envs = make_sb3(["reach", "push"], "dummy", copies=2, horizon=3)
     theirs = envs.envs[2]
-    ours = _make_one(["reach", "push"], 3, 1, 1)
+    ours = one_hot_makers(["reach", "push"], 2, 3, fast=True)[2]()
     for env in (theirs, ours):
         observation, _ = env.reset()
         assert env.unwrapped.reward_function_version == "v2"

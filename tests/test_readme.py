@@ -60,7 +60,7 @@ SHORT = {
     "export": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
-SMALL = {  # in full in tests/test_benchmarks*.py
+SMALL = {  # in full in tests/test_benchmarks*.py, test_time_to_success.py
     "snapshots": ["--rows=20000", "--every=1000", "--repeats=1"],
     "faults": ["--help"],
     "stepping": ["--help"],
@@ -71,6 +71,7 @@ SMALL = {  # in full in tests/test_benchmarks*.py
     "end_to_end": ["--help"],
     "on_policy": ["--help"],
     "scaling": ["--help"],
+    "time_to_success": ["--help"],
     "gpu": ["--dry", "--parts=replay"],
 }
 EXPECTED = {

@@ -54,19 +54,19 @@ def _plot_averages(part: Any, comparison: Comparison, bands: Bands) -> None:
     profiles = all_axes[-1]
     _plot_bands(by_steps, curves, bands.average)
     by_steps.set(xlabel="environment steps, all tasks", ylabel=_label(comparison))
-    _format_steps(by_steps)
+    format_steps(by_steps)
     shown = [by_steps, profiles]
     if has_minutes:
         by_minutes = all_axes[1]
         for i, (label, one) in enumerate(curves.items()):
             value_N, bounds_N2 = bands.average[label]
             minutes_N = one.minutes_SN.mean(0)  # type: ignore[union-attr]
-            _draw(by_minutes, minutes_N, Band(value_N, bounds_N2), _style(i, len(value_N)))
+            draw_band(by_minutes, minutes_N, Band(value_N, bounds_N2), line_style(i, len(value_N)))
         by_minutes.set(xlabel="minutes of training, mean of the seeds")
         by_minutes.sharey(by_steps)
         shown.append(by_minutes)
     for i, band in enumerate(bands.profiles.values()):
-        _draw(profiles, bands.thresholds_K, band, _style(i, MARKED_POINTS + 1))
+        draw_band(profiles, bands.thresholds_K, band, line_style(i, MARKED_POINTS + 1))
     profiles.set(
         xlabel=f"threshold of {comparison.metric}",
         ylabel="share of runs and tasks above it",
@@ -88,7 +88,7 @@ def _plot_tasks(
         _plot_bands(axes, comparison.curves, bands.tasks[task])
         axes.set_title(task, fontsize="medium")
         axes.grid(alpha=0.3)
-        _format_steps(axes)
+        format_steps(axes)
         if is_bounded(comparison.metric):
             axes.set_ylim(-0.03, 1.03)
     for axes in all_axes[len(tasks) :]:
@@ -98,18 +98,29 @@ def _plot_tasks(
 def _plot_bands(axes: Any, curves: Mapping[str, Curves], bands: Mapping[str, Band]) -> None:
     for i, (label, band) in enumerate(bands.items()):
         one = curves[label]
-        style = _style(i, len(one.env_steps_N))
-        _draw(axes, one.env_steps_N, band, style, f"{label} ({len(one.scores_STN)} seeds)")
+        style = line_style(i, len(one.env_steps_N))
+        draw_band(axes, one.env_steps_N, band, style, f"{label} ({len(one.scores_STN)} seeds)")
 
 
-def _draw(axes: Any, x_N: Any, band: Band, style: dict[str, Any], label: str | None = None) -> None:
+def draw_band(
+    axes: Any, x_N: Any, band: Band, style: dict[str, Any], label: str | None = None
+) -> None:
+    """Draw a line with its interval.
+
+    Args:
+        axes: to draw into.
+        x_N: where the values are.
+        band: the values and their bounds.
+        style: of ``line_style``.
+        label: in the legend.
+    """
     axes.plot(x_N, band.value_N, label=label, **style)
     if band.bounds_N2 is not None:
         low_N, high_N = band.bounds_N2.T
         axes.fill_between(x_N, low_N, high_N, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _style(place: int, num_points: int) -> dict[str, Any]:
+def line_style(place: int, num_points: int) -> dict[str, Any]:
     """Return the color and line of the method at a place; three rounds of ten are distinct."""
     return {
         "marker": "." if num_points <= MARKED_POINTS else "",
@@ -118,7 +129,8 @@ def _style(place: int, num_points: int) -> dict[str, Any]:
     }
 
 
-def _format_steps(axes: Any) -> None:
+def format_steps(axes: Any) -> None:
+    """Show environment steps as ``50k`` and ``1M``."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(5))

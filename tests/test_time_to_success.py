@@ -1,0 +1,256 @@
+"""Time to success: the rule by hand, the order of runs, and each contestant with test episodes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks import contestants, time_to_success
+from benchmarks.contestants import Job
+from benchmarks.entrants import paced_arguments
+from benchmarks.plain_sac import Hyperparameters, PlainReplay
+from benchmarks.time_to_success import Bound
+from mtrl_lightning.__main__ import main as command_line
+from mtrl_lightning.errors import ConfigurationError
+from tests.conftest import ROOT
+from tests.test_benchmarks_learning import TINY
+
+TASKS = ["reach", "push"]
+"""The names are looked up; nothing is simulated where the runs are faked."""
+
+
+def evaluations(*successes, minutes=1.0):
+    """Return evaluations after 100, 200, ... env steps."""
+    return [
+        {
+            "env_steps": 100 * (k + 1),
+            "updates": 10 * (k + 1),
+            "minutes": minutes * (k + 1),
+            "success": {"reach-v3": success, "push-v3": 1.0},
+        }
+        for k, success in enumerate(successes)
+    ]
+
+
+def test_the_threshold_takes_two_evaluations_in_a_row():
+    reached_at = time_to_success.reached_at
+    assert reached_at(evaluations(0.2, 0.6, 0.4, 0.6, 0.8), 0.8) == 3
+    assert reached_at(evaluations(0.6, 0.4, 0.6), 0.8) is None
+    assert reached_at([], 0.8) is None
+
+
+def test_rows_by_hand():
+    quick = evaluations(0.6, 0.6)
+    slow = evaluations(0.0, 0.0, 0.6, 0.6, minutes=2.0)
+    never = evaluations(0.0, 0.0, 0.0, minutes=5.0)
+    runs = {"ours": [slow, quick], "sb3": [never, slow], "sb3_quickstart": [slow, slow]}
+    ours, sb3, better = time_to_success.summarize(runs, 0.8)
+    assert ours["env_steps"] == {
+        "median": Bound(200, False),
+        "min": Bound(100, False),
+        "max": Bound(300, False),
+    }
+    assert (ours["reached"], sb3["reached"], ours["seeds"]) == (2, 1, 2)
+    assert ours["minutes"]["median"] == Bound(3.5, False)
+    assert sb3["minutes"] == {
+        "median": Bound(10.5, True),
+        "min": Bound(6.0, False),
+        "max": Bound(15.0, True),
+    }
+    assert sb3["times_ours"]["minutes"] == Bound(3.0, True)
+    assert better["times_ours"]["env_steps"] == Bound(1.5, False)
+    assert time_to_success.best_sb3([ours, sb3, better]) == "sb3_quickstart"
+    assert time_to_success.best_sb3([ours, sb3]) is None
+    three = [Bound(1, False), Bound(2, False), Bound(1, True)]
+    assert time_to_success.median(three) == Bound(2, False)
+    (alone,) = time_to_success.summarize({"sb3": [slow]}, 0.8)
+    assert alone["times_ours"]["minutes"] is None
+
+
+class FakeEntrant:
+    """Learns in an instant."""
+
+    def __init__(self, name, *_):
+        self.name = name
+        self.ready_seconds = 30.0
+        self.asked = 0
+        self.calls.append(name)
+
+    def start(self):
+        pass
+
+    def close(self):
+        self.calls.append(f"{self.name} ended")
+
+    def ask(self, _):
+        self.asked += 1
+        return {"seconds": 60.0, **evaluations(*[0.9] * self.asked)[-1]}
+
+
+def test_runs_take_turns_are_written_and_are_not_made_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    calls = []
+    FakeEntrant.calls = calls
+    monkeypatch.setattr(time_to_success, "Entrant", FakeEntrant)
+    base = [
+        "--contestants",
+        "ours",
+        "sb3",
+        "--tasks",
+        *TASKS,
+        f"--folder={tmp_path}",
+        "--peer_threads=1",
+        "--json",
+    ]
+    time_to_success.main(base)
+    content = json.loads(capsys.readouterr().out)
+    turns = ["ours", "ours ended", "sb3", "sb3 ended"]
+    assert calls == turns * 2
+    (one,) = content["sets"]
+    assert one["tasks"] == TASKS and one["best_sb3"] == "sb3"
+    assert [len(run) for run in one["runs"]["ours"]] == [2, 2]
+    assert one["runs"]["sb3"][1][0]["minutes"] == 1.5  # the start counts
+    assert one["rows"][1]["times_ours"]["minutes"] == [1.0, False]
+    assert json.loads((tmp_path / "time_to_success.json").read_text()) == content
+    assert (tmp_path / "time_to_success.png").read_bytes()[:4] == b"\x89PNG"
+    table = " ".join((tmp_path / "time_to_success.md").read_text().split())
+    assert "its defaults (its best) | 2 of 2 | 100 [100, 100] | 10 [10, 10] | 1.5" in table
+
+    calls.clear()
+    (tmp_path / "reach_push" / "sb3_2.json").unlink()
+    time_to_success.main(base)
+    assert calls == ["sb3", "sb3 ended"]
+    with pytest.raises(ConfigurationError, match=r"ours_1\.json is of a run with other options"):
+        time_to_success.main([*base, "--minutes=3"])
+
+    calls.clear()
+    short = [*base, "--minutes=1.1", "--seeds=1", f"--folder={tmp_path / 'short'}"]
+    time_to_success.main([*short, "--threshold=0.96"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"][0]
+    assert [len(runs[0]) for runs in found["runs"].values()] == [1, 1]
+    assert [row["reached"] for row in found["rows"]] == [0, 0]
+
+
+def test_the_peers_get_the_quickstarts_hyperparameters(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    options = time_to_success.parse(["--peer_threads=1"])
+    assert options.tasks == [list(tasks) for tasks in time_to_success.TASKS]
+    quickstart = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    assert options.tasks[0] == quickstart["data"]["benchmark"]["init_args"]["tasks"]
+    assert options.horizon == quickstart["data"]["benchmark"]["init_args"]["horizon"]
+    assert "updates_per_step" not in quickstart["rollout"]  # which is 1
+    names = ("sb3", "sb3_quickstart", "sb3_updates", "plain")
+    jobs = {name: time_to_success.job_of(name, TASKS, 7, options) for name in names}
+    wanted = Hyperparameters(1e-3, 1e-8, 0.97, 0.01, 0.1)._asdict()
+    for name in names[1:]:
+        job = jobs[name]
+        assert job.hyperparameters == wanted
+        assert (job.copies, job.batch_size, job.capacity, job.width, job.depth) == (
+            6,
+            192,
+            300_000,
+            256,
+            2,
+        )
+        assert (job.warmup * 12, job.steps * 12, job.seed) == (9_000, 9_000, 7)
+    assert [job.updates for job in jobs.values()] == [1, 1, 12, 1]
+    defaults = jobs["sb3"]
+    assert (defaults.copies, defaults.batch_size, defaults.warmup * 2) == (1, 256, 9_000)
+    assert defaults.hyperparameters == Hyperparameters(3e-4, 1e-8, 0.99, 0.005, 1.0)._asdict()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=nowhere.yaml"], "nowhere.yaml is not there"),
+        (["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
+        (["--config=configs/base.yaml"], "does not set 'model', which the peers need"),
+        (["--cores", "9999"], "--cores 9999"),
+    ],
+)
+def test_mistakes_are_said(arguments, message, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        time_to_success.parse(arguments)
+    assert message in capsys.readouterr().err
+
+
+JOB = Job(
+    tasks=["reach"],
+    width=8,
+    depth=1,
+    batch_size=4,
+    capacity=40,
+    warmup=3,
+    steps=2,
+    settle=0,
+    device="cpu",
+    threads=None,
+    updates=2,
+    num_episodes=1,
+    copies=2,
+    horizon=5,
+    fast=True,
+)
+
+
+def examined(train, monkeypatch):
+    """Let a contestant train in this process for two windows; return its lines."""
+    read, written = os.pipe()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
+    train(written)
+    lines = [json.loads(line) for line in os.read(read, 10_000).decode().splitlines()]
+    os.close(read)
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["sb3", "plain"])
+def test_peers_run_test_episodes_between_windows(kind, monkeypatch):
+    train = {
+        "sb3": lambda job: contestants.train_sb3(job, "dummy"),
+        "plain": lambda job: contestants.train_plain(job, "sync", bf16=False),
+    }[kind]
+    first, *windows = examined(lambda d: train(replace(JOB, descriptor=d)), monkeypatch)
+    assert first == {}
+    extra = 2 * (kind == "sb3")  # it has made the step before the update
+    assert [line["env_steps"] for line in windows] == [10 + extra, 14 + extra]
+    assert [line["updates"] for line in windows] == [4, 8]
+    assert all(set(line["success"]) == {"reach-v3"} for line in windows)
+
+
+def test_ours_runs_test_episodes_between_windows(tmp_path, monkeypatch):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(TINY))
+    monkeypatch.chdir(tmp_path)
+
+    def train(descriptor):
+        options = {"rollout.total_steps": 10**12, "evaluation.every": 10**12}
+        arguments = paced_arguments([config], options, 2, 0, descriptor, num_episodes=2)
+        monkeypatch.setattr(sys, "argv", ["mtrl-lightning", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            command_line()
+        assert not ended.value.code
+
+    first, *windows = examined(train, monkeypatch)
+    assert first == {"environments": 2.0}
+    assert [line["env_steps"] for line in windows] == [14, 18]
+    assert [line["updates"] for line in windows] == [2, 4]
+    assert all(len(line["success"]) == 2 and line["seconds"] > 0 for line in windows)
+
+
+def test_the_plain_replay_draws_from_all_copies_of_a_task():
+    ring = PlainReplay(4, 1, 1, capacity=8, copies=2)
+    number_E = np.arange(4, dtype=np.float32)
+    column_E1 = number_E[:, None]
+    ring.add(column_E1, column_E1, number_E, column_E1, number_E < 0)
+    batch = ring.sample(40)
+    assert batch.task_B.tolist() == [0] * 20 + [1] * 20
+    assert {*batch.reward_B[:20].tolist()} == {0, 1}
+    assert {*batch.reward_B[20:].tolist()} == {2, 3}
