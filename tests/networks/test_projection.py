@@ -139,6 +139,16 @@ def test_a_decoder_gives_observations(name, strides):
     assert decoder(torch.randn(4, 5)).shape == (4, *space.shape)
 
 
+def test_a_decoder_computes_in_float32_on_a_cpu_which_is_faster():
+    decoder = PixelEncoder(Box(0, 255, (1, 3, 16, 16), np.uint8), 1, strides=(2, 1)).make_decoder()
+    z_BZ = torch.randn(2, 50)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = decoder(z_BZ)
+        first = decoder.linear(z_BZ)
+    assert first.dtype == torch.bfloat16 and found.dtype == torch.float32
+    torch.testing.assert_close(found, decoder(z_BZ), atol=0.02, rtol=0.02)
+
+
 def test_a_decoder_mirrors_the_convolutions():
     encoder = PixelEncoder(Box(0, 255, (3, 3, 84, 84), np.uint8), 1)
     assert encoder.projection.in_dim == 32 * 35 * 35
