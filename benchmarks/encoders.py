@@ -65,7 +65,7 @@ from mtrl_lightning.types import TransitionBatch
 PARTS = ("updates", "methods", "memory")
 
 
-def encoding(text: str) -> Encoding:
+def parse_encoding(text: str) -> Encoding:
     """Return the encoder that ``NAME:SIZE`` on the command line names."""
     name, _, size = text.partition(":")
     if name not in STRIDES or not size.isdecimal():
@@ -83,7 +83,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--encoders",
         nargs="+",
-        type=encoding,
+        type=parse_encoding,
         default=encodings,
         metavar="NAME:SIZE",
         help="of the updates and the memory"
@@ -91,7 +91,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add(
         "--method_encoder",
-        type=encoding,
+        type=parse_encoding,
         default=Encoding("pixels_small", 64),
         metavar="NAME:SIZE",
         help="of the methods (default pixels_small:64)",

@@ -19,7 +19,7 @@ from benchmarks.measuring import environment, proportional_set_size, say
 from benchmarks.trial import COMMAND
 from mtrl_lightning.errors import ConfigurationError
 
-PATIENCE = 900.0
+TIMEOUT = 900.0
 """Seconds to wait for a window, or for the end of start-up and warm-up, unless others are given."""
 
 
@@ -31,7 +31,7 @@ class Entrant:
         kind: ``ours``, ``sb3``, ``plain`` or ``products``.
         command: what to start, given the descriptor of the file to write to.
         folder: of what it prints.
-        patience: seconds to wait for a window, or for the end of start-up and warm-up.
+        timeout: seconds to wait for a window, or for the end of start-up and warm-up.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Entrant:
         kind: str,
         command: Callable[[int], list[str]],
         folder: Path,
-        patience: float = PATIENCE,
+        timeout: float = TIMEOUT,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -50,7 +50,7 @@ class Entrant:
         """What it said when it was ready."""
         self.command: list[str] = []
         self._make = command
-        self._patience = patience
+        self._timeout = timeout
         self._log = folder / f"{name.replace(' ', '_').replace(',', '')}.log"
         self._windows: list[dict[str, Any]] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,7 +112,7 @@ class Entrant:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None
-        end = time.monotonic() + self._patience
+        end = time.monotonic() + self._timeout
         while b"\n" not in self._rest:
             readable, _, _ = select.select([self._results], [], [], 1.0)
             read = os.read(self._results, 65536) if readable else b""

@@ -1,4 +1,4 @@
-"""Test episodes of whatever trains, the same for all, between two windows of training."""
+"""Evaluation of ours and the peers by the same test episodes, between windows of training."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
              both precisions, beside a plain PyTorch loop and the CPU
   gradients  an update with every gradient method, as a multiple of the mean's time
   replay     drawing a batch from the host's memory, pinned or not, and from the GPU's
-  pixels     an update from pictures, and drawing them
+  pixels     an update from pictures, and sampling batches of them
   pace       environment steps per second of whole MT10 runs with several options
   ranks      whole runs of two processes, if there are two GPUs
   training   MT10 for some minutes with the quickest of these options, and the projection to 20
@@ -51,6 +51,7 @@ from benchmarks.measuring import (
     say,
 )
 from mtrl_lightning.envs.vector import usable_cores
+from mtrl_lightning.errors import ConfigurationError
 
 LIMITS = {
     "tests": 270.0,
@@ -65,10 +66,10 @@ LIMITS = {
 """Seconds that a part may take; ``--minutes`` are added for training."""
 DRY_LIMIT = 120.0
 """Seconds of each part of a dry run; all of them take some 40 s on two idle cores."""
-PATIENCE = 10.0
+END_TIMEOUT = 10.0
 """Seconds that a part has to end after a signal."""
 FURTHER_PACKAGES = ("numpy", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-OPEN = ("failed", "over its time")
+FAILED_STATES = ("failed", "over its time")
 """States of a part that make the exit status 1."""
 
 
@@ -125,7 +126,7 @@ def heading(options: argparse.Namespace) -> dict[str, Any]:
         "gpus": gpus(),
         "commit": options.commit or commit(),
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *options.given]),
-        "begun": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "parts": {},
     }
 
@@ -228,7 +229,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     started = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(PATIENCE)
+        process.wait(END_TIMEOUT)
     for one in started:
         with contextlib.suppress(psutil.Error):
             one.kill()
@@ -250,11 +251,15 @@ def markdown(content: Mapping[str, Any]) -> str:
     lines += [
         f"- {described(content['machine'])}, {content['machine']['memory_gib']} GiB of memory",
         f"- commit {content['commit']}",
-        f"- `{content['command']}`, begun {content['begun']}",
+        f"- `{content['command']}`, started {content['started']}",
         "",
     ]
     rows = [
-        {"part": name, "state": part["state"], "seconds": part["seconds"]}
+        {
+            "part": name,
+            **{key: part[key] for key in ("state", "seconds", "started")},
+            "commit": part["commit"][:7],
+        }
         for name, part in content["parts"].items()
     ]
     lines += [*markdown_table(rows), ""]
@@ -292,11 +297,19 @@ def cell(value: Any) -> str:
 
 
 def former_parts(path: Path, is_dry: bool) -> dict[str, Any]:
-    """Return the parts of a report that is there already, of the same kind of run."""
+    """Return the parts of a report that is there already.
+
+    Raises:
+        ConfigurationError: if it is of a run on a GPU and this is a dry run, or the reverse.
+    """
     if not path.is_file():
         return {}
-    former = json.loads(path.read_text())
-    return former["parts"] if former["is_dry"] == is_dry else {}
+    former: dict[str, Any] = json.loads(path.read_text())
+    if former["is_dry"] != is_dry:
+        kind = "a dry run" if former["is_dry"] else "a run on a GPU"
+        raise ConfigurationError(f"{path} is of {kind}: give another --folder")
+    parts: dict[str, Any] = former["parts"]
+    return parts
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -310,20 +323,25 @@ def main(args: Sequence[str] | None = None) -> int:
     folder = options.folder.resolve()
     content = heading(options)
     report = folder / "report.json"
-    content["parts"] = former_parts(report, options.dry)
+    try:
+        content["parts"] = former_parts(report, options.dry)
+    except ConfigurationError as error:
+        say(f"error: {error}")
+        return 2
     minutes = 0.1 if options.dry else options.minutes
     setups = [
         Setup(part, str(folder), options.dry, minutes, limit_of(part, minutes, options.dry))
         for part in options.parts
     ]
     for part, found in run_all(setups, usable_cores() if options.dry else 1):
-        content["parts"][part] = found
+        when = {"commit": content["commit"], "started": content["started"]}
+        content["parts"][part] = {**found, **when}
         write_json(report, content)
         (folder / "report.md").write_text(markdown(content))
     states = {part: content["parts"][part]["state"] for part in options.parts}
     print("\n".join(f"{part}: {state}" for part, state in states.items()))
     print(f"report: {folder / 'report.md'}")
-    return int(any(state in OPEN for state in states.values()))
+    return int(any(state in FAILED_STATES for state in states.values()))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,10 @@ def tests(setup: Setup, sheet: Sheet) -> None:
         return
     note_tests(results, sheet)
     if returncode not in (0, 1):  # 1: a test failed, which is noted already
-        sheet.failure(f"pytest ended with {returncode}", log.read_text())
+        reason = f"pytest ended with {returncode}"
+        if returncode is None:
+            reason = "pytest: over its time"
+        sheet.failure(reason, log.read_text())
 
 
 def marked_files(folder: Path) -> list[Path]:

@@ -32,7 +32,18 @@ def replay(setup: Setup, sheet: Sheet) -> None:
     device = torch.device(setup.device)
     sizes = setup.sizes
     for tasks, rows in sizes.batches:
-        spec = Work(tasks, tasks * rows, 8, 1, "32-true", "none", setup.device, None, 0, 0).spec
+        spec = Work(
+            tasks=tasks,
+            batch_size=tasks * rows,
+            width=8,
+            depth=1,
+            precision="32-true",
+            compile="none",
+            device=setup.device,
+            threads=None,
+            steps=0,
+            settle=0,
+        ).spec
         step = metaworld_step(tasks)
         title = f"us per batch of {tasks * rows} ({tasks} tasks), {sizes.capacity:,} transitions"
         for place, name in ((CPU, "host"), (device, setup.device)):
@@ -171,9 +182,17 @@ def measure_encoding(
     for precision, how in ways:
         name = precision if how == "none" else f"{precision}, compile {how}"
         with sheet.trying(f"{encoding} {name}, channels_last {channels_last}"):
-            width = sizes.picture_width
             work = Work(
-                NUM_TASKS, batch_size, width, 2, precision, how, setup.device, None, 0, sizes.settle
+                tasks=NUM_TASKS,
+                batch_size=batch_size,
+                width=sizes.picture_width,
+                depth=2,
+                precision=precision,
+                compile=how,
+                device=setup.device,
+                threads=None,
+                steps=0,
+                settle=sizes.settle,
             )
             update = direct_update(work, picture_sac(work, encoding, channels_last, "drq"))
             for _ in range(work.settle):

@@ -122,7 +122,7 @@ def ranks(setup: Setup, sheet: Sheet) -> None:
     entrants = {}
     variants = {}
     for number in numbers:
-        name = f"{number} processes"
+        name = f"{number} process" if number == 1 else f"{number} processes"
         options = {
             "trainer.devices": number,
             "data.batch_size": number * rows,

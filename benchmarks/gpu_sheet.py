@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.measuring import say
 
-END = 2_000
+ERROR_CHARACTERS = 2_000
 """Characters of an error that are kept: its end."""
 
 
@@ -44,7 +44,7 @@ class Sheet:
     def failure(self, what: str, error: str) -> None:
         """Append something that did not work, with the end of its error."""
         say(f"{what}: failed")
-        self._content["failures"].append({"what": what, "error": error[-END:].strip()})
+        self._content["failures"].append({"what": what, "error": error[-ERROR_CHARACTERS:].strip()})
         self._write()
 
     @contextlib.contextmanager

@@ -53,7 +53,8 @@ def training(setup: Setup, sheet: Sheet) -> None:
     with watched(setup, sheet):
         returncode = printing_to(log, command, setup)
     if returncode != 0:
-        sheet.failure("fit", log.read_text())
+        reason = "fit: over its time" if returncode is None else f"fit ended with {returncode}"
+        sheet.failure(reason, log.read_text())
     runs = [*(root / "training").glob(f"version_*/{METRICS}")]
     if not runs:
         return
@@ -80,7 +81,7 @@ def watched(setup: Setup, sheet: Sheet) -> Iterator[None]:
             process.wait()
     means = mean_columns(log.read_text())
     for name, value in zip(("% of the time busy", "W", "MiB"), means, strict=False):
-        sheet.row("the GPU while training", what=name, mean=value)
+        sheet.row("the GPU, from the start of fit", what=name, mean=value)
 
 
 def mean_columns(text: str) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,20 +71,21 @@ def printing_to(log: Path, command: Sequence[str], setup: Setup) -> int | None:
     """Run a command that prints to a file; return its exit code, None if its time was over."""
     limit = setup.limit - min(RESERVE, 0.3 * setup.limit)
     with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=environment(),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         try:
-            ended = subprocess.run(
-                command,
-                cwd=REPOSITORY,
-                env=environment(),
-                stdout=output,
-                stderr=output,
-                check=False,
-                timeout=limit,
-            )
+            return process.wait(limit)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the workers that it has started
+            process.wait()
             output.write(f"\nended after {limit:.0f} s\n".encode())
             return None
-    return ended.returncode
 
 
 def note_skipped(folder: Path, sheet: Sheet) -> None:

@@ -255,8 +255,8 @@ class PlainReplay:
         n = batch_size // self._num_tasks
         task = np.repeat(np.arange(self._num_tasks), n)
         row = self._generator.integers(0, min(self._added, self._rows), len(task))
-        copy = self._generator.integers(0, self._copies, len(task))
-        env = task * self._copies + copy
+        copy_B = self._generator.integers(0, self._copies, len(task))
+        env = task * self._copies + copy_B
         rings = (
             self._observation,
             self._action,

@@ -23,6 +23,7 @@ and move a mechanism: door-open, button-press-topdown, window-open. ``--tasks`` 
 
 Results are written to the folder after each run. Called with the same folder again, finished runs
 are read, and an interrupted one starts from its beginning, since its minutes must be of one piece.
+By default these are 20 runs of at most 15 minutes each, besides test episodes: five hours and more.
 
     python -m benchmarks.time_to_success --cores 0 1 --contestants ours sb3_quickstart \
         --tasks reach drawer-close coffee-button --tasks door-open button-press-topdown window-open
@@ -221,6 +222,12 @@ def recipe_of(config: Path) -> Recipe:
             tau=model["tau"],
             temperature=model["temperature"]["init_args"]["initial"],
         )
+        updates_per_step = given["rollout"].get("updates_per_step", 1)
+        if updates_per_step != 1:
+            raise ConfigurationError(
+                f"{config} has rollout.updates_per_step {updates_per_step}: give a file with 1,"
+                " which the peers make"
+            )
         return Recipe(
             copies=given["rollout"]["envs_per_task"],
             batch_size=given["data"]["batch_size"],

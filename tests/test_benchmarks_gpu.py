@@ -26,7 +26,7 @@ from tests.conftest import ROOT, parser
 class FakeEntrant:
     """A process of which each window takes 2 s; of two kinds, one does not start, one ends."""
 
-    def __init__(self, name, kind, command, folder, patience):
+    def __init__(self, name, kind, command, folder, timeout):
         self.name, self.ready_seconds, self.about = name, 1.0, {"environments": 12.0}
         self.command = command(3)
 
@@ -247,3 +247,11 @@ def test_cells_of_the_report():
     rows = [{"a": 1, "b": 2.5}, {"b": 3.0, "c": "x"}]
     expected = ["| a | b | c |", "| --- | --- | --- |", "| 1 | 2.5 |  |", "|  | 3 | x |"]
     assert gpu.markdown_table(rows) == expected
+
+
+def test_a_dry_run_leaves_the_report_of_a_gpu_alone(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    report.write_text('{"is_dry": false, "parts": {}}')
+    assert gpu.main(["--folder", str(tmp_path), "--parts", "ranks", "--dry"]) == 2
+    assert "is of a run on a GPU: give another --folder" in capsys.readouterr().err
+    assert report.read_text() == '{"is_dry": false, "parts": {}}'

@@ -93,7 +93,7 @@ def test_a_continued_run_is_the_uninterrupted_one(command_line, options):
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_frames_are_kept_where_it_is_asked_for_and_give_the_same_batches(tmp_path, on_device):
+def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
     small = partial(MLP, width=8, depth=1)
     run = train(
         Pixels(ToyReach(2, horizon=20), size=16),

@@ -322,9 +322,13 @@ class FrameStorage(Storage):
         lengths |= dict.fromkeys(
             ("newest", "before", *self._other_fields.packed_names), num_transitions
         )
-        wrong = [name for name, length in lengths.items() if len(columns[name]) != length]
+        wrong = [
+            f"{name} has {len(columns[name])} entries, not {length}"
+            for name, length in lengths.items()
+            if len(columns[name]) != length
+        ]
         if wrong:
-            raise ValueError(f"columns of another length than the others: {', '.join(wrong)}")
+            raise ValueError(f"columns of the wrong length: {', '.join(wrong)}")
         frame_shape = tuple(self._frames.shape[1:])
         frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
         here_N, number_N, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
