@@ -14,6 +14,7 @@ from lightning.fabric.utilities import move_data_to_device
 from mtrl_lightning import SAC, load_policy, train
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.networks import MLP
+from tests import test_on_policy as on_policy
 from tests.algorithms import attach
 from tests.conftest import config_args
 from tests.matrix import CROSSED, GRADIENTS, batches, build, in_precision
@@ -116,6 +117,14 @@ def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
     assert batch.observation_BD.device.type == buffer.storage.device.type
     assert batch.observation_BD.dtype == torch.uint8
     assert bool((batch.observation_BD != batch.next_observation_BD).any())
+
+
+def test_ppo_trains_on_a_gpu(command_line):
+    """Its gradient shares differentiate the tasks' losses in one batched pass."""
+    on_policy.fit(command_line, GPU)
+    policy = load_policy(command_line.folder() / "checkpoints" / "last.ckpt")
+    assert policy.env_steps == 576
+    assert policy.algorithm.counters.updates == 4 * 3 * 4  # iterations, epochs, minibatches
 
 
 def test_a_policy_trained_on_a_gpu_acts_alike_on_a_cpu(command_line):
