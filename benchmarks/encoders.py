@@ -247,7 +247,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for encoding in options.encoders:
             say(f"memory, {encoding}")
             memory[str(encoding)] = in_own_process(partial(memory_of, encoding, options))
-    updates, methods = [], []
+    updates = []
+    methods = []
     if "updates" in options.parts:
         updates = [update_table(encoding, options) for encoding in options.encoders]
     if "methods" in options.parts:

@@ -28,6 +28,7 @@ import torch
 from benchmarks.contestants import Job
 from benchmarks.entrants import Entrant, of_command_line, of_module, started
 from benchmarks.measuring import (
+    NEVER,
     add_precisions,
     alternate,
     choose_precisions,
@@ -200,7 +201,6 @@ def ours(
     job: Job, num_tasks: int, config: Path, folder: Path, chosen: dict[str, Any]
 ) -> Callable[[int], list[str]]:
     """Return what makes a user's command line, with less warm-up, no evaluation, no checkpoint."""
-    never = 10**12
     networks = {
         f"model.init_args.{n}.init_args.{k}": getattr(job, k)
         for n in NETWORKS
@@ -214,8 +214,8 @@ def ours(
         "data.batch_size": job.batch_size,
         "data.capacity": job.capacity,
         "rollout.warmup_steps": job.warmup * num_tasks,
-        "rollout.total_steps": never,
-        **{f"{section}.every": never for section in ("evaluation", "metrics", "checkpoint")},
+        "rollout.total_steps": NEVER,
+        **{f"{section}.every": NEVER for section in ("evaluation", "metrics", "checkpoint")},
         **networks,
         **chosen,
     }

@@ -12,7 +12,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch.utils.data import DataLoader
 
 from benchmarks.gpu_setup import Setup, Sizes
-from benchmarks.gpu_sheet import Sheet
+from benchmarks.gpu_sheet import Sheet, cells_of
 from benchmarks.measuring import (
     PRECISIONS,
     alternate,
@@ -124,14 +124,12 @@ def note_calls(
             title,
             what=name,
             replay=where,
-            us=found["median"],
-            smallest=found["min"],
-            largest=found["max"],
+            **cells_of("us", found),
         )
 
 
 def pixels(setup: Setup, sheet: Sheet) -> None:
-    """Measure an update from pictures, and drawing them, from frames on the host and the GPU."""
+    """Measure an update from pictures, and sampling them, from frames on the host and the GPU."""
     sizes = setup.sizes
     device = torch.device(setup.device)
     for encoding in sizes.encodings:
@@ -207,7 +205,5 @@ def measure_encoding(
             encoder=str(encoding),
             channels_last=channels_last,
             variant=name,
-            ms=found["median"],
-            smallest=found["min"],
-            largest=found["max"],
+            **cells_of("ms", found),
         )

@@ -7,14 +7,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.entrants import Entrant, of_command_line
 from benchmarks.gpu_setup import Setup
-from benchmarks.gpu_sheet import Sheet
+from benchmarks.gpu_sheet import Sheet, cells_of
 from benchmarks.gpu_windows import START_LIMIT, note_skipped, ready, windows_of
-from benchmarks.measuring import (
-    spread,
-)
-
-NEVER = 10**12
-
+from benchmarks.measuring import NEVER, spread
 
 ON_CPU = "CPU, 32-true"
 """Compared, and never trained with."""
@@ -106,9 +101,7 @@ def note_runs(
             sheet.row(
                 title,
                 variant=name,
-                env_steps_per_s=rates["median"],
-                smallest=rates["min"],
-                largest=rates["max"],
+                **cells_of("env_steps_per_s", rates),
                 updates_per_s=rates["median"] * sizes.run_updates / steps,
                 start_up_s=entrant.ready_seconds,
                 **{f"{part}_share": share for part, share in parts.items()},

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import say
+from mtrl_lightning.runs import replacing
 
 ERROR_CHARACTERS = 2_000
 """Characters of an error that are kept: its end."""
@@ -59,6 +60,11 @@ class Sheet:
         write_json(self._path, self._content)
 
 
+def cells_of(unit: str, found: Mapping[str, float]) -> dict[str, float]:
+    """Return a row's cells for what ``measuring.spread`` has found, the median in this unit."""
+    return {unit: found["median"], "smallest": found["min"], "largest": found["max"]}
+
+
 def read_sheet(path: Path) -> dict[str, Any]:
     """Return what a sheet's file holds; empty lists if it was not written."""
     empty: dict[str, Any] = {"tables": {}, "notes": [], "failures": []}
@@ -67,6 +73,5 @@ def read_sheet(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a file that is either the former one or complete."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(json.dumps(content, indent=1))
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1))

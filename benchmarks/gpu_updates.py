@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks import gradients
 from benchmarks.entrants import Entrant, of_module
 from benchmarks.gpu_setup import Setup, Shape
-from benchmarks.gpu_sheet import Sheet
+from benchmarks.gpu_sheet import Sheet, cells_of
 from benchmarks.gpu_windows import START_LIMIT, note_skipped, ready, windows_of
 from benchmarks.measuring import (
     PRECISIONS,
@@ -59,9 +59,7 @@ def measure_shape(shape: Shape, setup: Setup, sheet: Sheet) -> None:
             sheet.row(
                 f"ms per update: {shape.name}, batch {shape.batch_size}",
                 variant=name,
-                ms=milliseconds["median"],
-                smallest=milliseconds["min"],
-                largest=milliseconds["max"],
+                **cells_of("ms", milliseconds),
                 per_second=1e3 / milliseconds["median"],
                 times_eager=gain,
                 start_up_s=able[name].ready_seconds,
@@ -135,8 +133,6 @@ def gradient_methods(setup: Setup, sheet: Sheet) -> None:
                     sheet.row(
                         f"ms per update: {table['tasks']} tasks, batch {table['batch_size']}",
                         method=row["variant"],
-                        ms=row["median"],
-                        smallest=row["min"],
-                        largest=row["max"],
+                        **cells_of("ms", row),
                         times_the_mean=row["times_the_mean"]["median"],
                     )

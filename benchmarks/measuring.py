@@ -81,6 +81,8 @@ def described(found: Mapping[str, Any]) -> str:
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
+NEVER = 10**12
+"""Environment steps that no run reaches: an interval, or a run's end."""
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -35,6 +35,7 @@ import torch
 from benchmarks.end_to_end import add_variants, name_of, variants
 from benchmarks.entrants import Entrant, of_command_line, of_module, started
 from benchmarks.measuring import (
+    NEVER,
     alternate,
     end_on_sigterm,
     heading,
@@ -180,7 +181,6 @@ def entrants(options: argparse.Namespace, job: OnPolicyJob, folder: Path) -> lis
 
 def options_of_ours(job: OnPolicyJob, folder: Path) -> dict[str, Any]:
     """Return the command line's options: the sizes, and no evaluation, checkpoint or KL stop."""
-    never = 10**12
     sizes = {"width": job.width, "depth": job.depth}
     networks = {
         "actor": {
@@ -198,9 +198,9 @@ def options_of_ours(job: OnPolicyJob, folder: Path) -> dict[str, Any]:
         "trainer.enable_progress_bar": "false",
         "data.benchmark.init_args.tasks": tasks_option(job.tasks),
         "data.benchmark.init_args.horizon": job.horizon,
-        "rollout.total_steps": never,
+        "rollout.total_steps": NEVER,
         "rollout.envs_per_task": job.copies,
-        **{f"{section}.every": never for section in ("evaluation", "metrics", "checkpoint")},
+        **{f"{section}.every": NEVER for section in ("evaluation", "metrics", "checkpoint")},
         **{f"model.init_args.{name}": json.dumps(value) for name, value in networks.items()},
         "model.init_args.num_steps": job.num_steps,
         "model.init_args.num_epochs": job.num_epochs,

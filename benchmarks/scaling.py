@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from benchmarks.entrants import Entrant, of_module, paced_arguments, started
 from benchmarks.gradients import METHODS
 from benchmarks.measuring import (
+    NEVER,
     alternate,
     end_on_sigterm,
     heading,
@@ -57,7 +58,6 @@ CHECK_EVERY = 10_000
 """Default of ``rollout.check_every``, in environment steps."""
 METRICS_EVERY = 1_000
 """Default of ``metrics.every``, in environment steps."""
-NEVER = 10**12
 SETTLE = 5
 """Updates of a whole run before its first window."""
 

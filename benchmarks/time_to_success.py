@@ -48,6 +48,7 @@ import yaml
 from benchmarks.contestants import Job
 from benchmarks.entrants import Entrant, of_command_line, of_module, started
 from benchmarks.measuring import (
+    NEVER,
     end_on_sigterm,
     heading,
     machine,
@@ -84,7 +85,6 @@ SB3 = ("sb3", "sb3_quickstart", "sb3_updates")
 IN_A_ROW = 2
 """Evaluations at the threshold that count as reaching it: one may be luck."""
 MEASURES = {"env_steps": "env steps", "updates": "updates", "minutes": "minutes"}
-NEVER = 10**12
 WINDOW_SECONDS = 3_600.0
 """After which a contestant counts as hung; many updates take long on a slow machine."""
 
@@ -430,8 +430,8 @@ def summarize(
 def _ratio(row: Mapping[str, Any], ours: Mapping[str, Any] | None, measure: str) -> Bound | None:
     if ours is None or ours[measure]["median"].is_lower:
         return None
-    value, is_lower = row[measure]["median"]
-    return Bound(value / ours[measure]["median"].value, is_lower)
+    theirs = row[measure]["median"]
+    return Bound(theirs.value / ours[measure]["median"].value, theirs.is_lower)
 
 
 def best_sb3(rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -27,7 +27,9 @@ class FakeEntrant:
     """A process of which each window takes 2 s; of two kinds, one does not start, one ends."""
 
     def __init__(self, name, kind, command, folder, timeout):
-        self.name, self.ready_seconds, self.about = name, 1.0, {"environments": 12.0}
+        self.name = name
+        self.ready_seconds = 1.0
+        self.about = {"environments": 12.0}
         self.command = command(3)
 
     def start(self):
