@@ -4,6 +4,8 @@ r"""How long a run takes to a success of 0.8, beside Stable-Baselines3's SAC and
 one run at a time: seed 1 of all contestants, then seed 2, and so on. All runs have the same cores.
 
 - ``ours``: the command line with ``configs/quickstart.yaml``.
+- ``ours_ppo``: the command line with ``configs/quickstart_ppo.yaml``, which shows what the choice
+  of the algorithm makes; no peer has its hyper-parameters.
 - ``sb3``: Stable-Baselines3's SAC with its defaults, one environment per task, the task's one-hot
   in the observation, and our number of random steps before it learns.
 - ``sb3_quickstart``: the same with the quickstart's hyper-parameters: batch, networks, learning
@@ -11,19 +13,19 @@ one run at a time: seed 1 of all contestants, then seed 2, and so on. All runs h
 - ``sb3_updates``: as ``sb3_quickstart``, with as many updates per vector step as environments.
 - ``plain``: the plain PyTorch loop (``plain_sac.py``) with the quickstart's hyper-parameters.
 
-After every 9,000 env steps (``--every``) the same test episodes are run for all of them, by this
-package's evaluation: best actions, success in any step, the goals of training. A run has reached
-the threshold at the first of two evaluations in a row whose mean over tasks is at least that; it
-ends there, or at the first evaluation after ``--minutes``. Minutes are counted from the start of
-the process: imports, building environments, random steps, and our checkpoints are in them, test
-episodes are not. The peers step MetaWorld's own environments with our goals.
+After every 9,000 env steps (``--every``; 12,000 of PPO) the same test episodes are run for all of
+them, by this package's evaluation: best actions, success in any step, the goals of training. A run
+has reached the threshold at the first of two evaluations in a row whose mean over tasks is at least
+that; it ends there, or at the first evaluation after ``--minutes``. Minutes are counted from the
+start of the process: imports, building environments, random steps, and our checkpoints are in them,
+test episodes are not. The peers step MetaWorld's own environments with our goals.
 
 The two sets are the quickstart's tasks and three harder ones of MT10, which need the arm to find
 and move a mechanism: door-open, button-press-topdown, window-open. ``--tasks`` gives others.
 
 Results are written to the folder after each run. Called with the same folder again, finished runs
 are read, and an interrupted one starts from its beginning, since its minutes must be of one piece.
-By default these are 20 runs of at most 15 minutes each, besides test episodes: five hours and more.
+By default these are 24 runs of at most 15 minutes each, besides test episodes: five hours and more.
 
     python -m benchmarks.time_to_success --cores 0 1 --contestants ours sb3_quickstart \
         --tasks reach drawer-close coffee-button --tasks door-open button-press-topdown window-open
@@ -73,14 +75,19 @@ TASKS = (
     ("reach", "drawer-close", "coffee-button"),
     ("door-open", "button-press-topdown", "window-open"),
 )
+PPO_CONFIG = Path("configs/quickstart_ppo.yaml")
+PPO_UPDATES = 256
+"""Of PPO between test episodes: two iterations of it, which have 12,000 env steps."""
 CONTESTANTS = {
-    "ours": "this package",
+    "ours": "this package, SAC",
+    "ours_ppo": "this package, PPO",
     "sb3": "Stable-Baselines3 SAC, its defaults",
     "sb3_quickstart": "Stable-Baselines3 SAC, the quickstart's hyper-parameters",
     "sb3_updates": "Stable-Baselines3 SAC, likewise, one update per env step",
     "plain": "plain loop, the quickstart's hyper-parameters",
 }
 """Their names in the table."""
+OURS = ("ours", "ours_ppo")
 SB3 = ("sb3", "sb3_quickstart", "sb3_updates")
 IN_A_ROW = 2
 """Evaluations at the threshold that count as reaching it: one may be luck."""
@@ -299,7 +306,7 @@ def entrant_of(name: str, job: Job, options: argparse.Namespace, folder: Path) -
         options: of this program.
         folder: of what it prints, and of our run.
     """
-    if name == "ours":
+    if name in OURS:
         given = {
             "root": folder,
             "seed_everything": job.seed,
@@ -310,7 +317,9 @@ def entrant_of(name: str, job: Job, options: argparse.Namespace, folder: Path) -
             "rollout.total_steps": NEVER,
             "evaluation.every": NEVER,  # test episodes are run between windows instead
         }
-        command = of_command_line([options.config], given, job.steps, job.settle, job.num_episodes)
+        config = config_of(name, options)
+        updates = PPO_UPDATES if name == "ours_ppo" else job.steps
+        command = of_command_line([config], given, updates, job.settle, job.num_episodes)
         return Entrant(name, "ours", command, folder, WINDOW_SECONDS)
     kind = name.partition("_")[0]
     more: dict[str, Any] = {"kind": kind, "vector": options.sb3_vector}
@@ -318,6 +327,11 @@ def entrant_of(name: str, job: Job, options: argparse.Namespace, folder: Path) -
         more |= {"vector": "sync", "bf16": False}
     command = of_module("contestants", asdict(job) | more)
     return Entrant(name, kind, command, folder, WINDOW_SECONDS)
+
+
+def config_of(name: str, options: argparse.Namespace) -> Path:
+    """Return the configuration that one of ours trains."""
+    return PPO_CONFIG if name == "ours_ppo" else options.config
 
 
 def train(name: str, job: Job, options: argparse.Namespace) -> dict[str, Any]:
@@ -479,8 +493,8 @@ def _train_or_read(
     job = job_of(name, tasks, seed, options)
     settings = {key: getattr(options, key) for key in ("threshold", "minutes", "every")}
     made_with = {"job": asdict(job), **settings}
-    if name == "ours":
-        made_with["config"] = options.config.read_text()
+    if name in OURS:
+        made_with["config"] = config_of(name, options).read_text()
     elif name in SB3:
         made_with["vector"] = options.sb3_vector
     if path.exists():

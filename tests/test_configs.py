@@ -30,6 +30,7 @@ OWN = (
     "quickstart_ppo",
     "dmcontrol_quickstart",
     "toy_conflict",
+    "experiment/dmc21_cpu",
     "experiment/hipbmdp_deepmdp",
     "experiment/hipbmdp_distral",
     "experiment/hipbmdp_hipbmdp",
@@ -78,6 +79,7 @@ def test_every_file_is_known():
         for name in (*PLUS, *(f"mtrl_{n}" for n in MTRL))
     ]
     others = (
+        "dmc21_cpu",
         "hipbmdp_deepmdp",
         "hipbmdp_distral",
         "hipbmdp_hipbmdp",
@@ -87,6 +89,7 @@ def test_every_file_is_known():
         "mt10_mtppo",
         "mt10_sac_cpu",
         "mt10_toppo",
+        "mt50_cpu",
         "mt50_toppo",
         "pixels_drq",
         "pixels_sac_ae",
@@ -215,7 +218,7 @@ def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatc
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_is_complete(command_line, monkeypatch, name):
-    num_tasks = {"hipbmdp": 8, "pixels": 1}.get(Path(name).name.split("_")[0])
+    num_tasks = {"dmc21": 21, "hipbmdp": 8, "pixels": 1}.get(Path(name).name.split("_")[0])
     if num_tasks is None:
         num_tasks = parts_of(name)[0]
     else:

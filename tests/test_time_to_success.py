@@ -19,7 +19,7 @@ from benchmarks.plain_sac import Hyperparameters, PlainReplay
 from benchmarks.time_to_success import Bound
 from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, resolve
 from tests.test_benchmarks_learning import TINY
 
 TASKS = ["reach", "push"]
@@ -164,6 +164,20 @@ def test_the_peers_get_the_quickstarts_hyperparameters(monkeypatch):
     defaults = jobs["sb3"]
     assert (defaults.copies, defaults.batch_size, defaults.warmup * 2) == (1, 256, 9_000)
     assert defaults.hyperparameters == Hyperparameters(3e-4, 1e-8, 0.99, 0.005, 1.0)._asdict()
+
+
+def test_ppo_trains_its_own_configuration_in_windows_of_two_iterations(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    options = time_to_success.parse(["--peer_threads=1"])
+    job = time_to_success.job_of("ours_ppo", TASKS, 7, options)
+    given = []
+    monkeypatch.setattr(time_to_success, "of_command_line", lambda *args: given.append(args))
+    time_to_success.entrant_of("ours_ppo", job, options, tmp_path)
+    (configs, chosen, updates, _, num_episodes) = given[0]
+    assert configs == [time_to_success.PPO_CONFIG]
+    assert (chosen["seed_everything"], num_episodes) == (7, 10)
+    model = resolve("quickstart_ppo")["model"]["init_args"]
+    assert updates == 2 * model["num_epochs"] * model["num_minibatches"]
 
 
 @pytest.mark.parametrize(
