@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -61,6 +61,8 @@ class Work:
     """Updates before the first window."""
     descriptor: int = -1
     """Of the open file that the windows' seconds are written to."""
+    layer_norm: bool = False
+    """Whether the critics have LayerNorm."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -76,6 +78,11 @@ class Work:
         )
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of matrix products, in this precision."""
+        return torch.bfloat16 if self.precision == "bf16-mixed" else torch.float32
+
+    @property
     def autocast(self) -> torch.autocast:
         """Lightning's, for this precision."""
         kind = torch.device(self.device).type
@@ -88,7 +95,7 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
     """Return SAC as in ``configs/experiment/mt10_mtmhsac.yaml``, with further options."""
     network = partial(MultiHead, width=work.width, depth=work.depth)
     actor = partial(network, output_bound=1e-3)
-    critic = partial(network, output_bound=3e-3)
+    critic = partial(network, output_bound=3e-3, layer_norm=work.layer_norm)
     how: Any = work.compile
     return SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed, **options).to(
         work.device
@@ -98,8 +105,9 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
 def make_ppo(work: Work) -> PPO:
     """Return PPO as in ``configs/experiment/mt10_mtppo.yaml``."""
     network = partial(MLP, width=work.width, depth=work.depth)
+    critic = partial(network, layer_norm=work.layer_norm)
     how: Any = work.compile
-    ppo = PPO(work.spec, actor=network, critic=network, max_kl=None, compile=how, seed=1)
+    ppo = PPO(work.spec, actor=network, critic=critic, max_kl=None, compile=how, seed=1)
     return ppo.to(work.device)
 
 
@@ -215,25 +223,75 @@ def run_sb3(work: Work) -> None:
     _run(work, lambda: model.train(gradient_steps=1, batch_size=work.batch_size))
 
 
-def run_products(work: Work) -> None:
-    """Multiply what the hidden layers of an update have to multiply, and nothing else.
+class Products(NamedTuple):
+    """How often a network's hidden layers are multiplied in an update."""
+
+    in_dim: int
+    """Inputs of the first layer."""
+    dtype: torch.dtype
+    outputs: int
+    """Products that give a layer's outputs."""
+    inputs: int
+    """Products that give the gradient of the inputs of all layers but the first."""
+    first_inputs: int
+    """The same of the first layer."""
+    weights: int
+    """Products that give the gradient of the weights."""
+
+
+def products_of_sac(work: Work) -> list[Products]:
+    """Return the products of actor and critics.
 
     Forward: the policy now and next, two critics, their targets, and the critics that the policy
     asks. Backward to the inputs: the critics, the policy, and the smaller of the critics that it
-    asked. Backward to the weights: the critics and the policy.
+    asked, which also needs the gradient of the actions. Backward to the weights: the critics and
+    the policy.
     """
-    dtype = torch.bfloat16 if work.precision == "bf16-mixed" else torch.float32
-    x_BH = torch.randn(work.batch_size, work.width, device=work.device).to(dtype)
-    weight_HH = torch.randn(work.width, work.width, device=work.device).to(dtype)
+    in_dim = OBSERVATION + work.tasks
+    return [
+        Products(in_dim, work.dtype, outputs=2, inputs=1, first_inputs=0, weights=1),
+        Products(in_dim + ACTION, work.dtype, outputs=6, inputs=3, first_inputs=1, weights=2),
+    ]
+
+
+def products_of_ppo(work: Work) -> list[Products]:
+    """Return the products of the actor, which is always computed in float32, and the critic."""
+    once = {"outputs": 1, "inputs": 1, "first_inputs": 0, "weights": 1}
+    in_dim = OBSERVATION + work.tasks
+    return [Products(in_dim, dtype, **once) for dtype in (torch.float32, work.dtype)]
+
+
+def run_products(networks: Callable[[Work], list[Products]], work: Work) -> None:
+    """Multiply what the hidden layers of an update have to multiply, and nothing else."""
+    made = [
+        (
+            products,
+            _drawn(work, products.in_dim, products.dtype),
+            _drawn(work, work.width, products.dtype),
+        )
+        for products in networks(work)
+    ]
 
     def update() -> None:
-        for _ in range(work.depth - 1):
-            for _ in range(8 + 4):
-                torch.mm(x_BH, weight_HH)
-            for _ in range(3):
-                torch.mm(x_BH.t(), x_BH)
+        for products, (x_BI, weight_HI), (x_BH, weight_HH) in made:
+            for place in range(work.depth):
+                is_first = place == 0
+                input_B, weight_H = (x_BI, weight_HI) if is_first else (x_BH, weight_HH)
+                for _ in range(products.outputs):
+                    torch.mm(input_B, weight_H.t())
+                for _ in range(products.first_inputs if is_first else products.inputs):
+                    torch.mm(x_BH, weight_H)
+                for _ in range(products.weights):
+                    torch.mm(x_BH.t(), input_B)
 
     _run(work, update)
+
+
+def _drawn(work: Work, in_dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the input and the weight of a hidden layer; inputs stand for gradients as well."""
+    input_BI = torch.randn(work.batch_size, in_dim, device=work.device)
+    weight_HI = torch.randn(work.width, in_dim, device=work.device)
+    return input_BI.to(dtype), weight_HI.to(dtype)
 
 
 def run_trainer(work: Work) -> None:
@@ -278,13 +336,14 @@ class _Spaces(gym.Env):
         self.action_space = Box(-1.0, 1.0, (ACTION,), np.float32)
 
 
-RUN = {
+RUN: dict[str, Callable[[Work], None]] = {
     "direct": run_direct,
     "ppo": run_ppo,
     "trainer": run_trainer,
     "plain": run_plain,
     "sb3": run_sb3,
-    "products": run_products,
+    "products": partial(run_products, products_of_sac),
+    "ppo_products": partial(run_products, products_of_ppo),
 }
 
 
@@ -300,7 +359,7 @@ def main() -> None:
     work = Work(**options)
     if work.threads is not None:
         torch.set_num_threads(work.threads)
-    if run in (run_direct, run_ppo, run_trainer, run_products):
+    if run not in (run_plain, run_sb3):
         keep_freed_memory()  # as a run of ours does
     run(work)
 

@@ -12,7 +12,9 @@
             it draws its batch itself
   products  only the hidden layers' matrix products, which every implementation needs
 
-Further tables show how the cost grows with tasks, width and batch. Each variant is a process of its
+Further tables show other sizes (``--sizes``: the quickstart's, a minibatch of PPO with
+``configs/experiment/mt10_cpu.yaml``, and networks so small that calling the operations is what
+costs), and how the cost grows with tasks, width and batch. Each variant is a process of its
 own; the variants of a table take turns.
 """
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ from benchmarks.measuring import (
     say,
     shown,
     spread,
+    times_as_fast,
 )
 from benchmarks.updaters import OBSERVATION, Work, options_of
 from mtrl_lightning.algorithms.compiling import check_compile
@@ -53,6 +56,19 @@ GROWING = {"tasks": [1, 10, 25, 50], "width": [400, 1024, 2048], "batch": [320, 
 """What the cost is shown against, unless other values are given."""
 GROWN = ("direct", "plain")
 """Variants that are shown there."""
+SIZES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "quickstart": (
+        ("direct", "products"),
+        {"tasks": 3, "batch_size": 192, "width": 256, "depth": 2, "layer_norm": True},
+    ),
+    "minibatch": (
+        ("ppo", "ppo_products"),
+        {"tasks": 10, "batch_size": 1250, "width": 256, "depth": 3, "layer_norm": True},
+    ),
+    "small": (("direct", "plain"), {"tasks": 1, "batch_size": 8, "width": 32, "depth": 2}),
+    "small_3": (("direct", "plain"), {"tasks": 3, "batch_size": 24, "width": 32, "depth": 2}),
+}
+"""Variants and work of the tables of other sizes."""
 
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -97,6 +113,13 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         type=int,
         default=5,
         help="updates before the first window (default %(default)s)",
+    )
+    add(
+        "--sizes",
+        nargs="*",
+        choices=list(SIZES),
+        default=list(SIZES),
+        help="tables of other sizes (default all)",
     )
     add(
         "--grow",
@@ -193,6 +216,7 @@ def compare(
     for row, mib in zip(rows, memory, strict=True):
         row["updates_per_second"] = spread([1e3 / value for value in row["rounds"]])
         row["memory_mib"] = mib
+    add_products(rows, an_update)
     framework = {
         name.removeprefix("trainer "): spread(
             [
@@ -215,13 +239,30 @@ def compare(
     }
 
 
+def add_products(rows: Sequence[dict[str, Any]], an_update: Mapping[str, Sequence[float]]) -> None:
+    """Add how many times the products' time of the same precision each variant takes."""
+    products = {
+        name.split()[1]: values
+        for name, values in an_update.items()
+        if name.split()[0].endswith("products")
+    }
+    for row in rows:
+        _, precision = row["variant"].split(",")[0].split()
+        alone = products.get(precision)
+        own = an_update[row["variant"]]
+        row["times_the_products"] = None if alone is None else times_as_fast(alone, own)
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the JSON's content."""
     base = base_of(options)
     tables = []
-    with tempfile.TemporaryDirectory(prefix="updating-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="updating-") as path:
+        folder = Path(path)
         tables.append(compare("one update", base, options.variants, options, folder))
+        for name in options.sizes:
+            kinds, changes = SIZES[name]
+            tables.append(compare(name, replace(base, **changes), kinds, options, folder))
         for growing in options.grow:
             for value in getattr(options, f"grow_{growing}"):
                 work = grown(base, growing, value)
@@ -248,11 +289,14 @@ def text_of(content: dict[str, Any]) -> str:
             {
                 **row,
                 "updates/s": f"{row['updates_per_second']['median']:,.1f}",
+                "times the products": (
+                    "-" if row["times_the_products"] is None else shown(row["times_the_products"])
+                ),
                 "MiB": f"{row['memory_mib']:,.0f}",
             }
             for row in found["results"]
         ]
-        parts.append(report(title, rows, found["unit"], ("updates/s", "MiB")))
+        parts.append(report(title, rows, found["unit"], ("updates/s", "times the products", "MiB")))
         parts += [
             f"Lightning's trainer costs {shown(v)} ms per update, {k}"
             for k, v in found["framework_ms"].items()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import mmap
 import os
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import (
     encoders,
@@ -41,12 +43,17 @@ from benchmarks.updaters import (
     Work,
     direct_update,
     make_batches,
+    make_minibatches,
+    make_ppo,
     make_sac,
+    products_of_ppo,
+    products_of_sac,
     with_one_hot,
 )
 from benchmarks.upstream import make_sb3, make_vec, names_of, one_hot_makers
 from mtrl_lightning.envs import DMControl, MetaWorld, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import hidden
 from mtrl_lightning.precision import ProductTimes
 from tests.conftest import ROOT, resolve, skip_without_renderer
 
@@ -212,12 +219,13 @@ def test_updating_runs_all_variants(capsys):
         updating.main,
         *small,
         "--precisions=32-true",
+        "--sizes=small",
         "--grow=width",
         "--grow_width=16",
         capsys=capsys,
     )
     check_machine(found["machine"])
-    first, wider = found["tables"]
+    first, tiny, wider = found["tables"]
     assert [row["variant"] for row in first["results"]] == [
         f"{k} 32-true" for k in ("direct", "trainer", "plain", "sb3", "products")
     ]
@@ -228,7 +236,70 @@ def test_updating_runs_all_variants(capsys):
     direct, trainer = (np.array(row["rounds"]) for row in first["results"][:2])
     assert first["framework_ms"]["32-true"]["median"] == pytest.approx(np.median(trainer - direct))
     assert (wider["sizes"]["width"], wider["sizes"]["batch_size"]) == (16, 8)
+    assert (tiny["sizes"]["width"], tiny["sizes"]["batch_size"]) == (32, 8)
+    assert [row["variant"] for row in tiny["results"]] == ["direct 32-true", "plain 32-true"]
+    assert {row["times_the_products"] for row in tiny["results"]} == {None}
+    *_, products = (np.array(row["rounds"]) for row in first["results"])
+    times = first["results"][0]["times_the_products"]
+    assert times["median"] == pytest.approx(np.median(direct / products))
     assert "Lightning's trainer costs" in updating.text_of(found)
+
+
+class Multiplications(TorchDispatchMode):
+    """Counts the multiplications of the hidden layers' products."""
+
+    def __init__(self, batch_size):
+        super().__init__()
+        self.number = 0
+        self._batch_size = batch_size
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        if name.startswith(("aten.mm", "aten.addmm")):
+            left, right = args[-2:]
+            self._add(*left.shape, right.shape[1])
+        elif name.startswith("mkldnn._linear"):
+            x_BI, weight_OI = args[:2]
+            self._add(*x_BI.shape, weight_OI.shape[0])
+        return function(*args, **(kwargs or {}))
+
+    def _add(self, *sizes):
+        features = list(sizes)
+        if self._batch_size in features:
+            features.remove(self._batch_size)
+        if min(features) > 2 * ACTION:  # else it is an output layer's
+            self.number += math.prod(sizes)
+
+
+@pytest.mark.parametrize("name", ["mt10", *updating.SIZES])
+def test_the_products_are_those_that_an_update_makes(name):
+    """Counted in an update, by their numbers of multiplications."""
+    work = replace(WORK, tasks=10, batch_size=1280, width=96, depth=3)
+    kinds: tuple = ("direct", "products")
+    if name != "mt10":
+        kinds, changes = updating.SIZES[name]
+        work = replace(work, **{**changes, "width": 96})
+    on_policy = "ppo" in kinds
+    algorithm = make_ppo(work) if on_policy else make_sac(work)
+    batch = (make_minibatches(work) if on_policy else make_batches(work))[0]
+    update = direct_update(work, algorithm)
+    update(batch)
+    with Multiplications(work.batch_size) as done:
+        update(batch)
+    products = (products_of_ppo if on_policy else products_of_sac)(work)
+    square = work.batch_size * work.width**2 * (work.depth - 1)
+    wanted = 0
+    for network in products:
+        first = work.batch_size * work.width * network.in_dim
+        wanted += square * (network.outputs + network.inputs + network.weights)
+        wanted += first * (network.outputs + network.first_inputs + network.weights)
+    # for the actor, layers multiply also some rows of a critic that have no gradient
+    is_large = work.batch_size * work.width >= hidden.MIN_OUTPUTS
+    num_rows = 2 * hidden.ROW_MULTIPLE if is_large else work.batch_size
+    critic = products[-1]
+    a_row = work.width * (work.width * (work.depth - 1) + critic.in_dim)
+    more = 0 if on_policy else num_rows * a_row
+    assert wanted <= done.number <= wanted + more
 
 
 def test_gradient_methods_are_compared_with_the_mean(capsys):

@@ -20,6 +20,9 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x
 """Whether float32 products use oneDNN: on some processors it is faster than MKL, the default."""
 MAX_ROW_FRACTION = 0.75
 """Rows without a gradient are left out if at most this fraction of the rows has one."""
+MIN_OUTPUTS = 1 << 16
+"""Layers with fewer outputs, rows times width, are PyTorch's own: one function in Python takes
+longer to call than it saves."""
 ROW_MULTIPLE = 64
 """The number of rows in the backward pass is rounded up to a multiple of this."""
 
@@ -27,7 +30,7 @@ ROW_MULTIPLE = 64
 class HiddenLayers(nn.Sequential):
     """Stack ``depth`` layers of Linear, optional LayerNorm and ReLU.
 
-    Weights are initialized He-uniform, biases with zeros. On a CPU and without LayerNorm, all
+    Weights are initialized He-uniform, biases with zeros. On a CPU and without LayerNorm, large
     layers are one function with oneDNN's products. Its backward pass computes only the rows that
     have a gradient: the actor's loss has a gradient for a critic only where this critic is the
     smaller one, and the loss of a task only for the rows of this task.
@@ -50,17 +53,12 @@ class HiddenLayers(nn.Sequential):
             layers += [linear, nn.LayerNorm(width)] if layer_norm else [linear]
             layers.append(nn.ReLU())
         super().__init__(*layers)
+        self._width = width
         self._layer_norm = layer_norm
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Map ``[B, D]`` to ``[B, H]``."""
-        needs_plain_layers = (
-            self._layer_norm
-            or x_BD.device.type != "cpu"
-            or x_BD.ndim != 2
-            or x_BD.dtype == torch.float64
-        )
-        if needs_plain_layers or is_captured():
+        if is_captured() or not self._is_one_function(x_BD):
             return super().forward(x_BD)
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         parameters: list[Tensor] = [
@@ -73,6 +71,15 @@ class HiddenLayers(nn.Sequential):
         if torch.is_grad_enabled():
             return _Layers.apply(x_BD, *parameters)  # type: ignore[no-any-return]
         return _outputs(x_BD, parameters)[-1]
+
+    def _is_one_function(self, x_BD: Tensor) -> bool:
+        return (
+            not self._layer_norm
+            and x_BD.device.type == "cpu"
+            and x_BD.ndim == 2
+            and x_BD.dtype != torch.float64
+            and len(x_BD) * self._width >= MIN_OUTPUTS
+        )
 
 
 class _Layers(torch.autograd.Function):

@@ -18,6 +18,7 @@ def layers(request, monkeypatch):
     if request.param and not hidden._HAS_ONEDNN:
         pytest.skip("this PyTorch has no oneDNN")
     monkeypatch.setattr(hidden, "_HAS_ONEDNN", request.param)
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", 0)
     torch.manual_seed(0)
     network = HiddenLayers(7, WIDTH, 3, layer_norm=False)
     with torch.no_grad():
@@ -173,7 +174,19 @@ def test_gradients_equal_finite_differences():
     torch.autograd.gradcheck(lambda x, *_: network(x), (x_BD, *network.parameters()))
 
 
-def test_layer_norm_stays_pytorchs():
+def test_only_large_layers_are_one_function(monkeypatch):
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", 10 * 8)
+    torch.manual_seed(0)
+    network = HiddenLayers(3, 8, 2, layer_norm=False)
+    x_BD = uniform(10, 3)
+    small_BH, large_BH = network(x_BD[:9]), network(x_BD)
+    assert small_BH.grad_fn.name() == "ReluBackward0"
+    assert large_BH.grad_fn.name() == "_LayersBackward"
+    torch.testing.assert_close(small_BH, large_BH[:9], rtol=1e-6, atol=1e-6)
+
+
+def test_layer_norm_stays_pytorchs(monkeypatch):
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", 0)
     torch.manual_seed(0)
     network = HiddenLayers(3, 8, 2, layer_norm=True)
     out_BH = network(uniform(5, 3))

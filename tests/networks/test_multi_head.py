@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import MLP, MultiHead
+from mtrl_lightning.networks import MLP, MultiHead, hidden
 from mtrl_lightning.networks.experts import is_task_major
 from tests.networks import uniform
 from tests.networks.test_experts import (
@@ -37,10 +37,13 @@ def make_residual(**options):
     "check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters]
 )
 @pytest.mark.parametrize("variant", [make, make_two_layers])
-def test_the_contract(
-    check, variant
-):  # the hidden layers are one function on a CPU, which knows no vmap
+def test_the_contract(check, variant, monkeypatch):
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", 0)  # one function, which knows no vmap
     check(variant)
+
+
+def test_small_layers_can_be_vectorized_over_parameters():
+    it_can_be_vectorized_over_parameters(make)
 
 
 @pytest.mark.parametrize("check", CONTRACT)
