@@ -157,6 +157,7 @@ def test_every_file_is_known():
         "logger/csv",
         "logger/tensorboard",
         "logger/wandb",
+        "mt10_quickstart",
         "network/film",
         "network/film_scalar",
         "network/mlp",
