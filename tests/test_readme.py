@@ -122,7 +122,7 @@ def run(command, *extra, folder):
 
 def run_new(command, folder):
     """Run a command that starts a run, at a small size."""
-    is_on_policy = "mtppo" in command or "mt10_cpu" in command
+    is_on_policy = any(name in command for name in ("mtppo", "mt10_cpu", "mt50_cpu"))
     steps = STEPS_ON_POLICY if is_on_policy else STEPS
     return run(command, *steps, *NARROW, folder=folder)
 
