@@ -253,8 +253,10 @@ def train(
         processes.number,
     )
     # an evaluation steps environments no more than the training between two evaluations
-    num_evaluated = sum(len(tasks_of(benchmark, split)) for split in benchmark.splits[1:])
-    steps_of_evaluation = num_episodes * benchmark.spec.horizon * num_evaluated
+    steps_of_evaluation = sum(
+        num_episodes * benchmark.horizon_of(split) * len(tasks_of(benchmark, split))
+        for split in benchmark.splits[1:]
+    )
     derived = {
         "evaluation_every": max(steps_of_evaluation, total_steps // 10),
         "metrics_every": max(num_envs, total_steps // 200),

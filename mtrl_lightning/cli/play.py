@@ -175,7 +175,7 @@ def play(options: argparse.Namespace) -> None:
     print(f"{checkpoint}, {after}; split {split}, {len(numbers)} of {spec.num_tasks} tasks")
     if policy.untrained_summary:
         print(policy.untrained_summary)
-    total = options.episodes * spec.horizon
+    total = options.episodes * benchmark.horizon_of(split)
     with tqdm(total=total, desc="steps", leave=False, disable=None) as bar:
         recording = record_videos(
             with_action_transforms(policy, action_transforms),

@@ -56,6 +56,10 @@ class Benchmark(ABC):
     def spec(self) -> EnvSpec:
         """What an algorithm needs to know."""
 
+    def horizon_of(self, split: str) -> int:
+        """Return the largest number of steps of an episode in a split; the spec's horizon here."""
+        return self.spec.horizon
+
     @abstractmethod
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one environment.
@@ -99,6 +103,10 @@ class BenchmarkWrapper(Benchmark):
     def split_tasks(self, split: str) -> tuple[int, ...]:
         """Return the benchmark's tasks of a split."""
         return self.benchmark.split_tasks(split)
+
+    def horizon_of(self, split: str) -> int:
+        """Return the benchmark's horizon of a split."""
+        return self.benchmark.horizon_of(split)
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments."""

@@ -38,6 +38,8 @@ class MetaWorld(Benchmark):
         reward_version: ``v2`` (dense, at most 10 per step; today's protocol) or ``v1`` (that of the
             first papers).
         horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
+        evaluation_horizon: steps in a test episode; None for ``horizon``. Training with a shorter
+            horizon than this is faster, and the success of test episodes stays comparable.
         num_goals: number of goals per task, 1 to 50.
         goal_seed: seed of the draw of goals; the same for training and evaluation.
         fast: build and step with faster code, whose observations, rewards and goals are equal to
@@ -57,14 +59,16 @@ class MetaWorld(Benchmark):
         num_goals: int = MAX_GOALS,
         goal_seed: int = 0,
         fast: bool = True,
+        evaluation_horizon: int | None = None,
     ) -> None:
         suite = import_simulated("metaworld", "metaworld")
         if not 1 <= num_goals <= MAX_GOALS:
             raise ConfigurationError(
                 f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals per task"
             )
-        if horizon < 1:
-            raise ConfigurationError(f"horizon is {horizon}: give a number of steps of at least 1")
+        for name, steps in (("horizon", horizon), ("evaluation_horizon", evaluation_horizon)):
+            if steps is not None and steps < 1:
+                raise ConfigurationError(f"{name} is {steps}: give a number of steps of at least 1")
         if reward_version not in ("v1", "v2"):
             raise ConfigurationError(
                 f"reward_version is {reward_version!r}: MetaWorld has v1 and v2"
@@ -78,6 +82,7 @@ class MetaWorld(Benchmark):
         self.task_names = known_tasks(names, list(suite.ALL_V3_ENVIRONMENTS))
         self.reward_version = reward_version
         self.horizon = horizon
+        self.evaluation_horizon = evaluation_horizon
         self.num_goals = num_goals
         self.goal_seed = goal_seed
         unchecked = unchecked_versions() if fast else []
@@ -92,6 +97,17 @@ class MetaWorld(Benchmark):
     @property
     def spec(self) -> EnvSpec:
         """39 numbers in (two frames and the goal), four out (the hand's motion and the gripper)."""
+        protocol: dict[str, str | int | float] = {
+            "benchmark": "metaworld",
+            "metaworld": importlib.metadata.version("metaworld"),
+            "mujoco": importlib.metadata.version("mujoco"),
+            "reward_version": self.reward_version,
+            "horizon": self.horizon,
+            "num_goals": self.num_goals,
+            "goal_seed": self.goal_seed,
+        }
+        if self.evaluation_horizon is not None:
+            protocol["evaluation_horizon"] = self.evaluation_horizon
         return EnvSpec(
             task_names=self.task_names,
             observation_space=Box(-np.inf, np.inf, (39,), np.float64),
@@ -99,16 +115,13 @@ class MetaWorld(Benchmark):
             horizon=self.horizon,
             has_success=True,
             train_tasks=tuple(range(len(self.task_names))),
-            protocol={
-                "benchmark": "metaworld",
-                "metaworld": importlib.metadata.version("metaworld"),
-                "mujoco": importlib.metadata.version("mujoco"),
-                "reward_version": self.reward_version,
-                "horizon": self.horizon,
-                "num_goals": self.num_goals,
-                "goal_seed": self.goal_seed,
-            },
+            protocol=protocol,
         )
+
+    def horizon_of(self, split: str) -> int:
+        """Return the steps of an episode, which test episodes may have another number of."""
+        is_trained = split == self.splits[0]
+        return self.horizon if is_trained else self.evaluation_horizon or self.horizon
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
@@ -117,7 +130,7 @@ class MetaWorld(Benchmark):
         goals = _goals(name, self.goal_seed, self.fast)[: self.num_goals]
         kind = suite.ALL_V3_ENVIRONMENTS[name]
         env = (fast_class(kind) if self.fast else kind)(reward_function_version=self.reward_version)
-        env.max_path_length = self.horizon
+        env.max_path_length = self.horizon_of(split)
         env.seed(seed)
         env = suite.AutoTerminateOnSuccessWrapper(env)
         env.toggle_terminate_on_success(False)

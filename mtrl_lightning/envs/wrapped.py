@@ -81,7 +81,7 @@ class WithWrappers(BenchmarkWrapper):
         for task, name in enumerate(spec.task_names):
             of_task = (split for split in self.splits if task in benchmark.split_tasks(split))
             split = next(of_task, self.splits[0])
-            own = self._own_env(benchmark.make_env(task, split, seed=0))
+            own = self._own_env(benchmark.make_env(task, split, seed=0), split)
             own_spaces[name] = (own.observation_space, own.action_space)
             env = self._wrapped(own, name)
             try:
@@ -124,30 +124,37 @@ class WithWrappers(BenchmarkWrapper):
             protocol={**spec.protocol, "wrappers": " > ".join(filter(None, pipelines))},
         )
 
+    def horizon_of(self, split: str) -> int:
+        """Return the benchmark's horizon of a split, or a wrapper's that is shorter."""
+        horizon = self.benchmark.horizon_of(split)
+        is_shortened = self._horizon < self.benchmark.spec.horizon
+        return min(horizon, self._horizon) if is_shortened else horizon
+
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments, and wrap it."""
-        return self._wrapped_and_padded(self.benchmark.make_env(task, split, seed), task, seed)
+        env = self.benchmark.make_env(task, split, seed)
+        return self._wrapped_and_padded(env, task, split, seed)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make one of the benchmark's environments for a video, and wrap it."""
         env = self.benchmark.make_rendered_env(task, split, seed)
-        return self._wrapped_and_padded(env, task, seed)
+        return self._wrapped_and_padded(env, task, split, seed)
 
-    def _wrapped_and_padded(self, env: gym.Env, task: int, seed: int) -> gym.Env:
+    def _wrapped_and_padded(self, env: gym.Env, task: int, split: str, seed: int) -> gym.Env:
         name = self.benchmark.spec.task_names[task]
-        env = self._wrapped(self._own_env(env), name)
+        env = self._wrapped(self._own_env(env, split), name)
         for layer in layers_of(env):
             # a wrapper that makes a space of another one starts its generator at random
             layer.observation_space.seed(seed)
             layer.action_space.seed(seed)
         return pad_to_spec(env, self.spec)
 
-    def _own_env(self, env: gym.Env) -> gym.Env:
+    def _own_env(self, env: gym.Env, split: str) -> gym.Env:
         """Return the environment that is wrapped: with a ``TimeLimit`` and without padding."""
         env = without_padding(env)
         if _time_limits(env):
             return env
-        return gymnasium_wrappers.TimeLimit(env, self.benchmark.spec.horizon)
+        return gymnasium_wrappers.TimeLimit(env, self.benchmark.horizon_of(split))
 
     def _wrapped(self, env: gym.Env, task: str) -> gym.Env:
         for make in self.wrappers:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.errors import ConfigurationError
 
 HORIZON = 25
 TASKS = ["reach-v3", "door-open-v3", "pick-place-v3"]
@@ -92,6 +93,22 @@ def test_every_episode_is_truncated_exactly_at_the_horizon(split, horizon):
         env.reset(seed=3 if episode == 0 else None)
         ends = [env.step(action)[2:4] for action in actions(horizon)]
         assert ends == [(False, False)] * (horizon - 1) + [(False, True)]
+
+
+def test_test_episodes_may_have_another_horizon():
+    benchmark = MetaWorld(["reach"], horizon=3, evaluation_horizon=5)
+    for split, horizon in (("train", 3), ("eval", 5)):
+        assert benchmark.horizon_of(split) == horizon
+        env = benchmark.make_env(0, split, seed=0)
+        env.reset(seed=0)
+        truncated = [env.step(action)[3] for action in actions(horizon)]
+        assert truncated == [False] * (horizon - 1) + [True]
+    assert benchmark.spec.horizon == 3
+    assert benchmark.spec.protocol["evaluation_horizon"] == 5
+    same = MetaWorld(["reach"], horizon=3)
+    assert same.horizon_of("eval") == 3 and "evaluation_horizon" not in same.spec.protocol
+    with pytest.raises(ConfigurationError, match="evaluation_horizon is 0"):
+        MetaWorld(["reach"], evaluation_horizon=0)
 
 
 def test_a_horizon_beyond_upstreams_500_is_kept():

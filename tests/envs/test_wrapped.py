@@ -20,7 +20,7 @@ from gymnasium.wrappers import (
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.benchmark import WithInfo
 from mtrl_lightning.envs.names import values_text
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.state import EnvState, layers_of
 from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from tests.envs.test_state import future, play, through_a_file
@@ -124,7 +124,24 @@ def test_objects_and_further_wrappers_are_built_from_their_class_paths():
 
 def test_a_shorter_time_limit_is_the_horizon():
     limit = {"class_path": "gymnasium.wrappers.TimeLimit", "init_args": {"max_episode_steps": 3}}
-    assert WithWrappers(ToyReach(2, HORIZON), [limit]).spec.horizon == 3
+    wrapped = WithWrappers(ToyReach(2, HORIZON), [limit])
+    assert wrapped.spec.horizon == wrapped.horizon_of("eval") == 3
+
+
+def test_a_longer_horizon_of_test_episodes_is_kept():
+    class Longer(ToyReach):
+        def horizon_of(self, split):
+            return HORIZON + 2 if split == "eval" else HORIZON
+
+    wrapped = WithWrappers(Longer(1, HORIZON), [HALF])
+    for split, horizon in (("train", HORIZON), ("eval", HORIZON + 2)):
+        assert wrapped.horizon_of(split) == horizon
+        (limit,) = [
+            layer._max_episode_steps
+            for layer in layers_of(wrapped.make_env(0, split, seed=0))
+            if isinstance(layer, TimeLimit)
+        ]
+        assert limit == horizon
 
 
 def test_tasks_of_different_sizes_are_wrapped_as_they_are_and_padded_again():
