@@ -32,8 +32,10 @@ def commands(page):
 INSTALL = commands(README)[:2]
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
 """The commands of all pages, each once, in the README's order first."""
+FIRST = "mtrl-lightning fit -c mt10_quickstart"
+"""The README's first command, after the installation."""
 QUICKSTART = "mtrl-lightning fit -c quickstart"
-"""Run for those that continue it."""
+"""Both are run for those that continue them."""
 RUNS = [
     command
     for command in COMMANDS
@@ -122,8 +124,11 @@ def run(command, *extra, folder):
 
 def run_new(command, folder):
     """Run a command that starts a run, at a small size."""
-    is_on_policy = any(name in command for name in ("mtppo", "mt10_cpu", "mt50_cpu"))
+    on_policy = ("mtppo", "mt10_cpu", "mt50_cpu", "mt10_quickstart")
+    is_on_policy = any(name in command for name in on_policy)
     steps = STEPS_ON_POLICY if is_on_policy else STEPS
+    if "mt10_quickstart" in command:
+        steps = [*steps, "--data.benchmark.init_args.evaluation_horizon=6"]
     return run(command, *steps, *NARROW, folder=folder)
 
 
@@ -135,7 +140,7 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
         " --extra-index-url https://download.pytorch.org/whl/cpu torch"
     )
     install = '.venv/bin/pip install -c constraints.txt -e ".[{}]"'
-    fit = f".venv/bin/{QUICKSTART}"
+    fit = f".venv/bin/{FIRST}"
     assert first == " && ".join([venv, torch, install.format("metaworld"), fit])
     assert second == f"{venv} && {install.format('dev')} && .venv/bin/python -m pytest"
     script = (ROOT / ".ci" / "run").read_text()
@@ -169,7 +174,8 @@ def test_the_python_code_runs_as_a_script_without_a_main_guard(tmp_path):
 @pytest.fixture(scope="module")
 def quickstart_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
-    assert "average" in run_new(QUICKSTART, folder)
+    for command in (FIRST, QUICKSTART):
+        assert "average" in run_new(command, folder)
     return folder
 
 
@@ -188,7 +194,8 @@ def test_every_command_runs(quickstart_folder, command):
         if name in command:
             pytest.importorskip(module)
     if "--resume" in command:
-        printed = run(command.replace("500000", "240"), folder=quickstart_folder)
+        short = re.sub(r"total_steps \d+", "total_steps 240", command)
+        printed = run(short, folder=quickstart_folder)
     elif subcommand == "fit":
         printed = run_new(command, quickstart_folder)
     else:
