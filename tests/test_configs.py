@@ -336,6 +336,7 @@ def test_experiments_are_the_published_protocol(name):
         "num_goals": 50,
         "goal_seed": 0,
         "fast": True,
+        "evaluation_horizon": None,
     }
     data = config["data"]
     rollout = config["rollout"]
