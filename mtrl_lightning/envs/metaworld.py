@@ -120,8 +120,9 @@ class MetaWorld(Benchmark):
 
     def horizon_of(self, split: str) -> int:
         """Return the steps of an episode, which test episodes may have another number of."""
-        is_trained = split == self.splits[0]
-        return self.horizon if is_trained else self.evaluation_horizon or self.horizon
+        if split == self.splits[0] or self.evaluation_horizon is None:
+            return self.horizon
+        return self.evaluation_horizon
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
