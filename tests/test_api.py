@@ -40,7 +40,6 @@ from mtrl_lightning.callbacks import (
     ReplayCallback,
     ResetCallback,
     RolloutCallback,
-    curves,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.launch import fit
@@ -75,6 +74,7 @@ def rows_of(folder):
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
+@pytest.mark.curves
 def test_a_run_has_its_folder_its_last_evaluation_and_a_policy(tmp_path):
     run = small(ToyReach(2), tmp_path, total_steps=1500)
     assert run.folder == tmp_path / "run" / "version_0"
@@ -456,9 +456,7 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
             small(ToyReach(2, horizon=7), tmp_path, ckpt_path="last", data={"wrappers": wrappers})
 
 
-def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
-
+def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path):
     def continued(total_steps, transforms, **options):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -190,6 +190,7 @@ def test_a_finished_run_is_left_as_it_is(command_line):
     assert command_line.rows() == rows
 
 
+@pytest.mark.curves
 def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_line, capsys):
     command_line(
         "fit",

@@ -135,7 +135,7 @@ class MetaWorld(Benchmark):
         env.seed(seed)
         env = suite.AutoTerminateOnSuccessWrapper(env)
         env.toggle_terminate_on_success(False)
-        return _GoalSelection(env, goals, split != "train", seed)
+        return _GoalSelection(env, goals, split != self.splits[0], seed)
 
     def camera(self, task: int) -> str | int | None:
         """Return the camera in the corner, which sees the table and the whole arm."""

@@ -27,6 +27,7 @@ def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):
     assert read_metrics(tmp_path) == {"a": ([1, 2], [0.1, 0.2]), "b": ([5], [7.0])}
 
 
+@pytest.mark.curves
 def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -78,6 +79,7 @@ VIDEO = [
 ]
 
 
+@pytest.mark.curves
 def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_line, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=1200"]):

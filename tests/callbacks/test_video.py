@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from mtrl_lightning import SAC, read_metrics
-from mtrl_lightning.callbacks import VideoCallback, curves, video
+from mtrl_lightning.callbacks import VideoCallback, video
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.envs import ToyReach
@@ -21,12 +21,6 @@ from tests.conftest import short_train
 
 narrow = partial(MLP, width=8)
 SMALL = {"width": 64, "height": 48, "num_workers": 0}
-
-
-@pytest.fixture(autouse=True)
-def no_curves(monkeypatch):
-    """Leave out what takes longest of a short run."""
-    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
 
 
 def trained(root, *callbacks, **options):

@@ -31,6 +31,7 @@ def fails(command_line, capsys, *args, **kwargs):
     return exit_info.value.code, capsys.readouterr().err
 
 
+@pytest.mark.curves
 def test_a_run_leaves_config_metrics_curves_checkpoints_and_a_table(command_line, capsys):
     command_line("fit")
     folder, printed = command_line.folder(), capsys.readouterr().out

@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning import SAC, read_metrics
-from mtrl_lightning.callbacks import curves
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
@@ -267,8 +266,7 @@ def test_tasks_of_different_sizes_are_padded():
     assert np.array_equal(again_ED, observation_ED)
 
 
-def test_a_pendulum_beside_mujoco_tasks_trains_and_continues_exactly(tmp_path, monkeypatch):
-    monkeypatch.setattr(curves, "plot_curves", lambda folder: None)
+def test_a_pendulum_beside_mujoco_tasks_trains_and_continues_exactly(tmp_path):
     tasks = {"pendulum": "Pendulum-v1", "pole": "InvertedPendulum-v5", "hopper": "Hopper-v5"}
     benchmark = GymnasiumTasks(tasks, horizon=11)
     spec = benchmark.spec
