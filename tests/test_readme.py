@@ -127,6 +127,8 @@ def run_new(command, folder):
     on_policy = ("mtppo", "mt10_cpu", "mt50_cpu", "mt10_quickstart")
     is_on_policy = any(name in command for name in on_policy)
     steps = STEPS_ON_POLICY if is_on_policy else STEPS
+    if "dmc21" in command:
+        steps = [*steps, "--data.batch_size=63"]
     if "mt10_quickstart" in command:
         steps = [*steps, "--data.benchmark.init_args.evaluation_horizon=6"]
     return run(command, *steps, *NARROW, folder=folder)
@@ -188,7 +190,7 @@ def test_every_command_runs(quickstart_folder, command):
     subcommand = command.split("mtrl-lightning ")[1].split()[0]
     if subcommand == "play":
         skip_without_renderer()
-    if any(name in command for name in ("env/dm", "env/hipbmdp", "runs/poles")):
+    if any(name in command for name in ("env/dm", "dmc21", "env/hipbmdp", "runs/poles")):
         pytest.importorskip("dm_control")
     for name, module in {"--to onnx": "onnxruntime", "--to minari": "minari"}.items():
         if name in command:
