@@ -183,6 +183,7 @@ def composed(root, order):
     return folder, watching.seen
 
 
+@pytest.mark.curves
 def test_the_order_of_the_callbacks_is_without_effect(tmp_path):
     folders = []
     for order in range(4):

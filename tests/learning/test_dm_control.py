@@ -29,7 +29,7 @@ def test_sac_learns_two_bodies_that_a_random_policy_cannot_control(command_line)
     evaluator = Evaluator(benchmark, num_episodes=20, envs_per_task=10, num_workers=0)
     random = evaluator.evaluate(RandomPolicy(benchmark.spec.action_sizes)).return_T
     evaluator.close()
-    assert max(random) < 200, "of 1000"
+    assert max(random) < 200  # of 1000
     command_line(
         "fit",
         f"--data.benchmark.init_args.tasks={TASKS}",
@@ -49,5 +49,5 @@ def test_sac_learns_two_bodies_that_a_random_policy_cannot_control(command_line)
     )
     curves = read_metrics(command_line.folder("dmcontrol_quickstart"))
     # with seeds 1 to 3: 0.67, 0.48, 0.65 and 0.47, 0.85, 0.41
-    assert curves["eval/score/ball_in_cup-catch"][1][-1] >= 0.3
+    assert curves["eval/score/ball_in_cup-catch"][1][-1] >= 0.4
     assert curves["eval/score/cartpole-swingup"][1][-1] >= 0.3
