@@ -35,11 +35,11 @@ def test_sac_learns_two_bodies_that_a_random_policy_cannot_control(command_line)
         f"--data.benchmark.init_args.tasks={TASKS}",
         f"--data.benchmark.init_args.action_repeat={REPEAT}",
         "--data.batch_size=128",
-        "--rollout.total_steps=16000",
+        "--rollout.total_steps=24000",
         "--rollout.warmup_steps=2000",
         "--rollout.envs_per_task=2",
         "--rollout.num_workers=0",
-        "--evaluation.every=16000",
+        "--evaluation.every=24000",
         "--evaluation.num_workers=0",
         "--model.init_args.actor.init_args.width=128",
         "--model.init_args.critic.init_args.width=128",
@@ -48,6 +48,6 @@ def test_sac_learns_two_bodies_that_a_random_policy_cannot_control(command_line)
         small=False,
     )
     curves = read_metrics(command_line.folder("dmcontrol_quickstart"))
-    # with seeds 1 to 3: 0.67, 0.48, 0.65 and 0.47, 0.85, 0.41
-    assert curves["eval/score/ball_in_cup-catch"][1][-1] >= 0.4
+    # with seeds 1 to 3: 0.84, 0.77, 0.91 and 0.83, 0.86, 0.35
+    assert curves["eval/score/ball_in_cup-catch"][1][-1] >= 0.5
     assert curves["eval/score/cartpole-swingup"][1][-1] >= 0.3
