@@ -62,11 +62,16 @@ def parser():
 
 def resolve(*names, options=()):
     """Return the complete configuration that files of ``configs/`` and options give together."""
+    return json.loads(_resolved(names, tuple(options)))
+
+
+@cache
+def _resolved(names, options):
     config = parser().parse_args(["fit", *config_args(*names), *options])
     dumped = parser().dump(config, format="json", skip_none=False, skip_validation=True)
     resolved = json.loads(dumped)["fit"]
     resolved.pop("config", None)
-    return resolved
+    return json.dumps(resolved)
 
 
 def short_train(benchmark, algorithm, *, total_steps, **options):

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import yaml
+from jsonargparse import dict_to_namespace
 
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
@@ -167,6 +169,16 @@ def in_precision(built: Built, precision: str) -> Built:
     return Built(cli, cli.model)
 
 
+def with_gradient(built: Built, gradient: str) -> Built:
+    """Let the command line build everything anew with another gradient method."""
+    config = built.cli.config[built.cli.subcommand].model.init_args
+    path = ROOT / "configs" / "gradient" / f"{gradient}.yaml"
+    given = yaml.safe_load(path.read_text())["model"]["init_args"]
+    for side, method in given.items():
+        config[side] = dict_to_namespace(method)
+    return in_precision(built, PRECISIONS[0])
+
+
 @cache
 def batches(env: str) -> tuple[EnvSpec, list[TransitionBatch], dict[int, Any]]:
     """Return two batches of real transitions, and the vector steps that they are from."""
@@ -214,15 +226,12 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def check_updates(
-    command_line: Any, monkeypatch: pytest.MonkeyPatch, env: str, network: str, gradient: str
-) -> None:
-    """Build and update in both precisions.
+def check_updates(built: Built, env: str, gradient: str) -> None:
+    """Update what was built for the first precision, then what is built for the second.
 
     Every number stays finite, every network learns, and the precisions agree closely.
     """
-    config = str(ROOT / f"configs/gradient/{gradient}.yaml")
-    built, ends = build(command_line, monkeypatch, env, network, "-c", config), []
+    ends = []
     for precision in PRECISIONS:
         built = (
             built if built.cli.trainer.precision == precision else in_precision(built, precision)
@@ -242,23 +251,6 @@ def check_updates(
         )
     assert not torch.equal(*ends), "the precision reached the networks"
     assert torch.nn.functional.cosine_similarity(*ends, dim=0) > 0.6
-
-
-def check_pair(
-    command_line: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-    env: str,
-    network: str,
-    gradient: str,
-) -> None:
-    """Check that a pair updates, or is refused where it makes no sense."""
-    if network == "separate" and gradient in NEEDS_SHARED:
-        with pytest.raises(SystemExit):
-            check_updates(command_line, monkeypatch, env, network, gradient)
-        assert "share no parameter" in capsys.readouterr().err
-    else:
-        check_updates(command_line, monkeypatch, env, network, gradient)
 
 
 STATISTIC = dict.fromkeys((*NEEDS_SHARED, "famo"), "weight_max")

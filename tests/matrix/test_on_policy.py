@@ -7,40 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
-from jsonargparse import dict_to_namespace
 
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.rollout import Collector
-from tests.conftest import ROOT
 from tests.matrix import (
     BENCHMARKS,
     CROSSED,
     GRADIENTS,
     NEEDS_SHARED,
     NETWORKS,
-    Built,
     build,
-    in_precision,
     parameters_of,
+    with_gradient,
 )
 
 SIZES = ["num_steps=8", "num_epochs=1", "num_minibatches=2"]
 OF_SAC = ("brc",)
 """A stack that is an experiment with SAC."""
-
-
-def with_gradient(built: Built, gradient: str) -> Built:
-    """Let the command line build everything again with another gradient method."""
-    config = built.cli.config[built.cli.subcommand].model.init_args
-    path = ROOT / "configs" / "gradient" / f"{gradient}.yaml"
-    given = yaml.safe_load(path.read_text())["model"]["init_args"]
-    for side, method in given.items():
-        config[side] = dict_to_namespace(method)
-    return in_precision(built, "32-true")
 
 
 def iteration(model: PPO) -> dict[str, float]:
