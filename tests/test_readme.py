@@ -56,7 +56,7 @@ SHORT = {
         "--evaluation.every=1000000",
         "--checkpoint.every=1000000",
     ],
-    "validate": ["--evaluation.num_episodes=1"],
+    "validate": ["--evaluation.num_episodes=1", "--evaluation.num_workers=0"],
     "clear": [],
     "compare": [],
     "watch": ["--port=0"],
@@ -99,6 +99,8 @@ STEPS_ON_POLICY = [
     "--model.init_args.num_steps=4",
     "--model.init_args.num_minibatches=2",
 ]
+IN_PROCESS = ["--rollout.num_workers=0", "--evaluation.num_workers=0"]
+"""Starting a worker takes seconds; those that other commands continue have theirs."""
 NARROW = [f"--model.init_args.{part}.init_args.width=16" for part in ("actor", "critic")]
 
 
@@ -114,6 +116,8 @@ def run(command, *extra, folder):
         words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
         is_fit = words[0] == "fit"
         options = [*SHORT[words[0]], *extra]
+        if is_fit and command not in (FIRST, QUICKSTART):
+            options += IN_PROCESS
         if is_fit:
             options += ["--data.benchmark.init_args.horizon=5", "--trainer.accelerator=cpu"]
         patch.chdir(folder)
