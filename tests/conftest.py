@@ -1,4 +1,6 @@
+import contextlib
 import csv
+import io
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.corruption import copy_run
 from mtrl_lightning.api import train
 from mtrl_lightning.callbacks.curves import CurvesCallback
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
@@ -92,7 +95,11 @@ def no_curves(request, monkeypatch):
     Tests that are marked ``curves`` have it.
     """
     if request.node.get_closest_marker("curves") is None:
-        monkeypatch.setattr(CurvesCallback, "_plot", lambda callback: None)
+        leave_out_curves(monkeypatch)
+
+
+def leave_out_curves(monkeypatch):
+    monkeypatch.setattr(CurvesCallback, "_plot", lambda callback: None)
 
 
 def skip_without_renderer():
@@ -106,8 +113,9 @@ def skip_without_renderer():
 class CommandLine:
     """Run the command line on the toy benchmark, in this process or as a process of its own."""
 
-    def __init__(self, root, monkeypatch):
+    def __init__(self, root, monkeypatch, finished_runs=None):
         self.root, self._monkeypatch = root, monkeypatch
+        self._finished_runs = finished_runs
         self.processes = []
 
     def arguments(self, subcommand, *extra, configs=CONFIGS, small=True):
@@ -124,6 +132,15 @@ class CommandLine:
             sys, "argv", ["cli.py", *self.arguments(subcommand, *extra, **kwargs)]
         )
         main()
+
+    def finished(self, *options, name="run"):
+        """Copy a finished run to here, which is trained once for all tests, and print its output.
+
+        Its ``config.yaml`` has another ``root``.
+        """
+        folder, printed = self._finished_runs(name, *options)
+        copy_run(folder, self.folder(name))
+        print(printed, end="")
 
     def process(self, subcommand, *extra, **kwargs):
         command = [
@@ -154,9 +171,27 @@ class CommandLine:
             ]
 
 
+@pytest.fixture(scope="session")
+def finished_runs(tmp_path_factory):
+    """Train runs of the toy benchmark, each once; return their folder and what they print."""
+
+    @cache
+    def train_once(name, *options):
+        with (
+            pytest.MonkeyPatch.context() as monkeypatch,
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+        ):
+            leave_out_curves(monkeypatch)
+            made = CommandLine(tmp_path_factory.mktemp("finished"), monkeypatch)
+            made("fit", f"--name={name}", *options)
+        return made.folder(name), printed.getvalue()
+
+    return train_once
+
+
 @pytest.fixture
-def command_line(tmp_path, monkeypatch):
-    made = CommandLine(tmp_path, monkeypatch)
+def command_line(tmp_path, monkeypatch, finished_runs):
+    made = CommandLine(tmp_path, monkeypatch, finished_runs)
     yield made
     for process in made.processes:
         process.kill()

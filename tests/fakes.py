@@ -8,9 +8,11 @@ import time
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
+from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import Benchmark
+from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec, StepResult
 
 LENGTHS = (3, 1, 4, 2, 6, 5)
@@ -308,3 +310,73 @@ class InOrder(gym.Wrapper):
     def step(self, action):
         observation, reward, *rest = self.env.step(action)
         return observation, float(reward), *rest
+
+
+class Line(gym.Env):
+    """A point on a line, whose action is a force of at most 3."""
+
+    def __init__(self, observations=None, actions=None, success=None):
+        self.observation_space = observations or Box(-9.0, 9.0, (1,), np.float64)
+        self.action_space = actions or Box(-3.0, 3.0, (1,), np.float32)
+        self.success = success
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(-1, 1, 1)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.place = self.place + action
+        info = {} if self.success is None else {self.success: self.place[0] > 0}
+        return self.observe(), float(action[0]), False, False, info
+
+    def observe(self):
+        if isinstance(self.observation_space, Dict):
+            return {"a": self.place, "b": 2 * self.place}
+        return self.place
+
+
+def limited(steps, **kwargs):
+    return lambda: TimeLimit(Line(**kwargs), steps)
+
+
+COST = Field("cost")
+CONTACTS = Field("contacts", (2, 2), "int64")
+INFO_FIELDS = (COST, CONTACTS)
+"""What the environments of ``Costly`` report of a step."""
+
+
+def extra_of(value_N) -> dict[str, np.ndarray]:
+    """Return what belongs to a transition whose observation begins with this number."""
+    value_N = np.asarray(value_N, np.float64)
+    return {
+        "cost": (value_N + 0.5).astype(np.float32),
+        "contacts": (value_N[:, None, None] * 4 + np.arange(4).reshape(2, 2)).astype(np.int64),
+        "log_prob": -value_N / 4,
+    }
+
+
+class Costly(Scripted):
+    """``Scripted`` with environments that report ``INFO_FIELDS``."""
+
+    @property
+    def spec(self):
+        return super().spec._replace(info_fields=INFO_FIELDS)
+
+    def make_env(self, task, split, seed):
+        return CostlyEnv(self.spec, task)
+
+
+def number_of(observation_ND):
+    """Tell an observation of ``Scripted`` from all others: by task, episode and step."""
+    return observation_ND[:, 0] * 4096 + observation_ND[:, 1] * 16 + observation_ND[:, 2]
+
+
+class CostlyEnv(ScriptedEnv):
+    """Reports what belongs to the observation that it was stepped from."""
+
+    def step(self, action):
+        before = np.array([[self.task, self.episode, self.steps]], np.float64)
+        *result, info = super().step(action)
+        extra = extra_of(number_of(before))
+        return *result, info | {name: extra[name][0] for name in ("cost", "contacts")}

@@ -76,13 +76,13 @@ def rows_of(folder):
 
 @pytest.mark.curves
 def test_a_run_has_its_folder_its_last_evaluation_and_a_policy(tmp_path):
-    run = small(ToyReach(2), tmp_path, total_steps=1500)
+    run = small(ToyReach(2), tmp_path, total_steps=600)
     assert run.folder == tmp_path / "run" / "version_0"
     assert run.checkpoint.is_file()
     assert (run.folder / "curves.png").is_file()
     last = [row for row in rows_of(run.folder) if row.get("eval/success")][-1]
     assert run.evaluation["eval/return"] == float(last["eval/return"])
-    assert int(last["env_steps"]) == 1500
+    assert int(last["env_steps"]) == 600
     again = run.evaluate(2, num_workers=0)
     assert again == run.evaluation, "the same test episodes and the same networks"
     action = run.policy.act(np.zeros((3, 2), np.float32), np.array([0, 1, 1]), "exploit")

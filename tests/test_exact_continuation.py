@@ -111,9 +111,9 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
             configs=MT10,
         )
 
-    run("whole", 1200)
-    run("parts", 800)
-    run("parts", 1200, "--ckpt_path=last")
+    run("whole", 800)
+    run("parts", 400)
+    run("parts", 800, "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
 
 
@@ -184,9 +184,9 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
     ],
 )
 def test_other_ratios_and_environments_are_continued_exactly_too(command_line, options):
-    command_line("fit", *options, "--name=whole", "--rollout.total_steps=1800")
+    command_line("fit", *options, "--name=whole", "--rollout.total_steps=900")
     command_line(
-        "fit", *options, "--name=parts", "--rollout.total_steps=900", "--rollout.num_workers=2"
+        "fit", *options, "--name=parts", "--rollout.total_steps=600", "--rollout.num_workers=2"
     )
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=1800", "--ckpt_path=last")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=900", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")

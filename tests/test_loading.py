@@ -179,7 +179,7 @@ def test_every_configuration_of_the_command_line_is_rebuilt(
 
 
 def test_a_run_of_the_command_line_is_loaded(command_line):
-    command_line("fit")
+    command_line.finished()
     path = command_line.folder() / "checkpoints" / "last.ckpt"
     policy, rebuilt = load_policy(path), SAC.load_from_checkpoint(path)
     saved = checkpoint_of_run(command_line)

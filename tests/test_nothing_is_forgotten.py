@@ -67,6 +67,7 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         "--data.capacity=480",
         "--checkpoint.keep_last=-1",
         "--metrics.every=250",
+        "--rollout.total_steps=630",
         f"--data.benchmark={benchmark}",
     ]
     options += ["--model.init_args.encoder=mtrl_lightning.networks.Standardize"]

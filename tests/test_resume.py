@@ -14,7 +14,7 @@ def checkpoint(command_line, name="run", which="last"):
 
 
 def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_line):
-    command_line("fit")
+    command_line.finished()
     before = checkpoint(command_line)
     rows = command_line.rows()
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500")
@@ -31,7 +31,7 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
 
 
 def test_continuing_twice_from_one_checkpoint_gives_the_same_run(command_line):
-    command_line("fit")
+    command_line.finished()
     shutil.copytree(command_line.folder(), command_line.folder("copy"))
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500")
     command_line(
@@ -51,7 +51,7 @@ def test_continuing_twice_from_one_checkpoint_gives_the_same_run(command_line):
 
 
 def test_weights_targets_temperatures_and_replay_come_back_exactly(command_line):
-    command_line("fit")
+    command_line.finished()
     first = checkpoint(command_line)
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=903")
     second = checkpoint(command_line)
@@ -126,7 +126,7 @@ def test_the_best_is_kept_though_newer_ones_come(command_line):
 
 
 def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     chunk = sorted((command_line.folder() / "replay").iterdir())[0]
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[:-7])
@@ -139,7 +139,7 @@ def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
 
 
 def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
-    command_line("fit")
+    command_line.finished()
     shutil.copytree(command_line.folder(), tmp_path / "moved" / "there" / "version_4")
     path = tmp_path / "moved" / "there" / "version_4" / "checkpoints" / "last.ckpt"
     command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=1200")
@@ -164,7 +164,7 @@ def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, ca
 
 
 def test_the_saved_config_stays_that_of_a_new_run(command_line):
-    command_line("fit")
+    command_line.finished()
     folder = command_line.folder()
     first = (folder / "config.yaml").read_bytes()
     command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
@@ -182,7 +182,7 @@ def test_the_saved_config_stays_that_of_a_new_run(command_line):
 
 
 def test_a_finished_run_is_left_as_it_is(command_line):
-    command_line("fit")
+    command_line.finished()
     before = checkpoint(command_line)["mtrl_lightning"]["counters"]
     rows = command_line.rows()
     command_line("fit", "--ckpt_path=last")

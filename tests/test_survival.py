@@ -226,7 +226,7 @@ def test_the_last_n_transitions_are_saved_and_come_back(command_line):
 
 
 def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_line):
-    command_line("fit")
+    command_line.finished()
     command_line("fit", "--name=mapped", "--data.memory_map=true")
     assert_same(
         checkpoint(command_line)["state_dict"], checkpoint(command_line, "mapped")["state_dict"]
@@ -236,7 +236,7 @@ def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_li
 
 
 def test_after_clearing_the_replay_the_weights_can_be_trained_on(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     shutil.rmtree(command_line.folder() / "replay")
     code, error = fails(
         command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1500"
@@ -281,7 +281,7 @@ def test_a_picture_that_cannot_be_written_does_not_end_the_run(command_line, mon
 
 
 def test_last_is_found_though_its_name_is_gone(command_line):
-    command_line("fit")
+    command_line.finished()
     (command_line.folder() / "checkpoints" / "last.ckpt").unlink()
     with pytest.warns(UserWarning, match=r"GOING BACK .*step_000000000900\.ckpt"):
         command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
@@ -321,7 +321,7 @@ def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episode
 
 
 def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     options = [
         "--data.benchmark=tests.altered_reach.FaultyReach",
         "--data.benchmark.init_args.fault=raise",

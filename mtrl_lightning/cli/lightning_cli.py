@@ -100,6 +100,8 @@ class MultiTaskCLI(LightningCLI):
                 MultiTaskData,
                 subclass_mode_model=True,
                 auto_configure_optimizers=False,
+                # an algorithm describes itself in its checkpoints
+                load_from_checkpoint_support=False,
                 save_config_callback=_SaveConfig,
                 save_config_kwargs={"overwrite": True},
                 trainer_defaults=dict(TRAINER),

@@ -101,14 +101,16 @@ def test_it_is_continued_through_the_command_line(command_line):
     options = [
         "--rollout.num_workers=0",
         "--evaluation.num_workers=0",
-        "--evaluation.every=300",
+        "--evaluation.every=150",
+        "--checkpoint.every=150",
         *config_args("encoder/mlp_context"),
         "--model.init_args.auxiliaries=[mtrl_lightning.auxiliaries.HiPBMDP,"
         "mtrl_lightning.auxiliaries.Reconstruction]",
     ]
-    command_line("fit", *options, "--name=whole")
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=600")
-    command_line("fit", *options, "--name=parts", "--ckpt_path=last")
+    whole = "--rollout.total_steps=600"
+    command_line("fit", *options, "--name=whole", whole)
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=450")
+    command_line("fit", *options, "--name=parts", whole, "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
     saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
     weights = saved["state_dict"]

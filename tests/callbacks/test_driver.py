@@ -80,7 +80,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
             self.session.check_signals()
         original(self, env_steps, at_end)
 
-    command_line("fit", *EVERYTHING, "--name=whole")
+    command_line.finished(*EVERYTHING, name="whole")
     monkeypatch.setattr(owner, method, interrupted)
     with pytest.raises(SystemExit) as exit_info:
         command_line("fit", *EVERYTHING, "--name=parts")

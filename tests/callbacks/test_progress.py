@@ -11,7 +11,7 @@ def test_the_bar_counts_env_steps_and_shows_rate_time_left_success_and_return(co
 
 
 def test_a_continued_run_begins_where_it_was(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     command_line(
         "fit",
         "--trainer.enable_progress_bar=true",

@@ -87,7 +87,7 @@ def test_without_a_schedule_nothing_begins_anew(command_line, resets):
 
 @pytest.mark.parametrize("total", [600, 900])
 def test_a_run_with_resets_continued_is_the_same_run(command_line, total):
-    command_line("fit", *RESETS, *LONG, "--name=whole")
+    command_line.finished(*RESETS, *LONG, name="whole")
     command_line("fit", *RESETS, *LONG, f"--rollout.total_steps={total}", "--name=parts")
     command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")

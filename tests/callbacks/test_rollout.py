@@ -9,6 +9,9 @@ from mtrl_lightning.envs import VectorEnv
 from tests.altered_reach import SlowReach
 from tests.conftest import CONFIGS
 
+SHORT = ("--rollout.total_steps=330",)
+"""Ten vector steps after the warm-up."""
+
 
 @pytest.fixture
 def events(monkeypatch):
@@ -51,19 +54,16 @@ def test_send_does_not_wait_for_the_environments():
 
 
 def test_half_an_update_a_step_and_two_updates_a_step(command_line, events):
-    command_line(
-        "fit", "--evaluation.envs_per_task=2", "--rollout.updates_per_step=0.5", "--name=half"
-    )
+    short = ("--evaluation.envs_per_task=2", *SHORT)
+    command_line("fit", "--rollout.updates_per_step=0.5", "--name=half", *short)
     assert events[200:205] == ["send", "receive", "send", "training_step", "receive"]
     events.clear()
-    command_line(
-        "fit", "--evaluation.envs_per_task=2", "--rollout.updates_per_step=2", "--name=two"
-    )
+    command_line("fit", "--rollout.updates_per_step=2", "--name=two", *short)
     assert events[200:208] == ["send", "training_step", "receive", "training_step"] * 2
 
 
 def test_a_burst_follows_the_warm_up_without_stepping(command_line, events):
-    command_line("fit", "--evaluation.envs_per_task=2", "--rollout.warmup_updates=7")
+    command_line("fit", "--evaluation.envs_per_task=2", "--rollout.warmup_updates=7", *SHORT)
     assert events[200:210] == ["training_step"] * 7 + ["send", "training_step", "receive"]
 
 
@@ -94,7 +94,8 @@ def test_a_step_is_counted_once_for_every_environment(command_line):
 
 
 def test_one_temperature_for_all_tasks(command_line):
-    command_line("fit", "--model.init_args.temperature.init_args.per_task=false", configs=CONFIGS)
+    shared = "--model.init_args.temperature.init_args.per_task=false"
+    command_line("fit", shared, *SHORT, configs=CONFIGS)
     state = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["state_dict"]
     assert state["temperature.log_alpha"].shape == (1,) and state["temperature.log_alpha"] != 0
 

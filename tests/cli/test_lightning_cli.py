@@ -53,7 +53,7 @@ def test_a_run_leaves_config_metrics_curves_checkpoints_and_a_table(command_line
 
 
 def test_metric_names_are_those_of_the_contract(command_line):
-    command_line("fit")
+    command_line.finished()
     learned = {
         "critic_loss",
         "actor_loss",
@@ -87,7 +87,7 @@ def test_metric_names_are_those_of_the_contract(command_line):
 
 
 def test_rows_come_on_the_schedule_and_carry_env_steps(command_line):
-    command_line("fit")
+    command_line.finished()
     curves = read_metrics(command_line.folder())
     assert curves["eval/success"][0] == [303, 600, 900] or curves["eval/success"][0] == [
         300,
@@ -99,7 +99,7 @@ def test_rows_come_on_the_schedule_and_carry_env_steps(command_line):
 
 
 def test_time_fractions_add_up_to_at_most_one(command_line):
-    command_line("fit")
+    command_line.finished()
     curves = read_metrics(command_line.folder())
     fractions = [values for name, (_, values) in curves.items() if name.endswith("_fraction")]
     for row in zip(*fractions, strict=True):
@@ -142,7 +142,7 @@ def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
 
 
 def test_validate_prints_the_table_of_the_checkpoint_and_writes_nothing(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     folder = command_line.folder()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     final = capsys.readouterr().out.split("eval after 900")[1]
@@ -153,7 +153,7 @@ def test_validate_prints_the_table_of_the_checkpoint_and_writes_nothing(command_
 
 
 def test_validate_best_takes_the_best_and_a_path_works_too(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     steps, success = read_metrics(command_line.folder())["eval/success"]
     best = steps[success.index(max(success))]
     capsys.readouterr()
@@ -167,7 +167,8 @@ def test_validate_best_takes_the_best_and_a_path_works_too(command_line, capsys)
 @pytest.mark.parametrize("network", ["mlp", "multi_head"])
 def test_networks_learn_in_both_precisions(command_line, network, precision):
     configs = [*CONFIGS[:3], f"network/{network}", CONFIGS[4]]
-    command_line("fit", f"--trainer.precision={precision}", configs=configs)
+    short = ("--rollout.total_steps=480", "--metrics.every=60")
+    command_line("fit", f"--trainer.precision={precision}", *short, configs=configs)
     losses = read_metrics(command_line.folder())["train/critic_loss"][1]
     assert all(torch.isfinite(torch.tensor(losses))) and losses[-1] != losses[0]
 
@@ -181,20 +182,20 @@ def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
 
 
 def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
-    command_line("fit", "--rollout.updates_per_step=0.5", "--name=half")
-    command_line(
-        "fit", "--rollout.updates_per_step=2", "--rollout.warmup_updates=11", "--name=burst"
-    )
-    for name, updates in (("half", 100), ("burst", 411)):
+    half = ("--rollout.updates_per_step=0.5", "--name=half")
+    burst = ("--rollout.updates_per_step=2", "--rollout.warmup_updates=11", "--name=burst")
+    for options in (half, burst):
+        command_line("fit", "--rollout.total_steps=600", *options)
+    for name, updates in (("half", 50), ("burst", 211)):
         counters = load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")[
             "mtrl_lightning"
         ]["counters"]
         assert [counters[name] for name in ("env_steps", "vector_steps", "updates")] == [
-            900,
-            300,
+            600,
+            200,
             updates,
         ]
-        assert counters["episodes"] == 45
+        assert counters["episodes"] == 30
 
 
 BAD = [
@@ -262,7 +263,7 @@ def test_bad_metaworld_tasks(command_line, capsys, tasks, message):
 
 
 def test_validate_warns_of_another_protocol(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     with pytest.warns(UserWarning, match="another protocol: horizon 20 there and 5 here"):
         command_line("validate", "--ckpt_path=last", "--data.benchmark.init_args.horizon=5")
     assert "average" in capsys.readouterr().out
@@ -277,7 +278,7 @@ def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
 
 
 def test_last_is_the_newest_run_and_a_path_or_a_folder_is_that_run(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     first = command_line.folder()
     command_line("fit", "--rollout.total_steps=1200")
     for which, steps in (
@@ -340,7 +341,7 @@ def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
     ],
 )
 def test_a_checkpoint_that_does_not_fit(command_line, capsys, args, message):
-    command_line("fit")
+    command_line.finished()
     code, error = fails(
         command_line, capsys, "fit", "--ckpt_path=last", "--rollout.total_steps=1200", *args
     )
@@ -348,7 +349,7 @@ def test_a_checkpoint_that_does_not_fit(command_line, capsys, args, message):
 
 
 def test_a_damaged_checkpoint_names_the_file(command_line, capsys):
-    command_line("fit")
+    command_line.finished()
     path = command_line.folder() / "checkpoints" / "last.ckpt"
     path.write_bytes(path.read_bytes()[:5000])
     code, error = fails(command_line, capsys, "fit", f"--ckpt_path={path}")

@@ -14,37 +14,9 @@ from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
 from tests.conftest import short_train
-from tests.fakes import arrays_of
+from tests.fakes import Line, arrays_of, limited
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
-
-
-class Line(gym.Env):
-    """A point on a line, whose action is a force of at most 3."""
-
-    def __init__(self, observations=None, actions=None, success=None):
-        self.observation_space = observations or Box(-9.0, 9.0, (1,), np.float64)
-        self.action_space = actions or Box(-3.0, 3.0, (1,), np.float32)
-        self.success = success
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place = self.np_random.uniform(-1, 1, 1)
-        return self.observe(), {}
-
-    def step(self, action):
-        self.place = self.place + action
-        info = {} if self.success is None else {self.success: self.place[0] > 0}
-        return self.observe(), float(action[0]), False, False, info
-
-    def observe(self):
-        if isinstance(self.observation_space, Dict):
-            return {"a": self.place, "b": 2 * self.place}
-        return self.place
-
-
-def limited(steps, **kwargs):
-    return lambda: TimeLimit(Line(**kwargs), steps)
 
 
 def imported():

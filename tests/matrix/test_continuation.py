@@ -38,7 +38,7 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
         "--metrics.every=30",
         "--checkpoint.every=60",
         "--checkpoint.keep_last=-1",
-        "--resets.every=90",
+        "--resets.every=50",
         "--trainer.enable_progress_bar=false",
         "--trainer.accelerator=cpu",
         "--data.benchmark.init_args.horizon=7",
@@ -59,9 +59,9 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
             "fit", *options, f"--rollout.total_steps={total}", *extra, configs=configs, small=False
         )
 
-    run(240, "--name=whole")
+    run(180, "--name=whole")
     run(120, "--name=parts")
-    run(240, "--name=parts", "--ckpt_path=last")
+    run(180, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,18 @@ from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.schema import STORED, Field, transition_fields
 from mtrl_lightning.types import StepResult, Transitions
-from tests.fakes import Constant, ReplayedEnvs, Scripted, ScriptedEnv, step_result
+from tests.fakes import (
+    CONTACTS,
+    COST,
+    INFO_FIELDS,
+    Constant,
+    Costly,
+    ReplayedEnvs,
+    Scripted,
+    extra_of,
+    number_of,
+    step_result,
+)
 from tests.replay import (
     ROW_BYTES,
     assert_same_batch,
@@ -28,22 +38,9 @@ from tests.replay import (
     newest,
 )
 
-COST = Field("cost")
-CONTACTS = Field("contacts", (2, 2), "int64")
-INFO_FIELDS = (COST, CONTACTS)
 LOG_PROB = Field("log_prob", (), "float64")
 POLICY_FIELDS = (LOG_PROB,)
 EXTRA = ["cost", "contacts", "log_prob"]
-
-
-def extra_of(value_N: Any) -> dict[str, np.ndarray]:
-    """Return what belongs to a transition whose observation begins with this number."""
-    value_N = np.asarray(value_N, np.float64)
-    return {
-        "cost": (value_N + 0.5).astype(np.float32),
-        "contacts": (value_N[:, None, None] * 4 + np.arange(4).reshape(2, 2)).astype(np.int64),
-        "log_prob": -value_N / 4,
-    }
 
 
 def assert_extra_belongs(extra, observation):
@@ -133,32 +130,6 @@ def test_a_replay_without_a_field_is_not_read_as_one_with_it(tmp_path):
 
 
 # ---- from environments and policy to the batch ----
-
-
-class Costly(Scripted):
-    """``Scripted`` with environments that report ``INFO_FIELDS``."""
-
-    @property
-    def spec(self):
-        return super().spec._replace(info_fields=INFO_FIELDS)
-
-    def make_env(self, task, split, seed):
-        return CostlyEnv(self.spec, task)
-
-
-def number_of(observation_ND):
-    """Tell an observation of ``Scripted`` from all others: by task, episode and step."""
-    return observation_ND[:, 0] * 4096 + observation_ND[:, 1] * 16 + observation_ND[:, 2]
-
-
-class CostlyEnv(ScriptedEnv):
-    """Reports what belongs to the observation that it was stepped from."""
-
-    def step(self, action):
-        before = np.array([[self.task, self.episode, self.steps]], np.float64)
-        *result, info = super().step(action)
-        extra = extra_of(number_of(before))
-        return *result, info | {name: extra[name][0] for name in ("cost", "contacts")}
 
 
 class Confident(Constant):
