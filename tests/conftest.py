@@ -136,7 +136,8 @@ class CommandLine:
     def finished(self, *options, name="run"):
         """Copy a finished run to here, which is trained once for all tests, and print its output.
 
-        Its ``config.yaml`` has another ``root``.
+        What it warned of and logged is not said again, and its ``config.yaml`` has another
+        ``root``. It comes before anything is patched.
         """
         folder, printed = self._finished_runs(name, *options)
         copy_run(folder, self.folder(name))

@@ -94,6 +94,7 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
     options = [
         "--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]",
         "--data.batch_size=96",
+        "--data.capacity=480",
     ]
     options += [
         "--trainer.precision=bf16-mixed",

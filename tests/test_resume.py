@@ -139,7 +139,7 @@ def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
 
 
 def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
-    command_line.finished()
+    command_line("fit")
     shutil.copytree(command_line.folder(), tmp_path / "moved" / "there" / "version_4")
     path = tmp_path / "moved" / "there" / "version_4" / "checkpoints" / "last.ckpt"
     command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=1200")

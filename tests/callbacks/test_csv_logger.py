@@ -328,7 +328,7 @@ def metrics_warnings(caught):
 def test_a_run_that_continues_without_its_metrics_warns_and_trains_on(command_line):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        command_line.finished()
+        command_line("fit")
         command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1050")
         assert metrics_warnings(caught) == []
         path = command_line.folder() / "metrics.csv"

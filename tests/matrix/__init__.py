@@ -176,7 +176,12 @@ def with_gradient(built: Built, gradient: str) -> Built:
     given = yaml.safe_load(path.read_text())["model"]["init_args"]
     for side, method in given.items():
         config[side] = dict_to_namespace(method)
-    return in_precision(built, PRECISIONS[0])
+    built = in_precision(built, PRECISIONS[0])
+    for side, method in given.items():
+        found = type(getattr(built.model, side))
+        assert f"{found.__module__}.{found.__name__}".startswith("mtrl_lightning.gradients.")
+        assert found.__name__ == method["class_path"].rpartition(".")[2]
+    return built
 
 
 @cache

@@ -29,7 +29,7 @@ from tests.algorithms import attach, make_batch, make_distral, make_ppo, make_sa
 from tests.algorithms.test_padding import NAMES as DESCRIBED
 from tests.gradients.test_every_method import METHODS
 
-NUM_UPDATES = 8
+NUM_UPDATES = 20
 RESET_AT = 5
 ROWS = 8
 """Rows of each task in the joined batch."""
