@@ -494,7 +494,7 @@ def _train_or_read(
     settings = {key: getattr(options, key) for key in ("threshold", "minutes", "every")}
     made_with = {"job": asdict(job), **settings}
     if name in OURS:
-        made_with["config"] = config_of(name, options).read_text()
+        made_with["config"] = yaml.safe_load(config_of(name, options).read_text())
     elif name in SB3:
         made_with["vector"] = options.sb3_vector
     if path.exists():

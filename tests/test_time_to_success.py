@@ -129,6 +129,10 @@ def test_runs_take_turns_are_written_and_are_not_made_again(tmp_path, capsys, mo
     (tmp_path / "reach_push" / "sb3_2.json").unlink()
     time_to_success.main(base)
     assert calls == ["sb3", "sb3 ended"]
+    commented = tmp_path / "commented.yaml"
+    commented.write_text(f"# the same\n{(ROOT / 'configs' / 'quickstart.yaml').read_text()}")
+    time_to_success.main([*base, f"--config={commented}"])
+    assert calls == ["sb3", "sb3 ended"]
     with pytest.raises(ConfigurationError, match=r"ours_1\.json is of a run with other options"):
         time_to_success.main([*base, "--minutes=3"])
 
