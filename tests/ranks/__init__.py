@@ -151,12 +151,12 @@ def share(rows_B: Tensor, num_tasks: int, rank: int, size: int) -> Tensor:
     return rows_B.unflatten(0, (num_tasks, -1)).chunk(size, 1)[rank].flatten(0, 1)
 
 
-def run_sac(algorithm: Algorithm, rank: int, size: int, num_updates: int) -> None:
+def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
     num_tasks = algorithm.num_trained
     noises: list[Tensor] = []
     algorithm.noise_like = lambda action_BA: noises.pop(0)  # type: ignore[method-assign]
     algorithm.begin_learning(np.array([1.0, 0.2, 3.0]))
-    for update in range(num_updates):
+    for update in range(NUM_UPDATES):
         if update == RESET_AT:
             algorithm.reset_networks()
         batch = make_batch(algorithm.spec, ROWS, seed=update)
@@ -201,7 +201,7 @@ def collect(spec: EnvSpec, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor
     return columns, torch.rand(shape, generator=generator) > 0.1, task_E
 
 
-def run_ppo(algorithm: Algorithm, rank: int, size: int, num_updates: int) -> None:
+def run_ppo(algorithm: Algorithm, rank: int, size: int) -> None:
     num_tasks = algorithm.num_trained
     for iteration in range(ITERATIONS):
         columns, valid_SE, task_E = collect(algorithm.spec, iteration)
@@ -229,16 +229,14 @@ def _batch(rows: dict[str, Tensor], task_B: Tensor) -> TransitionBatch:
     return TransitionBatch(*core, task_B, extra=rows)
 
 
-def result_of(
-    name: str, rank: int = 0, size: int = 1, num_updates: int = NUM_UPDATES
-) -> dict[str, Tensor]:
+def result_of(name: str, rank: int = 0, size: int = 1) -> dict[str, Tensor]:
     """Return the weights, buffers and moments after a case's updates."""
     algorithm = CASES[name]().double()
     for update in algorithm.updates:
         update._make_optimizer = partial(Adam, lr=1e-2)
     attach(algorithm)
     run = run_sac if name in SAC_CASES else run_ppo
-    run(algorithm, rank, size, num_updates)
+    run(algorithm, rank, size)
     found = {
         key: value for key, value in algorithm.state_dict().items() if isinstance(value, Tensor)
     }
