@@ -65,7 +65,7 @@ from benchmarks.plain_sac import Hyperparameters
 from benchmarks.upstream import names_of, tasks_option
 from mtrl_lightning.envs.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.comparison import Band
+from mtrl_lightning.reports.comparison import Band, reaches
 from mtrl_lightning.reports.comparison_plot import draw_band, format_steps, line_style
 from mtrl_lightning.reports.formats import UNKNOWN, markdown
 from mtrl_lightning.runs import replacing
@@ -374,13 +374,13 @@ def train(name: str, job: Job, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def mean_success(evaluation: Mapping[str, Any]) -> float:
-    """Return the mean over tasks, without the last digits' error: 0.7, 1 and 0.7 make 0.8."""
-    return round(float(np.mean(list(evaluation["success"].values()))), 9)
+    """Return the mean over tasks."""
+    return float(np.mean(list(evaluation["success"].values())))
 
 
 def reached_at(evaluations: Sequence[Mapping[str, Any]], threshold: float) -> int | None:
     """Return the place of the first of two evaluations in a row at the threshold, or None."""
-    is_above = [mean_success(evaluation) >= threshold for evaluation in evaluations]
+    is_above = reaches([mean_success(evaluation) for evaluation in evaluations], threshold)
     for place in range(len(is_above) - IN_A_ROW + 1):
         if all(is_above[place : place + IN_A_ROW]):
             return place

@@ -44,7 +44,7 @@ def test_the_threshold_takes_two_evaluations_in_a_row():
     assert reached_at(evaluations(0.2, 0.6, 0.4, 0.6, 0.8), 0.8) == 3
     assert reached_at(evaluations(0.6, 0.4, 0.6), 0.8) is None
     assert reached_at([], 0.8) is None
-    exact = {"success": dict(zip("abc", (0.7, 1.0, 0.7), strict=True))}
+    exact = {"success": {"a": 0.7, "b": 1.0, "c": 0.7}}
     assert reached_at([exact, exact], 0.8) == 0, "2.4 / 3 is a little less in floating point"
 
 

@@ -348,7 +348,7 @@ def summarize(
         area_ST = scores_STN.mean(2)
         reached: dict[int, int] = {}
         if threshold is not None:
-            reached_SN = scores_STN.mean(1) >= threshold
+            reached_SN = reaches(scores_STN.mean(1), threshold)
             reached = {s: int(row.argmax()) for s, row in enumerate(reached_SN) if row.any()}
         steps = [int(env_steps_N[n]) for n in reached.values()]
         minutes: list[float] = []
@@ -390,6 +390,15 @@ def summarize(
             }
         )
     return rows
+
+
+def reaches(mean: npt.ArrayLike, threshold: float) -> npt.NDArray[np.bool_]:
+    """Return whether means are at least a threshold.
+
+    The error of the last digits is left out: the mean of 0.7, 1 and 0.7 is 0.7999999999999999, and
+    reaches 0.8.
+    """
+    return np.round(np.asarray(mean, np.float64), 9) >= threshold
 
 
 def default_threshold(metric: str) -> float | None:

@@ -37,6 +37,14 @@ def runs(tmp_path):
     return tmp_path
 
 
+def test_a_mean_that_is_less_by_its_last_digit_alone_reaches_the_threshold():
+    assert np.mean([0.7, 1.0, 0.7]) < 0.8
+    exact = Curves(np.array([10, 20]), np.array([[[0.7, 1.0], [1.0, 1.0], [0.7, 1.0]]]), None)
+    below = exact._replace(scores_STN=exact.scores_STN - 1e-6)
+    rows = summarize({"exact": exact, "below": below}, 0.8)
+    assert [row["env_steps_to_threshold"] for row in rows] == [10.0, 20.0]
+
+
 def test_a_comparison_by_hand():
     steps_N = np.array([10, 20, 30])
     minutes_SN = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 8.0]])
