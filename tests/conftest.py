@@ -1,4 +1,5 @@
 import contextlib
+import copy
 import csv
 import io
 import json
@@ -65,7 +66,7 @@ def parser():
 
 def resolve(*names, options=()):
     """Return the complete configuration that files of ``configs/`` and options give together."""
-    return json.loads(_resolved(names, tuple(options)))
+    return copy.deepcopy(_resolved(names, tuple(options)))
 
 
 @cache
@@ -74,7 +75,7 @@ def _resolved(names, options):
     dumped = parser().dump(config, format="json", skip_none=False, skip_validation=True)
     resolved = json.loads(dumped)["fit"]
     resolved.pop("config", None)
-    return json.dumps(resolved)
+    return resolved
 
 
 def short_train(benchmark, algorithm, *, total_steps, **options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(c
     assert_same(*ends)
 
 
-def test_metaworld_is_the_same_run_with_and_without_workers(command_line):
+def test_metaworld_is_the_same_run_with_0_1_and_3_workers(command_line):
     options = [
         "--data.benchmark.init_args.horizon=25",
         "--rollout.envs_per_task=2",
@@ -181,10 +182,11 @@ def test_metaworld_is_the_same_run_with_and_without_workers(command_line):
         "--evaluation.every=100000",
         "--evaluation.num_episodes=1",
     ]
-    for workers in (0, 3):
+    for workers in (0, 1, 3):
         more = [f"--rollout.num_workers={workers}", f"--name=w{workers}"]
         fit(command_line, *options, *more, configs=METAWORLD)
-    assert_same_run(command_line, "w0", "w3")
+    for one, other in pairwise(["w0", "w1", "w3"]):
+        assert_same_run(command_line, one, other)
 
 
 def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, monkeypatch):

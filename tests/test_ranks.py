@@ -175,8 +175,10 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(pair):
 
 def test_the_cases_repair_and_stop_early(double, monkeypatch):
     """What they are there for happens in them: otherwise they would show nothing."""
-    is_repaired, minibatches = [], []
-    after_step, training_step = PaCo.after_step, PPO.training_step
+    is_repaired = []
+    minibatches = []
+    after_step = PaCo.after_step
+    training_step = PPO.training_step
 
     def note_repair(network, *given):
         before = network.composition.weight.clone()

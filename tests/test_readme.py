@@ -116,10 +116,10 @@ def run(command, *extra, folder):
         words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
         is_fit = words[0] == "fit"
         options = [*SHORT[words[0]], *extra]
-        if is_fit and command not in (FIRST, QUICKSTART):
-            options += IN_PROCESS
         if is_fit:
             options += ["--data.benchmark.init_args.horizon=5", "--trainer.accelerator=cpu"]
+            if command not in (FIRST, QUICKSTART):
+                options += IN_PROCESS
         patch.chdir(folder)
         patch.setattr(ReportServer, "serve_forever", lambda server: None)
         patch.setattr(sys, "argv", ["mtrl-lightning", *words, *options])

@@ -9,8 +9,8 @@ from mtrl_lightning.envs import VectorEnv
 from tests.altered_reach import SlowReach
 from tests.conftest import CONFIGS
 
-SHORT = ("--rollout.total_steps=330",)
-"""Ten vector steps after the warm-up."""
+SHORT = ("--rollout.total_steps=330", "--evaluation.envs_per_task=2")
+"""Ten vector steps after the warm-up; ``events`` tells evaluations by their number of copies."""
 
 
 @pytest.fixture
@@ -54,16 +54,15 @@ def test_send_does_not_wait_for_the_environments():
 
 
 def test_half_an_update_a_step_and_two_updates_a_step(command_line, events):
-    short = ("--evaluation.envs_per_task=2", *SHORT)
-    command_line("fit", "--rollout.updates_per_step=0.5", "--name=half", *short)
+    command_line("fit", "--rollout.updates_per_step=0.5", "--name=half", *SHORT)
     assert events[200:205] == ["send", "receive", "send", "training_step", "receive"]
     events.clear()
-    command_line("fit", "--rollout.updates_per_step=2", "--name=two", *short)
+    command_line("fit", "--rollout.updates_per_step=2", "--name=two", *SHORT)
     assert events[200:208] == ["send", "training_step", "receive", "training_step"] * 2
 
 
 def test_a_burst_follows_the_warm_up_without_stepping(command_line, events):
-    command_line("fit", "--evaluation.envs_per_task=2", "--rollout.warmup_updates=7", *SHORT)
+    command_line("fit", "--rollout.warmup_updates=7", *SHORT)
     assert events[200:210] == ["training_step"] * 7 + ["send", "training_step", "receive"]
 
 

@@ -14,6 +14,7 @@ import torch
 import yaml
 from jsonargparse import dict_to_namespace
 
+from mtrl_lightning import gradients
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.replay import ReplayBuffer
@@ -170,7 +171,7 @@ def in_precision(built: Built, precision: str) -> Built:
 
 
 def with_gradient(built: Built, gradient: str) -> Built:
-    """Let the command line build everything anew with another gradient method."""
+    """Build everything again with another gradient method, as the command line does."""
     config = built.cli.config[built.cli.subcommand].model.init_args
     path = ROOT / "configs" / "gradient" / f"{gradient}.yaml"
     given = yaml.safe_load(path.read_text())["model"]["init_args"]
@@ -178,9 +179,8 @@ def with_gradient(built: Built, gradient: str) -> Built:
         config[side] = dict_to_namespace(method)
     built = in_precision(built, PRECISIONS[0])
     for side, method in given.items():
-        found = type(getattr(built.model, side))
-        assert f"{found.__module__}.{found.__name__}".startswith("mtrl_lightning.gradients.")
-        assert found.__name__ == method["class_path"].rpartition(".")[2]
+        name = method["class_path"].rpartition(".")[2]
+        assert type(getattr(built.model, side)) is getattr(gradients, name)
     return built
 
 
