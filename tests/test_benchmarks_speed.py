@@ -148,17 +148,17 @@ def test_on_policy_runs_its_contestants(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     small = ["--tasks", "reach", "push", *(f"--{name}={v}" for name, v in ITERATION.items())]
     short = ["--repeats=2", "--minutes=1000", "--workers=0", "--threads", "1"]
-    own = ["--sb3_vectors=dummy", "--sb3_environments", "metaworld", "ours", "--peer_threads=2"]
+    own = ["--sb3_vectors=dummy", "--sb3_environments=ours", "--peer_threads=2"]
     found = printed_json(on_policy.main, *small, *short, *own, capsys=capsys)
     check_machine(found["machine"])
     check_rows(found["results"], repeats=2)
     assert found["iteration"] == {"env_steps": 80, "updates": 8, "batch_size": 20}
     rows = {row["variant"]: row for row in found["results"]}
     ours = rows.pop("ours 32-true, learner_threads 1, num_workers 0")
-    assert list(rows) == ["sb3 dummy", "sb3 dummy, our environments"]
-    assert list(ours["times_as_fast_as"]) == list(rows)
+    assert list(rows) == list(ours["times_as_fast_as"]) == ["sb3 dummy, our environments"]
+    sb3 = rows["sb3 dummy, our environments"]
     assert set(found["products"]) == {"products, 1 threads", "products, 2 threads"}
-    for row, threads in ((ours, 1), *((row, 2) for row in rows.values())):
+    for row, threads in ((ours, 1), (sb3, 2)):
         rate = np.sort(80 / np.array(row["rounds"]))
         assert list(row["env_steps_per_second"].values()) == pytest.approx([rate.mean(), *rate])
         update = np.array(row["update"]["rounds"])
@@ -166,8 +166,8 @@ def test_on_policy_runs_its_contestants(capsys, monkeypatch):
         times = update / found["products"][f"products, {threads} threads"]["rounds"]
         assert row["update"]["times_the_products"]["median"] == pytest.approx(np.median(times))
     assert {"act", "step", "sample", "update"} == set(ours["time_fractions"])
-    assert {"collect", "update"} == set(rows["sb3 dummy"]["time_fractions"])
-    for row in (ours, rows["sb3 dummy"]):
+    assert {"collect", "update"} == set(sb3["time_fractions"])
+    for row in (ours, sb3):
         assert 0.5 < sum(row["time_fractions"].values()) <= 1
     assert "--model.init_args.max_kl=null" in ours["command"]
     assert "s per iteration" in on_policy.text_of(found)
@@ -205,44 +205,48 @@ def test_the_products_are_those_of_the_layers(monkeypatch):
     assert done == by_hand
 
 
+SMALL_UPDATES = [
+    "--num_tasks=2",
+    "--rows=4",
+    "--width=8",
+    "--depth=1",
+    "--updates=2",
+    "--settle=1",
+    "--repeats=2",
+    "--precisions=32-true",
+]
+
+
 def test_updating_runs_all_variants(capsys):
-    small = [
-        "--num_tasks=2",
-        "--rows=4",
-        "--width=8",
-        "--depth=1",
-        "--updates=2",
-        "--settle=1",
-        "--repeats=2",
-    ]
-    found = printed_json(
-        updating.main,
-        *small,
-        "--precisions=32-true",
-        "--sizes=small",
-        "--grow=width",
-        "--grow_width=16",
-        capsys=capsys,
-    )
+    found = printed_json(updating.main, *SMALL_UPDATES, "--sizes", "--grow", capsys=capsys)
     check_machine(found["machine"])
-    first, tiny, wider = found["tables"]
-    assert [row["variant"] for row in first["results"]] == [
+    (table,) = found["tables"]
+    rows = table["results"]
+    assert [row["variant"] for row in rows] == [
         f"{k} 32-true" for k in ("direct", "trainer", "plain", "sb3", "products")
     ]
-    assert [row["variant"] for row in wider["results"]] == ["direct 32-true", "plain 32-true"]
-    for table in found["tables"]:
-        check_rows(table["results"], repeats=2)
-        assert {"plain 32-true"} <= {*table["results"][0]["times_as_fast_as"]}
-    direct, trainer = (np.array(row["rounds"]) for row in first["results"][:2])
-    assert first["framework_ms"]["32-true"]["median"] == pytest.approx(np.median(trainer - direct))
-    assert (wider["sizes"]["width"], wider["sizes"]["batch_size"]) == (16, 8)
-    assert (tiny["sizes"]["width"], tiny["sizes"]["batch_size"]) == (32, 8)
-    assert [row["variant"] for row in tiny["results"]] == ["direct 32-true", "plain 32-true"]
-    assert {row["times_the_products"] for row in tiny["results"]} == {None}
-    *_, products = (np.array(row["rounds"]) for row in first["results"])
-    times = first["results"][0]["times_the_products"]
+    check_rows(rows, repeats=2)
+    assert {"plain 32-true"} <= {*rows[0]["times_as_fast_as"]}
+    direct, trainer, *_, products = (np.array(row["rounds"]) for row in rows)
+    assert table["framework_ms"]["32-true"]["median"] == pytest.approx(np.median(trainer - direct))
+    times = rows[0]["times_the_products"]
     assert times["median"] == pytest.approx(np.median(direct / products))
     assert "Lightning's trainer costs" in updating.text_of(found)
+
+
+def test_updating_has_tables_of_other_sizes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(updating, "compare", lambda title, *table: asked.append((title, *table)))
+    sizes = ["--sizes=small", "--grow=width", "--grow_width=16"]
+    updating.measure(updating.parse([*SMALL_UPDATES, *sizes]))
+    titles, works, kinds, *_ = zip(*asked, strict=True)
+    assert titles == ("one update", "small", "width 16")
+    assert [(work.width, work.batch_size) for work in works] == [(8, 8), (32, 8), (16, 8)]
+    assert kinds[1:] == (("direct", "plain"),) * 2
+    # without products in a table, nothing is said of how many times their time an update takes
+    row = {"variant": "direct 32-true"}
+    updating.add_products([row], {"direct 32-true": [1.0], "plain 32-true": [2.0]})
+    assert row["times_the_products"] is None
 
 
 class Multiplications(TorchDispatchMode):

@@ -116,6 +116,30 @@ def test_retention(command_line, keep_last, keep_best, expected):
     assert {path.name for path in (folder / "replay").iterdir()} == listed
 
 
+def test_each_checkpoint_is_read_once_for_the_replay_files_that_it_needs(command_line, monkeypatch):
+    read = []
+
+    def load(path, verify):
+        read.append(path)
+        return load_checkpoint(path, verify)
+
+    monkeypatch.setattr("mtrl_lightning.callbacks.checkpoint.load_checkpoint", load)
+    command_line("fit", "--checkpoint.keep_last=-1")
+    checkpoints = list((command_line.folder() / "checkpoints").glob("step_*.ckpt"))
+    assert len(read) == len(checkpoints) >= 3
+
+
+def test_no_replay_file_is_deleted_while_a_checkpoint_cannot_be_read(command_line):
+    command_line.finished()
+    folder = command_line.folder()
+    (folder / "checkpoints" / "step_000000000600.ckpt").write_bytes(b"no checkpoint")
+    files = set((folder / "replay").iterdir())
+    longer = ["--rollout.total_steps=1200", "--checkpoint.keep_last=-1"]
+    with pytest.warns(UserWarning, match="no replay file is deleted while .*step_000000000600"):
+        command_line("fit", "--ckpt_path=last", *longer)
+    assert files < set((folder / "replay").iterdir())
+
+
 def test_the_best_is_kept_though_newer_ones_come(command_line):
     command_line("fit", "--checkpoint.keep_last=1", "--rollout.total_steps=1500")
     steps, success = read_metrics(command_line.folder())["eval/success"]

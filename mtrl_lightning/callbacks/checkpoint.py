@@ -91,6 +91,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self._saved_at: _Moment | None = None
         self._failed_at: _Moment | None = None
         self._trainer: Trainer | None = None
+        self._manifests_of_files: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make the folder, and register with the session.
@@ -322,16 +323,23 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 self.session.replay_files.prune(manifests)
 
     def _needed_manifests(self) -> list[dict[str, Any]] | None:
-        """Return the manifests of all checkpoints in the folder; None if one cannot be read."""
+        """Return the manifests of all checkpoints in the folder; None if one cannot be read.
+
+        A file is read once, however many names it has and however many are written after it.
+        """
+        known = self._manifests_of_files
+        self._manifests_of_files = {}
         try:
-            return [
-                manifest
-                for path in self.folder.glob("*.ckpt")
-                for manifest in manifests_of(load_checkpoint(path, verify=False))
-            ]
-        except ConfigurationError as error:
+            for path in self.folder.glob("*.ckpt"):
+                status = path.stat()
+                file = (status.st_ino, status.st_mtime_ns, status.st_size)
+                if file not in known:
+                    known[file] = manifests_of(load_checkpoint(path, verify=False))
+                self._manifests_of_files[file] = known[file]
+        except (ConfigurationError, OSError) as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
             return None
+        return [manifest for found in self._manifests_of_files.values() for manifest in found]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of what is kept."""

@@ -18,7 +18,7 @@ from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from tests.test_exact_continuation import assert_same_end
 
 EVERYTHING = (
-    "--rollout.total_steps=1200",
+    "--rollout.total_steps=900",
     "--checkpoint.every=150",
     "--checkpoint.keep_last=-1",
     "--metrics.every=150",
@@ -47,7 +47,7 @@ def test_after_a_vector_step_everything_happens_in_one_order(command_line, monke
         monkeypatch.setattr(owner, method, noting)
     command_line("fit", *EVERYTHING)
     order = ["evaluate", "metrics", "best", "resets", "last"]
-    for env_steps in range(303, 1200, 3):
+    for env_steps in range(303, 900, 3):
         assert [name for step, name in seen if step == env_steps] == order
 
 
