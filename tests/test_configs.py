@@ -31,6 +31,7 @@ OWN = (
     "dmcontrol_quickstart",
     "toy_conflict",
     "experiment/dmc21_cpu",
+    "experiment/dmc21_sac_cpu",
     "experiment/hipbmdp_deepmdp",
     "experiment/hipbmdp_distral",
     "experiment/hipbmdp_hipbmdp",
@@ -80,6 +81,7 @@ def test_every_file_is_known():
     ]
     others = (
         "dmc21_cpu",
+        "dmc21_sac_cpu",
         "hipbmdp_deepmdp",
         "hipbmdp_distral",
         "hipbmdp_hipbmdp",

@@ -76,23 +76,28 @@ def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line
     assert "unknown split 'interpolation': did you mean eval_interpol" in capsys.readouterr().err
 
 
-def test_the_picture_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path, monkeypatch):
+def figure_of(rows, folder, monkeypatch):
+    """What ``plot_curves`` draws of the rows of ``metrics.csv``, the first of which are names."""
     from matplotlib.figure import Figure
 
-    splits = ("eval_base", "eval_extrapolation")
-    columns = [f"{split}/return{task}" for split in splits for task in ("", "/a")]
-    rows = [[step, *(step + place for place in range(len(columns)))] for step in (10, 20)]
-    lines = [["env_steps", *columns], *rows]
-    text = "\n".join(",".join(map(str, line)) for line in lines)
-    (tmp_path / "metrics.csv").write_text(f"{text}\n")
+    text = "\n".join(",".join(map(str, row)) for row in rows)
+    (folder / "metrics.csv").write_text(f"{text}\n")
     figures = []
     monkeypatch.setattr(
         Figure,
         "savefig",
         lambda self, path, **options: (figures.append(self), path.write_bytes(b"")),
     )
-    plot_curves(tmp_path)
+    plot_curves(folder)
     (figure,) = figures
+    return figure
+
+
+def test_the_picture_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path, monkeypatch):
+    splits = ("eval_base", "eval_extrapolation")
+    columns = [f"{split}/return{task}" for split in splits for task in ("", "/a")]
+    rows = [[step, *(step + place for place in range(len(columns)))] for step in (10, 20)]
+    figure = figure_of([["env_steps", *columns], *rows], tmp_path, monkeypatch)
     shown = [
         (axes.get_ylabel(), {line.get_label(): list(line.get_ydata()) for line in axes.lines})
         for axes in figure.axes
@@ -102,3 +107,13 @@ def test_the_picture_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path
         ("eval_base return", {"a": [11, 21], "average": [10, 20]}),
         ("eval_extrapolation return", {"a": [13, 23], "average": [12, 22]}),
     ]
+
+
+def test_no_two_tasks_of_a_picture_look_the_same(tmp_path, monkeypatch):
+    columns = ["eval/score", *(f"eval/score/task-{number}" for number in range(29))]
+    figure = figure_of([["env_steps", *columns], [10, *range(30)]], tmp_path, monkeypatch)
+    (axes,) = figure.axes
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == len(columns)
+    (average,) = (line for line in axes.lines if line.get_label() == "average")
+    assert (average.get_color(), average.get_linestyle()) == ("black", "-")

@@ -18,6 +18,8 @@ QUANTITIES = ("success", "return", "score")
 """What is plotted, where an evaluation measured it."""
 BOUNDED = ("success", "score")
 """Quantities between 0 and 1."""
+LINE_STYLES = ("-", "--", ":")
+"""Each is used with all of Matplotlib's ten colours before the next."""
 MAX_LEGEND_ENTRIES = 30
 """A row with more curves has no legend."""
 
@@ -35,8 +37,11 @@ def plot_curves(run_folder: str | Path) -> Path:
         The path of the plot, ``curves.png`` in the same folder.
     """
     # imported here because it takes a second
+    from cycler import cycler
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
 
+    lines = cycler(linestyle=LINE_STYLES) * rcParams["axes.prop_cycle"]
     curves = read_metrics(run_folder)
     path = Path(run_folder) / "curves.png"
     splits = _splits(curves)
@@ -50,6 +55,7 @@ def plot_curves(run_folder: str | Path) -> Path:
         handles: list[Any] = []
         all_axes = part.subplots(1, len(quantities), squeeze=False)[0]
         for axes, quantity in zip(all_axes, quantities, strict=True):
+            axes.set_prop_cycle(lines)
             if len(shown) > 1:
                 _plot_averages(axes, curves, shown, quantity)
             else:
@@ -91,7 +97,7 @@ def _plot_tasks(axes: Any, curves: dict[str, Curve], split: str, quantity: str) 
         label = name.removeprefix(f"{average}/")
         axes.plot(*curves[name], marker=".", linewidth=1, label=label)
     if average in curves:
-        axes.plot(*curves[average], color="black", linewidth=2.5, label="average")
+        axes.plot(*curves[average], color="black", linestyle="-", linewidth=2.5, label="average")
 
 
 def _label(axes: Any, quantity: str, title: str) -> None:
