@@ -52,6 +52,7 @@ from mtrl_lightning.reports.comparison_plot import plot_comparison
 from mtrl_lightning.reports.formats import markdown
 from mtrl_lightning.reports.methods import Method
 from mtrl_lightning.reports.record import read_run
+from mtrl_lightning.runs import run_lock
 
 
 class Variant(NamedTuple):
@@ -68,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     seeds = range(1, given.seeds + 1)
     variants, left_out = leave_out_slow(variants, given)
-    train([(variant, seed) for seed in seeds for variant in variants], given)
+    with run_lock(given.folder):
+        train([(variant, seed) for seed in seeds for variant in variants], given)
     curves = {
         variant.name: read(given.folder, variant.name, seeds, given.metric) for variant in variants
     }

@@ -15,6 +15,7 @@ from benchmarks import learning
 from benchmarks.learning import Variant
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
+from mtrl_lightning.runs import run_lock
 from tests.conftest import ROOT
 
 TINY = {
@@ -136,6 +137,16 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
         learning.main([*base, "--seeds", "1", "--variant", "broken", "--data.bananas", "3"])
     with pytest.raises(ConfigurationError, match="eval/nothing of plain has no values"):
         learning.main([*base, "--metric", "eval/nothing", "--variant", "plain"])
+
+
+def test_a_folder_in_which_another_call_trains_is_refused(tmp_path):
+    arguments = ["--folder", str(tmp_path), "--seeds", "1", "--variant", "a"]
+    with (
+        run_lock(tmp_path),
+        pytest.raises(ConfigurationError, match=f"another process .* in {tmp_path}:"),
+    ):
+        learning.main(arguments)
+    assert not (tmp_path / "a_1").exists()
 
 
 def test_a_signal_ends_the_runs_too_and_they_can_be_continued(tmp_path):
