@@ -5,7 +5,8 @@ once for every variant and seed, and compares the curves: the interquartile mean
 tasks with a 95 % bootstrap interval (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge
 of the Statistical Precipice"), as a table and a figure. A variant is a name and options of ``fit``.
 Called again with the same folder, it reads finished runs and resumes interrupted ones from their
-last checkpoint. Variants in bf16-mixed are left out on a processor where that is slower.
+last checkpoint; while one call trains in a folder, a second one is refused. Variants in bf16-mixed
+are left out on a processor where that is slower.
 
     python -m benchmarks.learning --config configs/quickstart.yaml --folder runs/learning \
         --variant 32-true --variant bf16-mixed --trainer.precision bf16-mixed

@@ -64,7 +64,7 @@ def plot_curves(run_folder: str | Path) -> Path:
             _label(axes, quantity, title)
             handles = axes.get_legend_handles_labels()
         if handles and len(handles[0]) <= MAX_LEGEND_ENTRIES:
-            part.legend(*handles, loc="outside right upper", fontsize="small")
+            part.legend(*handles, loc="outside right upper", fontsize="small", handlelength=3.5)
     with replacing(path) as unfinished:
         figure.savefig(unfinished, dpi=120)
     return path
