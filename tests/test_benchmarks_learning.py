@@ -140,12 +140,14 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
 
 
 def test_a_folder_in_which_another_call_trains_is_refused(tmp_path):
-    arguments = ["--folder", str(tmp_path), "--seeds", "1", "--variant", "a"]
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(TINY))
+    options = ["--config", str(config), "--folder", str(tmp_path), "--seeds", "1"]
     with (
         run_lock(tmp_path),
         pytest.raises(ConfigurationError, match=f"another process .* in {tmp_path}:"),
     ):
-        learning.main(arguments)
+        learning.main([*options, "--variant", "a"])
     assert not (tmp_path / "a_1").exists()
 
 

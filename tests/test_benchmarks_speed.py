@@ -148,17 +148,17 @@ def test_on_policy_runs_its_contestants(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     small = ["--tasks", "reach", "push", *(f"--{name}={v}" for name, v in ITERATION.items())]
     short = ["--repeats=2", "--minutes=1000", "--workers=0", "--threads", "1"]
-    own = ["--sb3_vectors=dummy", "--sb3_environments=ours", "--peer_threads=2"]
+    own = ["--sb3_vectors=dummy", "--sb3_environments", "metaworld", "ours", "--peer_threads=2"]
     found = printed_json(on_policy.main, *small, *short, *own, capsys=capsys)
     check_machine(found["machine"])
     check_rows(found["results"], repeats=2)
     assert found["iteration"] == {"env_steps": 80, "updates": 8, "batch_size": 20}
     rows = {row["variant"]: row for row in found["results"]}
     ours = rows.pop("ours 32-true, learner_threads 1, num_workers 0")
-    assert list(rows) == list(ours["times_as_fast_as"]) == ["sb3 dummy, our environments"]
-    sb3 = rows["sb3 dummy, our environments"]
+    assert list(rows) == ["sb3 dummy", "sb3 dummy, our environments"]
+    assert list(ours["times_as_fast_as"]) == list(rows)
     assert set(found["products"]) == {"products, 1 threads", "products, 2 threads"}
-    for row, threads in ((ours, 1), (sb3, 2)):
+    for row, threads in ((ours, 1), *((row, 2) for row in rows.values())):
         rate = np.sort(80 / np.array(row["rounds"]))
         assert list(row["env_steps_per_second"].values()) == pytest.approx([rate.mean(), *rate])
         update = np.array(row["update"]["rounds"])
@@ -166,8 +166,8 @@ def test_on_policy_runs_its_contestants(capsys, monkeypatch):
         times = update / found["products"][f"products, {threads} threads"]["rounds"]
         assert row["update"]["times_the_products"]["median"] == pytest.approx(np.median(times))
     assert {"act", "step", "sample", "update"} == set(ours["time_fractions"])
-    assert {"collect", "update"} == set(sb3["time_fractions"])
-    for row in (ours, sb3):
+    assert {"collect", "update"} == set(rows["sb3 dummy"]["time_fractions"])
+    for row in (ours, rows["sb3 dummy"]):
         assert 0.5 < sum(row["time_fractions"].values()) <= 1
     assert "--model.init_args.max_kl=null" in ours["command"]
     assert "s per iteration" in on_policy.text_of(found)
@@ -227,6 +227,7 @@ def test_updating_runs_all_variants(capsys):
     ]
     check_rows(rows, repeats=2)
     assert {"plain 32-true"} <= {*rows[0]["times_as_fast_as"]}
+    assert (table["sizes"]["width"], table["sizes"]["batch_size"]) == (8, 8)
     direct, trainer, *_, products = (np.array(row["rounds"]) for row in rows)
     assert table["framework_ms"]["32-true"]["median"] == pytest.approx(np.median(trainer - direct))
     times = rows[0]["times_the_products"]

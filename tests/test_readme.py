@@ -133,8 +133,6 @@ def run_new(command, folder):
     on_policy = ("mtppo", "mt10_cpu", "mt50_cpu", "mt10_quickstart", "dmc21_cpu")
     is_on_policy = any(name in command for name in on_policy)
     steps = STEPS_ON_POLICY if is_on_policy else STEPS
-    if "dmc21_sac" in command:
-        steps = [*steps, "--data.batch_size=63"]
     if "mt10_quickstart" in command:
         steps = [*steps, "--data.benchmark.init_args.evaluation_horizon=6"]
     return run(command, *steps, *NARROW, folder=folder)
