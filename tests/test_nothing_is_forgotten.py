@@ -28,6 +28,7 @@ DEAD = {
     r"algorithm\.generators\._": "made when first used; their states are compared",
     r"InterruptionCallback\._former": "handlers of this process",
     r"CheckpointCallback\.(folder|_saved_at)": "set by the continuation",
+    r"CheckpointCallback\._manifests_of_files": "read again from the folder's files",
     r"ReplayCallback\._snapshots\.folder": "set by the continuation",
     r"ReportCallback\._": "times, and whether it has warned",
     r"_SaveConfig|EnvStepProgressBar": "Lightning's own",
