@@ -5,8 +5,9 @@ once for every variant and seed, and compares the curves: the interquartile mean
 tasks with a 95 % bootstrap interval (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge
 of the Statistical Precipice"), as a table and a figure. A variant is a name and options of ``fit``.
 Called again with the same folder, it reads finished runs and resumes interrupted ones from their
-last checkpoint; while one call trains in a folder, a second one is refused. Variants in bf16-mixed
-are left out on a processor where that is slower.
+last checkpoint; while one call trains in a folder, a second one is refused. A run that fails is
+named at the end, when the others are made. Variants in bf16-mixed are left out on a processor where
+that is slower.
 
     python -m benchmarks.learning --config configs/quickstart.yaml --folder runs/learning \
         --variant 32-true --variant bf16-mixed --trainer.precision bf16-mixed
@@ -24,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,6 +36,7 @@ from benchmarks.measuring import (
     machine,
     parser_of,
     positive,
+    refusing,
     say,
     slow_bfloat16,
 )
@@ -67,6 +69,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train what is not trained yet, compare, and print a table or JSON."""
     given, variants = parse(sys.argv[1:] if arguments is None else arguments)
     end_on_sigterm()
+    with refusing(build_parser()):
+        compare(given, variants)
+
+
+def compare(given: argparse.Namespace, variants: list[Variant]) -> None:
+    """Train what is not trained yet, compare, and print a table or JSON.
+
+    Args:
+        given: options of this program.
+        variants: what to compare.
+
+    Raises:
+        ConfigurationError: if another call trains in the folder, if runs there have other options,
+            if runs fail, or if no task has the metric.
+    """
     given.folder.mkdir(parents=True, exist_ok=True)
     seeds = range(1, given.seeds + 1)
     variants, left_out = leave_out_slow(variants, given)
@@ -94,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finish(content, text, given.json)
 
 
-def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
-    """Return the options and the variants: after ``--variant NAME`` come its options of ``fit``."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of what comes before the variants."""
     parser = parser_of("learning", __doc__)
     parser.add_argument(
         "--config", type=Path, default=Path("configs/quickstart.yaml"), help="(default %(default)s)"
@@ -121,6 +138,12 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     parser.add_argument(
         "--variant", metavar="NAME [OPTION ...]", help="and options of fit; give several, last"
     )
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
+    """Return the options and the variants: after ``--variant NAME`` come its options of ``fit``."""
+    parser = build_parser()
     first = list(arguments).index("--variant") if "--variant" in arguments else len(arguments)
     given = parser.parse_args(arguments[:first])
     variants: list[Variant] = []
@@ -166,9 +189,7 @@ def leave_out_slow(
     left_out: list[str] = []
     for variant in variants:
         in_bfloat16 = any(word.split("=")[-1] == "bf16-mixed" for word in variant.options)
-        results = [
-            given.folder / f"{variant.name}_{seed}.json" for seed in range(1, given.seeds + 1)
-        ]
+        results = [_file_of(variant, seed, given) for seed in range(1, given.seeds + 1)]
         if not in_bfloat16 or all(path.exists() for path in results):
             kept.append(variant)
             continue
@@ -188,16 +209,19 @@ def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> N
     """Make every run that is not finished; none is left running when this ends.
 
     Raises:
-        ConfigurationError: with the end of its output, if a run fails.
+        ConfigurationError: at once, if a finished run has other options; when all others are made,
+            with the end of its output, if a run fails.
     """
+    missing = [one for one in wanted if not _is_finished(*one, given)]
     running: set[subprocess.Popen[str]] = set()
+    failures: list[str] = []
     with ThreadPoolExecutor(given.jobs) as pool:
         try:
             tasks = [
-                pool.submit(_train_one, variant, seed, given, running) for variant, seed in wanted
+                pool.submit(_train_one, variant, seed, given, running) for variant, seed in missing
             ]
             for task in tasks:
-                task.result()
+                failures += task.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for run in list(running):
@@ -205,20 +229,39 @@ def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> N
                     # it saves a checkpoint, from which the next call resumes
                     os.killpg(run.pid, signal.SIGTERM)
             raise
+    if failures:
+        raise ConfigurationError(
+            "\n".join([*failures, f"{len(missing) - len(failures)} other runs are finished"])
+        )
+
+
+def _file_of(variant: Variant, seed: int, given: argparse.Namespace) -> Path:
+    """Return the file that is written when a run is finished."""
+    return given.folder / f"{variant.name}_{seed}.json"
+
+
+def _made_with(variant: Variant, given: argparse.Namespace) -> dict[str, Any]:
+    """Return what that file holds."""
+    return {"config": given.config.read_text(), "options": variant.options}
+
+
+def _is_finished(variant: Variant, seed: int, given: argparse.Namespace) -> bool:
+    file = _file_of(variant, seed, given)
+    if not file.exists():
+        return False
+    if json.loads(file.read_text()) != _made_with(variant, given):
+        raise ConfigurationError(
+            f"{file} is of a run with other options: give another --folder or name"
+        )
+    return True
 
 
 def _train_one(
     variant: Variant, seed: int, given: argparse.Namespace, running: set[subprocess.Popen[str]]
-) -> None:
+) -> list[str]:
+    """Make or resume a run; return nothing, or what it failed with."""
     name = f"{variant.name}_{seed}"
-    finished = given.folder / f"{variant.name}_{seed}.json"
-    made_with = {"config": Path(given.config).read_text(), "options": variant.options}
-    if finished.exists():
-        if json.loads(finished.read_text()) != made_with:
-            raise ConfigurationError(
-                f"{finished} is of a run with other options: give another --folder or name"
-            )
-        return
+    made_with = json.dumps(_made_with(variant, given))
     interrupted = any((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
     say(f"{name}: {'resumed' if interrupted else 'started'}")
     options = [  # the last ones override a configuration file among the variant's
@@ -245,9 +288,11 @@ def _train_one(
     printed, _ = run.communicate()
     running.discard(run)
     if run.returncode:
-        raise ConfigurationError(f"{name} ended with code {run.returncode}: {printed[-2000:]}")
-    finished.write_text(json.dumps(made_with))
+        say(f"{name}: failed")
+        return [f"{name} ended with code {run.returncode}: {printed[-2000:]}"]
+    _file_of(variant, seed, given).write_text(made_with)
     say(f"{name}: finished")
+    return []
 
 
 def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:

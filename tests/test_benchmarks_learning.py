@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -81,6 +82,14 @@ def test_variants_in_bf16_are_left_out_where_it_is_slower(tmp_path, monkeypatch,
     assert learning.leave_out_slow(variants, given) == (variants, [])
 
 
+def refusal(capsys, *arguments):
+    """What the program says when it refuses something."""
+    with pytest.raises(SystemExit) as ended:
+        learning.main(arguments)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
 def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch):
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(TINY))
@@ -119,7 +128,7 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
         and saved["model"]["init_args"]["actor"]["init_args"]["width"] == 9
     )
 
-    # a run that is not finished is continued, the others are not made again
+    # a run that is not finished is continued, after one that fails; the others are not made again
     (tmp_path / "out" / "plain_1.json").unlink()
     calls = []
     popen = learning.subprocess.Popen
@@ -128,26 +137,30 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
         "Popen",
         lambda line, **given: calls.append(line) or popen(line, **given),
     )
+    broken = ["--variant", "broken", "--data.bananas", "3"]
+    error = refusal(capsys, *base, "--seeds", "1", "--jobs", "1", *broken, *variants)
+    assert re.search(r"(?s)error: broken_1 ended with code 2: .*bananas.*1 other runs are", error)
+    assert ["broken_1" in line for line in calls] == [True, False]
+    assert calls[1][-2:] == ["--ckpt_path", "last"]
     learning.main([*base, *variants])
-    assert [line[-2:] for line in calls] == [["--ckpt_path", "last"]]
     assert json.loads(capsys.readouterr().out)["rows"] == content["rows"]
-    with pytest.raises(ConfigurationError, match="with other options"):
-        learning.main([*base, "--variant", "plain", "--data.seed", "3"])
-    with pytest.raises(ConfigurationError, match=r"(?s)broken_1 ended with code 2: .*bananas"):
-        learning.main([*base, "--seeds", "1", "--variant", "broken", "--data.bananas", "3"])
-    with pytest.raises(ConfigurationError, match="eval/nothing of plain has no values"):
-        learning.main([*base, "--metric", "eval/nothing", "--variant", "plain"])
+    assert len(calls) == 2
+
+    assert "plain_1.json is of a run with other options: give another" in refusal(
+        capsys, *base, "--variant", "plain", "--data.seed", "3"
+    )
+    assert "eval/nothing of plain has no values" in refusal(
+        capsys, *base, "--metric", "eval/nothing", "--variant", "plain"
+    )
 
 
-def test_a_folder_in_which_another_call_trains_is_refused(tmp_path):
+def test_a_folder_in_which_another_call_trains_is_refused(tmp_path, capsys):
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(TINY))
     options = ["--config", str(config), "--folder", str(tmp_path), "--seeds", "1"]
-    with (
-        run_lock(tmp_path),
-        pytest.raises(ConfigurationError, match=f"another process .* in {tmp_path}:"),
-    ):
-        learning.main([*options, "--variant", "a"])
+    with run_lock(tmp_path):
+        error = refusal(capsys, *options, "--variant", "a")
+    assert re.search(f"error: another process .* in {tmp_path}:", error)
     assert not (tmp_path / "a_1").exists()
 
 
