@@ -5,9 +5,9 @@ once for every variant and seed, and compares the curves: the interquartile mean
 tasks with a 95 % bootstrap interval (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge
 of the Statistical Precipice"), as a table and a figure. A variant is a name and options of ``fit``.
 Called again with the same folder, it reads finished runs and resumes interrupted ones from their
-last checkpoint; while one call trains in a folder, a second one is refused. A run that fails is
-named at the end, when the others are made. Variants in bf16-mixed are left out on a processor where
-that is slower.
+last checkpoint; while one call trains in a folder, a second one is refused. When a run fails, the
+others are made all the same. Variants in bf16-mixed are left out on a processor where that is
+slower.
 
     python -m benchmarks.learning --config configs/quickstart.yaml --folder runs/learning \
         --variant 32-true --variant bf16-mixed --trainer.precision bf16-mixed
@@ -66,7 +66,7 @@ class Variant(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is not trained yet, compare, and print a table or JSON."""
+    """Run the program."""
     given, variants = parse(sys.argv[1:] if arguments is None else arguments)
     end_on_sigterm()
     with refusing(build_parser()):
@@ -81,8 +81,8 @@ def compare(given: argparse.Namespace, variants: list[Variant]) -> None:
         variants: what to compare.
 
     Raises:
-        ConfigurationError: if another call trains in the folder, if runs there have other options,
-            if runs fail, or if no task has the metric.
+        ConfigurationError: if all variants are left out, if another call trains in the folder, if
+            runs there have other options, if runs fail, or if no task has the metric.
     """
     given.folder.mkdir(parents=True, exist_ok=True)
     seeds = range(1, given.seeds + 1)
@@ -146,6 +146,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Variant]]:
     parser = build_parser()
     first = list(arguments).index("--variant") if "--variant" in arguments else len(arguments)
     given = parser.parse_args(arguments[:first])
+    if not given.config.is_file():
+        parser.error(f"{given.config} is not there: give --config the path of a file")
     variants: list[Variant] = []
     for word in arguments[first:]:
         if word == "--variant":
@@ -210,42 +212,56 @@ def train(wanted: Sequence[tuple[Variant, int]], given: argparse.Namespace) -> N
 
     Raises:
         ConfigurationError: at once, if a finished run has other options; when all others are made,
-            with the end of its output, if a run fails.
+            if a run fails. The end of its output has been printed by then.
     """
     missing = [one for one in wanted if not _is_finished(*one, given)]
     running: set[subprocess.Popen[str]] = set()
-    failures: list[str] = []
     with ThreadPoolExecutor(given.jobs) as pool:
         try:
             tasks = [
                 pool.submit(_train_one, variant, seed, given, running) for variant, seed in missing
             ]
-            for task in tasks:
-                failures += task.result()
+            failed = [
+                _name_of(*one)
+                for one, task in zip(missing, tasks, strict=True)
+                if not task.result()
+            ]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for run in list(running):
+            ended = list(running)
+            running.clear()
+            for run in ended:
                 with contextlib.suppress(ProcessLookupError):
                     # it saves a checkpoint, from which the next call resumes
                     os.killpg(run.pid, signal.SIGTERM)
             raise
-    if failures:
+    if failed:
         raise ConfigurationError(
-            "\n".join([*failures, f"{len(missing) - len(failures)} other runs are finished"])
+            f"{', '.join(failed)} failed, see above; {len(wanted) - len(failed)} of {len(wanted)}"
+            " runs are finished: the same call tries the others again"
         )
+
+
+def _name_of(variant: Variant, seed: int) -> str:
+    return f"{variant.name}_{seed}"
 
 
 def _file_of(variant: Variant, seed: int, given: argparse.Namespace) -> Path:
     """Return the file that is written when a run is finished."""
-    return given.folder / f"{variant.name}_{seed}.json"
+    return given.folder / f"{_name_of(variant, seed)}.json"
 
 
 def _made_with(variant: Variant, given: argparse.Namespace) -> dict[str, Any]:
-    """Return what that file holds."""
+    """Return what the file of a finished run holds."""
     return {"config": given.config.read_text(), "options": variant.options}
 
 
 def _is_finished(variant: Variant, seed: int, given: argparse.Namespace) -> bool:
+    """Return whether a run is finished.
+
+    Raises:
+        ConfigurationError: if it was made with other options.
+    """
     file = _file_of(variant, seed, given)
     if not file.exists():
         return False
@@ -258,9 +274,9 @@ def _is_finished(variant: Variant, seed: int, given: argparse.Namespace) -> bool
 
 def _train_one(
     variant: Variant, seed: int, given: argparse.Namespace, running: set[subprocess.Popen[str]]
-) -> list[str]:
-    """Make or resume a run; return nothing, or what it failed with."""
-    name = f"{variant.name}_{seed}"
+) -> bool:
+    """Make or resume a run; return whether it did not fail."""
+    name = _name_of(variant, seed)
     made_with = json.dumps(_made_with(variant, given))
     interrupted = any((given.folder / name).glob("version_*/checkpoints/last.ckpt"))
     say(f"{name}: {'resumed' if interrupted else 'started'}")
@@ -286,13 +302,15 @@ def _train_one(
     )
     running.add(run)
     printed, _ = run.communicate()
+    if run not in running:  # it was ended together with this program
+        return True
     running.discard(run)
     if run.returncode:
-        say(f"{name}: failed")
-        return [f"{name} ended with code {run.returncode}: {printed[-2000:]}"]
+        say(f"{name} ended with code {run.returncode}: {printed[-2000:]}")
+        return False
     _file_of(variant, seed, given).write_text(made_with)
     say(f"{name}: finished")
-    return []
+    return True
 
 
 def read(folder: Path, name: str, seeds: Sequence[int], metric: str) -> Curves:

@@ -54,9 +54,16 @@ def test_variants_take_the_options_that_follow_them():
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "--variant", "--variant a --variant a", "--variant --x 3", "--seeds 0 --variant a"],
+    [
+        "",
+        "--variant",
+        "--variant a --variant a",
+        "--variant --x 3",
+        "--seeds 0 --variant a",
+        "--config nowhere.yaml --variant a",
+    ],
 )
-def test_variants_without_a_name_of_their_own_are_an_error(arguments, capsys):
+def test_wrong_options_and_variants_without_a_name_of_their_own_are_an_error(arguments, capsys):
     with pytest.raises(SystemExit):
         learning.parse(arguments.split())
     assert "error:" in capsys.readouterr().err
@@ -139,7 +146,8 @@ def test_runs_are_made_once_compared_and_continued(tmp_path, capsys, monkeypatch
     )
     broken = ["--variant", "broken", "--data.bananas", "3"]
     error = refusal(capsys, *base, "--seeds", "1", "--jobs", "1", *broken, *variants)
-    assert re.search(r"(?s)error: broken_1 ended with code 2: .*bananas.*1 other runs are", error)
+    assert re.search(r"(?s)broken_1 ended with code 2: .*bananas", error)
+    assert "error: broken_1 failed, see above; 2 of 3 runs are finished: the same" in error
     assert ["broken_1" in line for line in calls] == [True, False]
     assert calls[1][-2:] == ["--ckpt_path", "last"]
     learning.main([*base, *variants])
@@ -180,7 +188,7 @@ def test_a_signal_ends_the_runs_too_and_they_can_be_continued(tmp_path):
         "--variant",
         "a",
     ]
-    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, cwd=ROOT)
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     csv = out / "a_1" / "version_0" / "metrics.csv"
     while not csv.exists():
         assert process.poll() is None
@@ -188,6 +196,7 @@ def test_a_signal_ends_the_runs_too_and_they_can_be_continued(tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     assert process.wait(60) == 143
+    assert "ended with code" not in process.stderr.read(), "it has not failed"
     assert psutil.wait_procs(children, 20)[1] == []
     assert (out / "a_1" / "version_0" / "checkpoints" / "last.ckpt").exists() and not (
         out / "a_1.json"
