@@ -28,6 +28,7 @@ from mtrl_lightning.algorithms import PPO, SAC, Algorithm
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.networks import MLP, MultiHead
+from mtrl_lightning.products import input_gradient, linear, weight_gradient
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 OBSERVATION = 39
@@ -278,11 +279,11 @@ def run_products(networks: Callable[[Work], list[Products]], work: Work) -> None
                 is_first = place == 0
                 input_B, weight_H = (x_BI, weight_HI) if is_first else (x_BH, weight_HH)
                 for _ in range(products.outputs):
-                    torch.mm(input_B, weight_H.t())
+                    linear(input_B, weight_H)
                 for _ in range(products.first_inputs if is_first else products.inputs):
-                    torch.mm(x_BH, weight_H)
+                    input_gradient(x_BH, weight_H)
                 for _ in range(products.weights):
-                    torch.mm(x_BH.t(), input_B)
+                    weight_gradient(x_BH, input_B)
 
     _run(work, update)
 

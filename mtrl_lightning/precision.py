@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from mtrl_lightning.products import input_gradient, linear, weight_gradient
+
 SMALL = (64, 400)
 """Rows of a batch and width of a layer: milliseconds even where bfloat16 is slow."""
 LARGE = (1280, 400)
@@ -101,9 +103,9 @@ def _products(rows: int, width: int, dtype: torch.dtype) -> Callable[[], None]:
     gradient_BH = torch.ones(rows, width, dtype=dtype, device="cpu")
 
     def multiply() -> None:
-        torch.mm(input_BH, weight_HH.t())
-        torch.mm(gradient_BH, weight_HH)
-        torch.mm(gradient_BH.t(), input_BH)
+        linear(input_BH, weight_HH)
+        input_gradient(gradient_BH, weight_HH)
+        weight_gradient(gradient_BH, input_BH)
 
     return multiply
 

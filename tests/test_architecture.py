@@ -31,6 +31,7 @@ BASE = {
     "errors",
     "memory",
     "precision",
+    "products",
     "rendering",
     "threads",
     "distributed",
@@ -104,7 +105,7 @@ EXCEPTIONS = {
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
-USE_TORCH = {"memory", "precision", "threads", "distributed"}
+USE_TORCH = {"memory", "precision", "products", "threads", "distributed"}
 """Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},

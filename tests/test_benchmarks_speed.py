@@ -299,7 +299,7 @@ def test_the_products_are_those_that_an_update_makes(name):
         wanted += square * (network.outputs + network.inputs + network.weights)
         wanted += first * (network.outputs + network.first_inputs + network.weights)
     # for the actor, layers multiply also some rows of a critic that have no gradient
-    is_large = work.batch_size * work.width >= hidden.MIN_OUTPUTS
+    is_large = work.batch_size * work.width >= hidden.MIN_OUTPUTS[torch.float32]
     num_rows = 2 * hidden.ROW_MULTIPLE if is_large else work.batch_size
     critic = products[-1]
     a_row = work.width * (work.width * (work.depth - 1) + critic.in_dim)

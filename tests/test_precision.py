@@ -55,16 +55,21 @@ def test_nothing_is_timed_where_bf16_is_not_used_on_the_cpu(monkeypatch, chosen,
 
 def test_the_products_are_those_of_a_layer_in_both_precisions(monkeypatch, fresh):
     multiplied = []
-    real = torch.mm
+    for name in ("linear", "input_gradient", "weight_gradient"):
+        real = getattr(precision, name)
 
-    def mm(a, b):
-        multiplied.append((a.dtype, tuple(a.shape), tuple(b.shape)))
-        return real(a, b)
+        def product(a, b, name=name, real=real):
+            multiplied.append((a.dtype, name, tuple(a.shape), tuple(b.shape)))
+            return real(a, b)
 
-    monkeypatch.setattr(torch, "mm", mm)
+        monkeypatch.setattr(precision, name, product)
     monkeypatch.setattr(precision, "SECONDS", 0.0)
     found = precision._time_products(6, 4)
-    layer = [((6, 4), (4, 4)), ((6, 4), (4, 4)), ((4, 6), (6, 4))]
+    layer = [
+        ("linear", (6, 4), (4, 4)),
+        ("input_gradient", (6, 4), (4, 4)),
+        ("weight_gradient", (6, 4), (6, 4)),
+    ]
     one_round = [(kind, *two) for kind in (torch.float32, torch.bfloat16) for two in layer]
     assert multiplied == one_round * 2  # a first round that does not count, and one that does
     assert found[:2] == (6, 4)

@@ -5,22 +5,30 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mtrl_lightning import products
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import hidden
 from mtrl_lightning.networks.hidden import HiddenLayers
 from tests.networks import uniform
 
 ROWS, WIDTH = 320, 24
+ALWAYS = {torch.float32: 0, torch.bfloat16: 0, torch.float64: 0}
+"""Sizes from which layers are one function."""
+
+
+@pytest.fixture(params=[False, True], ids=["linear", "layer_norm"])
+def layer_norm(request):
+    return request.param
 
 
 @pytest.fixture(params=[True, False], ids=["onednn", "plain products"])
-def layers(request, monkeypatch):
-    if request.param and not hidden._HAS_ONEDNN:
+def layers(request, monkeypatch, layer_norm):
+    if request.param and not products.HAS_ONEDNN:
         pytest.skip("this PyTorch has no oneDNN")
-    monkeypatch.setattr(hidden, "_HAS_ONEDNN", request.param)
-    monkeypatch.setattr(hidden, "MIN_OUTPUTS", 0)
+    monkeypatch.setattr(products, "HAS_ONEDNN", request.param)
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS)
     torch.manual_seed(0)
-    network = HiddenLayers(7, WIDTH, 3, layer_norm=False)
+    network = HiddenLayers(7, WIDTH, 3, layer_norm)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -61,8 +69,8 @@ def test_output_and_gradients_are_those_of_pytorchs_layers(layers, num_rows, dty
 
 def test_rows_without_a_gradient_are_not_computed(layers, monkeypatch):
     seen = []
-    product = hidden._product
-    monkeypatch.setattr(hidden, "_product", lambda g, w: seen.append(len(g)) or product(g, w))
+    product = hidden.input_gradient
+    monkeypatch.setattr(hidden, "input_gradient", lambda g, w: seen.append(len(g)) or product(g, w))
     for num_rows in (1, 64, 65, 192, 193, ROWS):
         gradients(layers, layers, with_rows(num_rows), torch.float32)
     # whole multiples of 64; above three quarters, all
@@ -101,7 +109,7 @@ def test_a_broken_observation_or_weight_is_not_hidden(layers, bad, autocast):
 
 def second_derivatives(network, forward):
     """Gradients of the squared norm of a loss's gradient, as in gradient penalties."""
-    x_BD = uniform(ROWS, 7).requires_grad_()
+    x_BD = uniform(ROWS, 7).double().requires_grad_()
     loss = (forward(x_BD) * with_rows(100)).square().sum()
     first = torch.autograd.grad(loss, [x_BD, *network.parameters()], create_graph=True)
     return torch.autograd.grad(
@@ -110,10 +118,12 @@ def second_derivatives(network, forward):
 
 
 def test_gradients_can_be_differentiated_again(layers):
+    layers.double()
+    assert layers(uniform(1, 7).double()).grad_fn.name() == "_LayersBackward"
     own = second_derivatives(layers, layers)
     wanted = second_derivatives(layers, super(HiddenLayers, layers).forward)
     assert any(gradient is not None and gradient.any() for gradient in wanted)
-    torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_of_many_losses_can_be_taken_at_once(layers):
@@ -152,46 +162,43 @@ def test_only_wanted_gradients_are_computed(layers):
     assert x_BD.grad is not None and all(
         parameter.grad is None for parameter in layers.parameters()
     )
-    layers[2].requires_grad_(True)
-    layers(x_BD.detach()).sum().backward()
-    assert [parameter.grad is not None for parameter in layers.parameters()] == [
-        False,
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
+    for layer in layers:
+        for trained in layer.parameters():
+            trained.requires_grad_(True)
+            layers(x_BD.detach()).sum().backward()
+            assert [p is trained for p in layers.parameters()] == [
+                p.grad is not None for p in layers.parameters()
+            ]
+            trained.requires_grad_(False)
+            trained.grad = None
 
 
-def test_gradients_equal_finite_differences():
+def test_gradients_equal_finite_differences(monkeypatch, layer_norm):
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS)
     torch.manual_seed(0)
-    network = HiddenLayers(3, 4, 2, layer_norm=False).double()
+    network = HiddenLayers(3, 4, 2, layer_norm).double()
     with torch.no_grad():
-        for linear in (network[0], network[2]):
-            linear.bias.uniform_(-0.5, 0.5)  # away from ReLU's kink
+        for name, parameter in network.named_parameters():
+            if name.endswith("bias"):
+                parameter.uniform_(-0.5, 0.5)  # away from ReLU's kink
     x_BD = uniform(6, 3).double().requires_grad_()
+    assert network(x_BD).grad_fn.name() == "_LayersBackward"
     torch.autograd.gradcheck(lambda x, *_: network(x), (x_BD, *network.parameters()))
 
 
-def test_only_large_layers_are_one_function(monkeypatch):
-    monkeypatch.setattr(hidden, "MIN_OUTPUTS", 10 * 8)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_large_layers_are_one_function(monkeypatch, layer_norm, dtype):
+    other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[dtype]
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", {dtype: 10 * 8, other: 10**9})
     torch.manual_seed(0)
-    network = HiddenLayers(3, 8, 2, layer_norm=False)
+    network = HiddenLayers(3, 8, 2, layer_norm)
     x_BD = uniform(10, 3)
-    small_BH, large_BH = network(x_BD[:9]), network(x_BD)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        small_BH, large_BH = network(x_BD[:9]), network(x_BD)
+    assert small_BH.dtype == large_BH.dtype == dtype
     assert small_BH.grad_fn.name() == "ReluBackward0"
     assert large_BH.grad_fn.name() == "_LayersBackward"
     torch.testing.assert_close(small_BH, large_BH[:9], rtol=1e-6, atol=1e-6)
-
-
-def test_layer_norm_stays_pytorchs(monkeypatch):
-    monkeypatch.setattr(hidden, "MIN_OUTPUTS", 0)
-    torch.manual_seed(0)
-    network = HiddenLayers(3, 8, 2, layer_norm=True)
-    out_BH = network(uniform(5, 3))
-    assert "LayerNorm" in str([type(module).__name__ for module in network])
-    assert out_BH.grad_fn.name() == "ReluBackward0"
 
 
 @pytest.mark.parametrize(("width", "depth"), [(0, 2), (4, 0), (-1, 2)])
