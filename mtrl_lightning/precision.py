@@ -3,7 +3,7 @@
 A processor without instructions for bfloat16 (AVX-512 BF16 or AMX on x86, BF16 on ARM) computes in
 it all the same, up to thirty times slower than in float32. Which processors have them, and whether
 this build of PyTorch uses them, can only be found out by trying: flags have other names on every
-system. So both matrix products are timed.
+system. So the matrix products are timed in both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGE = (1280, 400)
 HOPELESS = 3.0
 """Times as slow with small matrices, from which large ones are not timed: that would take long."""
 SECONDS = 0.04
-"""Spent on repeating each pair of products, the faster of which counts: other processes disturb."""
+"""Spent on repeating the products in both types; the fastest count: other processes disturb."""
 NOTICEABLE = 1.1
 """Times as slow from which bfloat16 is advised against: less may be chance."""
 

@@ -7,6 +7,8 @@ import torch
 
 from mtrl_lightning.networks import MLP, MultiHead
 
+ALWAYS_FUSED = {torch.float32: 0, torch.bfloat16: 0, torch.float64: 0}
+"""Numbers of outputs from which hidden layers are fused."""
 ARCHITECTURES = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
 
 

@@ -1,4 +1,4 @@
-"""The hidden layers as one function, beside PyTorch's own layers."""
+"""Fused hidden layers beside PyTorch's own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from mtrl_lightning import products
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import hidden
 from mtrl_lightning.networks.hidden import HiddenLayers
-from tests.networks import uniform
+from tests.networks import ALWAYS_FUSED, uniform
 
 ROWS, WIDTH = 320, 24
-ALWAYS = {torch.float32: 0, torch.bfloat16: 0, torch.float64: 0}
-"""Sizes from which layers are one function."""
+FUSED = "_FusedLayersBackward"
 
 
 @pytest.fixture(params=[False, True], ids=["linear", "layer_norm"])
@@ -26,7 +25,7 @@ def layers(request, monkeypatch, layer_norm):
     if request.param and not products.HAS_ONEDNN:
         pytest.skip("this PyTorch has no oneDNN")
     monkeypatch.setattr(products, "HAS_ONEDNN", request.param)
-    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS)
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
     torch.manual_seed(0)
     network = HiddenLayers(7, WIDTH, 3, layer_norm)
     with torch.no_grad():
@@ -69,8 +68,10 @@ def test_output_and_gradients_are_those_of_pytorchs_layers(layers, num_rows, dty
 
 def test_rows_without_a_gradient_are_not_computed(layers, monkeypatch):
     seen = []
-    product = hidden.input_gradient
-    monkeypatch.setattr(hidden, "input_gradient", lambda g, w: seen.append(len(g)) or product(g, w))
+    product = products.input_gradient
+    monkeypatch.setattr(
+        products, "input_gradient", lambda g, w: seen.append(len(g)) or product(g, w)
+    )
     for num_rows in (1, 64, 65, 192, 193, ROWS):
         gradients(layers, layers, with_rows(num_rows), torch.float32)
     # whole multiples of 64; above three quarters, all
@@ -109,7 +110,7 @@ def test_a_broken_observation_or_weight_is_not_hidden(layers, bad, autocast):
 
 def second_derivatives(network, forward):
     """Gradients of the squared norm of a loss's gradient, as in gradient penalties."""
-    x_BD = uniform(ROWS, 7).double().requires_grad_()
+    x_BD = uniform(ROWS, 7).to(next(network.parameters())).requires_grad_()
     loss = (forward(x_BD) * with_rows(100)).square().sum()
     first = torch.autograd.grad(loss, [x_BD, *network.parameters()], create_graph=True)
     return torch.autograd.grad(
@@ -117,13 +118,14 @@ def second_derivatives(network, forward):
     )
 
 
-def test_gradients_can_be_differentiated_again(layers):
-    layers.double()
-    assert layers(uniform(1, 7).double()).grad_fn.name() == "_LayersBackward"
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-9)])
+def test_gradients_can_be_differentiated_again(layers, dtype, tolerance):
+    layers.to(dtype)
+    assert layers(uniform(1, 7).to(dtype)).grad_fn.name() == FUSED
     own = second_derivatives(layers, layers)
     wanted = second_derivatives(layers, super(HiddenLayers, layers).forward)
     assert any(gradient is not None and gradient.any() for gradient in wanted)
-    torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(own, wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_gradients_of_many_losses_can_be_taken_at_once(layers):
@@ -147,34 +149,47 @@ def test_inputs_of_any_shape(layers, shape):
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_autocast_leaves_double_precision_alone():
-    network = HiddenLayers(3, 4, 2, layer_norm=False).double()
+@pytest.mark.parametrize("shape", [(2, 7), (7,)])  # the second one is not fused
+def test_autocast_leaves_double_precision_alone(layers, shape):
     with torch.autocast("cpu", torch.bfloat16):
-        assert network(uniform(2, 3).double()).dtype == torch.float64
+        out = layers.double()(uniform(*shape).double())
+    assert out.dtype == torch.float64
+    assert (out.grad_fn.name() == FUSED) == (len(shape) == 2)
 
 
-def test_only_wanted_gradients_are_computed(layers):
+def test_types_that_do_not_fit_are_refused(layers):
+    for x_BD in (uniform(2, 7).double(), uniform(2, 7).bfloat16()):
+        with pytest.raises(RuntimeError, match="dtype"):
+            layers(x_BD)
+
+
+def test_only_wanted_gradients_are_computed(layers, monkeypatch):
+    made = []
+    product = products.weight_gradient
+    monkeypatch.setattr(products, "weight_gradient", lambda g, x: made.append(1) or product(g, x))
     x_BD = uniform(ROWS, 7)
+    layers(x_BD).sum().backward()
+    wanted = [parameter.grad.clone() for parameter in layers.parameters()]
+    assert len(made) == 3
+    made.clear()
+    layers.zero_grad()
     layers.requires_grad_(False)
     assert not layers(x_BD).requires_grad
-    out_BH = layers(x_BD.requires_grad_())
-    out_BH.sum().backward()
-    assert x_BD.grad is not None and all(
-        parameter.grad is None for parameter in layers.parameters()
-    )
-    for layer in layers:
-        for trained in layer.parameters():
-            trained.requires_grad_(True)
-            layers(x_BD.detach()).sum().backward()
-            assert [p is trained for p in layers.parameters()] == [
-                p.grad is not None for p in layers.parameters()
-            ]
-            trained.requires_grad_(False)
-            trained.grad = None
+    layers(x_BD.requires_grad_()).sum().backward()
+    assert x_BD.grad is not None and made == []
+    for trained, gradient in zip(layers.parameters(), wanted, strict=True):
+        made.clear()
+        trained.requires_grad_(True)
+        layers(x_BD.detach()).sum().backward()
+        torch.testing.assert_close(trained.grad, gradient)
+        assert len(made) == (trained.ndim == 2)
+        trained.requires_grad_(False)
+        trained.grad = None
+        assert all(parameter.grad is None for parameter in layers.parameters())
 
 
 def test_gradients_equal_finite_differences(monkeypatch, layer_norm):
-    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS)
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
     torch.manual_seed(0)
     network = HiddenLayers(3, 4, 2, layer_norm).double()
     with torch.no_grad():
@@ -182,7 +197,7 @@ def test_gradients_equal_finite_differences(monkeypatch, layer_norm):
             if name.endswith("bias"):
                 parameter.uniform_(-0.5, 0.5)  # away from ReLU's kink
     x_BD = uniform(6, 3).double().requires_grad_()
-    assert network(x_BD).grad_fn.name() == "_LayersBackward"
+    assert network(x_BD).grad_fn.name() == FUSED
     torch.autograd.gradcheck(lambda x, *_: network(x), (x_BD, *network.parameters()))
 
 
@@ -197,8 +212,9 @@ def test_only_large_layers_are_one_function(monkeypatch, layer_norm, dtype):
         small_BH, large_BH = network(x_BD[:9]), network(x_BD)
     assert small_BH.dtype == large_BH.dtype == dtype
     assert small_BH.grad_fn.name() == "ReluBackward0"
-    assert large_BH.grad_fn.name() == "_LayersBackward"
-    torch.testing.assert_close(small_BH, large_BH[:9], rtol=1e-6, atol=1e-6)
+    assert large_BH.grad_fn.name() == FUSED
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(small_BH, large_BH[:9], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("width", "depth"), [(0, 2), (4, 0), (-1, 2)])

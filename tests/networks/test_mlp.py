@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from mtrl_lightning.networks import MLP, MultiHead, Network, OneHot, hidden
-from tests.networks import ARCHITECTURES, uniform
+from tests.networks import ALWAYS_FUSED, ARCHITECTURES, uniform
 from tests.networks.test_experts import (
     CONTRACT,
     IN_DIM,
     NUM_TASKS,
     OUT_DIM,
     Dense,
-    it_can_be_vectorized_over_parameters,
     num_parameters,
 )
 
@@ -35,12 +35,11 @@ def make_residual(**options):
     return make(residual=True, **options)
 
 
-@pytest.mark.parametrize(
-    "check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters]
-)
-def test_the_contract(check, monkeypatch):
-    monkeypatch.setitem(hidden.MIN_OUTPUTS, torch.float32, 0)  # one function, which knows no vmap
-    check(make)
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("check", CONTRACT)
+def test_the_contract_with_fused_layers(check, layer_norm, monkeypatch):
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
+    check(partial(make, layer_norm=layer_norm))
 
 
 @pytest.mark.parametrize("check", CONTRACT)

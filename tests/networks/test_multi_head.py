@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead, hidden
 from mtrl_lightning.networks.experts import is_task_major
-from tests.networks import uniform
+from tests.networks import ALWAYS_FUSED, uniform
 from tests.networks.test_experts import (
     CONTRACT,
     assert_equals_row_by_row,
-    it_can_be_vectorized_over_parameters,
     num_parameters,
     perceptron,
 )
@@ -33,17 +34,12 @@ def make_residual(**options):
     return make(residual=True, head_width=6, **options)
 
 
-@pytest.mark.parametrize(
-    "check", [check for check in CONTRACT if check is not it_can_be_vectorized_over_parameters]
-)
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("check", CONTRACT)
 @pytest.mark.parametrize("variant", [make, make_two_layers])
-def test_the_contract(check, variant, monkeypatch):
-    monkeypatch.setitem(hidden.MIN_OUTPUTS, torch.float32, 0)  # one function, which knows no vmap
-    check(variant)
-
-
-def test_small_layers_can_be_vectorized_over_parameters():
-    it_can_be_vectorized_over_parameters(make)
+def test_the_contract_with_fused_layers(check, variant, layer_norm, monkeypatch):
+    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
+    check(partial(variant, layer_norm=layer_norm))
 
 
 @pytest.mark.parametrize("check", CONTRACT)
