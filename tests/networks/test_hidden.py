@@ -118,8 +118,11 @@ def second_derivatives(network, forward):
     )
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-9)])
-def test_gradients_can_be_differentiated_again(layers, dtype, tolerance):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_can_be_differentiated_again(layers, layer_norm, dtype):
+    # LayerNorm divides rows by their spread, and loses digits where it is small
+    in_float32 = 1e-3 if layer_norm else 1e-4
+    tolerance = in_float32 if dtype == torch.float32 else 1e-9
     layers.to(dtype)
     assert layers(uniform(1, 7).to(dtype)).grad_fn.name() == FUSED
     own = second_derivatives(layers, layers)
@@ -202,7 +205,7 @@ def test_gradients_equal_finite_differences(monkeypatch, layer_norm):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_only_large_layers_are_one_function(monkeypatch, layer_norm, dtype):
+def test_only_large_layers_are_fused(monkeypatch, layer_norm, dtype):
     other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[dtype]
     monkeypatch.setattr(hidden, "MIN_OUTPUTS", {dtype: 10 * 8, other: 10**9})
     torch.manual_seed(0)
