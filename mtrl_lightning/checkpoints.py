@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import count, restoring
 
 FORMAT = 3
 """Version of what a checkpoint holds."""
 _READ_BY = {2: "0.1"}
 """The versions of this package that read a former format."""
+CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset)
+PLAIN = (type(None), bool, int, float, str, bytes, torch.Size, torch.device, torch.dtype)
+DEEPEST = 320
+"""How many containers may lie in one another."""
+REPEATS = 16
+"""How often the bytes of a file may be used, on average: several names may share a tensor."""
+LONGEST_INTEGER = 4096
+"""Bits of the largest integer."""
+SECTIONS: dict[str, type] = {
+    "callbacks": dict,
+    "loops": dict,
+    "lr_schedulers": list,
+    "optimizer_states": list,
+    "state_dict": dict,
+}
+"""What Lightning reads of a checkpoint."""
+LIGHTNING_VERSION = re.compile(r"([2-9]|[1-9]\d)(\.\d{1,4}){1,3}((a|b|rc|\.post|\.dev)\d{1,4})?")
+"""Of a Lightning whose checkpoints are read as they are; it converts those of version 1."""
 
 
-def load_checkpoint(path: str | Path, verify: bool = True) -> dict[str, Any]:
-    """Read a checkpoint's plain values; tensors stay on disk until they are used.
+def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) -> dict[str, Any]:
+    """Read a checkpoint's plain values.
 
     Args:
         path: the file.
         verify: whether the checksums of its tensors are compared, for which all of it is read.
+        mmap: whether tensors stay on disk until they are used.
 
     Raises:
         ConfigurationError: if the file is missing, damaged, of another format, or holds anything
@@ -32,11 +56,9 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> dict[str, Any]:
             f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder"
         )
     try:
-        with zipfile.ZipFile(path) as archive:  # torch compares no checksum of what it maps
-            damaged = archive.testzip() if verify else None
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        size = _check_archive(path, verify)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        check_plain(loaded, size)
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         cause = f"{type(error).__name__}: {first_line[:100]}"
@@ -51,9 +73,110 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> dict[str, Any]:
     return loaded
 
 
+def _check_archive(path: str | Path, verify: bool) -> int:
+    """Check that a file is an archive whose members lie in it as they are.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        BadZipFile: if members are compressed, overlap, or have wrong checksums.
+    """
+    size = Path(path).stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise zipfile.BadZipFile("a part of it is compressed")
+        if sum(member.file_size for member in members) > size:
+            raise zipfile.BadZipFile("its parts are larger than the file")
+        # torch compares no checksum of what it maps
+        damaged = archive.testzip() if verify else None
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+    return size
+
+
+def check_plain(loaded: Any, size: int) -> None:
+    """Check that all that was read is tensors and plain values, and no more than a file can hold.
+
+    Containers that lie in the file once and are named often would unfold to any size.
+
+    Args:
+        loaded: what was read.
+        size: bytes of the file.
+
+    Raises:
+        ValueError: naming what is wrong.
+    """
+    most = REPEATS * size
+    num_values = 0
+    num_bytes = 0
+    levels: list[Iterator[Any]] = [iter([loaded])]
+    end = object()
+    while levels:
+        value: Any = next(levels[-1], end)
+        if value is end:
+            levels.pop()
+            continue
+        num_values += 1
+        if type(value) in CONTAINERS:
+            levels.append(iter(value))
+            if isinstance(value, dict):
+                levels.append(iter(value.values()))
+        elif type(value) in (Tensor, torch.nn.Parameter):
+            num_bytes += _check_tensor(value)
+        elif type(value) not in PLAIN:
+            raise ValueError(f"it holds a {type(value).__name__}, no plain value")
+        elif type(value) is int and value.bit_length() > LONGEST_INTEGER:
+            raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
+        if len(levels) > 2 * DEEPEST:
+            raise ValueError(f"more than {DEEPEST} containers lie in one another")
+        if max(num_values, num_bytes) > most:
+            raise ValueError("its values are more than a file of its size can hold")
+
+
+def _check_tensor(tensor: Tensor) -> int:
+    """Check that a tensor is a plain one.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        ValueError: if it is sparse, quantized, on another device, or has booleans that are neither
+            0 nor 1.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+        raise ValueError("it holds a tensor that is sparse, quantized or of a device")
+    num_bytes = tensor.numel() * tensor.element_size()
+    if tensor.dtype is torch.bool and tensor.numel():
+        memory = tensor.untyped_storage().nbytes()
+        if num_bytes > memory or int(tensor.view(torch.uint8).max()) > 1:
+            raise ValueError("it holds a boolean that is neither 0 nor 1")
+    return num_bytes
+
+
 def env_steps_of(checkpoint: dict[str, Any]) -> int:
-    """Return the environment steps that a loaded checkpoint's run had made."""
-    return checkpoint["mtrl_lightning"]["counters"]["env_steps"]
+    """Return the environment steps that a loaded checkpoint's run had made.
+
+    Raises:
+        ConfigurationError: if the checkpoint is damaged.
+    """
+    with restoring("counters"):
+        return count(checkpoint["mtrl_lightning"]["counters"]["env_steps"], "env_steps")
+
+
+def check_complete(checkpoint: dict[str, Any]) -> None:
+    """Check that a run can continue from a checkpoint, and not only its policy be loaded.
+
+    Raises:
+        ConfigurationError: if a section is missing.
+    """
+    missing = [name for name in SECTIONS if name not in checkpoint]
+    if missing:
+        raise ConfigurationError(
+            f"the checkpoint has no {', '.join(missing)}: no run can continue from it;"
+            " give one of a run's checkpoints/ folder"
+        )
 
 
 def check_format(checkpoint: dict[str, Any]) -> None:
@@ -62,6 +185,22 @@ def check_format(checkpoint: dict[str, Any]) -> None:
     Raises:
         ConfigurationError: if it was not.
     """
+    _check_version(checkpoint)
+    for name, kind in SECTIONS.items():
+        value = checkpoint.get(name, kind())
+        if not isinstance(value, kind):
+            raise ConfigurationError(
+                f"the checkpoint's {name} is a {type(value).__name__}: it is damaged;"
+                " use another one"
+            )
+    with restoring("sections"):
+        count(checkpoint.get("epoch", 0), "epoch")
+        count(checkpoint.get("global_step", 0), "global_step")
+        if not LIGHTNING_VERSION.fullmatch(checkpoint.get("pytorch-lightning_version", "2.0")):
+            raise ValueError("it is said to be of a Lightning that does not exist, or is too old")
+
+
+def _check_version(checkpoint: Any) -> None:
     own = checkpoint.get("mtrl_lightning") if isinstance(checkpoint, dict) else None
     if not isinstance(own, dict) or "format" not in own:
         raise ConfigurationError(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
+from mtrl_lightning.saved import count
+
 
 @dataclass
 class Counters:
@@ -36,7 +38,7 @@ class Counters:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the counts."""
         for field in fields(self):
-            setattr(self, field.name, int(state[field.name]))
+            setattr(self, field.name, count(state[field.name], f"counters.{field.name}"))
 
 
 class Stopwatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import count, flag, integer
 
 
 class Every:
@@ -38,7 +39,7 @@ class Every:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step of the last call; the interval may differ from the saved run's."""
-        self._last = int(state["last"])
+        self._last = count(state["last"], "step of a schedule")
 
 
 class Until:
@@ -63,7 +64,7 @@ class Until:
 
     def load_state_dict(self, state: dict[str, bool]) -> None:
         """Restore whether the limit was reached, so that a warm-up is not repeated."""
-        self._over = bool(state["over"])
+        self._over = flag(state["over"], "warm-up")
 
 
 class UpdateRatio:
@@ -116,4 +117,9 @@ class UpdateRatio:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the counts at the start."""
-        self._start = (int(state["vector_steps"]), int(state["updates"])) if state else None
+        if not state:
+            self._start = None
+            return
+        # less than 0 after a reset of the networks, by as many updates as the burst has
+        updates = integer(state["updates"], "ratio.updates")
+        self._start = (count(state["vector_steps"], "ratio.vector_steps"), updates)

@@ -33,6 +33,7 @@ BASE = {
     "precision",
     "products",
     "rendering",
+    "saved",
     "threads",
     "distributed",
     "rank_states",

@@ -57,6 +57,7 @@ from mtrl_lightning.networks import (
     zero_padding,
 )
 from mtrl_lightning.networks.untrained import UntrainedTasks
+from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import (
     Chosen,
@@ -150,6 +151,8 @@ class Algorithm(LightningModule):
         """What transforms may require, by name."""
         self.updates: list[Update] = []
         """Every optimizer step that ``update`` makes; see ``make_update``."""
+        self._saved_optimizers: list[Any] | None = None
+        """Of the checkpoint that is continued, until the optimizers are built."""
         self._compile = compile
         self._seed = seed
         self._network_names: list[str] = []
@@ -299,7 +302,14 @@ class Algorithm(LightningModule):
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order in which these were made."""
-        return [update.configure_optimizer() for update in self.updates]
+        optimizers = [update.configure_optimizer() for update in self.updates]
+        saved = self._saved_optimizers
+        self._saved_optimizers = None
+        if saved is not None:
+            with restoring("states of the optimizers"):
+                for update, state in zip(self.updates, saved, strict=True):
+                    update.check_optimizer(state)
+        return optimizers
 
     def check_device(self, device: torch.device) -> None:
         """Check before training that what was asked for can be done on the device.
@@ -530,8 +540,13 @@ class Algorithm(LightningModule):
         Raises:
             ConfigurationError: if the checkpoint is of other tasks or of another network.
         """
+        with restoring("state of the algorithm"):
+            self._restore(checkpoint)
+
+    def _restore(self, checkpoint: dict[str, Any]) -> None:
         check_tasks(checkpoint, self.spec)
         self._check_weights(checkpoint["state_dict"])
+        self._saved_optimizers = checkpoint.get("optimizer_states")
         state = checkpoint["mtrl_lightning"]
         self.counters.load_state_dict(state["counters"])
         self.generators.load_state_dict(state["generators"])
@@ -575,6 +590,7 @@ class Algorithm(LightningModule):
         state.pop("global_generators", None)  # loading leaves the draws of this process as they are
         algorithm = rebuild_algorithm(state, cls, trust, overrides)
         algorithm.on_load_checkpoint(checkpoint)
+        algorithm._saved_optimizers = None  # a run that begins with these weights has its own
         algorithm.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
         return algorithm.to(map_location or "cpu")
 
@@ -597,11 +613,11 @@ class Algorithm(LightningModule):
             )
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(value.shape) if isinstance(value, Tensor) else ()  # a module's extra state
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None  # a module's extra state
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
     return {name: _shape(value) for name, value in state.items()}
 
 

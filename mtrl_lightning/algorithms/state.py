@@ -10,13 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 
 OF_EACH_RANK = ("act", "learn", "auxiliary_", "transform_")
 """Beginnings of the names of generators whose draws differ between processes.
 
 They are for rows of a batch, or for environments, of which each process has its own.
 """
+
+
+LARGEST_SEED = 2**128
+NUMPY_BUFFER = 624
+"""Numbers in the buffer of NumPy's global generator, an MT19937."""
 
 
 class Generators:
@@ -58,9 +63,17 @@ class Generators:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states; one saved on another kind of device starts from the seed."""
-        self._seed = state["seed"]
-        self._saved = state["used"]
+        self._seed = saved.integer(state["seed"], "seed", LARGEST_SEED)
+        self._saved = {name: _checked_generator(value) for name, value in state["used"].items()}
         self._generators = {}
+
+
+def _checked_generator(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a generator; one of the CPU is tried, which finds out what is wrong."""
+    state = value["state"].cpu()
+    if value["device"] == "cpu":
+        torch.Generator().set_state(state)
+    return {"device": saved.text(value["device"], "device of a generator"), "state": state}
 
 
 def global_generators() -> dict[str, Any]:
@@ -79,7 +92,10 @@ def restore_global_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
-    np.random.set_state(tuple(state["numpy"]))
+    kind, keys, position, *rest = state["numpy"]
+    # NumPy reads its buffer at this place without a check
+    saved.count(position, "position in NumPy's generator", NUMPY_BUFFER)
+    np.random.set_state((kind, keys, position, *rest))
     random.setstate(state["python"])
 
 
@@ -119,5 +135,10 @@ class MeanMetrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore sums and counts."""
-        self._sums = dict(state["sums"])
-        self._counts = dict(state["counts"])
+        sums, counts = state["sums"], state["counts"]
+        if sums.keys() != counts.keys() or not all(counts.values()):
+            raise ValueError("metrics without a sum or a count")
+        if any(sum_.ndim for sum_ in sums.values()):
+            raise ValueError("a sum of metrics is no single number")
+        self._sums = {saved.text(name, "metric"): sum_.float() for name, sum_ in sums.items()}
+        self._counts = {name: saved.count(value, name) for name, value in counts.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.divergence import DivergenceGuard
+from mtrl_lightning.algorithms.optimizer_states import check_optimizer
 from mtrl_lightning.algorithms.state import Generators, MeanMetrics
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
@@ -110,6 +111,15 @@ class Update:
         """Build the optimizer, which the following steps use, and return it."""
         self.optimizer = self._make_optimizer(self.parameters)
         return self.optimizer
+
+    def check_optimizer(self, saved: Any) -> None:
+        """Check that what an optimizer's ``state_dict`` returned fits this one.
+
+        Raises:
+            ConfigurationError: if it does not.
+        """
+        assert self.optimizer is not None, "configure_optimizer comes before its state"
+        check_optimizer(saved, self.optimizer, self.parameters, self._make_optimizer)
 
     def __call__(self, losses: Callable[[], tuple[Tensor, Extra]]) -> Extra:
         """Make one step.

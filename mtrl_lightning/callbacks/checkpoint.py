@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
@@ -21,7 +22,11 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from mtrl_lightning.runs import ensure_writable
+from mtrl_lightning.saved import restoring
 from mtrl_lightning.schedules import Every
+
+FILE_NAME = re.compile(r"step_\d{12,16}(_after_reset)?\.ckpt")
+"""Names of checkpoints."""
 
 
 class _Moment(NamedTuple):
@@ -341,6 +346,21 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             return None
         return [manifest for found in self._manifests_of_files.values() for manifest in found]
 
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Check the counts of Lightning's own loops, which it would take as they are.
+
+        Raises:
+            ConfigurationError: if they are damaged.
+        """
+        with restoring("counts of Lightning's loops"):
+            if trainer.state.fn == TrainerFn.FITTING:
+                _check_counts(checkpoint["loops"]["fit_loop"], trainer.fit_loop.state_dict())
+            elif trainer.state.fn == TrainerFn.VALIDATING:
+                own = trainer.validate_loop.state_dict()
+                _check_counts(checkpoint["loops"]["validate_loop"], own)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of what is kept."""
         return {
@@ -349,9 +369,37 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             "best": list(self._best or []),
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the names of what is kept."""
         self._every.load_state_dict(state_dict["every"])
-        self._saved = list(state_dict["saved"])
+        self._saved = [_file_of_run(name) for name in state_dict["saved"]]
         best = state_dict["best"]
-        self._best = (float(best[0]), str(best[1])) if best else None
+        self._best = (saved.number(best[0], "best"), _file_of_run(best[1])) if best else None
+
+
+def _check_counts(found: Any, own: Any) -> None:
+    """Check that nested counts have the same names and types as a run's own.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    if type(found) is not type(own):
+        raise ValueError(f"a {type(found).__name__} in place of a {type(own).__name__}")
+    if isinstance(own, dict):
+        if found.keys() != own.keys():
+            raise ValueError(f"{', '.join(map(str, found))} in place of {', '.join(own)}")
+        for name, value in own.items():
+            _check_counts(found[name], value)
+    elif type(own) is int:
+        saved.count(found, "count of Lightning's loops")
+
+
+def _file_of_run(name: Any) -> str:
+    """Return the name of a checkpoint in the run's folder: files of these names are deleted.
+
+    Raises:
+        ValueError: if it is another name.
+    """
+    if not FILE_NAME.fullmatch(saved.text(name, "list of checkpoints")):
+        raise ValueError(f"{name!r} is no name of a checkpoint")
+    return name

@@ -14,12 +14,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.resharding import reshard
-from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints import check_complete, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import replay_folder
 from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.saved import restoring
 
 __all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 
@@ -49,10 +50,13 @@ class DurableIO(TorchCheckpointIO):
         """Read a checkpoint as this process made it, or would have made it.
 
         Raises:
-            ConfigurationError: if it is of another number of processes and cannot be shared out.
+            ConfigurationError: if it is damaged, or of another number of processes and cannot be
+                shared out.
         """
-        checkpoint = super().load_checkpoint(path, *args, **options)
-        return reshard(checkpoint, distributed.rank(), distributed.world_size())
+        checkpoint = load_checkpoint(path, verify=False, mmap=False)
+        check_complete(checkpoint)
+        with restoring("states of its processes"):
+            return reshard(checkpoint, distributed.rank(), distributed.world_size())
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.callbacks.trainer_options import check_trainer
+from mtrl_lightning.saved import restoring
 from mtrl_lightning.session import Session
 
 
@@ -65,3 +66,15 @@ class SessionCallback(Callback):
         """
         check_trainer(trainer)
         self.session = Session.of(trainer, pl_module)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned.
+
+        Raises:
+            ConfigurationError: if it is damaged.
+        """
+        with restoring(f"state of {self.key!r}"):
+            self.restore(state_dict)
+
+    def restore(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned; errors name this callback."""

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import RestartsExhaustedError
@@ -177,10 +177,13 @@ class Driver(SessionCallback, Checkpoint):
         collector = self.session.collector.state_dict() if self.session.is_open else {}
         return {"next_call": self._next_call, "collector": collector}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
         if self.session.is_open and state_dict["collector"]:
-            self._next_call = state_dict["next_call"]
+            next_call = state_dict["next_call"]
+            if next_call is not None:
+                saved.count(next_call, "rollout.next_call", len(self._post_step_calls()))
+            self._next_call = next_call
             self.session.collector.load_state_dict(state_dict["collector"])
 
     def on_exception(

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from tqdm import tqdm
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.envs.benchmark import tasks_of
@@ -228,11 +228,11 @@ class EvaluationCallback(SessionCallback):
             "env_steps": self.session.evaluated_at,
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the last results."""
         self._every.load_state_dict(state_dict["every"])
-        self.session.results = dict(state_dict["results"])
-        self.session.evaluated_at = state_dict["env_steps"]
+        self.session.results = saved.numbers(state_dict["results"], "results of an evaluation")
+        self.session.evaluated_at = saved.integer(state_dict["env_steps"], "evaluation.env_steps")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

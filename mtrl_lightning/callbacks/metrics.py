@@ -4,23 +4,50 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.system import SystemUse
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
 PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
 """Whose versions a run records, beside that of Python."""
+
+
+WANDB_ID = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
+"""What W&B allows as the id of a run: it becomes a part of the names of files."""
+
+
+def saved_wandb_id(state: Mapping[str, Any]) -> str | None:
+    """Return the id of the W&B run that a checkpoint was logged to; None for none.
+
+    Args:
+        state: of the ``MetricsCallback``.
+
+    Raises:
+        ConfigurationError: if it is no id.
+    """
+    wandb_id = state.get("wandb_id")
+    if wandb_id is None:
+        return None
+    if not WANDB_ID.fullmatch(saved.text(wandb_id, "id of a W&B run")):
+        raise ConfigurationError(
+            f"the checkpoint's id of a W&B run is {wandb_id!r}, which W&B does not allow: the file"
+            " is damaged; continue from another checkpoint"
+        )
+    return wandb_id
 
 
 class MetricsCallback(SessionCallback):
@@ -126,11 +153,15 @@ class MetricsCallback(SessionCallback):
             "metrics_csv": fingerprint,
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the W&B run, and what ``metrics.csv`` should hold."""
         self._every.load_state_dict(state_dict["every"])
-        self._wandb_id = state_dict["wandb_id"]
-        self._csv_fingerprint = state_dict["metrics_csv"]
+        self._wandb_id = saved_wandb_id(state_dict)
+        fingerprint = state_dict["metrics_csv"]
+        if fingerprint is not None:
+            names = ("rows", "env_steps", "crc32")
+            fingerprint = {name: saved.integer(fingerprint[name], name) for name in names}
+        self._csv_fingerprint = fingerprint
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -120,7 +120,7 @@ class OptionsCallback(SessionCallback):
         """Return the options that change what is learned, by their full names."""
         return {name: value for name, value in _flat(self._options) if _has_effect(name)}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def restore(self, state_dict: dict[str, Any]) -> None:
         """Keep the checkpoint's options, to compare."""
         self._former = dict(state_dict)
 

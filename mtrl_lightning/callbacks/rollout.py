@@ -251,9 +251,9 @@ class RolloutCallback(Driver):
         own = {"check": self._check.state_dict()}
         return self.loop.state_dict() | super().state_dict() | own
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
-        super().load_state_dict(state_dict)
+        super().restore(state_dict)
         self._check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in this version
         if self.session.is_open and state_dict["collector"]:
             self.loop.load_state_dict(state_dict)

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.pictures import log_tensorboard_image
 from mtrl_lightning.callbacks.signals import Interrupted
@@ -199,9 +199,9 @@ class VideoCallback(SessionCallback):
         """Return the number of evaluations, which decides when the next video is due."""
         return {"evaluations": self._num_evaluations}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
-        self._num_evaluations = state_dict["evaluations"]
+        self._num_evaluations = saved.count(state_dict["evaluations"], "videos.evaluations")
 
 
 def _log(logger: Logger, files: dict[str, Path], env_steps: int) -> None:

@@ -31,6 +31,7 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
+from mtrl_lightning.callbacks.metrics import saved_wandb_id
 from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.signals import requeue_signal
@@ -58,6 +59,7 @@ from mtrl_lightning.launch import (
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.saved import restoring
 from mtrl_lightning.strategy import processes_for
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
@@ -243,7 +245,8 @@ class MultiTaskCLI(LightningCLI):
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", '"mtrl_lightning[wandb]"', WITHOUT_LOGGER)
             states = self._launch.content.get("callbacks", {})
-            saved = states.get(MetricsCallback.key, {}).get("wandb_id")
+            with restoring("id of a W&B run"):
+                saved = saved_wandb_id(states.get(MetricsCallback.key, {}))
             if "resume" in logger.init_args:
                 # Lightning's default, in place of which W&B's own is filled in
                 logger.init_args.resume = "allow"

@@ -17,6 +17,7 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import StabilityCheck
 from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.saved import count
 from mtrl_lightning.schema import info_column
 
 
@@ -139,7 +140,7 @@ class EnvGroup:
             if "seed" in state:
                 self._reset(i, state["seed"])
             else:
-                self._steps[i] = state["steps"]
+                self._steps[i] = count(state["steps"], f"steps of task {self._names[i]!r}")
                 self._states[i].set(state["env"])
                 self._stability[i].clear()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 import random
 import types
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +17,18 @@ from gymnasium.envs.registration import EnvSpec as RegisteredSpec
 from gymnasium.spaces import Box
 from numpy.random.bit_generator import SeedSequence
 
-from mtrl_lightning.envs.simulator import address_of, arrays_of, from_text, to_text
+from mtrl_lightning.envs.simulator import (
+    PLAIN_KINDS,
+    address_of,
+    arrays_of,
+    check_booleans,
+    from_text,
+    is_computed,
+    is_editable,
+    is_mujoco,
+    plain_dtype,
+    to_text,
+)
 from mtrl_lightning.errors import ConfigurationError
 
 PLAIN = (type(None), bool, int, float, str, bytes)
@@ -37,6 +50,16 @@ BIT_GENERATORS = {
 IS_HEAP_TYPE = 1 << 9
 """The flag of classes that a class statement makes."""
 SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
+LARGEST_POOL = 1024
+"""Largest ``pool_size`` of a ``SeedSequence``; NumPy's default is 4."""
+POSITIONS = {"MT19937": 624, "Philox": 4}
+"""Generators that keep a buffer, and the largest position in it: NumPy reads there unchecked."""
+MOST_ELEMENTS = 1 << 24
+"""Largest number of elements of an array that repeats the elements of another."""
+DEEPEST = 300
+"""How many containers may lie in one another."""
+MOST_VALUES = 10_000_000
+"""Largest number of values of an environment's state."""
 REMEDY = "give the class that has it get_state() and set_state(dict)"
 
 
@@ -98,7 +121,7 @@ class Encoder:
 
     def _encode_new(self, value: Any, where: str) -> list[Any]:
         kind = type(value).__name__
-        if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
+        if type(value) is np.ndarray and value.dtype.kind in PLAIN_KINDS:
             return self._encode_array(value, where)
         if type(value) in (list, tuple, deque):
             items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
@@ -160,6 +183,8 @@ class Decoder:
         self._classes = classes
         self._made: list[Any] = []
         self._taken: set[int] = set()
+        self._depth = 0
+        self._num_values = 0
 
     def attributes(self, owner: Any, states: dict[str, Any], where: str) -> None:
         """Restore all attributes of an object."""
@@ -184,16 +209,30 @@ class Decoder:
 
         Raises:
             ConfigurationError: if it is of another environment.
+            ValueError: if it is no state of an environment.
         """
+        self._num_values += 1
+        if self._depth > DEEPEST or self._num_values > MOST_VALUES:
+            raise ValueError(f"{where} holds too many values, or too many in one another")
         if not isinstance(state, (list, tuple)):
             return state
+        self._depth += 1
+        try:
+            return self._decode_container(state, present, where, owner)
+        finally:
+            self._depth -= 1
+
+    def _decode_container(self, state: Any, present: Any, where: str, owner: Any) -> Any:
         kind, *rest = state
         if kind == "static":
             if rest[0] and rest[0] != _identity(present):
                 raise _differs(where, rest[0], present)
             return present
         if kind == "method":
-            return getattr(owner, rest[0])
+            method = getattr(owner, rest[0])
+            if not isinstance(method, types.MethodType):
+                raise ValueError(f"{where} is {rest[0]!r}, no method")
+            return method
         if kind == "enum":
             if type(present).__qualname__ != rest[0]:
                 raise _differs(where, f"a {rest[0]}", present)
@@ -202,6 +241,8 @@ class Decoder:
             return from_text(rest[1], rest[0])[0]
         if kind == "same":
             return self._made[rest[0]]
+        if kind not in MADE:
+            raise ValueError(f"{where} is {kind!r}, no kind of value")
         place = len(self._made)
         self._made.append(None)
         self._made[place] = made = getattr(self, f"_make_{kind}")(present, place, where, *rest)
@@ -210,12 +251,23 @@ class Decoder:
     def _make_view(
         self, present: Any, place: int, where: str, simulator: int, name: str, *layout: Any
     ) -> npt.NDArray:
-        return _view(getattr(self._simulators[simulator], name), *layout)
+        owner = self._simulators[simulator]
+        memory = dict(arrays_of(owner))[name]
+        view = _view(memory, *layout)
+        may_write = is_computed if is_mujoco(owner, "MjData") else is_editable
+        if view.dtype != memory.dtype or not may_write(name, memory):
+            view.flags.writeable = False
+        return view
 
     def _make_window(
         self, present: Any, place: int, where: str, base: Any, *layout: Any
     ) -> npt.NDArray:
-        return _view(self.decode(base, None, where), *layout)
+        memory = self.decode(base, None, where)
+        if type(memory) is not np.ndarray:
+            raise ValueError(f"{where} is a part of a {type(memory).__name__}, of no array")
+        view = _view(memory, *layout)
+        check_booleans(np.ascontiguousarray(view))
+        return view
 
     def _make_array(
         self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str
@@ -248,6 +300,8 @@ class Decoder:
         self._made[place] = made = DICTS[kind]()
         for key, item in items:
             made[key] = self.decode(item, former.get(key), f"{where}[{key!r}]")
+        if "bit_generator" in made:
+            check_bits(made)
         return made
 
     def _make_generator(
@@ -255,7 +309,12 @@ class Decoder:
     ) -> np.random.Generator:
         content = self.decode(state, None, where)
         arguments = self.decode(seeds, None, where)
-        seeding = SeedSequence(**dict(zip(SEEDS, arguments, strict=True))) if arguments else None
+        seeding = None
+        if arguments:
+            named = dict(zip(SEEDS, arguments, strict=True))
+            if not 0 < named["pool_size"] <= LARGEST_POOL:
+                raise ValueError(f"the pool of {where}'s seeds has {named['pool_size']} numbers")
+            seeding = SeedSequence(**named)
         bits = BIT_GENERATORS[content["bit_generator"]](seeding)
         bits.state = content
         kind = type(present) if isinstance(present, np.random.Generator) else np.random.Generator
@@ -265,7 +324,9 @@ class Decoder:
         self, present: Any, place: int, where: str, state: Any
     ) -> np.random.RandomState:
         made = np.random.RandomState()
-        made.set_state(self.decode(state, None, where))
+        content = self.decode(state, None, where)
+        check_position("MT19937", content[2])
+        made.set_state(content)
         return made
 
     def _make_random(self, present: Any, place: int, where: str, state: Any) -> random.Random:
@@ -294,6 +355,31 @@ class Decoder:
         return made
 
 
+MADE = frozenset(name.removeprefix("_make_") for name in vars(Decoder) if name.startswith("_make_"))
+"""Kinds of values that a decoder makes."""
+
+
+def check_bits(state: Mapping[str, Any]) -> None:
+    """Check the state of one of NumPy's bit generators before NumPy takes it.
+
+    Raises:
+        ValueError: if it points outside the generator's buffer.
+    """
+    kind = state["bit_generator"]
+    if kind in POSITIONS:
+        check_position(kind, state["state"]["pos"] if kind == "MT19937" else state["buffer_pos"])
+
+
+def check_position(kind: str, position: Any) -> None:
+    """Check the place of a generator in its buffer, which NumPy does not.
+
+    Raises:
+        ValueError: if it is outside.
+    """
+    if type(position) is not int or not 0 <= position <= POSITIONS[kind]:
+        raise ValueError(f"the position {position} of a generator {kind} is not in its buffer")
+
+
 def _is_static(owner: Any, name: str) -> bool:
     own = getattr(type(owner), "static_names", ())
     return name in STATIC_NAMES or name in own or (name == "env" and isinstance(owner, gym.Wrapper))
@@ -309,7 +395,26 @@ def _identity(value: Any) -> str:
 def _view(
     memory: npt.NDArray, offset: int, dtype: str, shape: list[int], strides: list[int]
 ) -> npt.NDArray:
-    return np.ndarray(tuple(shape), np.dtype(dtype), memory, offset, tuple(strides))
+    """Return an array over a part of another's memory.
+
+    Raises:
+        ValueError: if it reaches beyond that memory, or its type holds anything but numbers and
+            texts.
+    """
+    kind = plain_dtype(dtype)
+    layout = [offset, *shape, *strides]
+    if not all(type(size) is int for size in layout) or len(shape) != len(strides):
+        raise ValueError(f"the layout {layout} is not of whole numbers")
+    if min(shape, default=0) < 0 or math.prod(shape) > max(memory.nbytes, MOST_ELEMENTS):
+        raise ValueError(f"the shape {shape} is negative or too large")
+    if not memory.flags.c_contiguous:
+        raise ValueError("the memory has gaps")
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size]
+    first = offset + sum(step for step in reach if step < 0)
+    end = offset + sum(step for step in reach if step > 0) + kind.itemsize
+    if first < 0 or end > memory.nbytes:
+        raise ValueError(f"bytes {first} to {end} of an array of {memory.nbytes}")
+    return np.ndarray(tuple(shape), kind, memory, offset, tuple(strides))
 
 
 def _differs(where: str, was: str, present: Any) -> ConfigurationError:

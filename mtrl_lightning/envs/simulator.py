@@ -16,6 +16,32 @@ SOLVER = ("efc_", "iefc_", "contact", "solver_", "timer", "warning")
 """Prefixes of a simulation's attributes that each step recomputes, in a size of its own."""
 UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
 """MuJoCo's warnings of an unstable simulation, which it then resets; they are numbered in a row."""
+PLAIN_KINDS = "biufcSU"
+"""Kinds of NumPy's types that hold numbers and texts, and no pointers."""
+EDITABLE_INTEGERS = frozenset(
+    {
+        "actuator_ctrllimited",
+        "actuator_forcelimited",
+        "actuator_group",
+        "eq_active0",
+        "geom_conaffinity",
+        "geom_contype",
+        "geom_group",
+        "geom_priority",
+        "jnt_group",
+        "jnt_limited",
+        "light_active",
+        "light_castshadow",
+        "site_group",
+        "tendon_group",
+        "tendon_limited",
+    }
+)
+"""Integer arrays of a model that are masks, groups and switches: none is an index or a size."""
+INDEX_FLOATS = frozenset({"wrap_prm"})
+"""Float arrays of a model that MuJoCo rounds to an index."""
+MOST_ITERATIONS = 1000
+"""Largest number of iterations of MuJoCo's solvers that is restored; its default is 100."""
 
 
 def is_mujoco(value: Any, name: str) -> bool:
@@ -43,8 +69,51 @@ def to_text(array: npt.NDArray) -> str:
 
 
 def from_text(text: str, dtype: str | np.dtype) -> npt.NDArray:
-    """Return the elements of ``to_text``."""
-    return np.frombuffer(text.encode("latin-1"), np.dtype(dtype)).copy()
+    """Return the elements of ``to_text``.
+
+    Raises:
+        ValueError: if the type holds anything but numbers and texts, or the bytes are not of it.
+    """
+    kind = plain_dtype(dtype)
+    elements = np.frombuffer(text.encode("latin-1"), kind).copy()
+    check_booleans(elements)
+    return elements
+
+
+def plain_dtype(dtype: str | np.dtype) -> np.dtype:
+    """Return NumPy's type of this name.
+
+    Raises:
+        ValueError: if it holds anything but numbers and texts: memory of objects is pointers.
+    """
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"{dtype!r} is no type of numbers") from error
+    if kind.hasobject or kind.kind not in PLAIN_KINDS:
+        raise ValueError(f"{dtype!r} is no type of numbers")
+    return kind
+
+
+def check_booleans(array: npt.NDArray) -> None:
+    """Check that the bytes of booleans are 0 or 1, as NumPy relies on.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        raise ValueError("a boolean is neither 0 nor 1")
+
+
+def is_editable(name: str, array: npt.NDArray) -> bool:
+    """Return whether a checkpoint may hold an array of a MuJoCo model: it sends no index astray."""
+    is_number = array.dtype.kind == "f" and name not in INDEX_FLOATS
+    return is_number or name in EDITABLE_INTEGERS
+
+
+def is_computed(name: str, array: npt.NDArray) -> bool:
+    """Return whether a checkpoint may hold an array of a MuJoCo simulation."""
+    return array.dtype.kind == "f" and not name.startswith(SOLVER)
 
 
 class ModelEdits:
@@ -60,11 +129,16 @@ class ModelEdits:
         self._options = _options(model)
 
     def get(self) -> dict[str, Any]:
-        """Return the changed elements of arrays, and changed options such as gravity."""
+        """Return the changed elements of arrays, and changed options such as gravity.
+
+        Raises:
+            ConfigurationError: if an array was changed that a checkpoint must not hold.
+        """
         arrays = {}
         for name, array in arrays_of(self._model):
             places = np.flatnonzero(_differs(array, self._compiled[name]))
             if places.size:
+                _check_editable(name, array)
                 arrays[name] = [places.tolist(), to_text(array.ravel()[places])]
         now = _options(self._model)
         options = {
@@ -72,23 +146,39 @@ class ModelEdits:
             for name, value in now.items()
             if _differs(value, self._options[name]).any()
         }
+        for name in options:
+            _check_option(name, now[name])
         return {"arrays": arrays, "options": options}
 
     def set(self, edits: dict[str, Any]) -> None:
-        """Restore them, and undo others."""
-        for name, array in arrays_of(self._model):
-            wanted = self._compiled[name].copy()
-            if name in edits["arrays"]:
-                places, elements = edits["arrays"][name]
-                wanted.ravel()[places] = from_text(elements, wanted.dtype)
-            if _differs(array, wanted).any():
-                array[...] = wanted
-        now = _options(self._model)
-        for name, value in self._options.items():
-            if name in edits["options"]:
-                dtype, shape, elements = edits["options"][name]
-                value = from_text(elements, dtype).reshape(shape)
-            if _differs(now[name], value).any():
+        """Restore them, and undo others.
+
+        Raises:
+            ConfigurationError: if they name what no model has, or what a checkpoint must not hold;
+                nothing is changed then.
+        """
+        arrays = dict(arrays_of(self._model))
+        options = _options(self._model)
+        unknown = [*(edits["arrays"].keys() - arrays), *(edits["options"].keys() - options)]
+        if unknown:
+            raise ConfigurationError(
+                f"the state edits {unknown[0]!r}, which this MuJoCo model does not have: restore it"
+                " where the same model was loaded"
+            )
+        wanted = {name: self._compiled[name].copy() for name in arrays}
+        for name, (places, elements) in edits["arrays"].items():
+            _check_editable(name, arrays[name])
+            wanted[name].ravel()[places] = _elements(elements, arrays[name].dtype, len(places))
+        wanted_options = dict(self._options)
+        for name, (_, _, elements) in edits["options"].items():
+            own = self._options[name]
+            wanted_options[name] = _elements(elements, own.dtype, own.size).reshape(own.shape)
+            _check_option(name, wanted_options[name])
+        for name, array in arrays.items():
+            if _differs(array, wanted[name]).any():
+                array[...] = wanted[name]
+        for name, value in wanted_options.items():
+            if _differs(options[name], value).any():
                 setattr(self._model.opt, name, value if value.ndim else value.item())
 
 
@@ -137,9 +227,7 @@ class MujocoState:
         computed = {
             name: [array.dtype.str, to_text(array)]
             for name, array in arrays_of(data)
-            if array.dtype.kind == "f"
-            and not name.startswith(SOLVER)
-            and _differs(array, fresh[name]).any()
+            if is_computed(name, array) and _differs(array, fresh[name]).any()
         }
         return {
             "edits": self._edits.get(),
@@ -163,13 +251,22 @@ class MujocoState:
                 f"the state is of another MuJoCo model: its simulation has {len(integration)}"
                 f" numbers, here {size}; restore it where the same model was loaded"
             )
+        computed = {name: array for name, array in arrays_of(data) if is_computed(name, array)}
+        unknown = state["computed"].keys() - computed
+        if unknown:
+            raise ConfigurationError(
+                f"the state has {min(unknown)!r}, which this MuJoCo simulation does not compute:"
+                " restore it with the MuJoCo version that saved it"
+            )
+        elements = {
+            name: _elements(text, computed[name].dtype, computed[name].size)
+            for name, (_, text) in state["computed"].items()
+        }
         self._edits.set(state["edits"])
         mujoco.mj_resetData(model, data)
         _integrate(data, integration)
-        for name, array in arrays_of(data):
-            if name in state["computed"]:
-                dtype, elements = state["computed"][name]
-                array[...] = from_text(elements, dtype).reshape(array.shape)
+        for name, values in elements.items():
+            computed[name][...] = values.reshape(computed[name].shape)
 
 
 class StabilityCheck:
@@ -221,6 +318,48 @@ def _options(model: Any) -> dict[str, npt.NDArray]:
         for name, value in values.items()
         if isinstance(value, (int, float, np.ndarray))
     }
+
+
+def _check_editable(name: str, array: npt.NDArray) -> None:
+    if not is_editable(name, array):
+        raise ConfigurationError(
+            f"the MuJoCo model's {name} was edited, by which MuJoCo finds its way in memory: no"
+            " checkpoint may hold it. Build another model in its place, or give the environment"
+            " get_state() and set_state(dict)"
+        )
+
+
+def _check_option(name: str, value: npt.NDArray) -> None:
+    """Check that an option of a model is one that MuJoCo knows, and that a step of it ends."""
+    if value.dtype.kind != "i":
+        return
+    import mujoco
+
+    largest = {
+        "integrator": len(mujoco.mjtIntegrator.__members__) - 1,
+        "cone": len(mujoco.mjtCone.__members__) - 1,
+        "jacobian": len(mujoco.mjtJacobian.__members__) - 1,
+        "solver": len(mujoco.mjtSolver.__members__) - 1,
+        "disableflags": 2 ** int(mujoco.mjtDisableBit.mjNDISABLE) - 1,
+        "enableflags": 2 ** int(mujoco.mjtEnableBit.mjNENABLE) - 1,
+        "disableactuator": 2**31 - 1,
+    }.get(name, MOST_ITERATIONS)
+    if not 0 <= int(value) <= largest:
+        raise ConfigurationError(
+            f"the MuJoCo model's option {name} is {value}: a checkpoint may hold 0 to {largest:,}"
+        )
+
+
+def _elements(text: str, dtype: np.dtype, size: int) -> npt.NDArray:
+    """Return as many numbers as an array has.
+
+    Raises:
+        ValueError: if the text holds another number of them.
+    """
+    elements = from_text(text, dtype)
+    if len(elements) != size:
+        raise ValueError(f"{len(elements)} numbers for {size}")
+    return elements
 
 
 def _differs(one: npt.NDArray, other: npt.NDArray) -> npt.NDArray[np.bool_]:

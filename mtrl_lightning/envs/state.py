@@ -18,6 +18,7 @@ import gymnasium as gym
 from mtrl_lightning.envs.plain import REMEDY, Decoder, Encoder, has_slots
 from mtrl_lightning.envs.simulator import MujocoState, is_mujoco
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import restoring
 
 
 class EnvState:
@@ -82,8 +83,13 @@ class EnvState:
         """Restore a state that an environment made in the same way gave.
 
         Raises:
-            ConfigurationError: if it is of an environment of other layers or attributes.
+            ConfigurationError: if it is of an environment of other layers or attributes, or is
+                damaged.
         """
+        with restoring(f"state of the environment {type(self._env.unwrapped).__name__}"):
+            self._set(states)
+
+    def _set(self, states: list[Any]) -> None:
         simulations, *layers = states
         found = [name for name, _ in layers]
         here = [type(layer).__name__ for layer in layers_of(self._env)]

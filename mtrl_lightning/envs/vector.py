@@ -24,6 +24,7 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
+from mtrl_lightning.saved import count, flag
 from mtrl_lightning.schema import info_column, step_fields
 from mtrl_lightning.types import StepResult
 
@@ -306,9 +307,9 @@ class VectorEnv(gym.vector.VectorEnv):
                 f"{len(states)} states are given for {self.num_envs} environments"
             )
         missing_E = np.array([state["state"] is None for state in states])
-        self._restarts_E[:] = [state["restarts"] for state in states]
+        self._restarts_E[:] = [count(state["restarts"], "restarts") for state in states]
         self._restarts_E += missing_E
-        self._new_E[:] = [state["new"] for state in states]
+        self._new_E[:] = [flag(state["new"], "new episode") for state in states]
         self._new_E |= missing_E
         parts = [
             {"seed": self._seed_of(e)} if missing_E[e] else state["state"]

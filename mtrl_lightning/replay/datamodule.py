@@ -21,6 +21,7 @@ from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import replay_bytes
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import EnvSpec, OnPolicy, known_tasks
 
@@ -243,7 +244,15 @@ class MultiTaskData(LightningDataModule):
         return {"replay": self.manifest, "buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them; ``ReplayCallback`` reads the replay's transitions."""
+        """Restore them; ``ReplayCallback`` reads the replay's transitions.
+
+        Raises:
+            ConfigurationError: if they are damaged.
+        """
+        with restoring("state of the data"):
+            self._restore(state_dict)
+
+    def _restore(self, state_dict: dict[str, Any]) -> None:
         if self.rollout_buffer is not None and "rollout_buffer" in state_dict:
             self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
         if self.buffer is not None and "buffer" in state_dict:

@@ -28,10 +28,12 @@ from mtrl_lightning.replay.storage import (
     RingStorage,
     Storage,
     bytes_needed,
+    check_columns,
     check_room,
     empty_column,
     enumerated,
 )
+from mtrl_lightning.saved import LARGEST_COUNT
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec
 
@@ -329,6 +331,7 @@ class FrameStorage(Storage):
         ]
         if wrong:
             raise ValueError(f"columns of the wrong length: {', '.join(wrong)}")
+        self._check_frames(columns, num_transitions)
         frame_shape = tuple(self._frames.shape[1:])
         frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
         here_N, number_N, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
@@ -347,6 +350,27 @@ class FrameStorage(Storage):
         self._other_fields.add(here_N, wanted_columns)
         self._remember_last(ring_E[is_filled_E])
         self._drop_incomplete()
+
+    def _check_frames(self, columns: Columns, num_transitions: int) -> None:
+        """Check what a file says of its frames: it decides how many are decompressed.
+
+        Raises:
+            ValueError: if it is no number of frames, or not of their type.
+        """
+        check_columns(columns, (*self._other_fields.fields, *FRAME_INDEX), num_transitions)
+        limits = {
+            "num_frames": self._num_frames,
+            "first_frame": LARGEST_COUNT,
+            "newest": LARGEST_COUNT,
+            "before": self._stack_size - 1,
+        }
+        for name, most in limits.items():
+            column = columns[name]
+            is_outside = column.min(initial=0) < 0 or column.max(initial=0) > most
+            if column.dtype.kind != "i" or is_outside:
+                raise ValueError(f"{name} is not from 0 to {most:,}")
+        if columns["frames"].dtype != np.uint8 or columns["frames"].ndim != 1:
+            raise ValueError("the frames are no bytes")
 
     def _remember_last(self, env_N: npt.NDArray[np.int64]) -> None:
         """Read the observation after the newest transition of some rings."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.memory import CPU, to_device
@@ -220,16 +220,37 @@ class RolloutBuffer:
                 f" with {self.collection._asdict()}: continue with the same numbers, or from a"
                 " checkpoint between two iterations"
             )
-        self._num_steps = len(valid_SE)
+        self._num_steps = saved.count(len(valid_SE), "iteration", self.collection.num_steps)
         self._valid_SE[: self._num_steps] = valid_SE
         for name, array in self._arrays.items():
-            array[: self._num_steps] = state["arrays"][name].numpy()
+            column = state["arrays"][name].numpy()
+            _check_column(name, column, (self._num_steps, *array.shape[1:]), array.dtype)
+            array[: self._num_steps] = column
+        if not state["computed"]:
+            return
+        for name, column in state["computed"].items():
+            _check_column(name, column.numpy(), self._valid_SE.shape, np.dtype(np.float32))
+        total = self.collection.num_epochs * self.collection.num_minibatches
+        num_minibatches = saved.count(state["num_minibatches"], "num_minibatches", total)
+        if num_minibatches % self.collection.num_minibatches:  # each epoch has an order of its own
+            self._check_order(state["order"])
         self._order_Rm = state["order"]
-        if state["computed"]:
-            self.begin(
-                {name: column.to(self._device) for name, column in state["computed"].items()}
-            )
-            self._num_minibatches = state["num_minibatches"]
+        self.begin({name: column.to(self._device) for name, column in state["computed"].items()})
+        self._num_minibatches = num_minibatches
+
+    def _check_order(self, order_Rm: Tensor) -> None:
+        shape = (len(self._train_tasks), self._rows_per_task)
+        _check_column("order", order_Rm.numpy(), shape, np.dtype(np.int64))
+        if order_Rm.min() < 0 or order_Rm.max() >= self._valid_SE.size:
+            raise ValueError("the order of an iteration's rows names rows that are not there")
+
+
+def _check_column(name: str, column: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if column.shape != shape or column.dtype != dtype:
+        raise ConfigurationError(
+            f"the checkpoint's iteration has {column.dtype} {list(column.shape)} for {name}, not"
+            f" {dtype} {list(shape)}: continue from another checkpoint"
+        )
 
 
 class RolloutDataset(IterableDataset[TransitionBatch]):

@@ -10,6 +10,7 @@ Shapes: ``E`` environments (rings), ``N`` transitions of a chunk.
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import zlib
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import Storage
+from mtrl_lightning.saved import count
 
 NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
 FOLDER = re.compile(r"(rank_\d+)?")
@@ -237,9 +239,9 @@ class ReplaySnapshots:
         """
         content = io.BytesIO(self._content(chunk))
         try:
-            columns = {name: np.load(content, allow_pickle=False) for name in storage.packed_names}
+            columns = {name: _load_array(content) for name in storage.packed_names}
             storage.unpack(columns, np.array(chunk["first"]), np.array(chunk["end"]), ring_E)
-        except (ValueError, EOFError, TypeError) as error:
+        except (ValueError, EOFError, TypeError, LookupError, ArithmeticError) as error:
             path = self.folder / chunk["file"]
             raise ConfigurationError(
                 f"the replay file {path} cannot be understood ({error}): {REMEDY}"
@@ -267,6 +269,25 @@ class ReplaySnapshots:
                 path.unlink(missing_ok=True)
 
 
+def _load_array(content: io.BytesIO) -> npt.NDArray:
+    """Read an array of NumPy's format, whose header may ask for no more than the file holds.
+
+    Raises:
+        ValueError: if it does, or if it is no array of numbers.
+    """
+    start = content.tell()
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[np.lib.format.read_magic(content)]
+    shape, _, dtype = read_header(content)
+    left = len(content.getbuffer()) - content.tell()
+    if dtype.hasobject or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > left:
+        raise ValueError(f"an array of {dtype} {list(shape)} in {left} bytes")
+    content.seek(start)
+    return np.load(content, allow_pickle=False)
+
+
 class _Checksummed:
     """A file that is written from the beginning to the end, and the CRC-32 of what was written."""
 
@@ -291,7 +312,7 @@ def check_manifest(manifest: dict[str, Any]) -> None:
     """
     try:
         wrong = _what_is_wrong(manifest)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         wrong = f"cannot be understood ({error})"
     if wrong:
         raise ConfigurationError(f"the checkpoint's list of replay files {wrong}: {REMEDY}")
@@ -305,17 +326,28 @@ def _what_is_wrong(manifest: dict[str, Any]) -> str:
     for chunk in manifest["chunks"]:
         if not NAME.fullmatch(chunk["file"]):
             return f"names {chunk['file']!r}, no file of a replay"
-    added_E = np.array(manifest["added"], np.int64)
-    oldest_E = np.array(manifest["oldest"], np.int64)
+    if len({chunk["file"] for chunk in manifest["chunks"]}) < len(manifest["chunks"]):
+        return "names a file twice"
+    capacity = count(manifest["capacity"], "capacity of the replay")
+    num_envs = len(manifest["added"])
+    added_E = _counts(manifest["added"], num_envs)
+    oldest_E = _counts(manifest["oldest"], num_envs)
     reached_E = oldest_E
     for chunk in manifest["chunks"]:
-        first_E = np.array(chunk["first"], np.int64)
-        end_E = np.array(chunk["end"], np.int64)
+        first_E = _counts(chunk["first"], num_envs)
+        end_E = _counts(chunk["end"], num_envs)
         is_gap_E = first_E > np.maximum(reached_E, oldest_E)
-        is_too_long_E = end_E - first_E > manifest["capacity"]
+        is_too_long_E = end_E - first_E > capacity
         if (is_gap_E | is_too_long_E | (end_E < first_E)).any():
             return f"does not follow at {chunk['file']}"
         reached_E = end_E
     if (reached_E != added_E).any() or (oldest_E > added_E).any() or (oldest_E < 0).any():
         return "does not hold all rows"
     return ""
+
+
+def _counts(values: Any, num_envs: int) -> npt.NDArray[np.int64]:
+    """Return one whole number for each environment."""
+    if len(values) != num_envs:
+        raise ValueError(f"{len(values)} numbers for {num_envs} environments")
+    return np.array([count(value, "number of transitions") for value in values], np.int64)

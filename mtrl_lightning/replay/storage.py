@@ -137,6 +137,7 @@ class Storage(ABC):
         Raises:
             ValueError: if the columns do not belong together.
         """
+        check_columns(columns, self.fields, int((end_E - first_E).sum()))
         here_N, _, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
         wanted: Any = slice(None) if is_wanted_N.all() else is_wanted_N
         self.add(here_N, {name: column[wanted] for name, column in columns.items()})
@@ -253,6 +254,24 @@ def enumerated(
     env_N = np.repeat(np.arange(len(first_E)), count_E)
     before_E = np.cumsum(count_E) - count_E
     return env_N, first_E[env_N] + np.arange(len(env_N)) - before_E[env_N]
+
+
+def check_columns(columns: Columns, fields: Sequence[Field], num_rows: int) -> None:
+    """Check that columns of a file are those of a number of transitions.
+
+    Raises:
+        ValueError: naming one that has another shape or type, or booleans that are neither 0 nor 1.
+    """
+    for field in fields:
+        column = columns[field.name]
+        shape = (num_rows, *field.shape)
+        if column.shape != shape or column.dtype != np.dtype(field.dtype):
+            raise ValueError(
+                f"{field.name} is {column.dtype} {list(column.shape)},"
+                f" not {field.dtype} {list(shape)}"
+            )
+        if column.dtype == np.bool_ and column.size and column.view(np.uint8).max() > 1:
+            raise ValueError(f"{field.name} has a boolean that is neither 0 nor 1")
 
 
 def check_room(needed: int, num_rows: int, folder: Path | None, device: torch.device) -> None:

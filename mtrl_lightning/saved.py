@@ -1,0 +1,121 @@
+"""Read values of a file: each of the type and in the range that it must have.
+
+A checkpoint is data that may be damaged, or made to do harm: what it says is checked before it
+chooses an index, a size or a path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+
+LARGEST_COUNT = 2**53
+"""Above all counts of a run, and exact as a floating point number."""
+
+
+@contextmanager
+def restoring(part: str) -> Iterator[None]:
+    """Turn whatever damaged values raise into one error that names the part of the checkpoint.
+
+    Args:
+        part: what is restored, such as ``counters``.
+
+    Raises:
+        ConfigurationError: in place of any error but those of the package, the disk and the
+            environments.
+    """
+    try:
+        yield
+    except (ConfigurationError, EnvironmentFaultError, OSError):
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ConfigurationError(
+            f"the checkpoint's {part} cannot be restored ({cause}): the file is damaged, or was"
+            " written by other code; continue from another checkpoint"
+        ) from error
+
+
+def count(value: Any, name: str, most: int = LARGEST_COUNT) -> int:
+    """Return a whole number from 0 to ``most``.
+
+    Raises:
+        ConfigurationError: if it is another value.
+    """
+    if type(value) is not int or not 0 <= value <= most:
+        raise _wrong(name, value, f"a whole number from 0 to {most:,}")
+    return value
+
+
+def integer(value: Any, name: str, most: int = LARGEST_COUNT) -> int:
+    """Return a whole number from ``-most`` to ``most``.
+
+    Raises:
+        ConfigurationError: if it is another value.
+    """
+    if type(value) is not int or abs(value) > most:
+        raise _wrong(name, value, f"a whole number of at most {most:,}")
+    return value
+
+
+def flag(value: Any, name: str) -> bool:
+    """Return true or false.
+
+    Raises:
+        ConfigurationError: if it is another value.
+    """
+    if type(value) is not bool:
+        raise _wrong(name, value, "true or false")
+    return value
+
+
+def number(value: Any, name: str) -> float:
+    """Return a number, which may be infinite or NaN.
+
+    Raises:
+        ConfigurationError: if it is another value.
+    """
+    if type(value) is int and abs(value) <= LARGEST_COUNT:
+        return float(value)
+    if type(value) is not float:
+        raise _wrong(name, value, "a number")
+    return value
+
+
+def numbers(values: Any, name: str) -> dict[str, float]:
+    """Return numbers by name.
+
+    Raises:
+        ConfigurationError: if they are other values.
+    """
+    if not isinstance(values, Mapping) or not all(type(key) is str for key in values):
+        raise _wrong(name, values, "numbers by name")
+    return {key: number(value, f"{name}.{key}") for key, value in values.items()}
+
+
+def text(value: Any, name: str, most: int = 1000) -> str:
+    """Return a text of at most ``most`` characters.
+
+    Raises:
+        ConfigurationError: if it is another value.
+    """
+    if type(value) is not str or len(value) > most:
+        raise _wrong(name, value, f"a text of at most {most:,} characters")
+    return value
+
+
+def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
+    is_short = value is None or type(value) in (bool, float) or _is_short_integer(value)
+    found = str(value) if is_short else f"a {type(value).__name__}"
+    return ConfigurationError(
+        f"the checkpoint's {name} is {found}, not {wanted}: the file is damaged;"
+        " continue from another checkpoint"
+    )
+
+
+def _is_short_integer(value: Any) -> bool:
+    return type(value) is int and math.log2(abs(value) + 1) < 128
