@@ -24,6 +24,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.compiling import Compile, begin_graphs, check_compile, compiled
 from mtrl_lightning.algorithms.description import (
     cannot_rebuild,
@@ -588,7 +589,8 @@ class Algorithm(LightningModule):
         checkpoint = load_checkpoint(checkpoint_path)
         state = checkpoint["mtrl_lightning"]
         state.pop("global_generators", None)  # loading leaves the draws of this process as they are
-        algorithm = rebuild_algorithm(state, cls, trust, overrides)
+        with AllocationLimit(Path(checkpoint_path).stat().st_size):
+            algorithm = rebuild_algorithm(state, cls, trust, overrides)
         algorithm.on_load_checkpoint(checkpoint)
         algorithm._saved_optimizers = None  # a run that begins with these weights has its own
         algorithm.load_state_dict(checkpoint["state_dict"], strict=strict is not False)

@@ -11,6 +11,7 @@ import collections.abc
 import difflib
 import importlib
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from gymnasium.spaces import Box
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import count
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec
 
@@ -40,6 +42,10 @@ _INIT_ARGS = "init_args"
 _CANNOT_REBUILD = "cannot_rebuild"
 _Types = tuple[type, ...] | None
 """Of which one a class has to be a subclass; None for any."""
+MOST_NUMBERS = 1 << 24
+"""Largest number of an observation's numbers: more than four color pictures of 1024 pixels."""
+_DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What values of other types than expected raise."""
 _SCRIPTS = ("__main__", "__mp_main__")
 """Names of the running script's module: another process has another module by this name."""
 
@@ -161,7 +167,7 @@ def rebuild_spec(described: Mapping[str, Any]) -> EnvSpec:
         values = {name: _rebuild_spec_value(value) for name, value in described.items()}
         fields = tuple(Field(*field) for field in values.pop("info_fields", ()))
         return EnvSpec(**values, info_fields=fields)
-    except (AttributeError, TypeError, ValueError, AssertionError) as error:
+    except _DAMAGED as error:
         raise ConfigurationError(
             f"the checkpoint's tasks cannot be read ({error}): it is damaged; use another one"
         ) from error
@@ -189,8 +195,12 @@ def _one_or_all(bound: np.ndarray) -> Any:
 
 def _rebuild_spec_value(value: Any) -> Any:
     if isinstance(value, Mapping) and set(value) == {"low", "high", "shape", "dtype"}:
-        shape = tuple(value["shape"])
+        shape = tuple(count(size, "size of a space", MOST_NUMBERS) for size in value["shape"])
+        if math.prod(shape) > MOST_NUMBERS:
+            raise ValueError(f"a space of the shape {shape}")
         dtype = np.dtype(value["dtype"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"a space of the type {dtype}")
         low = np.broadcast_to(np.asarray(value["low"], dtype), shape)
         high = np.broadcast_to(np.asarray(value["high"], dtype), shape)
         return Box(low, high, shape, dtype.type)

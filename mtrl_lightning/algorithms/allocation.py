@@ -1,0 +1,66 @@
+"""A limit on the memory that networks take which a file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mtrl_lightning.errors import ConfigurationError
+
+MIB = 1 << 20
+PASSES = 64
+"""How often each byte of a file may be allocated or written while its networks are built."""
+FREE_BYTES = 256 * MIB
+"""What small networks may take besides."""
+OPERATION_BYTES = 1024
+"""What an operation counts at least, so that many small layers count, too."""
+ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default)
+
+
+class AllocationLimit(TorchDispatchMode):
+    """End a block of code whose operations allocate more than a file of some size explains.
+
+    Args:
+        file_bytes: size of the file whose description of networks is followed.
+    """
+
+    def __init__(self, file_bytes: int) -> None:
+        super().__init__()
+        self._limit = PASSES * file_bytes + FREE_BYTES
+        self._num_bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call an operation of PyTorch, and count what it returns.
+
+        Raises:
+            ConfigurationError: if that is more than the limit.
+        """
+        try:
+            made = func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if func in ALLOCATIONS:
+                raise self._too_large() from error
+            raise
+        self._num_bytes += OPERATION_BYTES
+        for tensor in made if isinstance(made, (list, tuple)) else [made]:
+            if isinstance(tensor, Tensor):
+                self._num_bytes += tensor.numel() * tensor.element_size()
+        if self._num_bytes > self._limit:
+            raise self._too_large()
+        return made
+
+    def _too_large(self) -> ConfigurationError:
+        return ConfigurationError(
+            "the checkpoint describes networks that take far more memory than the weights in it"
+            f" (over {self._limit / MIB:,.0f} MiB): it is damaged; use another one"
+        )
