@@ -40,6 +40,7 @@ from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.runs import (
     check_name,
     discard_unstarted,
@@ -51,6 +52,7 @@ from mtrl_lightning.runs import (
     run_lock,
     versions,
 )
+from mtrl_lightning.saved import restoring
 from mtrl_lightning.types import EnvSpec
 
 WANDB_RUN = "wandb_run"
@@ -287,7 +289,10 @@ class Launch:
 
     def saved_capacity(self) -> int | None:
         """Return the capacity of the checkpoint's replay; None without one."""
-        manifests = manifests_of(self.content)
+        with restoring("list of replay files"):
+            manifests = manifests_of(self.content)
+            for manifest in manifests:
+                check_manifest(manifest)
         return sum(manifest["capacity"] * len(manifest["added"]) for manifest in manifests) or None
 
     def check(self, spec: EnvSpec, must_match: bool) -> None:
@@ -302,8 +307,9 @@ class Launch:
         """
         if not self.content:
             return
-        check_tasks(self.content, spec)
-        differences = _differences(self.content["mtrl_lightning"]["spec"], spec)
+        with restoring("tasks"):
+            check_tasks(self.content, spec)
+            differences = _differences(self.content["mtrl_lightning"]["spec"], spec)
         self.content = {}
         if differences and must_match:
             raise ConfigurationError(

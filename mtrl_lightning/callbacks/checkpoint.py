@@ -339,7 +339,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 status = path.stat()
                 file = (status.st_ino, status.st_mtime_ns, status.st_size)
                 if file not in known:
-                    known[file] = manifests_of(load_checkpoint(path, verify=False))
+                    with restoring("list of replay files"):
+                        known[file] = manifests_of(load_checkpoint(path, verify=False))
                 self._manifests_of_files[file] = known[file]
         except (ConfigurationError, OSError) as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")

@@ -98,9 +98,10 @@ def verify_replay(folder: Path, checkpoint: dict[str, Any]) -> None:
     Raises:
         ConfigurationError: naming the file, if one is missing or damaged.
     """
-    for manifest in manifests_of(checkpoint):
-        check_manifest(manifest)
-        ReplaySnapshots(folder / manifest.get("folder", "")).verify(manifest)
+    with restoring("list of replay files"):
+        for manifest in manifests_of(checkpoint):
+            check_manifest(manifest)
+            ReplaySnapshots(folder / manifest.get("folder", "")).verify(manifest)
 
 
 def _newest_first(path: Path) -> Iterator[Path]:

@@ -20,6 +20,7 @@ from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import replay_bytes
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
+from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
@@ -257,6 +258,8 @@ class MultiTaskData(LightningDataModule):
             self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
         if self.buffer is not None and "buffer" in state_dict:
             self.manifest = state_dict["replay"]
+            if self.manifest is not None and "moved" not in self.manifest:
+                check_manifest(self.manifest)
             self.buffer.load_state_dict(state_dict["buffer"])
 
 

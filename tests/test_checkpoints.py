@@ -1,0 +1,143 @@
+"""A checkpoint file is data: plain tensors and values, no more of them than its size explains."""
+
+import io
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning import checkpoints
+from mtrl_lightning.checkpoints import check_complete, check_plain, load_checkpoint
+from mtrl_lightning.errors import ConfigurationError
+
+SIZE = 1 << 20
+
+
+def written(path, content):
+    torch.save(content, path)
+    return path
+
+
+def own(**sections):
+    return {"mtrl_lightning": {"format": checkpoints.FORMAT, "counters": {}}, **sections}
+
+
+def test_plain_values_are_accepted():
+    shared = torch.zeros(3)
+    check_plain(
+        {
+            "a": [1, 2.5, None, True, "text", b"bytes", (1, {"b": {1, 2}})],
+            "tensors": {"x": shared, "y": shared, "z": shared[1:], "p": nn.Parameter(shared)},
+            "flags": torch.tensor([True, False])[::2],
+            "empty": torch.zeros(0, dtype=torch.bool),
+            "entropy": 2**128,
+        },
+        SIZE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        (torch.zeros(1).expand(1 << 40), "more than a file"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+        (torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), "quantized"),
+        (torch.empty(3, device="meta"), "of a device"),
+        (torch.full((3,), 7, dtype=torch.uint8).view(torch.bool), "boolean"),
+        (torch.nn.Linear(1, 1), "a Linear"),
+        (object(), "a object"),
+        (1 << 5000, "integer of 5,001 bits"),
+    ],
+)
+def test_other_values_are_refused(value, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        check_plain({"a": [value]}, SIZE)
+
+
+def test_containers_in_one_another_are_limited():
+    nested = []
+    for _ in range(2000):
+        nested = [nested]
+    with pytest.raises(ValueError, match="in one another"):
+        check_plain(nested, SIZE)
+
+
+def test_a_container_that_contains_itself_is_refused():
+    circle = []
+    circle.append(circle)
+    with pytest.raises(ValueError, match="in one another"):
+        check_plain(circle, SIZE)
+
+
+def test_what_is_small_in_a_file_may_not_be_large_in_memory(tmp_path):
+    unfolding = [0] * 10
+    for _ in range(9):
+        unfolding = [unfolding] * 10  # ten thousand million values
+    path = written(tmp_path / "small.ckpt", own(a=unfolding))
+    assert path.stat().st_size < 10_000
+    with pytest.raises(ConfigurationError, match="more than a file of its size"):
+        load_checkpoint(path)
+
+
+def test_a_compressed_file_is_refused(tmp_path):
+    path = written(tmp_path / "large.ckpt", own(a=torch.zeros(10_000_000)))
+    small = tmp_path / "small.ckpt"
+    with (
+        zipfile.ZipFile(path) as old,
+        zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for member in old.infolist():
+            new.writestr(member.filename, old.read(member))
+    assert small.stat().st_size < 100_000
+    with pytest.raises(ConfigurationError, match="compressed"):
+        load_checkpoint(small)
+
+
+def test_parts_that_overlap_are_refused(tmp_path):
+    path = tmp_path / "overlap.ckpt"
+    saved = io.BytesIO()
+    with zipfile.ZipFile(saved, "w") as archive:
+        archive.writestr("a/data.pkl", b"x" * 100_000)
+        for number in range(99):
+            other = zipfile.ZipInfo(f"a/data/{number}")
+            first = archive.infolist()[0]
+            other.header_offset = first.header_offset
+            other.file_size = other.compress_size = first.file_size
+            other.CRC = first.CRC
+            archive.filelist.append(other)
+            archive.NameToInfo[other.filename] = other
+    path.write_bytes(saved.getvalue())
+    with pytest.raises(ConfigurationError, match="larger than the file"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("section", checkpoints.SECTIONS)
+@pytest.mark.parametrize("value", [None, 3, "x", torch.zeros(2)])
+def test_sections_have_their_types(tmp_path, section, value):
+    with pytest.raises(ConfigurationError, match=f"{section} is a"):
+        load_checkpoint(written(tmp_path / "a.ckpt", own(**{section: value})))
+
+
+@pytest.mark.parametrize("version", ["0.4.0", "1.9.5", "x", "", "2", "2.6.6x", 2.6, None])
+def test_lightning_converts_nothing_for_a_version_that_a_file_claims(tmp_path, version):
+    content = own(**{"pytorch-lightning_version": version})
+    with pytest.raises(ConfigurationError, match="sections cannot be restored"):
+        load_checkpoint(written(tmp_path / "a.ckpt", content))
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.6.6", "2.7.0.dev20260101", "2.6.0rc1", "10.1"])
+def test_versions_that_wrote_checkpoints_are_accepted(tmp_path, version):
+    if "dev2026" in version:
+        version = "2.7.0.dev0"
+    content = own(**{"pytorch-lightning_version": version})
+    load_checkpoint(written(tmp_path / "a.ckpt", content))
+
+
+@pytest.mark.parametrize("section", checkpoints.SECTIONS)
+def test_a_run_needs_every_section_to_continue(section):
+    whole = {name: kind() for name, kind in checkpoints.SECTIONS.items()}
+    check_complete(whole)
+    del whole[section]
+    with pytest.raises(ConfigurationError, match=f"has no {section}"):
+        check_complete(whole)

@@ -1,0 +1,269 @@
+"""What a checkpoint names, counts or sizes is checked where it is restored."""
+
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning import saved
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms.allocation import AllocationLimit
+from mtrl_lightning.algorithms.state import (
+    Generators,
+    MeanMetrics,
+    global_generators,
+    restore_global_generators,
+)
+from mtrl_lightning.callbacks import CheckpointCallback, MetricsCallback, RolloutCallback
+from mtrl_lightning.callbacks.checkpoint import _check_counts
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.loading import load_policy
+from mtrl_lightning.replay.snapshot import _load_array, check_manifest
+from mtrl_lightning.schedules import Every, Until, UpdateRatio
+
+NO_COUNTS = [-1, 1.0, "3", None, True, 2**60, 10**30, [3], float("nan")]
+
+
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_counts_are_whole_numbers(value):
+    with pytest.raises(ConfigurationError, match=r"checkpoint's steps is .*, not a whole number"):
+        saved.count(value, "steps")
+    state = Counters().state_dict() | {"updates": value}
+    with pytest.raises(ConfigurationError, match=r"counters\.updates"):
+        Counters().load_state_dict(state)
+    with pytest.raises(ConfigurationError, match="step of a schedule"):
+        Every(5).load_state_dict({"last": value})
+    with pytest.raises(ConfigurationError, match=r"ratio\.vector_steps"):
+        UpdateRatio(1).load_state_dict({"vector_steps": value, "updates": 0})
+
+
+def test_numbers_at_the_bounds_are_read():
+    assert saved.count(saved.LARGEST_COUNT, "steps") == 2**53
+    assert saved.integer(-5, "updates") == -5
+    assert saved.number(3, "best") == 3.0 and np.isnan(saved.number(float("nan"), "best"))
+    assert saved.numbers({"a": 1, "b": 0.5}, "results") == {"a": 1.0, "b": 0.5}
+    assert saved.flag(False, "over") is False
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "true"])
+def test_switches_are_true_or_false(value):
+    with pytest.raises(ConfigurationError, match=r"warm-up is .*, not true or false"):
+        Until(3).load_state_dict({"over": value})
+
+
+@pytest.mark.parametrize("values", [[1.0], {"a": "1"}, {1: 1.0}, {"a": None}, {"a": 10**40}, None])
+def test_results_are_numbers_by_name(values):
+    with pytest.raises(ConfigurationError, match="results"):
+        saved.numbers(values, "results")
+
+
+def test_any_error_of_damaged_values_names_the_part():
+    for error in (
+        KeyError("a"),
+        RecursionError(),
+        OverflowError(),
+        AttributeError("b"),
+        MemoryError(),
+    ):
+        refused = pytest.raises(
+            ConfigurationError, match="checkpoint's counters cannot be restored"
+        )
+        with refused, saved.restoring("counters"):
+            raise error
+    with pytest.raises(OSError, match="full"), saved.restoring("counters"):
+        raise OSError("the disk is full")
+    with pytest.raises(ConfigurationError, match=r"^own$"), saved.restoring("counters"):
+        raise ConfigurationError("own")
+
+
+FILES = [
+    "../../other.ckpt",
+    "/etc/passwd",
+    "best.ckpt",
+    "step_1.ckpt",
+    "step_000000000001.ckpt/",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("where", ["saved", "best"])
+def test_checkpoints_that_are_deleted_are_those_of_the_run(name, where):
+    state = {"every": {"last": 0}, "saved": ["step_000000000001.ckpt"], "best": []}
+    CheckpointCallback().load_state_dict(state)
+    state[where] = [name] if where == "saved" else [1.0, name]
+    with pytest.raises(ConfigurationError, match="no name of a checkpoint"):
+        CheckpointCallback().load_state_dict(state)
+
+
+@pytest.mark.parametrize("wandb_id", ["../x", "a/b", "", "x" * 200, 3, "a\nb"])
+def test_the_id_of_a_wandb_run_is_no_path(wandb_id):
+    state = {"every": {"last": 0}, "wandb_id": "abc-123_x", "metrics_csv": None}
+    MetricsCallback().load_state_dict(state)
+    with pytest.raises(ConfigurationError, match="id of a W&B run"):
+        MetricsCallback().load_state_dict(state | {"wandb_id": wandb_id})
+
+
+@pytest.mark.parametrize("next_call", [7, -1, "0", 2.0])
+def test_the_next_call_is_one_of_the_calls_after_a_step(next_call):
+    callback = RolloutCallback(total_steps=10)
+
+    class Session:
+        is_open = True
+        collector = Counters()  # whatever takes a state
+
+    callback.session = Session()
+    state = {"collector": {"x": 1}, "next_call": next_call}
+    with pytest.raises(ConfigurationError):
+        callback.load_state_dict(state)
+
+
+def test_lightnings_counts_have_their_own_names_and_types():
+    own = {"total": {"ready": 0, "done": False}}
+    _check_counts({"total": {"ready": 7, "done": True}}, own)
+    for found in (
+        {},
+        {"total": {"ready": 7}},
+        {"total": {"ready": 7, "done": 1}},
+        {"total": {"ready": -1, "done": True}},
+        {"total": {"ready": "7", "done": True}},
+        {"total": {"ready": 7, "done": True, "increment_ready": 3}},
+    ):
+        with pytest.raises((ValueError, ConfigurationError)):
+            _check_counts(found, own)
+
+
+def test_numpys_generator_is_not_read_outside_its_buffer():
+    state = global_generators()
+    for position in (625, -1, 10**6):
+        state["numpy"][2] = position
+        with pytest.raises(ConfigurationError, match="position in NumPy's generator"):
+            restore_global_generators(state)
+    random.seed(1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(3, dtype=torch.uint8),
+        torch.zeros(5056),
+        torch.full((5056,), 255).byte(),
+        3,
+        None,
+    ],
+)
+def test_a_generators_state_is_tried_when_it_is_restored(value):
+    generators = Generators(1)
+    generators.get("act", torch.device("cpu"))
+    state = generators.state_dict()
+    generators.load_state_dict(state)
+    state["used"]["act"] = {"device": "cpu", "state": value}
+    with pytest.raises((RuntimeError, TypeError, AttributeError)):
+        Generators(1).load_state_dict(state)
+
+
+def test_metrics_have_a_sum_and_a_count():
+    metrics = MeanMetrics()
+    metrics.add({"a": torch.tensor(1.0)})
+    state = metrics.state_dict()
+    for counts in ({}, {"a": 0}, {"a": -1}, {"a": 1, "b": 1}):
+        with pytest.raises((ValueError, ConfigurationError)):
+            MeanMetrics().load_state_dict(state | {"counts": counts})
+    with pytest.raises(ValueError, match="no single number"):
+        MeanMetrics().load_state_dict(state | {"sums": {"a": torch.zeros(3)}})
+
+
+def npy(header):
+    text = header.encode().ljust(117) + b"\n"
+    return io.BytesIO(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(64))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("'<f8'", "(99999999999,)"),
+        ("'<f8'", "(9,)"),
+        ("'|O'", "(1,)"),
+        ("[('a', '|O')]", "(1,)"),
+        ("'<f8'", "(-1,)"),
+        ("'<f8'", "(4294967296, 4294967296)"),
+    ],
+)
+def test_the_header_of_an_array_asks_for_no_more_than_the_file_holds(dtype, shape):
+    header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}"
+    with pytest.raises(ValueError, match=r"an array of|negative"):
+        _load_array(npy(header))
+
+
+def test_an_array_that_fills_its_file_is_read():
+    found = _load_array(npy("{'descr': '<f8', 'fortran_order': False, 'shape': (8,), }"))
+    np.testing.assert_array_equal(found, np.zeros(8))
+
+
+def manifest(**changes):
+    chunk = {"file": "rows_0_2_0123abcd.npy", "first": [0, 0], "end": [1, 1], "crc32": 3}
+    whole = {"fields": [], "capacity": 9, "added": [1, 1], "oldest": [0, 0], "chunks": [chunk]}
+    return whole | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"capacity": 10**30},
+        {"capacity": "9"},
+        {"added": [1]},
+        {"added": [1, 10**30]},
+        {"added": 2},
+        {"oldest": [0, 0.5]},
+        {"chunks": [*manifest()["chunks"], manifest()["chunks"][0]]},
+        {"chunks": 3},
+        {"fields": None},
+        {"folder": "../rank_0"},
+    ],
+)
+def test_the_list_of_replay_files_is_checked(changes):
+    check_manifest(manifest())
+    with pytest.raises(ConfigurationError):
+        check_manifest(manifest(**changes))
+
+
+def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain():
+    with AllocationLimit(1000):
+        torch.nn.Linear(300, 300)
+    for sizes in [(100_000, 100_000), (1_000_000, 1_000_000)]:
+        with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
+            torch.empty(*sizes)
+    with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
+        while True:
+            torch.nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize("change", [{"width": 300_000}, {"depth": 10**9}, {"width": 10**12}])
+def test_a_policy_of_a_file_with_enormous_networks_is_refused(tmp_path, change):
+    spec = ToyReach().spec
+    algorithm = SAC(spec)
+    checkpoint = {"state_dict": algorithm.state_dict()}
+    algorithm.on_save_checkpoint(checkpoint)
+    init_args = checkpoint["mtrl_lightning"]["algorithm"]["init_args"]
+    init_args["actor"].setdefault("init_args", {}).update(change)
+    torch.save(checkpoint, tmp_path / "a.ckpt")
+    with pytest.raises(ConfigurationError, match="far more memory"):
+        load_policy(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [{"shape": [10**9]}, {"shape": [1 << 20, 1 << 20]}, {"shape": [-1]}, {"dtype": "object"}],
+)
+def test_a_space_of_a_file_is_of_a_size_that_observations_have(tmp_path, space):
+    algorithm = SAC(ToyReach().spec)
+    checkpoint = {"state_dict": algorithm.state_dict()}
+    algorithm.on_save_checkpoint(checkpoint)
+    checkpoint["mtrl_lightning"]["spec"]["observation_space"].update(space)
+    torch.save(checkpoint, tmp_path / "a.ckpt")
+    with pytest.raises(ConfigurationError):
+        load_policy(tmp_path / "a.ckpt")
