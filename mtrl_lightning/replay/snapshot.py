@@ -241,7 +241,7 @@ class ReplaySnapshots:
         try:
             columns = {name: _load_array(content) for name in storage.packed_names}
             storage.unpack(columns, np.array(chunk["first"]), np.array(chunk["end"]), ring_E)
-        except (ValueError, EOFError, TypeError, LookupError, ArithmeticError) as error:
+        except Exception as error:  # NumPy's parser of headers raises errors of many kinds
             path = self.folder / chunk["file"]
             raise ConfigurationError(
                 f"the replay file {path} cannot be understood ({error}): {REMEDY}"
