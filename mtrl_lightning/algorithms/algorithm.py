@@ -458,7 +458,7 @@ class Algorithm(LightningModule):
         return torch.randn(action_BA.shape, generator=generator, device=self.device)
 
     def reset_networks(self) -> None:
-        """Reinitialize what ``make_networks`` builds, with other weights, and its optimizers.
+        """Reinitialize what ``make_networks`` builds, and clear its optimizer state everywhere.
 
         Buffers (an encoder's statistics) stay, and so does everything else.
 
@@ -479,8 +479,9 @@ class Algorithm(LightningModule):
                 assign_parameters(fresh, module)
             was_reset |= {id(parameter) for parameter in module.parameters()}
         for update in self.updates:
-            if update.optimizer and all(id(p) in was_reset for p in update.parameters):
-                update.optimizer.state.clear()
+            for parameter in update.parameters:
+                if update.optimizer and id(parameter) in was_reset:
+                    update.optimizer.state.pop(parameter, None)
 
     def _build_networks(self, seed: int) -> dict[str, nn.Module]:
         with torch.random.fork_rng(devices=[]):
