@@ -1051,6 +1051,82 @@ def test_a_skipped_step_of_the_actor_changes_nothing_and_the_next_one_is_made():
     assert all(value.isfinite().all() for value in ppo.state_dict().values())
 
 
+SKIPPED = ("advantage", "observation")
+"""What is no number in a minibatch whose step is skipped; with the second its divergence, too."""
+
+
+def without_numbers(batch, name):
+    if name == "observation":
+        return batch._replace(observation_BD=torch.full_like(batch.observation_BD, math.nan))
+    return broken(batch)
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+@pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False)])
+def test_skipped_minibatches_do_not_count_in_the_mean_of_an_epoch(name, max_kl, is_over):
+    still = partial(SGD, lr=0.0)
+    ppo = make_ppo(max_kl=max_kl, num_minibatches=3, actor_optimizer=still, on_nonfinite="skip")
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, all_rows(collected))
+    # every action is exp(0.8) times as likely: a divergence of 0.4255
+    far = batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8})
+    skipped = without_numbers(batch, name)
+    for epoch in ([skipped, far, far], [far, skipped, far], [far, far, skipped]):
+        for minibatch in epoch:
+            assert not ppo.is_iteration_over()
+            ppo.training_step(minibatch, 0)
+        assert ppo.is_iteration_over() == is_over
+        if is_over:
+            ppo.end_iteration(collected)
+    assert ppo.counters.skipped_updates >= 3
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_an_epoch_without_a_step_ends_the_iteration(name):
+    ppo = make_ppo(max_kl=0.05, num_minibatches=2, on_nonfinite="skip")
+    attach(ppo)
+    collected = make_collected(ppo)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+    for batch in batches:
+        assert not ppo.is_iteration_over()
+        ppo.training_step(without_numbers(batch, name), 0)
+    assert ppo.is_iteration_over()
+    ppo.end_iteration(collected)
+    assert not ppo.is_iteration_over()
+
+
+def test_the_number_of_skipped_minibatches_continues_after_a_resumption(tmp_path):
+    options = {**SAVED, "max_kl": 0.3, "on_nonfinite": "skip", "num_epochs": 1}
+    whole = PPO(make_spec(), **options)
+    attach(whole)
+    collected = make_collected(whole, gap=0.0)
+    computed = whole.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, all_rows(collected))
+    whole.training_step(broken(batch), 0)
+    resumed = PPO.load_from_checkpoint(save(whole, tmp_path))
+    attach(resumed)
+    log_prob_B = whole.actor_loss(batch)[1][0]
+    far = batch._replace(extra={**batch.extra, "log_prob": log_prob_B - 0.8})
+    for ppo in (whole, resumed):
+        assert not ppo.is_iteration_over()
+        ppo.training_step(far, 1)
+        assert ppo.is_iteration_over(), "the mean of 0.4255 alone is above 0.3"
+
+
+def test_a_checkpoint_without_the_number_of_skipped_minibatches_is_read(tmp_path):
+    ppo = PPO(make_spec(), seed=5, **SAVED)
+    iterate(ppo)
+    path = save(ppo, tmp_path)
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["state_dict"]["epoch_skipped"]
+    torch.save(checkpoint, path)
+    loaded = PPO.load_from_checkpoint(path)
+    assert changed(loaded, copy_of(ppo)) == set()
+
+
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_task():
     ppo = make_ppo()
     attach(ppo)
