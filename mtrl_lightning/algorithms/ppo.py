@@ -252,16 +252,20 @@ class PPO(Algorithm):
 
         Returns:
             ``advantage``, normalized per task; ``value`` at the collection; ``target``, the return
-            that the critic learns.
+            that the critic learns. In the first iteration of an encoder with statistics also
+            ``log_prob``, in place of the collected ones.
         """
         self._is_first_update = True
         self._set_learning_rates(progress)
         columns = collected.columns
         task_E = collected.task_E
-        if self.num_iterations == 0:
-            # the encoder has no statistics yet. The actor's small output layer leaves the collected
-            # log densities nearly valid under the new ones
+        computed = {}
+        has_statistics = type(self.encoder).observe is not Encoder.observe
+        if has_statistics and self.num_iterations == 0:
+            # the first statistics change the scale of the policy's input, and with it the policy:
+            # ratios are to that which is updated, so that they start from 1
             self._observe(collected)
+            computed["log_prob"] = self._log_probs(columns, task_E)
         cut_SE = advantages.episode_cuts(
             columns["terminated"], columns["truncated"], collected.valid_SE
         )
@@ -288,7 +292,7 @@ class PPO(Algorithm):
         if self.value_clip is not None:
             # a task's first statistics change its values: clip around the changed ones
             value_SE = self._observation_values(columns["observation"], task_E)
-        return {"advantage": normalized_SE, "value": value_SE, "target": target_SE}
+        return {**computed, "advantage": normalized_SE, "value": value_SE, "target": target_SE}
 
     def is_iteration_over(self) -> bool:
         """Return whether the policy has moved too far for a further epoch."""
@@ -410,6 +414,16 @@ class PPO(Algorithm):
             self._normalized_values(observation_ND, task_N), task_N
         )
         return value_N.view(num_envs, num_steps).t()
+
+    def _log_probs(self, columns: Mapping[str, Tensor], task_E: Tensor) -> Tensor:
+        """Return the log densities of the collected samples under the policy, ``[S, E]``."""
+        num_steps, num_envs = columns["log_prob"].shape
+        # environment after environment, so that the rows of a task are together
+        observation_ND = columns["observation"].transpose(0, 1).flatten(0, 1)
+        sample_NA = columns["unclipped_action"].transpose(0, 1).flatten(0, 1)
+        task_N = task_E.repeat_interleave(num_steps)
+        log_prob_N = self.policy(observation_ND, task_N).log_prob(sample_NA)
+        return log_prob_N.view(num_envs, num_steps).t()
 
     def _add_to_epoch(self, kl: Tensor) -> None:
         if self.epoch_updates == self.collection.num_minibatches:

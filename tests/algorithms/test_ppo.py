@@ -44,7 +44,7 @@ GARBAGE = 1e4
 SMALL_HEADS = partial(MultiHead, width=16, depth=2, output_bound=0.3)
 
 
-def make_collected(ppo, seed=0, gap=0.1, end=0.12):
+def make_collected(ppo, seed=0, gap=0.1, end=0.12, mean=0.0, std=1.0):
     """Random transitions of an iteration, with the actions of the present policy.
 
     An observation is the successor of the row before, unless an episode has ended in between or
@@ -53,12 +53,12 @@ def make_collected(ppo, seed=0, gap=0.1, end=0.12):
     generator = np.random.default_rng(seed)
     task_E = np.repeat(ppo.spec.train_tasks, ENVS_PER_TASK)
     shape_ED = (len(task_E), *ppo.spec.observation_space.shape)
-    observation_ED = generator.normal(size=shape_ED).astype(np.float32)
+    observation_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
     steps = []
     for _ in range(NUM_STEPS):
         action_EA, fields = ppo.act(observation_ED, task_E, "explore")
         kind_E = generator.choice(4, len(task_E), p=[1 - gap - 2 * end, end, end, gap])
-        next_observation_ED = generator.normal(size=shape_ED).astype(np.float32)
+        next_observation_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
         step = {
             "observation": observation_ED,
             "action": action_EA,
@@ -74,7 +74,7 @@ def make_collected(ppo, seed=0, gap=0.1, end=0.12):
         for name in ("observation", "reward", "next_observation", "log_prob"):
             steps[-1][name][is_gap_E] = GARBAGE
         steps[-1]["valid"] = ~is_gap_E
-        fresh_ED = generator.normal(size=shape_ED).astype(np.float32)
+        fresh_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
         observation_ED = np.where((kind_E > 0)[:, None], fresh_ED, next_observation_ED)
     columns = {
         name: torch.from_numpy(np.stack([step[name] for step in steps])) for name in steps[0]
@@ -735,6 +735,36 @@ def test_after_the_statistics_have_moved_the_first_ratio_is_one():
     computed = ppo.begin_iteration(collected, 0.0)
     ppo.training_step(batch_of(collected, computed, rows_of(collected)[0]), 0)
     assert ppo.drain_metrics()["train/kl"] < 1e-10
+
+
+@pytest.mark.parametrize("noise", [TaskNoise, StateNoise])
+@pytest.mark.parametrize("per_task", [False, True])
+def test_behind_moving_statistics_the_ratios_of_every_iteration_start_from_one(per_task, noise):
+    ppo = make_ppo(
+        encoder=partial(Standardize, per_task=per_task, num_updates=2), noise=noise, max_kl=None
+    )
+    attach(ppo)
+    for iteration in range(4):
+        before = copy_of(ppo.encoder)
+        collected = make_collected(ppo, iteration, mean=5.0, std=20.0)
+        sampled_SE = collected.columns["log_prob"].clone()
+        computed = ppo.begin_iteration(collected, 0.0)
+        assert bool(changed(ppo.encoder, before)) == (iteration == 0)
+        assert torch.equal(collected.columns["log_prob"], sampled_SE)
+        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        for batch in batches:
+            _, (log_prob_B, _) = ppo.actor_loss(batch)
+            torch.testing.assert_close(log_prob_B, batch.extra["log_prob"], rtol=0, atol=1e-4)
+        for batch in batches:
+            ppo.training_step(batch, 0)
+        ppo.end_iteration(collected)
+        assert bool(changed(ppo.encoder, before)) == (iteration < 2)
+
+
+def test_without_statistics_the_densities_are_those_of_the_collection():
+    ppo = make_ppo()
+    attach(ppo)
+    assert "log_prob" not in ppo.begin_iteration(make_collected(ppo), 0.0)
 
 
 def test_the_critics_loss_alone_trains_the_encoder():
