@@ -262,8 +262,9 @@ class PPO(Algorithm):
         computed = {}
         has_statistics = type(self.encoder).observe is not Encoder.observe
         if has_statistics and self.num_iterations == 0:
-            # the first statistics change the scale of the policy's input, and with it the policy:
-            # ratios are to that which is updated, so that they start from 1
+            # the first statistics change the scale of the policy's input, and with it the policy.
+            # Ratios to the changed policy start from 1, as in every other iteration; that the
+            # actions are samples of the policy before is a bias of this iteration alone
             self._observe(collected)
             computed["log_prob"] = self._log_probs(columns, task_E)
         cut_SE = advantages.episode_cuts(
