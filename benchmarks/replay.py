@@ -1,12 +1,13 @@
 """What the replay costs: adding transitions, drawing batches, and memory.
 
-``python -m benchmarks.replay`` fills four replays with transitions of MetaWorld's
-sizes and takes turns with them:
+``python -m benchmarks.replay`` fills four replays with transitions of MetaWorld's sizes and takes
+turns with them:
 
   ours   draws the same number of transitions of every task
   sb3    Stable-Baselines3's, with the one-hot in the observation and MetaWorld's float64; draws
-  from all transitions rings  NumPy arrays as in the plain loop, with the one-hot; draws as ours
-  does naive  a list of tuples, as one writes it first; draws from all transitions
+         from all transitions
+  rings  NumPy arrays as in the plain loop, with the one-hot; draws as ours does
+  naive  a list of tuples, as one writes it first; draws from all transitions
 
 It shows the microseconds of adding a vector step and of drawing a batch, the bytes of a transition,
 and the share that drawing has of an update (``SAC.training_step`` on a batch of that size), which

@@ -5,6 +5,7 @@ import json
 import math
 import mmap
 import os
+import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -637,6 +638,14 @@ def test_the_gain_over_async_is_split_by_hand():
     assert [stepping.gain_over_async(name, seconds) for name in others] == [None] * 3
     del seconds["gymnasium async"]
     assert stepping.gain_over_async("ours, 2 workers", seconds) is None
+
+
+def test_the_help_of_replay_has_a_line_for_each_variant(capsys):
+    with pytest.raises(SystemExit):
+        replay.main(["--help"])
+    description = capsys.readouterr().out.split("options:")[0]
+    named = re.findall(r"^  (\w+) +(?=\S)", description, re.MULTILINE)
+    assert named == list(replay.KINDS)
 
 
 def test_replay_runs_all_variants(capsys):

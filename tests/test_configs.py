@@ -263,6 +263,8 @@ def test_on_policy_experiments_have_equal_minibatches(name, envs_per_task, rows)
     is_balanced = name == "toppo"
     assert ppo["critic"]["init_args"]["layer_norm"] == is_balanced
     assert ("FairGrad" in ppo["critic_gradient"]["class_path"]) == is_balanced
+    if is_balanced:
+        assert ppo["critic_gradient"]["init_args"]["alpha"] == 1.0
 
 
 SIZES = {  # of the papers: MT10 and MT50

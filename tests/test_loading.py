@@ -412,6 +412,27 @@ def test_a_default_without_a_name_is_the_classes_own(tmp_path):
     assert critic.defaults["lr"] == 3e-4
 
 
+class WithTeacher(SAC):
+    """Builds another algorithm in its constructor."""
+
+    def __init__(self, spec, *, discount=0.9, temperature=Temperature, **options):
+        super().__init__(spec, discount=discount, temperature=temperature, **options)
+        self.teachers = [SAC(spec, actor=SMALL, num_critics=3), Subclass(spec, scale=2.0)]
+
+
+def test_an_algorithm_that_another_builds_is_described_by_its_own_arguments(tmp_path):
+    spec = make_spec()
+    outer = WithTeacher(spec, actor=SMALL, critic=SMALL, seed=7)
+    alone = [SAC(spec, actor=SMALL, num_critics=3), Subclass(spec, scale=2.0)]
+    for teacher, other in zip(outer.teachers, alone, strict=True):
+        assert teacher.description == other.description
+        assert teacher.hparams == other.hparams
+    own = {name: outer.hparams[name] for name in ("discount", "seed", "num_critics")}
+    assert own == {"discount": 0.9, "seed": 7, "num_critics": 2}
+    rebuilt = SAC.load_from_checkpoint(save(outer.teachers[0], tmp_path))
+    assert changed(rebuilt, copy_of(outer.teachers[0])) == set()
+
+
 def test_an_unknown_override_is_refused_with_near_names(tmp_path, sac):
     path = save(sac, tmp_path)
     with pytest.raises(ConfigurationError, match=r"no argument 'actr'.*did you mean.*actor"):

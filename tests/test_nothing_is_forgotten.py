@@ -18,6 +18,7 @@ DEAD = {
     r"stopwatch\.|collector\.times\.": "times",
     r"MetricsCallback\._measured": "times",
     r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "the last step's values, never read",
+    r"update.*\.grad_norm": "of the last step, read right after it",
     r"RolloutCallback\._is_step_under_way": "set when a batch begins",
     r"\._announced_builds_E": "each process builds the environments and calls the listeners",
     r"session\.is_training": "set by the driver, which Lightning calls last, when training starts",

@@ -116,6 +116,24 @@ def test_total_steps_are_rounded_up_to_whole_iterations(command_line, caplog):
     assert "300 is rounded up to 432" in caplog.text
 
 
+def test_the_ratios_of_every_iteration_start_from_one(command_line, monkeypatch):
+    training_step = PPO.training_step
+    largest = []
+
+    def step(self, batch, batch_idx):
+        if self.counters.updates % 12 == 0:
+            with torch.no_grad():
+                _, (log_prob_B, _) = self.actor_loss(batch)
+            largest.append((log_prob_B - batch.extra["log_prob"]).abs().max().item())
+        training_step(self, batch, batch_idx)
+
+    monkeypatch.setattr(PPO, "training_step", step)
+    # with a large output layer the policy depends on the scale of what it sees
+    fit(command_line, "--model.init_args.actor.init_args.output_bound=0")
+    assert len(largest) == 4
+    assert max(largest) < 1e-5
+
+
 @pytest.mark.parametrize("kind", ["collecting", "learning"])
 @pytest.mark.parametrize("gradient", ["famo", "pcgrad"])
 def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
@@ -149,6 +167,27 @@ def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
         assert len(state["valid"]) == 48 and 0 < state["num_minibatches"] < 12
     fit(command_line, "--name=parts", "--ckpt_path=last", configs=configs)
     # the extra checkpoint is among those saved
+    assert_same_run(command_line, "whole", "parts", ignored=["checkpoint"])
+
+
+def test_a_run_interrupted_in_its_first_iteration_ends_as_the_uninterrupted_one(
+    command_line, monkeypatch
+):
+    options = ["--model.init_args.actor.init_args.output_bound=0", "--rollout.total_steps=288"]
+    fit(command_line, *options, "--name=whole")
+    training_step = PPO.training_step
+
+    def interrupting(self, batch, batch_idx):
+        if self.counters.updates == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        training_step(self, batch, batch_idx)
+
+    monkeypatch.setattr(PPO, "training_step", interrupting)
+    with pytest.raises(SystemExit):
+        fit(command_line, *options, "--name=parts")
+    monkeypatch.setattr(PPO, "training_step", training_step)
+    assert checkpoint(command_line, "parts")["mtrl_lightning"]["counters"]["updates"] == 6
+    fit(command_line, *options, "--name=parts", "--ckpt_path=last")
     assert_same_run(command_line, "whole", "parts", ignored=["checkpoint"])
 
 

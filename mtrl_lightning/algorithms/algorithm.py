@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities.parsing import collect_init_args
+from lightning.pytorch.utilities.parsing import get_init_args
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -124,8 +124,7 @@ class Algorithm(LightningModule):
             raise ConfigurationError(
                 f"untrained_tasks is {untrained_tasks!r}: give one of {get_args(UntrainedTasks)}"
             )
-        frame = cast(FrameType, inspect.currentframe())
-        calls = collect_init_args(frame, [], classes=(Algorithm,))  # the subclass's is the last
+        calls = _constructor_calls(self, inspect.currentframe())
         self.description = describe_algorithm(type(self), calls[-1])
         self._unknown_arguments = cannot_rebuild(self.description["init_args"])
         every_argument = {name: value for call in calls for name, value in call.items()}
@@ -469,7 +468,7 @@ class Algorithm(LightningModule):
         return torch.randn(action_BA.shape, generator=generator, device=self.device)
 
     def reset_networks(self) -> None:
-        """Reinitialize what ``make_networks`` builds, with other weights, and its optimizers.
+        """Reinitialize what ``make_networks`` builds, and clear its optimizer state everywhere.
 
         Buffers (an encoder's statistics) stay, and so does everything else.
 
@@ -490,8 +489,9 @@ class Algorithm(LightningModule):
                 assign_parameters(fresh, module)
             was_reset |= {id(parameter) for parameter in module.parameters()}
         for update in self.updates:
-            if update.optimizer and all(id(p) in was_reset for p in update.parameters):
-                update.optimizer.state.clear()
+            for parameter in update.parameters:
+                if update.optimizer and id(parameter) in was_reset:
+                    update.optimizer.state.pop(parameter, None)
 
     def _build_networks(self, seed: int) -> dict[str, nn.Module]:
         with torch.random.fork_rng(devices=[]):
@@ -613,6 +613,22 @@ class Algorithm(LightningModule):
                 f" and {here} here ({len(wrong)} such weights);"
                 " use the config.yaml in its run's folder"
             )
+
+
+def _constructor_calls(algorithm: Algorithm, frame: FrameType | None) -> list[dict[str, Any]]:
+    """Return the arguments of an algorithm's constructors, from the base's to its own class's.
+
+    The constructor of another algorithm that builds this one is not among them.
+
+    Args:
+        algorithm: the algorithm that is being built.
+        frame: of the base's constructor.
+    """
+    calls = []
+    while frame and "__class__" in frame.f_locals and frame.f_locals.get("self") is algorithm:
+        calls.append(get_init_args(frame))
+        frame = frame.f_back
+    return calls
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from gymnasium.spaces import Box
@@ -77,8 +78,9 @@ class PPO(Algorithm):
             returns with PopArt, above 0; None for no clipping.
         entropy_coef: coefficient of the entropy bonus, at least 0.
         max_kl: the rest of an iteration's epochs is skipped once an epoch's mean estimated KL
-            divergence from the policy that collected it exceeds this. One minibatch alone says
-            little: few rows can have a large ratio. Above 0; None for no limit.
+            divergence from the policy that collected it exceeds this, or all its steps were skipped
+            (``on_nonfinite``). One minibatch alone says little: few rows can have a large ratio.
+            Skipped steps do not count in the mean. Above 0; None for no limit.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critic and the encoder.
@@ -111,6 +113,7 @@ class PPO(Algorithm):
     num_iterations: Tensor
     epoch_kl: Tensor
     epoch_updates: Tensor
+    epoch_skipped: Tensor
 
     def __init__(
         self,
@@ -173,9 +176,11 @@ class PPO(Algorithm):
         self._make_critic_gradient = critic_gradient
         self._is_first_update = False
         self.register_buffer("num_iterations", torch.tensor(0))
-        # of this epoch: the sum of the estimated KL divergences, and the number of updates
+        # of this epoch: the sum of the estimated KL divergences, the number of updates, and how
+        # many of these were skipped
         self.register_buffer("epoch_kl", torch.tensor(0.0))
         self.register_buffer("epoch_updates", torch.tensor(0))
+        self.register_buffer("epoch_skipped", torch.tensor(0))
         self.add_networks()
         self._actor_loss = self.compiled(self.actor_loss)
         self._critic_loss = self.compiled(self.critic_loss)
@@ -247,16 +252,21 @@ class PPO(Algorithm):
 
         Returns:
             ``advantage``, normalized per task; ``value`` at the collection; ``target``, the return
-            that the critic learns.
+            that the critic learns. In the first iteration of an encoder with statistics also
+            ``log_prob``, in place of the collected ones.
         """
         self._is_first_update = True
         self._set_learning_rates(progress)
         columns = collected.columns
         task_E = collected.task_E
-        if self.num_iterations == 0:
-            # the encoder has no statistics yet. The actor's small output layer leaves the collected
-            # log densities nearly valid under the new ones
+        computed = {}
+        has_statistics = type(self.encoder).observe is not Encoder.observe
+        if has_statistics and self.num_iterations == 0:
+            # the first statistics change the scale of the policy's input, and with it the policy.
+            # Ratios to the changed policy start from 1, as in every other iteration; that the
+            # actions are samples of the policy before is a bias of this iteration alone
             self._observe(collected)
+            computed["log_prob"] = self._log_probs(columns, task_E)
         cut_SE = advantages.episode_cuts(
             columns["terminated"], columns["truncated"], collected.valid_SE
         )
@@ -283,13 +293,15 @@ class PPO(Algorithm):
         if self.value_clip is not None:
             # a task's first statistics change its values: clip around the changed ones
             value_SE = self._observation_values(columns["observation"], task_E)
-        return {"advantage": normalized_SE, "value": value_SE, "target": target_SE}
+        return {**computed, "advantage": normalized_SE, "value": value_SE, "target": target_SE}
 
     def is_iteration_over(self) -> bool:
         """Return whether the policy has moved too far for a further epoch."""
         if self.max_kl is None or self.epoch_updates < self.collection.num_minibatches:
             return False
-        return bool(self.epoch_kl / self.epoch_updates > self.max_kl)
+        mean_kl = self.epoch_kl / (self.epoch_updates - self.epoch_skipped)
+        # NaN, if every minibatch was skipped, ends it as well
+        return not bool(mean_kl <= self.max_kl)
 
     def end_iteration(self, collected: Collected) -> None:
         """Move the encoder's statistics, between two iterations and never within one."""
@@ -357,6 +369,11 @@ class PPO(Algorithm):
             metrics[f"train/noise_std/{self.spec.task_names[task]}"] = std_T[task].item()
         return metrics
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the state; checkpoints of earlier versions have no ``epoch_skipped``."""
+        checkpoint["state_dict"].setdefault("epoch_skipped", torch.tensor(0))
+        super().on_load_checkpoint(checkpoint)
+
     def _distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
         policy = self.noise.distribution(output_BO, task_B)
         return policy._replace(mask_BA=self.action_mask(task_B))
@@ -399,15 +416,28 @@ class PPO(Algorithm):
         )
         return value_N.view(num_envs, num_steps).t()
 
+    def _log_probs(self, columns: Mapping[str, Tensor], task_E: Tensor) -> Tensor:
+        """Return the log densities of the collected samples under the policy, ``[S, E]``."""
+        num_steps, num_envs = columns["log_prob"].shape
+        # environment after environment, so that the rows of a task are together
+        observation_ND = columns["observation"].transpose(0, 1).flatten(0, 1)
+        sample_NA = columns["unclipped_action"].transpose(0, 1).flatten(0, 1)
+        task_N = task_E.repeat_interleave(num_steps)
+        log_prob_N = self.policy(observation_ND, task_N).log_prob(sample_NA)
+        return log_prob_N.view(num_envs, num_steps).t()
+
     def _add_to_epoch(self, kl: Tensor) -> None:
         if self.epoch_updates == self.collection.num_minibatches:
             self._begin_epoch()
-        self.epoch_kl += distributed.mean(kl)
+        is_skipped = ~self.actor_update.grad_norm.isfinite()
+        self.epoch_kl += distributed.mean(kl).masked_fill(is_skipped, 0.0)
         self.epoch_updates += 1
+        self.epoch_skipped += is_skipped
 
     def _begin_epoch(self) -> None:
         self.epoch_kl.zero_()
         self.epoch_updates.zero_()
+        self.epoch_skipped.zero_()
 
     def _observe(self, collected: Collected) -> None:
         valid_SE = collected.valid_SE

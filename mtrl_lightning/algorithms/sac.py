@@ -406,8 +406,8 @@ class SAC(Algorithm):
         if not metrics or not self.temperature.is_learned:
             return metrics
         alphas = self.temperature.values().tolist()
-        for name, alpha in zip(self.spec.task_names, alphas, strict=True):
-            metrics[f"train/temperature/{name}"] = alpha
+        for task in self.spec.train_tasks:
+            metrics[f"train/temperature/{self.spec.task_names[task]}"] = alphas[task]
         return metrics
 
     def pictures(self) -> dict[str, npt.NDArray[np.uint8]]:

@@ -87,6 +87,8 @@ class Update:
         self.task_parameters = task_parameters(modules)
         self.method.check(self.task_parameters)
         self.optimizer: Optimizer | None = None
+        self.grad_norm = torch.tensor(0.0)
+        """Of the last gradient, before it is clipped; not finite if the step was left out."""
         self.parameters = [parameter for module in modules for parameter in module.parameters()]
         """Everything that the optimizer has, also what is frozen."""
         self._networks = [module for module in modules if isinstance(module, TaskModule)]
@@ -155,7 +157,7 @@ class Update:
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
             gradients = [p.grad for p in self._trained if p.grad is not None]
-            norm = get_total_norm(gradients)
+            norm = self.grad_norm = get_total_norm(gradients)
             if self._max_grad_norm is not None:
                 self._clip(self._max_grad_norm, norm)
             is_finite = self._step_if_finite(optimizer, norm)

@@ -75,6 +75,8 @@ class RolloutBuffer:
         self._num_steps = 0
         self._rows: dict[str, Tensor] = {}
         """Columns ``[N, ...]`` on the device; empty while transitions are collected."""
+        self._computed: tuple[str, ...] = ()
+        """Names of those that ``begin`` received."""
         self._num_minibatches = 0
         """Minibatches handed out of this iteration."""
         self._order_Rm = torch.zeros(0, dtype=torch.int64)
@@ -141,8 +143,10 @@ class RolloutBuffer:
         """Start to hand out minibatches.
 
         Args:
-            computed: further columns by name, ``[S, E]``.
+            computed: further columns by name, ``[S, E]``; one with the name of a collected column
+                takes its place.
         """
+        self._computed = tuple(computed)
         columns = {**self.collected().columns, **computed}
         self._rows = {name: column.flatten(0, 1) for name, column in columns.items()}
         self._num_minibatches = 0
@@ -169,6 +173,7 @@ class RolloutBuffer:
         self._num_steps = 0
         self._num_minibatches = 0
         self._rows = {}
+        self._computed = ()
 
     def _draw_order(self) -> Tensor:
         """Draw an order of each trained task's rows, ``[R, rows per task]``."""
@@ -185,9 +190,8 @@ class RolloutBuffer:
         """Return the transitions of this iteration, how far it is, and the generator."""
         n = self._num_steps
         computed = {
-            name: column.unflatten(0, (-1, self.num_envs)).cpu()
-            for name, column in self._rows.items()
-            if name not in self._arrays
+            name: self._rows[name].unflatten(0, (-1, self.num_envs)).cpu()
+            for name in self._computed
         }
         return {
             "collection": list(self.collection),

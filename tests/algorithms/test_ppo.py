@@ -44,7 +44,7 @@ GARBAGE = 1e4
 SMALL_HEADS = partial(MultiHead, width=16, depth=2, output_bound=0.3)
 
 
-def make_collected(ppo, seed=0, gap=0.1, end=0.12):
+def make_collected(ppo, seed=0, gap=0.1, end=0.12, mean=0.0, std=1.0):
     """Random transitions of an iteration, with the actions of the present policy.
 
     An observation is the successor of the row before, unless an episode has ended in between or
@@ -53,12 +53,12 @@ def make_collected(ppo, seed=0, gap=0.1, end=0.12):
     generator = np.random.default_rng(seed)
     task_E = np.repeat(ppo.spec.train_tasks, ENVS_PER_TASK)
     shape_ED = (len(task_E), *ppo.spec.observation_space.shape)
-    observation_ED = generator.normal(size=shape_ED).astype(np.float32)
+    observation_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
     steps = []
     for _ in range(NUM_STEPS):
         action_EA, fields = ppo.act(observation_ED, task_E, "explore")
         kind_E = generator.choice(4, len(task_E), p=[1 - gap - 2 * end, end, end, gap])
-        next_observation_ED = generator.normal(size=shape_ED).astype(np.float32)
+        next_observation_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
         step = {
             "observation": observation_ED,
             "action": action_EA,
@@ -74,7 +74,7 @@ def make_collected(ppo, seed=0, gap=0.1, end=0.12):
         for name in ("observation", "reward", "next_observation", "log_prob"):
             steps[-1][name][is_gap_E] = GARBAGE
         steps[-1]["valid"] = ~is_gap_E
-        fresh_ED = generator.normal(size=shape_ED).astype(np.float32)
+        fresh_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
         observation_ED = np.where((kind_E > 0)[:, None], fresh_ED, next_observation_ED)
     columns = {
         name: torch.from_numpy(np.stack([step[name] for step in steps])) for name in steps[0]
@@ -737,6 +737,36 @@ def test_after_the_statistics_have_moved_the_first_ratio_is_one():
     assert ppo.drain_metrics()["train/kl"] < 1e-10
 
 
+@pytest.mark.parametrize("noise", [TaskNoise, StateNoise])
+@pytest.mark.parametrize("per_task", [False, True])
+def test_behind_moving_statistics_the_ratios_of_every_iteration_start_from_one(per_task, noise):
+    ppo = make_ppo(
+        encoder=partial(Standardize, per_task=per_task, num_updates=2), noise=noise, max_kl=None
+    )
+    attach(ppo)
+    for iteration in range(4):
+        before = copy_of(ppo.encoder)
+        collected = make_collected(ppo, iteration, mean=5.0, std=20.0)
+        sampled_SE = collected.columns["log_prob"].clone()
+        computed = ppo.begin_iteration(collected, 0.0)
+        assert bool(changed(ppo.encoder, before)) == (iteration == 0)
+        assert torch.equal(collected.columns["log_prob"], sampled_SE)
+        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        for batch in batches:
+            _, (log_prob_B, _) = ppo.actor_loss(batch)
+            torch.testing.assert_close(log_prob_B, batch.extra["log_prob"], rtol=0, atol=1e-4)
+        for batch in batches:
+            ppo.training_step(batch, 0)
+        ppo.end_iteration(collected)
+        assert bool(changed(ppo.encoder, before)) == (iteration < 2)
+
+
+def test_without_statistics_the_densities_are_those_of_the_collection():
+    ppo = make_ppo()
+    attach(ppo)
+    assert "log_prob" not in ppo.begin_iteration(make_collected(ppo), 0.0)
+
+
 def test_the_critics_loss_alone_trains_the_encoder():
     for part, trains in (("critic", True), ("actor", False)):
         frozen = "actor" if part == "critic" else "critic"
@@ -1049,6 +1079,82 @@ def test_a_skipped_step_of_the_actor_changes_nothing_and_the_next_one_is_made():
     ppo.guard.read()
     assert ppo.counters.skipped_updates == 1
     assert all(value.isfinite().all() for value in ppo.state_dict().values())
+
+
+SKIPPED = ("advantage", "observation")
+"""What is no number in a minibatch whose step is skipped; with the second its divergence, too."""
+
+
+def without_numbers(batch, name):
+    if name == "observation":
+        return batch._replace(observation_BD=torch.full_like(batch.observation_BD, math.nan))
+    return broken(batch)
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+@pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False)])
+def test_skipped_minibatches_do_not_count_in_the_mean_of_an_epoch(name, max_kl, is_over):
+    still = partial(SGD, lr=0.0)
+    ppo = make_ppo(max_kl=max_kl, num_minibatches=3, actor_optimizer=still, on_nonfinite="skip")
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, all_rows(collected))
+    # every action is exp(0.8) times as likely: a divergence of 0.4255
+    far = batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8})
+    skipped = without_numbers(batch, name)
+    for epoch in ([skipped, far, far], [far, skipped, far], [far, far, skipped]):
+        for minibatch in epoch:
+            assert not ppo.is_iteration_over()
+            ppo.training_step(minibatch, 0)
+        assert ppo.is_iteration_over() == is_over
+        if is_over:
+            ppo.end_iteration(collected)
+    assert ppo.counters.skipped_updates >= 3
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_an_epoch_without_a_step_ends_the_iteration(name):
+    ppo = make_ppo(max_kl=0.05, num_minibatches=2, on_nonfinite="skip")
+    attach(ppo)
+    collected = make_collected(ppo)
+    computed = ppo.begin_iteration(collected, 0.0)
+    batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+    for batch in batches:
+        assert not ppo.is_iteration_over()
+        ppo.training_step(without_numbers(batch, name), 0)
+    assert ppo.is_iteration_over()
+    ppo.end_iteration(collected)
+    assert not ppo.is_iteration_over()
+
+
+def test_the_number_of_skipped_minibatches_continues_after_a_resumption(tmp_path):
+    options = {**SAVED, "max_kl": 0.3, "on_nonfinite": "skip", "num_epochs": 1}
+    whole = PPO(make_spec(), **options)
+    attach(whole)
+    collected = make_collected(whole, gap=0.0)
+    computed = whole.begin_iteration(collected, 0.0)
+    batch = batch_of(collected, computed, all_rows(collected))
+    whole.training_step(broken(batch), 0)
+    resumed = PPO.load_from_checkpoint(save(whole, tmp_path))
+    attach(resumed)
+    log_prob_B = whole.actor_loss(batch)[1][0]
+    far = batch._replace(extra={**batch.extra, "log_prob": log_prob_B - 0.8})
+    for ppo in (whole, resumed):
+        assert not ppo.is_iteration_over()
+        ppo.training_step(far, 1)
+        assert ppo.is_iteration_over(), "the mean of 0.4255 alone is above 0.3"
+
+
+def test_a_checkpoint_without_the_number_of_skipped_minibatches_is_read(tmp_path):
+    ppo = PPO(make_spec(), seed=5, **SAVED)
+    iterate(ppo)
+    path = save(ppo, tmp_path)
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["state_dict"]["epoch_skipped"]
+    torch.save(checkpoint, path)
+    loaded = PPO.load_from_checkpoint(path)
+    assert changed(loaded, copy_of(ppo)) == set()
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_task():

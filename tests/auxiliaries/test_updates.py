@@ -297,6 +297,24 @@ def test_a_reset_keeps_the_auxiliaries_working():
     train(sac, 1)
 
 
+def test_a_reset_clears_the_encoders_moments_in_every_optimizer_and_keeps_the_auxiliaries():
+    sac = train(case_sac("states: deepmdp"), 2)
+    (auxiliary,) = sac.auxiliaries
+    optimizer = sac.auxiliary_updates[0].optimizer
+    own = {p: optimizer.state[p]["exp_avg"].clone() for p in auxiliary.parameters()}
+    sac.reset_networks()
+    was_reset = {*sac.encoder.parameters(), *sac.critic.parameters(), *sac.actor.parameters()}
+    kept = [p for update in sac.updates for p in update.optimizer.state if p in was_reset]
+    assert kept == []
+    assert own and optimizer.state.keys() == own.keys()
+    assert all(torch.equal(optimizer.state[p]["exp_avg"], before) for p, before in own.items())
+    temperature = sac.temperature.log_alpha
+    assert temperature in sac.temperature_update.optimizer.state
+    train(sac, 1)
+    assert {optimizer.state[p]["step"].item() for p in sac.encoder.parameters()} == {1}
+    assert {optimizer.state[p]["step"].item() for p in auxiliary.parameters()} == {3}
+
+
 def test_an_untrained_task_is_given_the_mean_context():
     spec = make_spec(4, train_tasks=[0, 2, 3])
     sac = make_sac(

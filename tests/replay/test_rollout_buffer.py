@@ -314,6 +314,22 @@ def test_the_minibatches_are_resumed_in_the_middle_of_an_epoch(num_made):
     assert_same_rest(first, second)
 
 
+def test_a_computed_column_takes_the_place_of_a_collected_one_also_after_a_resumption():
+    first = make()
+    collect(first)
+    column_SE = first.collected().columns["observation"][:, :, 0]
+    first.begin({"log_prob": 2 * column_SE})
+    first.next_minibatch()
+    for buffer in (resumed(first), first):
+        batch = buffer.next_minibatch()
+        assert torch.equal(batch.extra["log_prob"], 2.0 * torch.tensor(ids_of(batch)))
+        assert torch.equal(buffer.collected().columns["log_prob"], -0.5 * column_SE)
+        buffer.clear()
+        collect(buffer)
+        begin(buffer)
+        checked_ids(buffer.next_minibatch())
+
+
 def test_an_iteration_whose_rest_is_left_out_stays_over():
     first = ready()
     epoch(first)
