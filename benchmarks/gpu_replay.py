@@ -95,19 +95,16 @@ def note_draws(
         "drawing alone": partial(buffer.sample, batch_size),
         "drawing, as a run does": stream(buffer, batch_size, device),
     }
-    if buffer.storage.device == CPU:
-        calls["drawing and copying, not pinned"] = lambda: move_data_to_device(
-            buffer.sample(batch_size), device
-        )
+    if buffer.storage.device == CPU and device.type == "cuda":
+        calls["drawing and copying, pinned"] = stream(buffer, batch_size, device, pin_memory=True)
     note_calls(calls, title, where, sizes, sheet)
 
 
 def stream(
-    buffer: ReplayBuffer, batch_size: int, device: torch.device
+    buffer: ReplayBuffer, batch_size: int, device: torch.device, pin_memory: bool = False
 ) -> Callable[[], TransitionBatch]:
-    """Return what draws the next batch as ``MultiTaskData`` and Lightning do."""
-    is_pinned = device.type == "cuda" and buffer.storage.device == CPU
-    loader = DataLoader(ReplayDataset(buffer, batch_size), batch_size=None, pin_memory=is_pinned)
+    """Return what draws the next batch as ``MultiTaskData`` and Lightning do, or pinned."""
+    loader = DataLoader(ReplayDataset(buffer, batch_size), batch_size=None, pin_memory=pin_memory)
     batches = iter(loader)
     return lambda: move_data_to_device(next(batches), device)
 

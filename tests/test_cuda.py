@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 
 from mtrl_lightning import SAC, load_policy, train
+from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.networks import MLP
 from tests import test_on_policy as on_policy
@@ -63,6 +64,18 @@ def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradie
     for name, expected in ends[0].items():
         torch.testing.assert_close(ends[1][name], expected, atol=2e-4, rtol=2e-3, msg=name)
     assert any(not torch.equal(end, start[name]) for name, end in ends[1].items())
+
+
+def test_a_distribution_is_projected_in_the_same_order_each_time():
+    generator = torch.Generator().manual_seed(0)
+    probability = torch.randn(1280, 101, generator=generator).softmax(-1)
+    moved = 12 * torch.randn(1280, 101, generator=generator)
+    moved[::2] = moved[::2, :1]  # an episode that has ended: all values fall into two bins
+    value = Categorical().cuda()
+    given = probability.cuda(), moved.cuda()
+    first = value.project(*given)
+    torch.testing.assert_close(first.cpu(), Categorical().project(probability, moved))
+    assert all(torch.equal(value.project(*given), first) for _ in range(10))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ DEAD = {
     r"CheckpointCallback\.(folder|_saved_at)": "set by the continuation",
     r"CheckpointCallback\._manifests_of_files": "read again from the folder's files",
     r"ReplayCallback\._snapshots\.folder": "set by the continuation",
-    r"ReportCallback\._": "times, and whether it has warned",
+    r"(Curves|Report)Callback\._": "times, and whether it has warned",
     r"_SaveConfig|EnvStepProgressBar": "Lightning's own",
     r"_metric_attributes|_param_requires_grad_state": "Lightning's own",
     r"_compiler_ctx|_fabric|_jit_is_scripting|_log_hyperparams|_current_fx_name": "Lightning's own",

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import threading
 from contextlib import suppress
 
 import numpy as np
@@ -348,6 +349,21 @@ def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, mo
         command_line("fit", "--replay.chunk_mebibytes=0.00083", "--checkpoint.every=900")
     assert len(saves) < 30
     assert not list((command_line.folder() / "replay").glob("*"))
+
+
+def test_only_a_checkpoint_waits_for_the_disk(command_line, monkeypatch):
+    fsync, waiting = os.fsync, []
+
+    def noted(descriptor):
+        waiting.append(threading.current_thread() is threading.main_thread())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    command_line("fit", "--replay.chunk_mebibytes=0.00083", "--checkpoint.every=300")
+    chunks = list((command_line.folder() / "replay").iterdir())
+    assert len(chunks) > 25 and {path.suffix for path in chunks} == {".npy"}
+    assert waiting.count(False) == len(chunks)
+    assert 3 <= waiting.count(True) <= 6, "the checkpoints' own files"
 
 
 def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, monkeypatch):

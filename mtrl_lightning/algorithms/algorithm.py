@@ -430,10 +430,17 @@ class Algorithm(LightningModule):
             part.load_state_dict(weights[name])
         self.counters.updates = weights_seq_no
 
-    def observe(self, transitions: Transitions) -> None:
-        """Receive the transitions of one vector step, in the order in which they happen."""
+    def observe(self, transitions: Transitions, has_ended: bool = True) -> None:
+        """Receive the transitions of one vector step, in the order in which they happen.
+
+        Args:
+            transitions: of this rank's environments.
+            has_ended: whether an episode may have ended in this step, on any rank.
+        """
         for transform in self.transforms:
             transform.observe(transitions)  # type: ignore[operator]
+            if has_ended:
+                transform.sync_ranks()  # type: ignore[operator]
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Receive each trained task's mean reward in the replay.

@@ -15,6 +15,7 @@ from torch import Tensor
 from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.memory import to_device
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
@@ -137,13 +138,21 @@ class ReturnRange(RewardScale):
         ):
             self._rewards.setdefault(env, []).append(reward)
         done_E = transitions.terminated_E | transitions.truncated_E
+        if not done_E.any():
+            return
+        largest_T = [0.0] * len(self.largest_T)
         for row in np.flatnonzero(done_E).tolist():
             rewards = np.array(self._rewards.pop(int(transitions.env_E[row])))
             is_terminated = bool(transitions.terminated_E[row])
             return_after = 0.0 if is_terminated else rewards.mean() * self._horizon
             returns = discounted_returns(rewards, return_after, self._discount)
             task = int(transitions.task_E[row])
-            self.largest_T[task] = max(float(self.largest_T[task]), float(np.abs(returns).max()))
+            largest_T[task] = max(largest_T[task], float(np.abs(returns).max()))
+        ended_T = torch.tensor(largest_T, dtype=self.largest_T.dtype)
+        torch.maximum(self.largest_T, to_device(ended_T, self.largest_T.device), out=self.largest_T)
+
+    def sync_ranks(self) -> None:
+        """Take the largest returns of all ranks."""
         self.largest_T = distributed.largest(self.largest_T)
 
     def factors(  # type: ignore[override]

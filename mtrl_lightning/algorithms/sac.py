@@ -274,8 +274,8 @@ class SAC(Algorithm):
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and auxiliaries, actor, temperature and targets if they are due."""
         batch = self.transform(batch)
-        self.encoder.observe(batch.observation_BD, batch.task_B)
-        self.target_encoder.observe(batch.observation_BD, batch.task_B)
+        if self.encoder.observe(batch.observation_BD, batch.task_B):
+            self.targets.copy_buffers()
 
         target = self._critic_target(batch, self.noise_like(batch.action_BA))
         q = self.critic_update(lambda: self._critic_loss(batch, target))

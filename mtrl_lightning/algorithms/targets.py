@@ -66,10 +66,15 @@ class PolyakAverage:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the targets once."""
+        """Move the targets once, and copy the buffers."""
         for tau, (targets, sources) in self._moved.items():
             if targets:
                 torch._foreach_lerp_(targets, sources, tau)
+        self.copy_buffers()
+
+    @torch.no_grad()
+    def copy_buffers(self) -> None:
+        """Set the targets' persistent buffers to their sources'."""
         for source, target, name in self._buffers:
             target.get_buffer(name).copy_(source.get_buffer(name))
 

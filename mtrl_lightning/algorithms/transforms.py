@@ -43,6 +43,12 @@ class Transform(nn.Module):
         numbers: see ``mtrl_lightning.distributed``.
         """
 
+    def sync_ranks(self) -> None:
+        """Come to the same numbers on all ranks, where ``observe`` changes them by whole episodes.
+
+        Called on all ranks after an episode has ended on any of them.
+        """
+
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Receive each trained task's mean reward in the replay.
 

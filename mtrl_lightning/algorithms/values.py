@@ -136,5 +136,23 @@ class Categorical(Value):
         """
         width = 2 * self._bound / (self.out_dim - 1)
         value_BO = value_BO.clamp(-self._bound, self._bound)
-        share_BOO = (1 - (value_BO[:, :, None] - self.bin_O).abs() / width).clamp(min=0)
-        return (probability_BO[:, :, None] * share_BOO).sum(1)
+        # the clamp of the integers keeps a value that is not finite from being an index
+        lower_BO = ((value_BO + self._bound) / width).long().clamp(0, self.out_dim - 2)
+        projected_BO = torch.zeros_like(probability_BO)
+        for neighbour_BO in (lower_BO, lower_BO + 1):
+            share_BO = 1 - (value_BO - self.bin_O[neighbour_BO]).abs() / width
+            _add_at(projected_BO, neighbour_BO, probability_BO * share_BO.clamp(min=0))
+        return projected_BO
+
+
+def _add_at(sum_BO: Tensor, place_BO: Tensor, value_BO: Tensor) -> None:
+    """Add values to places of their rows, in place and in the same order each time.
+
+    ``scatter_add_`` has one order on a CPU only. On a GPU ``index_put_`` sorts the places, except
+    in compiled code.
+    """
+    if sum_BO.is_cuda:
+        row_B1 = torch.arange(len(sum_BO), device=sum_BO.device)[:, None]
+        sum_BO.index_put_((row_B1, place_BO), value_BO, accumulate=True)
+    else:
+        sum_BO.scatter_add_(1, place_BO, value_BO)

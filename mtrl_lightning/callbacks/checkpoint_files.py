@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,10 +38,14 @@ class DurableIO(TorchCheckpointIO):
         Raises:
             OSError: if the disk is full or broken.
         """
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
         with open(path, "wb") as file:
-            file.write(content.getbuffer())
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:
+                # after a write that failed, PyTorch's writer fails once more when it is closed
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
             file.flush()
             os.fsync(file.fileno())
 

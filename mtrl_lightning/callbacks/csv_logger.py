@@ -17,6 +17,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
+NO_ROWS = {"rows": 0, "env_steps": -1, "crc32": 0}
+"""The fingerprint of an empty file."""
+
 
 class MetricsCSV(CSVLogger):
     """Write ``metrics.csv`` and ``hparams.yaml`` into the run's folder.
@@ -46,7 +49,9 @@ class MetricsCSV(CSVLogger):
 
     @rank_zero_only
     def fingerprint(self) -> dict[str, int]:
-        """Return what the file holds now, as a checkpoint saves it for ``resume_from``.
+        """Return what this run has written, as a checkpoint saves it for ``resume_from``.
+
+        The file is not read: rows are added to the checksum when they are logged.
 
         Returns:
             ``rows``: the number of rows; ``env_steps``: those of the last row, -1 without one;
@@ -81,7 +86,8 @@ class _Writer(ExperimentWriter):
         return Path(self.metrics_file_path)
 
     def _check_log_dir_exists(self) -> None:
-        self.metrics_keys = self._read()[0]
+        self.metrics_keys, rows, _ = self._read()
+        self._written = _fingerprint(rows)
 
     def save(self) -> None:
         """Write the waiting rows; if the disk is full, they wait for the next call."""
@@ -103,6 +109,7 @@ class _Writer(ExperimentWriter):
             self._warned_of_failed_write = True
         else:
             self.metrics_keys = keys
+            self._written = self.fingerprint()
             self.metrics = []
             self._warned_of_failed_write = False
 
@@ -152,12 +159,12 @@ class _Writer(ExperimentWriter):
         ]
 
     def fingerprint(self) -> dict[str, int]:
-        rows = self._read()[1]
-        if self.metrics:  # rows that a full disk has kept in memory, as they would be in the file
-            keys = sorted({key for row in self.metrics for key in row})
-            lines = _lines(keys, self.metrics).decode().splitlines()
-            rows += [row for line in lines if (row := _parse(keys, line)) is not None]
-        return _fingerprint(rows)
+        """Return the fingerprint of the rows in the file and of those that wait for the disk."""
+        keys = sorted({key for row in self.metrics for key in row})
+        lines = _lines(keys, self.metrics).decode().splitlines()
+        # parsed, because only the text of the values is in the file
+        rows = [row for line in lines if (row := _parse(keys, line)) is not None]
+        return _fingerprint(rows, self._written)
 
     def resume_from(self, env_steps: int, fingerprint: Mapping[str, int] | None) -> None:
         missing = not self._path.exists()
@@ -187,6 +194,7 @@ class _Writer(ExperimentWriter):
                 self._warn_of_difference(kept, fingerprint, missing)
         if header:
             self._replace(header, kept)
+        self._written = _fingerprint(kept)
 
     def _warn_of_difference(
         self, rows: Sequence[Mapping[str, str]], expected: Mapping[str, int], missing: bool
@@ -211,14 +219,17 @@ class _Writer(ExperimentWriter):
         )
 
 
-def _fingerprint(rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
-    crc32 = 0
+def _fingerprint(
+    rows: Sequence[Mapping[str, str]], before: Mapping[str, int] = NO_ROWS
+) -> dict[str, int]:
+    """Return the fingerprint of rows that follow those of another fingerprint."""
+    crc32 = before["crc32"]
     for row in rows:
         # without empty cells, so that a column that is added later changes nothing
         cells = sorted((name, value) for name, value in row.items() if value)
         crc32 = zlib.crc32(repr(cells).encode(), crc32)
-    last = int(rows[-1]["env_steps"]) if rows else -1
-    return {"rows": len(rows), "env_steps": last, "crc32": crc32}
+    last = int(rows[-1]["env_steps"]) if rows else before["env_steps"]
+    return {"rows": before["rows"] + len(rows), "env_steps": last, "crc32": crc32}
 
 
 def _lines(keys: list[str], rows: Iterable[Mapping[str, Any]]) -> bytes:

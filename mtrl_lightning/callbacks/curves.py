@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.pictures import log_picture
+from mtrl_lightning.reports.budget import TimeBudget
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.runs import replacing
 
@@ -114,26 +115,42 @@ def _label(axes: Any, quantity: str, title: str) -> None:
 class CurvesCallback(SessionCallback):
     """Rewrite ``curves.png`` in the run's folder after each evaluation.
 
-    W&B and TensorBoard get it as the picture ``curves`` if they are on. A picture that cannot be
-    written, or that a logger cannot take, ends nothing: it is said once.
+    An evaluation is passed over where the image would take more than 1 % of the run's time; the
+    last image shows all in any case. W&B and TensorBoard get it as the image ``curves`` if
+    they are on. An image that cannot be written, or that a logger cannot take, ends nothing: it is
+    reported once.
     """
 
     key = "curves"
 
     def __init__(self) -> None:
+        self._budget = TimeBudget()
+        self._is_outdated = False
         self._warn_once = WarnOnce("curves.png could not be written or logged")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
         super().setup(trainer, pl_module, stage)
-        self.session.after_evaluation.append(self._plot)
+        self.session.after_evaluation.append(self.plot_if_affordable)
+        self._budget = TimeBudget()
+
+    def plot_if_affordable(self) -> None:
+        """Plot the curves, unless that would take too much of the run's time."""
+        self._is_outdated = not self._budget.allows()
+        if not self._is_outdated:
+            self._plot()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Plot the curves of the whole run if the last evaluation was passed over."""
+        if self._is_outdated:
+            self._plot()
 
     @rank_zero_only
     def _plot(self) -> None:
         folder = self.session.folder
         if not (folder / "metrics.csv").exists():
             return
-        with self._warn_once:
+        with self._budget.measure(), self._warn_once:
             path = plot_curves(folder)
             for logger in self.session.loggers:
                 log_picture(logger, "curves", path, self.session.counters.env_steps)

@@ -103,11 +103,12 @@ class Driver(SessionCallback, Checkpoint):
     def receive(self) -> None:
         """Wait for the step that ``send`` started, and keep its transitions to learn from."""
         session = self.session
+        episodes = session.counters.episodes
         with session.stopwatch.measure("step"):
             transitions, _ = session.collector.receive()
             self.agree()
         session.transitions.add(transitions)
-        session.algorithm.observe(transitions)
+        session.algorithm.observe(transitions, session.counters.episodes > episodes)
         for call in session.after_vector_step:
             call(session.counters.env_steps)
 

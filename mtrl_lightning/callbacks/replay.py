@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ class ReplayCallback(SessionCallback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Delete the files if that is wanted; an interrupted run does not come here."""
+        with self._warning_of_the_disk():
+            self._snapshots.finish()
         if not self._delete_at_end:
             return
         folder = self._snapshots.folder
@@ -165,6 +168,8 @@ class ReplayCallback(SessionCallback):
         Raises:
             OSError: if the disk is full or broken; what was saved before stays whole.
         """
+        with self._warning_of_the_disk():
+            self._snapshots.finish()
         data = self.session.data
         storage = self.session.replay.storage
         data.manifest = self._snapshots.save(storage) if self._save else None
@@ -193,9 +198,13 @@ class ReplayCallback(SessionCallback):
     def _write_ahead(self, env_steps: int) -> None:
         if self._has_failed:
             return
+        with self._warning_of_the_disk(), self.session.stopwatch.measure("checkpoint"):
+            self._snapshots.write_ahead(self.session.replay.storage, wait=False)
+
+    @contextlib.contextmanager
+    def _warning_of_the_disk(self) -> Iterator[None]:
         try:
-            with self.session.stopwatch.measure("checkpoint"):
-                self._snapshots.write_ahead(self.session.replay.storage)
+            yield
         except OSError as error:  # the next checkpoint tries again, and has its own rule
             distributed.warn(
                 f"the replay could not be written ahead of the next checkpoint: {error}"

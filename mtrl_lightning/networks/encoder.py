@@ -45,12 +45,17 @@ class Encoder(nn.Module):
         Called once, before the first forward pass.
         """
 
-    def observe(self, observation_BD: Tensor, task_B: Tensor) -> None:
+    def observe(self, observation_BD: Tensor, task_B: Tensor) -> bool:
         """Update statistics with the observations of the next critic update, ``[B, ...]``.
 
-        With several processes each receives its share of them, and all have to come to the same
-        statistics, as by ``distributed.merged_moments``.
+        Statistics are persistent buffers: a target encoder, whose ``observe`` is not called, gets
+        copies of them. With several processes each receives its share of the observations, and all
+        have to come to the same statistics, as by ``distributed.merged_moments``.
+
+        Returns:
+            Whether the statistics have changed; here there are none.
         """
+        return False
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map observations ``[B, ...]`` and tasks ``[B]`` to ``[B, out_dim]``."""
@@ -243,10 +248,10 @@ class Standardize(Identity):
         self._per_task = True
         self._separate_tasks()
 
-    def observe(self, observation_BD: Tensor, task_B: Tensor) -> None:
+    def observe(self, observation_BD: Tensor, task_B: Tensor) -> bool:
         """Update the statistics; shared ones require batches with the same number of rows."""
         if self._seen >= self._num_updates:
-            return
+            return False
         if self._per_task:
             self._observe_tasks(observation_BD, task_B)
         else:
@@ -255,6 +260,7 @@ class Standardize(Identity):
             _add_rows(self.mean_D, self.variance_D, observation_BD, 1 / (self._seen + 1))
         self.count += 1
         self._seen += 1
+        return True
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the standardized observations; padding stays 0."""

@@ -219,15 +219,8 @@ class MultiTaskData(LightningDataModule):
                 "the run has no RolloutCallback, which collects what is learned from:"
                 " add one to the trainer's callbacks"
             )
-        is_on_gpu = self.trainer.strategy.root_device.type == "cuda"
-        is_from_memory = self.buffer is not None and self.buffer.storage.device == CPU
         # a generator of its own, because DataLoader draws a worker seed even without workers
-        return DataLoader(
-            self.stream,
-            batch_size=None,
-            generator=torch.Generator(),
-            pin_memory=is_on_gpu and is_from_memory,
-        )
+        return DataLoader(self.stream, batch_size=None, generator=torch.Generator())
 
     def val_dataloader(self) -> DataLoader | list:
         """Return one empty batch, around which ``EvaluationCallback`` runs; none while fitting."""

@@ -242,12 +242,16 @@ class FrameStorage(Storage):
         """Drop the oldest transitions of which a frame was overwritten."""
         np.maximum(self._first_E, self.added_E - self.capacity, out=self._first_E)
         kept_from_E = self._frames_added_E - self._num_frames
-        while True:
-            oldest_E = self._oldest_frame(np.arange(self.num_envs), self._first_E)
-            is_lost_E = (oldest_E < kept_from_E) & (self._first_E < self.added_E)
-            if not is_lost_E.any():
-                return
-            self._first_E += is_lost_E
+        env_E = np.arange(self.num_envs)
+        # The newest frame of a transition is a later one than that of the transition before, and
+        # its oldest frame is less than a stack before it: no more than these can have lost one.
+        newest_E = self._newest[env_E * self.capacity + self._first_E % self.capacity]
+        most_E = np.minimum(
+            kept_from_E + self._stack_size - 1 - newest_E, self.added_E - self._first_E
+        )
+        number_EN = self._first_E[:, None] + np.arange(most_E.max(initial=0))
+        is_lost_EN = self._oldest_frame(env_E[:, None], number_EN) < kept_from_E[:, None]
+        self._first_E += (is_lost_EN & (number_EN < self.added_E[:, None])).sum(1)
 
     def _oldest_frame(
         self, env_N: npt.NDArray[np.int64], number_N: npt.NDArray[np.int64]

@@ -73,6 +73,8 @@ class RolloutBuffer:
         }
         self._valid_SE = np.zeros(shape, np.bool_)
         self._num_steps = 0
+        self._collected: Collected | None = None
+        """The whole iteration on the device; None until it is asked for."""
         self._rows: dict[str, Tensor] = {}
         """Columns ``[N, ...]`` on the device; empty while transitions are collected."""
         self._computed: tuple[str, ...] = ()
@@ -123,12 +125,14 @@ class RolloutBuffer:
         self._num_steps += 1
 
     def collected(self) -> Collected:
-        """Return the transitions of the whole iteration on the device.
+        """Return the transitions of the whole iteration on the device, copied there once.
 
         Raises:
             EnvironmentFaultError: if a task has none, because of faults.
         """
         assert self.is_full, "the iteration is not complete"
+        if self._collected is not None:
+            return self._collected
         for task in self._train_tasks:
             if not self._valid_SE[:, self._task_E == task].any():
                 raise EnvironmentFaultError(
@@ -137,7 +141,8 @@ class RolloutBuffer:
                 )
         columns = {name: to_device(array, self._device) for name, array in self._arrays.items()}
         valid_SE = to_device(self._valid_SE, self._device)
-        return Collected(columns, valid_SE, to_device(self._task_E, self._device))
+        self._collected = Collected(columns, valid_SE, to_device(self._task_E, self._device))
+        return self._collected
 
     def begin(self, computed: Mapping[str, Tensor]) -> None:
         """Start to hand out minibatches.
@@ -172,6 +177,7 @@ class RolloutBuffer:
         """Forget the transitions: the next iteration starts."""
         self._num_steps = 0
         self._num_minibatches = 0
+        self._collected = None
         self._rows = {}
         self._computed = ()
 

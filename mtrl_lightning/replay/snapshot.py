@@ -1,6 +1,7 @@
 """The replay on disk: immutable files of transitions ("chunks"), each written once.
 
-A save writes only the transitions that are in no chunk yet and returns a manifest: the chunks that
+A chunk has its name only when it is complete and on the disk; a thread waits for that. A save
+writes only the transitions that are in no chunk yet and returns a manifest: the chunks that
 together hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
 columns of the schema one after another, each in NumPy's format.
 
@@ -15,6 +16,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +60,50 @@ class ReplaySnapshots:
         self._chunk_bytes = chunk_mebibytes * MEBIBYTE
         self._save_last = save_last
         self._chunks: list[dict[str, Any]] = []
+        self._writer = ThreadPoolExecutor(max_workers=1)
+        self._writing: Future[dict[str, Any]] | None = None
+        """Name and checksum of the last chunk's file, once it is complete; None if it is."""
 
-    def write_ahead(self, storage: Storage) -> bool:
+    def write_ahead(self, storage: Storage, wait: bool = True) -> bool:
         """Write one chunk if there are transitions for a whole one: the next save is shorter then.
+
+        Args:
+            storage: the transitions.
+            wait: whether to wait for the disk. If not, a thread writes the chunk, and the next call
+                of a method raises its error.
 
         Returns:
             Whether a chunk was written.
+
+        Raises:
+            OSError: if the disk is full or broken; what was saved before stays whole, and the next
+                save tries again.
         """
+        if self._writing is not None and self._writing.done():
+            self.finish()
         first_E = self._first_unwritten(storage)
         is_full = int((storage.added_E - first_E).sum()) >= self._chunk_rows(storage)
         if is_full:
             self._write(storage, first_E)
+        if wait:
+            self.finish()
         return is_full
+
+    def finish(self) -> None:
+        """Wait for the chunk that is being written.
+
+        Raises:
+            OSError: if the disk is full or broken; the chunk is given up then.
+        """
+        if self._writing is None:
+            return
+        writing = self._writing
+        self._writing = None
+        try:
+            self._chunks[-1] |= writing.result()
+        except BaseException:
+            self._chunks.pop()
+            raise
 
     def save(self, storage: Storage) -> dict[str, Any]:
         """Write the transitions that are in no chunk yet.
@@ -81,8 +115,10 @@ class ReplaySnapshots:
         Raises:
             OSError: if the disk is full or broken; what was saved before stays whole.
         """
+        self.finish()
         while ((first_E := self._first_unwritten(storage)) < storage.added_E).any():
             self._write(storage, first_E)
+        self.finish()
         oldest_E = self._oldest_saved(storage)
         self._chunks = [
             chunk for chunk in self._chunks if (np.array(chunk["end"]) > oldest_E).any()
@@ -111,16 +147,25 @@ class ReplaySnapshots:
         return np.maximum(oldest_E, self._chunks[-1]["end"]) if self._chunks else oldest_E
 
     def _write(self, storage: Storage, first_E: npt.NDArray[np.int64]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Begin to write a chunk, after the one before it."""
+        self.finish()
         rows_per_ring = max(1, self._chunk_rows(storage) // storage.num_envs)
         end_E = np.minimum(storage.added_E, first_E + rows_per_ring)
         columns = storage.pack(first_E, end_E)
-        unfinished = self.folder / "rows.unfinished"
+        numbers = f"{int(first_E.sum()):012d}_{int(end_E.sum()):012d}"
+        arrays = [columns[name] for name in storage.packed_names]
+        self._writing = self._writer.submit(self._write_file, numbers, arrays)
+        self._chunks.append({"first": first_E.tolist(), "end": end_E.tolist()})
+
+    def _write_file(self, numbers: str, columns: Sequence[npt.NDArray]) -> dict[str, Any]:
+        """Write a chunk's file; return its name and checksum."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.folder / f"rows_{numbers}.unfinished"
         try:
             with unfinished.open("wb") as file:
                 summed = _Checksummed(file)
-                for name in storage.packed_names:
-                    np.save(summed, columns[name], allow_pickle=False)
+                for column in columns:
+                    np.save(summed, column, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -128,17 +173,9 @@ class ReplaySnapshots:
             raise
         # the checksum in the name: a run that continues from an older checkpoint writes other
         # transitions under the same numbers, and must not overwrite newer files
-        numbers = f"{int(first_E.sum()):012d}_{int(end_E.sum()):012d}"
         name = f"rows_{numbers}_{summed.crc32:08x}.npy"
         unfinished.replace(self.folder / name)
-        self._chunks.append(
-            {
-                "file": name,
-                "first": first_E.tolist(),
-                "end": end_E.tolist(),
-                "crc32": summed.crc32,
-            }
-        )
+        return {"file": name, "crc32": summed.crc32}
 
     def load(self, manifest: dict[str, Any], storage: Storage) -> None:
         """Fill an empty storage with the transitions of a manifest, each under its former number.
@@ -261,7 +298,12 @@ class ReplaySnapshots:
         return content
 
     def prune(self, manifests: Iterable[dict[str, Any]]) -> None:
-        """Delete the files that neither a manifest lists nor the next one will."""
+        """Delete the files that neither a manifest lists nor the next one will.
+
+        Raises:
+            OSError: if the disk is broken, or has been full for a chunk written ahead.
+        """
+        self.finish()
         kept = {chunk["file"] for chunk in self._chunks}
         kept |= {chunk["file"] for manifest in manifests for chunk in manifest["chunks"]}
         for path in self.folder.glob("rows*"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.reward_scale import discounted_returns
 from mtrl_lightning.errors import ConfigurationError
@@ -103,6 +104,33 @@ def test_return_range_goes_on_in_the_middle_of_an_episode():
     for one in (scale, other):
         one.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
     assert scale.largest_T.tolist() == other.largest_T.tolist() == [5, 0, 0]
+
+
+def test_return_range_exchanges_only_after_an_episode_has_ended(command_line, monkeypatch):
+    calls, ends = [], []
+    largest, observe = distributed.largest, ReturnRange.observe
+
+    def observed(scale, transitions):
+        ends.append(bool((transitions.terminated_E | transitions.truncated_E).any()))
+        observe(scale, transitions)
+
+    def exchanged(tensor):
+        calls.append(len(ends) - 1)
+        return largest(tensor)
+
+    monkeypatch.setattr(ReturnRange, "observe", observed)
+    monkeypatch.setattr(distributed, "largest", exchanged)
+    scale = "mtrl_lightning.algorithms.ReturnRange"
+    command_line("fit", f"--model.init_args.reward_scale={scale}")
+    assert len(ends) == 300 and calls == list(np.flatnonzero(ends))
+
+
+def test_return_range_does_not_wait_for_its_device(monkeypatch):
+    scale = ReturnRange(make_spec(3), discount=0.5)
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda tensor: pytest.fail("waits"))
+    scale.observe(step([3.0, -8.0, 5.0], [0, 1, 1], [0, 1, 2], terminated=[0, 1, 2]))
+    monkeypatch.undo()
+    assert scale.largest_T.tolist() == [3, 8, 0]
 
 
 def test_return_range_leaves_rewards_alone_where_nothing_is_known():

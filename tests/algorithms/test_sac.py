@@ -615,6 +615,31 @@ def test_the_encoder_hears_of_each_batch_once_before_it_is_used():
     assert all(torch.equal(a, b) for a, b in zip(sac.encoder.heard, batches, strict=True))
 
 
+@pytest.mark.parametrize("target_every", [1, 4])
+def test_a_batch_is_observed_once_and_targets_use_its_statistics(monkeypatch, target_every):
+    sac = make_sac(encoder=partial(Standardize, num_updates=2), target_every=target_every)
+    observed, observe, critic_target = [], Standardize.observe, sac._critic_target
+    moments = []
+
+    def counted(encoder, *batch):
+        observed.append(encoder)
+        return observe(encoder, *batch)
+
+    def checked(*arguments):
+        moments.append((sac.target_encoder.mean_D.clone(), sac.target_encoder.variance_D.clone()))
+        return critic_target(*arguments)
+
+    monkeypatch.setattr(Standardize, "observe", counted)
+    sac._critic_target = checked
+    train(sac, 3)
+    assert observed == [sac.encoder] * 3, "of two encoders with the same statistics one"
+    rows = [make_batch(sac.spec, seed=i).observation_BD for i in range(3)]
+    for seen, (mean_D, variance_D) in zip((1, 2, 2), moments, strict=True):
+        joined = torch.cat(rows[:seen])
+        torch.testing.assert_close(mean_D, joined.mean(0))
+        torch.testing.assert_close(variance_D, joined.var(0, correction=0))
+
+
 def test_the_targets_standardize_with_the_statistics_of_the_encoder():
     sac = train(make_sac(encoder=Standardize), 3)
     rows = torch.cat([make_batch(sac.spec, seed=i).observation_BD for i in range(3)])

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtrl_lightning.algorithms import Categorical, Scalar, losses
 from mtrl_lightning.errors import ConfigurationError
@@ -98,6 +99,62 @@ def test_a_projection_keeps_probability_and_mean_and_stays_within_the_bounds():
     )
     beyond = value.project(probability, torch.full((8, 101), 1e6))
     torch.testing.assert_close(beyond[:, -1], torch.ones(8))
+
+
+def moved_bins(value, rows):
+    """Return probabilities and values as learning projects them; every fourth row has ended."""
+    probability = (3 * draws(rows, value.out_dim)).softmax(-1)
+    reward, cost = draws(rows, 1, seed=1), draws(rows, 1, seed=2)
+    rest = torch.tensor([0.0, 0.99, 0.99, 0.99]).repeat(rows // 4)[:, None]
+    return probability, reward + rest * (value.bin_O - cost)
+
+
+def dense_projection(value, probability, moved):
+    """Share every value's probability out among all bins."""
+    width = value.bin_O[-1] * 2 / (value.out_dim - 1)
+    distance = (moved.clamp(*value.bin_O[[0, -1]])[:, :, None] - value.bin_O).abs() / width
+    return (probability[:, :, None] * (1 - distance).clamp(min=0)).sum(1)
+
+
+def test_a_projection_is_that_of_all_bins_and_of_a_loop():
+    value = Categorical(num_bins=101, bound=10.0)
+    probability, moved = moved_bins(value, 32)
+    projected = value.project(probability, moved)
+    torch.testing.assert_close(
+        projected, dense_projection(value, probability, moved), rtol=1e-6, atol=1e-6
+    )
+    for b in range(32):
+        wanted = projection(probability[b].tolist(), moved[b].tolist(), -10.0, 10.0)
+        assert projected[b].tolist() == pytest.approx(wanted, abs=5e-6)
+    assert torch.equal(projected, value.project(probability, moved))
+
+
+class LargestResult(TorchDispatchMode):
+    """Note the size of the largest tensor that an operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+def test_a_projection_takes_memory_for_the_bins_and_not_for_their_pairs():
+    value = Categorical(num_bins=101, bound=10.0)
+    with LargestResult() as largest:
+        value.project(*moved_bins(value, 8))
+    assert largest.numel == 8 * 101
+
+
+def test_a_value_that_is_not_finite_makes_its_row_nan_and_no_other():
+    value = Categorical(num_bins=NUM_BINS, bound=2.0)
+    probability = draws(3, NUM_BINS).softmax(-1)
+    moved = draws(3, NUM_BINS, seed=1)
+    moved[1] = math.nan
+    projected = value.project(probability, moved)
+    assert projected.isfinite().all(-1).tolist() == [True, False, True]
 
 
 def test_the_target_has_no_gradient_and_the_outputs_have():

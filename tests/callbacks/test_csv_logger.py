@@ -262,6 +262,27 @@ def test_the_fingerprint_is_the_number_of_rows_the_last_step_and_a_checksum(file
     }
 
 
+def test_the_fingerprint_needs_no_look_at_the_file_and_is_that_of_its_rows(file, monkeypatch):
+    logger = MetricsCSV(str(file.parent))
+    logger.resume_from(2)
+    for step in (5, 6):
+        log(logger, step, a=step / 10, b=float("nan"))
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read"))
+            fingerprint = logger.fingerprint()
+        assert fingerprint == MetricsCSV(str(file.parent)).fingerprint()
+    assert (fingerprint["rows"], fingerprint["env_steps"]) == (4, 6)
+
+
+def test_rows_that_the_file_loses_during_the_run_are_reported(file):
+    logger = MetricsCSV(str(file.parent))
+    logger.resume_from(3)
+    file.write_bytes(HEADER + ROWS[0])
+    log(logger, 4, a=0.4)
+    (text,) = resume(file, 4, logger.fingerprint())
+    assert f"{file} has lost rows: it had 4 rows up to env step 4 at the checkpoint" in text
+
+
 def test_later_rows_and_new_columns_do_not_change_what_the_checkpoint_noted(file):
     logger = MetricsCSV(str(file.parent))
     fingerprint = logger.fingerprint()

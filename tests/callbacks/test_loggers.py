@@ -45,7 +45,8 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     table = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     assert b"seed_everything" in table and b"rollout.total_steps" in table
     pictures = events.Images("curves")
-    assert [event.step for event in pictures] == steps
+    drawn = [event.step for event in pictures]
+    assert (drawn[0], drawn[-1]) == (steps[0], steps[-1]) and set(drawn) <= set(steps)
     assert pictures[-1].encoded_image_string == (folder / "curves.png").read_bytes()
     (shown,) = events.Tensors("config/text_summary")
     text = textwrap.dedent(shown.tensor_proto.string_val[0].decode())
@@ -111,8 +112,10 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
             command_line.folder()
         )[name][0]
     drawn = [row for row in rows if "curves/path" in row]
+    drawn_at = [row["env_steps"] for row in drawn]
     evaluated = read_metrics(command_line.folder())["eval/success"][0]
-    assert [row["env_steps"] for row in drawn] == evaluated, "the curves at every evaluation"
+    assert {900, 1200} <= set(drawn_at) <= set(evaluated), "the curves at the end of each session"
+    assert len(set(drawn_at)) == len(drawn_at)
     stored = f"wandb/offline-run-*/files/{drawn[-1]['curves/path']}"
     (file,) = command_line.folder().glob(stored)
     assert file.read_bytes() == (command_line.folder() / "curves.png").read_bytes()

@@ -19,12 +19,18 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Adam
 
 from mtrl_lightning import auxiliaries, distributed, networks
-from mtrl_lightning.algorithms import Algorithm, Categorical, MeanReward, Temperature
+from mtrl_lightning.algorithms import (
+    Algorithm,
+    Categorical,
+    MeanReward,
+    ReturnRange,
+    Temperature,
+)
 from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch
+from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch, Transitions
 from tests.algorithms import attach, make_batch, make_distral, make_ppo, make_sac, make_spec
 from tests.algorithms.test_padding import NAMES as DESCRIBED
 from tests.gradients.test_every_method import METHODS
@@ -103,6 +109,7 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "categorical": lambda: make_sac(
         SPEC, value=partial(Categorical, num_bins=11), reward_scale=MeanReward
     ),
+    "return range": lambda: make_sac(SPEC, reward_scale=ReturnRange),
     "masked bodies, standardize per task": lambda: make_sac(
         masked_spec(), encoder=networks.Standardize
     ),
@@ -151,6 +158,21 @@ def share(rows_B: Tensor, num_tasks: int, rank: int, size: int) -> Tensor:
     return rows_B.unflatten(0, (num_tasks, -1)).chunk(size, 1)[rank].flatten(0, 1)
 
 
+def vector_step(step: int, rank: int, size: int) -> Transitions:
+    """Return a rank's transitions of a joined vector step; a few episodes end, on few ranks."""
+    generator = torch.Generator().manual_seed(2000 + step)
+    task_E = torch.arange(3).repeat_interleave(COPIES)
+    own_E = share(torch.arange(len(task_E)), 3, rank, size)
+    reward_E = torch.randn(len(task_E), generator=generator).double() * 10.0**task_E
+    ended_EF = torch.rand(len(task_E), 2, generator=generator) < 0.03
+    empty_E = np.zeros((len(own_E), 1))
+    columns = [reward_E, *ended_EF.T, task_E]
+    reward, terminated, truncated, task = (column[own_E].numpy() for column in columns)
+    return Transitions(
+        empty_E, empty_E, reward, empty_E, terminated, truncated, task, own_E.numpy()
+    )
+
+
 def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
     num_tasks = algorithm.num_trained
     noises: list[Tensor] = []
@@ -159,6 +181,7 @@ def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
     for update in range(NUM_UPDATES):
         if update == RESET_AT:
             algorithm.reset_networks()
+        algorithm.observe(vector_step(update, rank, size))
         batch = make_batch(algorithm.spec, ROWS, seed=update)
         generator = torch.Generator().manual_seed(1000 + update)
         columns = [column.double() for column in batch[:4]]

@@ -9,8 +9,10 @@ import contextlib
 import copy
 import errno
 import importlib
+import os
 import re
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +233,80 @@ def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
     snapshots.prune([second])
     assert files(tmp_path) == names(second)
     assert held(restored(tmp_path, second, capacity=20)) == held(storage)
+
+
+class SlowDisk:
+    """A disk that is not done until it is told to be, and then may turn out to be full."""
+
+    def __init__(self, monkeypatch):
+        self.is_done = threading.Event()
+        self.is_full = False
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, descriptor):
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.is_done.wait(timeout=30)
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    return SlowDisk(monkeypatch)
+
+
+def chunk_files(folder):
+    return {name for name in files(folder) if name.endswith(".npy")}
+
+
+def test_stepping_does_not_wait_for_the_disk_and_a_chunk_is_listed_when_it_is_there(
+    tmp_path, slow_disk
+):
+    storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
+    add_to_all(storage, 0, 3)
+    assert snapshots.write_ahead(storage, wait=False)
+    assert not snapshots.write_ahead(storage, wait=False)
+    add_to_all(storage, 3, 1)  # what is written meanwhile does not change
+    assert not chunk_files(tmp_path), "it is not on the disk yet"
+    threading.Timer(0.2, slow_disk.is_done.set).start()
+    manifest = snapshots.save(storage)
+    assert names(manifest) == files(tmp_path)
+    assert [rows_of(chunk) for chunk in manifest["chunks"]] == [[2] * 3, [2] * 3]
+    assert held(restored(tmp_path, manifest, capacity=20)) == held(storage)
+
+
+@pytest.mark.parametrize("then", ["write_ahead", "finish", "save", "prune"])
+def test_an_error_of_the_disk_is_raised_by_the_next_call_and_a_later_save_works(
+    tmp_path, slow_disk, then
+):
+    storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
+    add_to_all(storage, 0, 2)
+    slow_disk.is_done.set()
+    first = snapshots.save(storage)
+    add_to_all(storage, 2, 2)
+    slow_disk.is_full = True
+    assert snapshots.write_ahead(storage, wait=False)
+    calls = {
+        "write_ahead": lambda: snapshots.write_ahead(storage),
+        "finish": snapshots.finish,
+        "save": lambda: snapshots.save(storage),
+        "prune": lambda: snapshots.prune([first]),
+    }
+    with pytest.raises(OSError, match="No space left"):
+        calls[then]()
+    assert files(tmp_path) == names(first), "others need the room"
+    slow_disk.is_full = False
+    second = snapshots.save(storage)
+    assert held(restored(tmp_path, second, capacity=20)) == held(storage)
+
+
+def test_a_chunk_that_is_being_written_is_not_pruned(tmp_path, slow_disk):
+    storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
+    add_to_all(storage, 0, 2)
+    assert snapshots.write_ahead(storage, wait=False)
+    threading.Timer(0.2, slow_disk.is_done.set).start()
+    snapshots.prune([])
+    assert names(snapshots.save(storage)) == files(tmp_path)
 
 
 def test_prune_deletes_what_a_ring_that_went_round_no_longer_needs(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.replay import RolloutDataset
+from mtrl_lightning.replay import RolloutDataset, rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import OnPolicy
@@ -201,6 +201,26 @@ def test_what_was_collected_is_what_was_added():
     assert torch.equal(rewards[valid_SE], -2 * ids_SE[valid_SE])
     assert torch.equal(collected.columns["log_prob"][valid_SE], -0.5 * ids_SE[valid_SE])
     assert torch.equal(collected.columns["truncated"][valid_SE], ids_SE[valid_SE] % 5 == 0)
+
+
+def test_an_iteration_is_copied_to_the_device_once(monkeypatch):
+    copied = []
+
+    def copy(array, device):
+        copied.append(array)
+        return torch.tensor(array)
+
+    monkeypatch.setattr(rollout_buffer, "to_device", copy)
+    buffer = make()
+    for iteration in range(2):
+        collect(buffer, iteration=iteration)
+        begin(buffer)
+        num_columns = len(buffer.collected().columns)
+        assert len(copied) == num_columns + 2, "the columns, which are valid, and the tasks"
+        last = row_id(NUM_STEPS - 1, len(TASKS) - 1, iteration)
+        assert buffer.collected().columns["reward"][-1, -1] == -2 * last, "of this iteration"
+        buffer.clear()
+        copied.clear()
 
 
 def test_the_stream_hands_out_the_minibatches_and_measures_the_time():
