@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrl_lightning.cli.run_config import read_run_config
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import checkpoint_at, config_file_of, run_folder_of
 
@@ -55,6 +56,7 @@ def _with_run(args: Sequence[str]) -> list[str]:
         )
     folder, checkpoint = _folder_and_checkpoint(Path(run), prefers_best=command == "validate")
     config = config_file_of(folder)
+    read_run_config(config)  # names the classes that the parser imports
     return [command, "-c", str(config), f"--ckpt_path={checkpoint}", *others]
 
 
