@@ -79,10 +79,11 @@ def test_the_wheel_has_the_package_and_nothing_else(names):
     assert f"{about}/licenses/LICENSE" in names
 
 
-def test_every_module_the_data_and_the_configurations_are_in_the_wheel(names):
+def test_every_file_of_the_package_and_the_configurations_are_in_the_wheel(names):
     package = ROOT / "mtrl_lightning"
-    wanted = [*package.rglob("*.py"), *package.glob("networks/data/*.json"), package / "py.typed"]
-    expected = {path.relative_to(ROOT).as_posix() for path in wanted}
+    files = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    expected = {path.relative_to(ROOT).as_posix() for path in files}
+    assert {f"mtrl_lightning/reports/assets/report.{end}" for end in ("css", "js")} <= expected
     expected |= {
         f"mtrl_lightning/{path.relative_to(ROOT).as_posix()}"
         for path in ROOT.glob("configs/**/*.yaml")

@@ -8,33 +8,37 @@ nested class for a configuration.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrl_lightning.cli.run_config import read_run_config
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import checkpoint_at, config_file_of, run_folder_of
 
 RESUME = "--resume"
 NAMED_FILE = "--config."
 """What the options begin with that give a configuration file, each with a name of its own."""
-FLAGS = ("--help", ".help", "-h", "--print_config")
-"""Ends of the options that may stand without a value."""
+PRINT_CONFIG = "--print_config"
+"""jsonargparse's option whose value stands behind an equals sign, if anywhere."""
+CHECKPOINTS = "checkpoints"
+"""The folder in that of a run by which a run is known."""
 
 
-def rewritten(args: Sequence[str]) -> list[str]:
+def rewritten(args: Sequence[str], flags: Collection[str] = ()) -> list[str]:
     """Return the arguments as the parser understands them.
 
     Args:
         args: what follows the program's name on the command line.
+        flags: options of the command that take no value.
 
     Raises:
         ConfigurationError: if a run is given that cannot be used.
     """
-    return _with_nested_nulls(_with_nulls(_with_named_files(_with_run(args))))
+    return _with_nested_nulls(_with_nulls(_with_named_files(_with_run(args, flags))))
 
 
-def _with_run(args: Sequence[str]) -> list[str]:
+def _with_run(args: Sequence[str], flags: Collection[str]) -> list[str]:
     """Replace ``fit --resume RUN`` and ``validate RUN`` by ``-c CONFIG --ckpt_path CHECKPOINT``.
 
     They come first, so that all other arguments override the run's configuration.
@@ -43,18 +47,19 @@ def _with_run(args: Sequence[str]) -> list[str]:
     if command == "fit":
         run, others = _without_resume(rest)
     elif command == "validate":
-        run, others = _without_run(rest)
+        run, others = _without_run(rest, flags)
     else:
         return list(args)
     if run is None:
         return list(args)
-    if any(argument.split("=")[0] == "--ckpt_path" for argument in others):
+    if _has_checkpoint(others):
         raise ConfigurationError(
             f"a run, {run}, and --ckpt_path are both given: give one of them."
             " In place of the run's folder, one of its checkpoints can be given"
         )
     folder, checkpoint = _folder_and_checkpoint(Path(run), prefers_best=command == "validate")
     config = config_file_of(folder)
+    read_run_config(config)  # names the classes that the parser imports
     return [command, "-c", str(config), f"--ckpt_path={checkpoint}", *others]
 
 
@@ -79,15 +84,43 @@ def _without_resume(args: Sequence[str]) -> tuple[str | None, list[str]]:
     return run, others
 
 
-def _without_run(args: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the first argument that is no option and no option's value, and all others."""
-    is_value = False
-    for place, argument in enumerate(args):
-        if not is_value and not argument.startswith("-"):
-            return argument, [*args[:place], *args[place + 1 :]]
-        is_value = not is_value and argument.startswith("-") and "=" not in argument
-        is_value &= not argument.endswith(FLAGS)
+def _without_run(args: Sequence[str], flags: Collection[str]) -> tuple[str | None, list[str]]:
+    """Return the first argument that is no option and no option's value, and all others.
+
+    Raises:
+        ConfigurationError: if a run is the value of an option, and no checkpoint is given.
+    """
+    waiting = ""  # an option whose value comes next
+    swallowed: list[str] = []
+    for index, argument in enumerate(args):
+        if _is_option(argument):
+            is_complete = "=" in argument or argument in (*flags, PRINT_CONFIG)
+            waiting = "" if is_complete else argument
+        elif not waiting:
+            return argument, [*args[:index], *args[index + 1 :]]
+        else:
+            if (Path(argument) / CHECKPOINTS).is_dir():
+                swallowed = [waiting, argument]
+            waiting = ""
+    if swallowed and not _has_checkpoint(args):
+        raise ConfigurationError(
+            f"{swallowed[0]} needs a value, and takes the run {swallowed[1]} for it: give the value"
+            f" behind an equals sign, {swallowed[0]}=VALUE {swallowed[1]}"
+        )
     return None, list(args)
+
+
+def _is_option(argument: str) -> bool:
+    """Return whether an argument is an option: ``-`` and negative numbers are values."""
+    try:
+        float(argument)
+    except ValueError:
+        return argument.startswith("-") and argument != "-"
+    return False
+
+
+def _has_checkpoint(args: Sequence[str]) -> bool:
+    return any(argument.split("=")[0] == "--ckpt_path" for argument in args)
 
 
 def _folder_and_checkpoint(run: Path, prefers_best: bool) -> tuple[Path, Path]:
@@ -97,7 +130,7 @@ def _folder_and_checkpoint(run: Path, prefers_best: bool) -> tuple[Path, Path]:
     """
     if run.is_file():
         return run_folder_of(run), run
-    best = run / "checkpoints" / "best.ckpt"
+    best = run / CHECKPOINTS / "best.ckpt"
     if prefers_best and best.is_file():
         return run, best
     checkpoint_at(run)  # names what is missing

@@ -123,6 +123,14 @@ class ExtendingConfigFile(ActionConfigFile):
 class ConfigFileParser(LightningArgumentParser):
     """Lightning's parser, with our configuration files and rewritten arguments."""
 
+    _commands: Any = None
+    """The subcommands; None in the parser of one of them."""
+
+    def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
+        """Add the subcommands, whose parsers know which of their options take a value."""
+        self._commands = super().add_subcommands(*args, **kwargs)
+        return self._commands
+
     def add_argument(self, *args: Any, **kwargs: Any) -> Action:
         """Add an argument; that of configuration files is replaced by ours."""
         if kwargs.get("action") is ActionConfigFile:
@@ -134,7 +142,14 @@ class ConfigFileParser(LightningArgumentParser):
     ) -> Namespace:
         """Parse the arguments of the command line."""
         given = sys.argv[1:] if args is None else args
-        return super().parse_args(rewritten(given), *rest, **kwargs)
+        flags = self.flags_of(given[0]) if given else set()
+        return super().parse_args(rewritten(given, flags), *rest, **kwargs)
+
+    def flags_of(self, command: str) -> set[str]:
+        """Return the options of a subcommand that take no value; none of what is no subcommand."""
+        parsers = {} if self._commands is None else self._commands.choices
+        actions = parsers[command]._actions if command in parsers else []
+        return {name for action in actions if action.nargs == 0 for name in action.option_strings}
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help, with our own options first and without the trainer's."""

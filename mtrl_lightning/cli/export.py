@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mtrl_lightning.cli.commands import mistakes_end_the_program
 from mtrl_lightning.cli.play import (
     action_transforms_of,
@@ -22,6 +20,7 @@ from mtrl_lightning.cli.play import (
     chosen_checkpoint,
     named_classes,
 )
+from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.names import FORMATS, MINARI, POLICY_FILES
 from mtrl_lightning.runs import config_file_of, ensure_writable, run_folder_of
@@ -31,8 +30,8 @@ DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
     " runs without this package; compare its actions with the policy's, time it, and write a model"
     " card (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
-    " checkpoint. With --replay, write the episodes of a run's replay as a Minari data set of each"
-    " task."
+    f" checkpoint.{TRUST} With --replay, write the episodes of a run's replay as a Minari data set"
+    " of each task; that imports none of them."
 )
 USAGE = (
     "mtrl-lightning export RUN --to {torchscript,onnx,torch.export} [--folder PATH]\n"
@@ -157,7 +156,7 @@ def _config(run_folder: Path) -> tuple[dict[str, Any], Path | None]:
         file = config_file_of(run_folder)
     except ConfigurationError:
         return {}, None
-    return yaml.safe_load(file.read_text(encoding="utf-8")), file
+    return read_run_config(file), file
 
 
 def _check_no_action_transforms(checkpoint: Path) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from mtrl_lightning.cli.arguments import RESUME
 from mtrl_lightning.cli.commands import COMMANDS
+from mtrl_lightning.cli.run_config import TRUST
 
 PROGRAM = "mtrl-lightning"
 DESCRIPTION = "Multi-task reinforcement learning: train one agent on many tasks, and evaluate it."
@@ -22,7 +23,7 @@ DESCRIPTIONS = {
     " their own: --model.help SAC prints them.",
     "validate": "Run test episodes of every task with a checkpoint, and print a table of success"
     " and return for each evaluated split. RUN is the folder of a run, whose best checkpoint is"
-    " taken, or a checkpoint.",
+    f" taken, or a checkpoint.{TRUST}",
 }
 SHORT = {
     "fit": "Train, or continue a run.",
@@ -42,6 +43,7 @@ CONFIG = (
 RESUME_HELP = (
     "continue this run, runs/NAME/version_N, from its newest complete checkpoint with its own"
     " configuration; or one of its checkpoints. Options beside it override the configuration."
+    f"{TRUST}"
 )
 CKPT_PATH = {
     "fit": "continue from this checkpoint: a file in a run's checkpoints folder; the run's folder,"

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from mtrl_lightning.cli.commands import mistakes_end_the_program
+from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
 from mtrl_lightning.runs import (
     checkpoint_at,
@@ -32,7 +31,7 @@ HELP = "Write videos of test episodes with a run's best checkpoint, one for each
 DESCRIPTION = (
     "Run test episodes with the best actions of a checkpoint, print their results, and write a"
     " video (MP4) for each task and one of all tasks side by side. RUN is the folder of a run,"
-    " whose best checkpoint is taken, or a checkpoint."
+    f" whose best checkpoint is taken, or a checkpoint.{TRUST}"
 )
 LIBRARIES = ("mtrl_lightning", "torch", "lightning")
 """Packages whose classes a checkpoint may use without being named by the run's configuration."""
@@ -141,7 +140,7 @@ def play(options: argparse.Namespace) -> None:
     """
     checkpoint = chosen_checkpoint(options, "play")
     run_folder = run_folder_of(checkpoint)
-    config = yaml.safe_load(config_file_of(run_folder).read_text(encoding="utf-8"))
+    config = read_run_config(config_file_of(run_folder))
 
     from tqdm import tqdm
 
@@ -228,8 +227,8 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
     from mtrl_lightning.envs.benchmark import with_info
     from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 
-    data = config["data"]
-    benchmark: Benchmark = _instantiated(Benchmark, data["benchmark"], "benchmark")
+    data = _section(config, "data")
+    benchmark: Benchmark = _instantiated(Benchmark, data.get("benchmark"), "benchmark")
     benchmark = with_wrappers(benchmark, data.get("wrappers"))
     if data.get("pixels"):
         pixels = _instantiated(Callable[[Benchmark], Benchmark], data["pixels"], "pixels")
@@ -245,8 +244,23 @@ def action_transforms_of(config: dict[str, Any]) -> list[ActionTransform]:
     """
     from mtrl_lightning.rollout import ActionTransform
 
-    described = config["rollout"].get("action_transforms") or []
+    described = _section(config, "rollout").get("action_transforms") or []
     return list(_instantiated(list[ActionTransform], described, "action_transforms"))
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the options of a section.
+
+    Raises:
+        ConfigurationError: if there are none.
+    """
+    options = config.get(name)
+    if not isinstance(options, dict):
+        raise ConfigurationError(
+            f"the run's configuration has no options of {name}, but {options!r}: use the"
+            " config.yaml as the run wrote it"
+        )
+    return options
 
 
 def _instantiated(kind: Any, described: Any, what: str) -> Any:
@@ -305,7 +319,7 @@ def chosen_checkpoint(options: argparse.Namespace, command: str) -> Path:
 def named_classes(config: dict[str, Any]) -> list[str]:
     """Return the classes and modules that the run's configuration names, beside the libraries'."""
     named: list[str] = []
-    for path in _class_paths(config["model"]):
+    for path in _class_paths(_section(config, "model")):
         if path.split(".")[0] not in LIBRARIES:
             named += [path, path.rpartition(".")[0]]
     return named

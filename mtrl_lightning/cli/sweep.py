@@ -98,7 +98,6 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
     Raises:
         ConfigurationError: if the sweep cannot be run; with the remedy.
     """
-    from mtrl_lightning.envs.vector import usable_cores
     from mtrl_lightning.sweeps.report import SweepReport
     from mtrl_lightning.sweeps.study import import_optuna
     from mtrl_lightning.sweeps.sweep import StoppedError, SweepOptions, run_sweep
@@ -129,7 +128,7 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
         name=options.name or given.name,
         trials=trials,
         jobs=options.jobs,
-        threads=int(os.environ.get("OMP_NUM_THREADS") or max(1, usable_cores() // options.jobs)),
+        threads=threads_per_run(options.jobs),
         seed=options.draw_seed,
     )
     report = SweepReport(given, where.folder)
@@ -148,6 +147,28 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
     print(draw(study, given, rows, where.folder))
     print(report.write(study, rows))
     return 0
+
+
+def threads_per_run(jobs: int) -> int:
+    """Return the threads of each run: those of ``OMP_NUM_THREADS``, or an equal share of the cores.
+
+    Args:
+        jobs: runs at the same time.
+
+    Raises:
+        ConfigurationError: if the variable does not begin with a number above 0.
+    """
+    from mtrl_lightning.envs.vector import usable_cores
+
+    given = os.environ.get("OMP_NUM_THREADS")
+    if not given:
+        return max(1, usable_cores() // jobs)
+    outermost = given.split(",")[0].strip()  # a list has one number per level of nested parallelism
+    if not outermost.isdecimal() or int(outermost) < 1:
+        raise ConfigurationError(
+            f"OMP_NUM_THREADS is {given!r}: give the threads of a run, such as 4, or unset it"
+        )
+    return int(outermost)
 
 
 def _say(text: str) -> None:

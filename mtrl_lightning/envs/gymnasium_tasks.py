@@ -25,6 +25,8 @@ from mtrl_lightning.types import EnvSpec
 
 MakeEnv = Callable[..., gym.Env]
 
+NO_RENDER_MODE = re.compile(r"argument 'render_mode'|takes no (keyword )?arguments")
+"""Python's message where a call, or one that it passes ``**kwargs`` on to, lacks this argument."""
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -104,12 +106,18 @@ class GymnasiumTasks(Benchmark):
         return self._prepared(self._makers[self._spec.task_names[task]](), task, split, seed)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make the environment with ``render_mode="rgb_array"``, if it takes a render mode."""
+        """Make the environment with ``render_mode="rgb_array"``, if it takes a render mode.
+
+        Raises:
+            TypeError: of the environment's constructor, if it takes one.
+        """
         make = self._makers[self._spec.task_names[task]]
         try:
             env = make(render_mode="rgb_array")
-        except TypeError:  # a function without this argument, whose environment may draw itself
-            env = make()
+        except TypeError as error:
+            if NO_RENDER_MODE.search(str(error)) is None:
+                raise
+            env = make()  # it may draw itself all the same
         return self._prepared(env, task, split, seed)
 
     def _prepared(self, env: gym.Env, task: int, split: str, seed: int) -> gym.Env:

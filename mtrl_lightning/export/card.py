@@ -56,9 +56,9 @@ action = policy(observation, task)  # tensors""",
 }
 """How each format is used, in Python."""
 DECIMALS = 3
+"""Decimals of results."""
 BLOCK_BYTES = 1 << 20
-"""Of a checkpoint that is hashed, read at once."""
-"""Of results."""
+"""Bytes of a checkpoint that are hashed at once."""
 PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "gymnasium", "lightning")
 
 

@@ -189,7 +189,8 @@ def _task_tables(run: RunRecord) -> Iterator[str]:
                 cells += [_last(steps_and_values), _best(steps_and_values)]
             cells += [_last(run.curves.get(f"{metric}{suffix}")) for metric in trained]
             lines.append(cells)
-        last = max(run.curves[f"{metrics[0]}/{task}"][0][-1] for task in tasks)
+        curves = [run.curves[f"{one}/{task}"] for one in metrics for task in run.tasks_of(one)]
+        last = max(steps[-1] for steps, _ in curves)
         caption = f'<p class="faint">{text(split)}, after {last:,} env steps</p>'
         yield section("Tasks", caption, html_table(lines))
 
@@ -199,7 +200,7 @@ def _last(found: Curve | None) -> str:
 
 
 def _best(found: Curve | None) -> str:
-    return number(None if found is None else float(np.nanmax(found[1])))
+    return number(None if found is None else float(np.fmax.reduce(found[1])))
 
 
 def _charts(run: RunRecord) -> str:

@@ -291,9 +291,22 @@ def _command_of(path: Path, given: Any, options: tuple[str, ...]) -> tuple[str, 
         if kept and kept[-1] in ("-c", "--config") and _is_wandb_logger(word):
             kept.pop()
         elif not (word.startswith(("-c=", "--config=")) and _is_wandb_logger(word)):
-            kept.append(VARIABLE.sub(lambda found: os.environ.get(found[1], found[1]), word))
+            kept.append(VARIABLE.sub(lambda found: _variable(path, found[1]), word))
     place = kept.index("${args}")
     return (*kept[:place], *options, *kept[place:])
+
+
+def _variable(path: Path, name: str) -> str:
+    """Return the value of an environment variable, in whose place W&B leaves an unset one's name.
+
+    Raises:
+        ConfigurationError: if it is not set.
+    """
+    if name not in os.environ:
+        raise ConfigurationError(
+            f"{path}: command has the environment variable {name}, which is not set: export it"
+        )
+    return os.environ[name]
 
 
 def _is_wandb_logger(word: str) -> bool:

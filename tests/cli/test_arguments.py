@@ -2,9 +2,11 @@ import os
 
 import pytest
 
+from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import config_file_of, find_checkpoint
+from tests.conftest import parser
 
 
 @pytest.fixture
@@ -109,3 +111,47 @@ def test_a_run_from_python_has_no_configuration(run):
 )
 def test_none_is_null(given, expected):
     assert rewritten(["fit", *given]) == ["fit", *expected]
+
+
+FLAGS = [["--overwrite_metrics"], ["--no_overwrite_metrics"], ["--print_config"], ["--help"]]
+WITH_VALUE = [
+    ["--model.help", "SAC"],
+    ["--model.init_args.log_std_min", "-5"],
+    ["--model.init_args.log_std_min", "-1e-3"],
+    ["--model.init_args.log_std_min=-5"],
+    ["-c", "-"],
+    ["-c", "env/toy", "-c", "quickstart", "--config=network/mlp"],
+    ["--trainer.deterministic", "true"],
+    ["--rollot.num_wrokers", "3"],
+]
+
+
+@pytest.mark.parametrize("options", [*FLAGS, *WITH_VALUE, [*FLAGS[0], *WITH_VALUE[1], *FLAGS[1]]])
+def test_the_parser_tells_which_options_take_the_next_word(run, options):
+    flags = parser().flags_of("validate")
+    best = run / "checkpoints" / "best.ckpt"
+    config = run / "config_from_000000000900.yaml"
+    expected = ["validate", "-c", str(config), f"--ckpt_path={best}", *options]
+    assert rewritten(["validate", *options, str(run)], flags) == expected
+    assert rewritten(["validate", str(run), *options], flags) == expected
+    assert rewritten(["validate", *options], flags) == ["validate", *options], "there is no run"
+
+
+def test_a_run_that_an_option_takes_for_its_value_is_named(run):
+    given = ["validate", "--trainer.deterministic", str(run)]
+    with pytest.raises(ConfigurationError, match=f"sign, --trainer.deterministic=VALUE {run}"):
+        rewritten(given)
+    assert rewritten([*given, "--ckpt_path=last"]) == [*given, "--ckpt_path=last"]
+
+
+def test_the_help_of_a_class_needs_no_run(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["validate", "--model.help", "SAC"])
+    assert exit_info.value.code == 0 and "--model.tau" in capsys.readouterr().out
+
+
+def test_a_flag_before_a_run_does_not_take_it(command_line, capsys):
+    command_line.finished()
+    options = ["--evaluation.num_episodes", "1", "--evaluation.num_workers", "0"]
+    main(["validate", *options, "--overwrite_metrics", str(command_line.folder())])
+    assert "goal-0" in capsys.readouterr().out

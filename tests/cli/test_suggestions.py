@@ -1,62 +1,63 @@
+"""What is suggested for mistakes, each of which the parser itself refuses."""
+
 import pytest
 from jsonargparse import ArgumentError
 
 from mtrl_lightning.cli.suggestions import suggestions
-from tests.conftest import ROOT, parser
+from tests.conftest import config_args, parser
 
 PIXELS_TIP = "an option of data.pixels needs the class that it belongs to: add -c pixels before it"
-FIT = "Subcommand 'fit' does not accept option"
-MODEL = "Problem with given class_path 'mtrl_lightning.algorithms.SAC':"
+QUICKSTART = ("fit", *config_args("quickstart"))
+
+
+def tips_of(*arguments):
+    """Return what is suggested for the error that the parser gives for these arguments."""
+    whole = parser()
+    with pytest.raises(ArgumentError) as refused:
+        whole.parse_args(list(arguments))
+    parsers = whole._subcommands_action._name_parser_map.values()
+    return suggestions(str(refused.value), parsers)
 
 
 @pytest.mark.parametrize(
-    ("message", "tips"),
+    ("mistake", "tips"),
     [
         (
-            "unrecognized arguments: --rollot.num_workers=3",
+            ["--rollot.num_workers=3"],
             ["did you mean rollout.num_workers? There is no option rollot.num_workers"],
         ),
         (
-            f"{FIT} 'rollout.num_wrokers'",
+            ["--config={rollout: {num_wrokers: 3}}"],
             ["did you mean rollout.num_workers? There is no option rollout.num_wrokers"],
         ),
         (
-            f"{MODEL} Option 'discuont' is not accepted",
+            ["--model.init_args.discuont=0.9"],
             ["did you mean discount? SAC has no option discuont"],
         ),
+        (["--model.init_args.nothing_of_the_kind=1"], []),
+        # SAC has it, from which Distral is derived
+        (["--model=Distral", "--model.init_args.temperature=1"], []),
         (
-            f"{MODEL} Option 'nothing_of_the_kind' is not accepted",
-            [],
-        ),
-        (  # SAC has it, from which Distral is derived
-            f"{MODEL.replace('SAC', 'Distral')} Option 'temperature' is not accepted",
-            [],
-        ),
-        (
-            "Expected a dot import path string: ToyReech",
+            ["--data.benchmark=ToyReech"],
             ["did you mean ToyReach? No class is called ToyReech"],
         ),
         (
-            "module 'mtrl_lightning.networks' has no attribute 'MPL'",
+            ["--model.init_args.actor=mtrl_lightning.networks.MPL"],
             ["did you mean MLP? No class is called MPL"],
         ),
         (
-            "Expected a dot import path string: EarlyStoping",
+            ["--trainer.callbacks+=EarlyStoping"],
             ["did you mean EarlyStopping? No class is called EarlyStoping"],
-        ),
-        (
-            "argument subcommand: invalid choice: 'fti' (choose from 'fit', 'validate')",
-            ["did you mean fit? There is no command fti"],
-        ),
-        (
-            "the following arguments are required: validate.data.benchmark, validate.model",
-            ["give the run to evaluate: validate runs/NAME/version_0"],
         ),
     ],
 )
-def test_the_nearest_name_is_suggested(message, tips):
-    parsers = parser()._subcommands_action._name_parser_map.values()
-    assert suggestions(message, parsers) == tips
+def test_the_nearest_name_is_suggested(mistake, tips):
+    assert tips_of(*QUICKSTART, *mistake) == tips
+
+
+def test_the_nearest_command_and_a_missing_run_are_suggested():
+    assert tips_of("fti") == ["did you mean fit? There is no command fti"]
+    assert tips_of("validate") == ["give the run to evaluate: validate runs/NAME/version_0"]
 
 
 @pytest.mark.parametrize(
@@ -68,15 +69,10 @@ def test_the_nearest_name_is_suggested(message, tips):
     ],
 )
 def test_options_of_pixels_need_the_file_that_chooses_them(files, option, tips):
-    whole = parser()
-    given = [f"-c={ROOT / 'configs' / name}.yaml" for name in ("quickstart", *files)]
-    with pytest.raises(ArgumentError) as refused:
-        whole.parse_args(["fit", *given, option])
-    parsers = whole._subcommands_action._name_parser_map.values()
-    assert suggestions(str(refused.value), parsers) == tips
+    assert tips_of(*QUICKSTART, *config_args(*files), option) == tips
 
 
 def test_where_a_missing_module_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tip,) = suggestions("No module named 'mytasks'", [])
+    (tip,) = tips_of(*QUICKSTART, "--data.benchmark=mytasks.Own")
     assert "no module mytasks" in tip and str(tmp_path) in tip

@@ -357,6 +357,62 @@ def test_the_example_trains_and_resumes_through_the_command_line(command_line, c
     assert {"eval/return/light", "eval/return/heavy"} <= rows[-1].keys()
 
 
+class Drawn(Line):
+    """Takes a render mode."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+
+class Windowless(Line):
+    """Draws in a window alone, and raises a TypeError of its own without one."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        if render_mode is not None:
+            len(render_mode == "rgb_array")
+
+
+class WithoutConstructor(Line):
+    """Takes no argument at all."""
+
+    __init__ = gym.Env.__init__
+    observation_space = Box(-9.0, 9.0, (1,), np.float64)
+    action_space = Box(-3.0, 3.0, (1,), np.float32)
+
+
+def passing_on(kind):
+    return lambda **kwargs: kind(**kwargs)
+
+
+def registered(kind):
+    """Return the id of a class of environments."""
+    name = f"own/{kind.__name__}-v0"
+    if name not in gym.registry:
+        gym.register(name, entry_point=kind)
+    return name
+
+
+@pytest.mark.parametrize("given", [lambda kind: kind, passing_on, registered])
+@pytest.mark.parametrize(
+    ("kind", "render_mode"), [(Drawn, "rgb_array"), (Line, None), (WithoutConstructor, None)]
+)
+@pytest.mark.filterwarnings("ignore:.*render mode.*")
+def test_an_environment_gets_the_render_mode_of_images_if_it_takes_one(given, kind, render_mode):
+    benchmark = GymnasiumTasks({"a": given(kind)}, horizon=3)
+    assert benchmark.make_env(0, "eval", 0).render_mode is None
+    assert benchmark.make_rendered_env(0, "eval", 0).render_mode == render_mode
+
+
+@pytest.mark.parametrize("given", [lambda kind: kind, passing_on, registered])
+@pytest.mark.filterwarnings("ignore:.*render mode.*")
+def test_an_error_of_a_constructor_is_not_taken_for_a_missing_render_mode(given):
+    benchmark = GymnasiumTasks({"a": given(Windowless)}, horizon=3)
+    with pytest.raises(TypeError, match="object of type 'bool' has no len"):
+        benchmark.make_rendered_env(0, "eval", 0)
+
+
 def test_functions_are_named_on_the_command_line_by_their_import_path(command_line):
     command_line(
         "fit",

@@ -154,6 +154,23 @@ def test_a_run_from_python_without_evaluations_has_a_page(tmp_path):
     assert "There is none yet." in run_page(read_run(folder))
 
 
+def test_a_task_may_lack_a_metric_and_a_metric_every_value(tmp_path, recwarn):
+    rows = [
+        {"env_steps": 300, "eval/return": 2.0, "eval/return/reach": 1.0},
+        {"env_steps": 400, "eval/return/push": 3.0, "eval/length/push": "nan"},
+        {"env_steps": 500, "eval/success": 0.5, "eval/success/reach": 0.5, "eval/length": "nan"},
+    ]
+    folder = make_run(tmp_path / "run", {}, (), extra=rows)
+    texts = Parsed(run_page(read_run(folder))).texts
+    assert "eval, after 500 env steps" in texts, "those of the last evaluation of any task"
+    head = texts.index("task")
+    assert texts[head : head + 7] == ["task", "success", "best", "return", "best", "length", "best"]
+    push, reach = texts.index("push"), texts.index("reach")
+    assert texts[push : push + 7] == ["push", "-", "-", "3.00", "3.00", "nan", "nan"]
+    assert texts[reach : reach + 7] == ["reach", "0.50", "0.50", "1.00", "1.00", "-", "-"]
+    assert not recwarn.list
+
+
 def test_options_that_differ_are_found_in_nested_classes():
     given = options_of(7, rollout={"num_workers": None, "window": 50})
     optimizer = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01, "weight_decay": 0.0}}

@@ -350,6 +350,33 @@ def test_what_a_sweep_file_says(tmp_path, monkeypatch):
     assert json.dumps(given.identity())
 
 
+def test_a_variable_of_the_command_that_is_not_set_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("EMPTY", "")
+    command = ["fit", "--a=${envvar:EMPTY}", "--w=${envvar:NO_SUCH_WIDTH}", "${args}"]
+    with pytest.raises(ConfigurationError, match="NO_SUCH_WIDTH, which is not set: export it"):
+        sweep_file(tmp_path, command=command)
+    monkeypatch.setenv("NO_SUCH_WIDTH", "8")
+    assert sweep_file(tmp_path, command=command).command == ("fit", "--a=", "--w=8", "${args}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "threads"), [("4,2", 4), (" 3 ", 3), ("", 2), (None, 2), ("1", 1)]
+)
+def test_runs_get_the_threads_of_the_outermost_level(variable, threads, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr("mtrl_lightning.envs.vector.usable_cores", lambda: 6)
+    assert command.threads_per_run(jobs=3) == threads
+
+
+@pytest.mark.parametrize("variable", ["many", "0", "-2", "4.5"])
+def test_a_number_of_threads_that_is_none_is_refused(variable, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    with pytest.raises(ConfigurationError, match=f"OMP_NUM_THREADS is '{variable}': give"):
+        command.threads_per_run(jobs=1)
+
+
 def test_names_are_as_short_as_they_can_be():
     names = ["model.init_args.actor_optimizer.init_args.lr", "rollout.lr", "config.network"]
     assert list(short_names(names).values()) == ["actor_optimizer.lr", "rollout.lr", "network"]

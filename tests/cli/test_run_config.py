@@ -1,0 +1,173 @@
+"""What commands say of a run whose classes they import, and files that no run has written."""
+
+import os
+import sys
+
+import pytest
+import yaml
+
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.cli import play
+from mtrl_lightning.cli.run_config import foreign_names, read_run_config
+from mtrl_lightning.errors import ConfigurationError
+from tests.conftest import ROOT
+
+OWN = """\
+import sys
+
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.rollout import ScaleAction
+
+print("own_parts is imported", file=sys.stderr)
+
+
+class Tasks(ToyReach):
+    pass
+
+
+class Gentle(ScaleAction):
+    pass
+"""
+COMMANDS = {
+    "play": ["--width=64", "--height=48", "--num_workers=0"],
+    "export": ["--to=torchscript"],
+    "validate": ["--evaluation.num_episodes=1"],
+    "fit": ["--rollout.total_steps=990", "--trainer.enable_progress_bar=false"],
+}
+
+
+def call(command, run, monkeypatch, capsys):
+    """Run a command in the run's parent folder, and return what it prints as errors."""
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    given = [f"--resume={run}"] if command == "fit" else [str(run)]
+    capsys.readouterr()
+    main([command, *given, *COMMANDS[command]])
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_classes_of_other_packages_are_named_once_before_they_are_imported(
+    command, command_line, monkeypatch, capsys
+):
+    command_line.finished()
+    run = command_line.folder()
+    file = run / "config.yaml"
+    assert "note:" not in call(command, run, monkeypatch, capsys), "the package's own classes"
+
+    config = yaml.safe_load(file.read_text())
+    config["data"]["benchmark"]["class_path"] = "own_parts.Tasks"
+    gentle = {"class_path": "own_parts.Gentle", "init_args": {"factor": 0.5}}
+    config["rollout"]["action_transforms"] = [gentle]
+    file.write_text(yaml.safe_dump(config))
+    os.utime(file)  # the newest configuration of the run
+    (run.parent / "own_parts.py").write_text(OWN)
+    printed = call(command, run, monkeypatch, capsys)
+    assert printed.count("note:") == printed.count("own_parts is imported") == 1
+    assert f"note: {file} names own_parts.Gentle, own_parts.Tasks, which" in printed
+    assert printed.index("note:") < printed.index("own_parts is imported")
+
+
+def test_another_process_of_the_same_run_says_nothing(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "config.yaml"
+    file.write_text("model: {class_path: json.JSONDecoder}\n")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert read_run_config(file)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert read_run_config(file)
+    assert "names json.JSONDecoder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ({"a": [{"class_path": "json.JSONDecoder"}]}, ["json.JSONDecoder"]),
+        ({"tasks": {"a": "json.make", "b": "csv:Reach-v0"}}, ["csv", "json.make"]),
+        ("{class_path: json.decoder.X, init_args: {a: [csv.Y]}}", ["csv.Y", "json.decoder.X"]),
+        ("part.yaml", ["part.yaml"]),
+        (["torch.nn.ReLU", "gymnasium.wrappers.Autoreset", "mtrl_lightning.SAC"], []),
+        (["/data/json.old/a", "json.txt/b", "runs/json.x", "c-json.x", "json", 1.5, None], []),
+        (["no_such_module.Own", "cuda:0", "x" * 300, "Pendulum-v1"], []),
+    ],
+)
+def test_what_is_named_in_any_form(value, names, tmp_path):
+    (tmp_path / "part.yaml").touch()
+    assert foreign_names(value, tmp_path) == names
+
+
+def test_the_configurations_of_the_package_name_its_own_classes_alone(tmp_path):
+    files = [path for path in ROOT.glob("configs/**/*.yaml") if path.parent.name != "sweep"]
+    assert len(files) > 100
+    found = {str(path): foreign_names(yaml.safe_load(path.read_text()), tmp_path) for path in files}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_says_that_code_of_the_run_is_executed(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "so that their code is executed: use only runs that you trust" in words
+
+
+LAUGHS = "a0: &a0 [1, 2]\n" + "".join(
+    f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}, *a{k - 1}]\n" for k in range(1, 30)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{k}: &a{k} {{<<: [*a{k - 1}, *a{k - 1}, *a{k - 1}]}}\n" for k in range(1, 30)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (LAUGHS, "more than 100,000 values"),
+        (MERGES, "cannot be read"),
+        ("a: &a [*a]\n", "more than 100,000 values"),
+        ("a: " + "[" * 200 + "]" * 200, "more than 100 levels"),
+        ("a: " + "[" * 5_000, "cannot be read"),
+        ("a: " + "{b: " * 5_000, "cannot be read"),
+        ("a: 2001-99-99", "month must be in 1..12"),
+        ("a: !!timestamp b", "cannot be read"),
+        ("a: !!python/object/apply:os.system [exit 1]", "cannot be read"),
+        ("a: !!int b", "cannot be read"),
+        ("a: \x00", "cannot be read"),
+        ("- a\n", "no mapping"),
+        ("", "no mapping"),
+    ],
+)
+def test_a_damaged_configuration_is_refused(content, message, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        read_run_config(file)
+
+
+@pytest.mark.parametrize("command", ["play", "export", "validate", "fit"])
+@pytest.mark.parametrize(
+    ("content", "message"), [(LAUGHS, "more than 100,000 values"), ("model: [", "cannot be read")]
+)
+def test_a_command_says_that_the_configuration_is_damaged(
+    command, content, message, tmp_path, capsys
+):
+    run = tmp_path / "run" / "version_0"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "best.ckpt").touch()
+    (run / "checkpoints" / "last.ckpt").touch()
+    (run / "config.yaml").write_text(content)
+    given = [f"--resume={run}"] if command == "fit" else [str(run)]
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, *given, *COMMANDS[command]])
+    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("section", ["data", "rollout", "model"])
+@pytest.mark.parametrize("options", [None, "a", ["a"]])
+def test_a_section_without_options_is_named(section, options):
+    config = {"data": {}, "rollout": {}, "model": {}, section: options}
+    with pytest.raises(ConfigurationError, match=f"no options of {section}"):
+        play.action_transforms_of(config)
+        play.named_classes(config)
+        play.benchmark_of(config)
