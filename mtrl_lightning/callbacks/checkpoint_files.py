@@ -20,6 +20,7 @@ from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import replay_folder
 from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.session import Session
 
 __all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 
@@ -28,7 +29,14 @@ class DurableIO(TorchCheckpointIO):
     """Write a checkpoint to its own folder, and wait for the disk; read this process' part of one.
 
     Lightning's ``TorchCheckpointIO`` writes to the system's temporary folder first.
+
+    Args:
+        session: the run, whose parts say what of another number of processes' states is theirs.
     """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -49,10 +57,15 @@ class DurableIO(TorchCheckpointIO):
         """Read a checkpoint as this process made it, or would have made it.
 
         Raises:
-            ConfigurationError: if it is of another number of processes and cannot be shared out.
+            ConfigurationError: on all processes, if it is of another number of processes and
+                cannot be shared out.
         """
         checkpoint = super().load_checkpoint(path, *args, **options)
-        return reshard(checkpoint, distributed.rank(), distributed.world_size())
+        with distributed.together(ConfigurationError):
+            resharded = reshard(
+                checkpoint, distributed.rank(), distributed.world_size(), self._session
+            )
+        return resharded
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:
