@@ -35,8 +35,12 @@ LONG_WAIT_FACTOR = 6
 """How many times as long ranks wait for work of which some of them have much more than others."""
 NOTICE_SECONDS = 2.0
 """Within this time, all ranks that are still there have noticed that another one is lost."""
+GLOO_RESOLUTION = 1e-3
+"""Seconds by which an exchange may end before its limit, which gloo rounds down."""
 NOTE = "mtrl_lightning/left"
 """Key, in the store of the process group, of what a rank says when it leaves the run."""
+BROKEN, UNANSWERED = "", "\0unanswered"
+"""What a rank says that leaves because a connection broke, or because it has waited in vain."""
 
 _processes_of_machine = 1
 _is_restart = False
@@ -144,12 +148,15 @@ def _exchange() -> Iterator[None]:
     """Say which rank is lost where the connection to it breaks or it does not answer."""
     if _left is not None:
         raise RankLostError(_left.reason)
+    started_at = time.monotonic()
     try:
         yield
     except RuntimeError as error:  # torch.distributed raises this class and classes of it
+        # gloo raises the same class if a connection breaks, which ends an exchange at once
+        has_waited = time.monotonic() - started_at + GLOO_RESOLUTION >= _limit
         # what the failed exchange refers to would keep the connections open
         traceback.clear_frames(error.__traceback__)
-        raise _lost(error) from error
+        raise _lost(error, has_waited) from error
 
 
 def leave(reason: str) -> None:
@@ -173,16 +180,23 @@ def _disconnect(reason: str) -> None:
         dist.destroy_process_group()
 
 
-def _lost(error: RuntimeError) -> RankLostError:
-    """Leave the run, and return an exception that names the ranks that are lost."""
+def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
+    """Leave the run, and return an exception that names the ranks that are lost.
+
+    Args:
+        error: what ``torch.distributed`` has raised.
+        has_waited: whether an answer has not come in time; else a connection broke.
+    """
     store = dist.distributed_c10d._get_default_store()
     own = rank()
     others = [other for other in range(world_size()) if other != own]
-    is_silent = "timed out" in str(error).lower()
     _disconnect(f"rank {own} has lost the connection to another rank")
-    words = _in_time(lambda: _last_words(store, own, others))
+    own_words = UNANSWERED if has_waited else BROKEN
+    words = _in_time(lambda: _last_words(store, own, own_words, others))
+    # the first one that has waited in vain breaks the connections of the others
+    is_silent = has_waited or UNANSWERED in (words or {}).values()
     if words is not None:
-        lost = [other for other in others if words.get(other) != ""]
+        lost = [other for other in others if words.get(other) not in (BROKEN, UNANSWERED)]
     elif own != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         lost = [0]  # it keeps the store, which does not answer
     else:
@@ -216,9 +230,11 @@ def short(error: BaseException) -> str:
     return re.sub(r"^\[[^]]*\] ", "", first_line).split(". This is ")[0]
 
 
-def _last_words(store: dist.Store, own: int, others: Sequence[int]) -> dict[int, str]:
-    """Return what other ranks have said when they left: empty for those that lost a rank, too."""
-    store.set(f"{NOTE}/{own}", "")
+def _last_words(
+    store: dist.Store, own: int, own_words: str, others: Sequence[int]
+) -> dict[int, str]:
+    """Say why this rank leaves; return what other ranks have said when they left."""
+    store.set(f"{NOTE}/{own}", own_words)
     words: dict[int, str] = {}
     give_up_at = time.monotonic() + NOTICE_SECONDS
     while len(words) < len(others) and time.monotonic() < give_up_at:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
@@ -30,8 +32,8 @@ class RankLauncher(_SubprocessScriptLauncher):
 
     Lightning's own kills the first process within 5 s when another one has ended with an error,
     also while the first one saves the run or finishes a run of W&B. This one names the process that
-    has ended. It kills the first process only if that one is still training 30 s later. A process
-    that hangs is killed when the others have given it up.
+    has ended. It ends the first process, with the exit code 1, only if that one is still training
+    30 s later. A process that hangs is killed when the others have given it up.
     """
 
     _is_running = False
@@ -84,7 +86,7 @@ class RankLauncher(_SubprocessScriptLauncher):
         while self._is_running:
             if time.monotonic() > give_up_at:
                 self.kill(signal.SIGKILL)
-                os.kill(os.getpid(), signal.SIGKILL)
+                _end(f"rank 0 was busy for {GRACE:g} s after rank {lost} had ended")
             time.sleep(0.5)
 
     def _end_children(self) -> None:
@@ -94,6 +96,30 @@ class RankLauncher(_SubprocessScriptLauncher):
                 self.kill(signal.SIGKILL)
                 return
             time.sleep(0.1)
+
+
+def end_with_first_process() -> None:
+    """End this process if the one that has started it is gone before both are connected.
+
+    It would wait for it for minutes. Once they are connected, the next exchange fails.
+    """
+    if PARENT_VARIABLE in os.environ:
+        parent = int(os.environ[PARENT_VARIABLE])
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while not dist.is_initialized():
+        if os.getppid() != parent:
+            own = os.environ.get("LOCAL_RANK")
+            _end(f"rank 0 (process {parent}) has ended before rank {own} was connected to it")
+        time.sleep(0.5)
+
+
+def _end(reason: str) -> None:
+    """End this process from a thread of it, whatever the others do, as a fault of the run."""
+    print(f"\nerror: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _ending(process: subprocess.Popen) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 
+HINT = "the file is damaged; continue from another checkpoint"
+"""How a message about a value of a checkpoint ends."""
 LARGEST_COUNT = 2**53
 """Above all counts of a run, and exact as a floating point number."""
 
@@ -33,10 +35,10 @@ def restoring(part: str) -> Iterator[None]:
     except (ConfigurationError, EnvironmentFaultError, OSError):
         raise
     except Exception as error:
-        cause = f"{type(error).__name__}: {str(error)[:200]}"
+        first_line = (str(error).splitlines() or [""])[0]
+        cause = f"{type(error).__name__}: {first_line[:200]}"
         raise ConfigurationError(
-            f"the checkpoint's {part} cannot be restored ({cause}): the file is damaged, or was"
-            " written by other code; continue from another checkpoint"
+            f"the checkpoint's {part} cannot be restored ({cause}): {HINT}"
         ) from error
 
 
@@ -111,10 +113,7 @@ def text(value: Any, name: str, most: int = 1000) -> str:
 def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
     is_short = value is None or type(value) in (bool, float) or _is_short_integer(value)
     found = str(value) if is_short else f"a {type(value).__name__}"
-    return ConfigurationError(
-        f"the checkpoint's {name} is {found}, not {wanted}: the file is damaged;"
-        " continue from another checkpoint"
-    )
+    return ConfigurationError(f"the checkpoint's {name} is {found}, not {wanted}: {HINT}")
 
 
 def _is_short_integer(value: Any) -> bool:

@@ -31,7 +31,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from mtrl_lightning import distributed
 from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.errors import ConfigurationError, RankLostError
-from mtrl_lightning.rank_launcher import RankLauncher
+from mtrl_lightning.rank_launcher import RankLauncher, end_with_first_process
 from mtrl_lightning.rank_states import RANKS, own_part
 
 MEETING = "mtrl_lightning/meeting"
@@ -205,6 +205,7 @@ def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT
                 f"trainer.num_nodes is {num_nodes}: start the processes with torchrun or srun,"
                 " which connect the nodes, see docs/scale"
             )
+        end_with_first_process()
     elif not dist.is_initialized():
         with connecting():
             _connect(

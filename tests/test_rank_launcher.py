@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -16,6 +17,13 @@ from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.launch import PLACE_VARIABLE, Launch
 from mtrl_lightning.rank_launcher import RankLauncher
 from mtrl_lightning.strategy import RanksStrategy, connecting, is_first_start, unused_part
+from tests.conftest import ROOT
+from tests.test_ranks import free_port
+
+LIMIT = 300
+"""Seconds that processes may take to start on busy cores."""
+SOON = 30
+"""Seconds in which they have ended; without a watch they take 100 to 600."""
 
 
 class Environment:
@@ -46,7 +54,7 @@ def launcher(monkeypatch):
 
 
 class Killed(list):
-    """The processes that would have been killed."""
+    """The processes that would have been killed, and the exit code of this one."""
 
     def __init__(self):
         self._event = threading.Event()
@@ -54,6 +62,10 @@ class Killed(list):
     def kill(self, pid, number):
         assert number == signal.SIGKILL
         self.append(pid)
+        self._event.set()
+
+    def end(self, code):
+        self.append(f"exit code {code}")
         self._event.set()
 
     def wait(self):
@@ -64,6 +76,7 @@ class Killed(list):
 def killed(monkeypatch):
     found = Killed()
     monkeypatch.setattr(os, "kill", found.kill)
+    monkeypatch.setattr(os, "_exit", found.end)
     return found
 
 
@@ -126,7 +139,7 @@ def test_the_first_process_names_one_that_has_ended_and_does_not_wait_for_it(
     # what the first process does takes longer than the other one lives
     with pytest.warns(UserWarning, match=rf"rank 1 \(process \d+\) has ended: {ending}"):
         made.launch(killed.wait)
-    assert killed == [os.getpid()]
+    assert killed == ["exit code 1"]
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
@@ -202,3 +215,115 @@ def test_a_run_is_started_again_if_the_launcher_counts_it_anywhere(monkeypatch):
     assert not launch._is_started_again(origin)
     monkeypatch.setattr(distributed, "_is_restart", True)
     assert launch._is_started_again(origin)
+
+
+# ---- with processes ----
+
+BUSY = """
+import sys, time
+from mtrl_lightning import rank_launcher
+from tests.test_rank_launcher import Environment
+import subprocess
+rank_launcher.GRACE = 0.5
+launcher = rank_launcher.RankLauncher(Environment(creates_processes_externally=False), 2, 1)
+command = ["sh", "-c", "exit 3"]
+launcher._call_children_scripts = lambda: launcher.procs.append(subprocess.Popen(command))
+launcher.launch(lambda: time.sleep(100))
+"""
+FIRST = """
+import os, subprocess, sys, time
+command = [sys.executable, "-c", sys.argv[1]]
+subprocess.Popen(command, env={**os.environ, sys.argv[2]: str(os.getpid())})
+time.sleep(100)
+"""
+CONNECTING = """
+import os, threading, time
+import torch.distributed as dist
+from mtrl_lightning.rank_launcher import end_with_first_process
+end_with_first_process()
+threading.Timer(1.0, lambda: print("waits", flush=True)).start()
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:%d", rank=1, world_size=2)
+"""
+
+
+def start(*arguments, **variables):
+    return subprocess.Popen(
+        [sys.executable, "-c", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_first_process_that_is_busy_ends_with_the_code_of_a_fault():
+    process = start(BUSY)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1
+    assert "error: rank 0 was busy for 0.5 s after rank 1 had ended" in output
+
+
+def test_a_process_that_waits_for_the_first_one_ends_with_it():
+    first = start(FIRST, CONNECTING % free_port(), rank_launcher.PARENT_VARIABLE, LOCAL_RANK="1")
+    assert first.stdout.readline() == "waits\n"
+    first.kill()
+    killed_at = time.monotonic()
+    output, _ = first.communicate(timeout=LIMIT)  # the other one has the same pipe
+    assert time.monotonic() - killed_at < SOON
+    said = f"error: rank 0 (process {first.pid}) has ended before rank 1 was connected to it"
+    assert said in output
+
+
+def test_the_others_end_when_the_first_process_is_killed_while_they_start(command_line, tmp_path):
+    started = tmp_path / "started"
+    options = ["--data.benchmark=tests.ranks.slow.SlowToStart", "--trainer.devices=2"]
+    options += [f"--data.benchmark.init_args.file={started}", "--rollout.envs_per_task=2"]
+    process = command_line.process("fit", *options)
+    give_up_at = time.monotonic() + LIMIT
+    while not started.exists():
+        assert process.poll() is None and time.monotonic() < give_up_at, process.communicate()
+        time.sleep(0.1)
+    process.kill()
+    killed_at = time.monotonic()
+    output, _ = process.communicate(timeout=LIMIT)
+    assert time.monotonic() - killed_at < SOON
+    assert f"rank 0 (process {process.pid}) has ended before rank 1 was connected" in output
+
+
+# ---- a lost process is known by what happens, and not by the words of an exception ----
+
+
+@pytest.mark.parametrize(
+    ("message", "seconds", "others_say", "said"),
+    [
+        ("Timed out waiting 500ms for recv", 0.3, None, "has not answered rank 0 for 0.3 s"),
+        ("no such words", 0.3, None, "has not answered rank 0 for 0.3 s"),
+        ("the peer's address timed out", 0.0, None, "rank 1 has ended: rank 0 lost"),
+        ("Connection closed by peer", 0.0, None, "rank 1 has ended: rank 0 lost"),
+        ("Connection closed by peer", 0.0, distributed.BROKEN, "rank 1 has ended: rank 0 lost"),
+        ("Connection closed", 0.0, distributed.UNANSWERED, "rank 1 has not answered rank 0"),
+    ],
+)
+def test_a_process_hangs_if_it_has_not_answered_in_time(
+    monkeypatch, message, seconds, others_say, said
+):
+    """The third of three processes may have waited before this one."""
+    store = dist.HashStore()
+    if others_say is not None:
+        store.set(f"{distributed.NOTE}/2", others_say)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(distributed, "_disconnect", lambda reason: None)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2 if others_say is None else 3)
+    monkeypatch.setattr(distributed, "rank", lambda: 0)
+    monkeypatch.setattr(distributed, "_limit", 0.3)
+    monkeypatch.setattr(distributed, "NOTICE_SECONDS", 0.2)
+
+    def fail():
+        time.sleep(seconds)
+        raise RuntimeError(message)
+
+    with pytest.raises(RankLostError, match=said) as caught, distributed._exchange():
+        fail()
+    assert caught.value.ranks == (1,)
+    assert caught.value.is_silent == ("not answered" in said)

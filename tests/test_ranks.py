@@ -10,24 +10,27 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import PPO
+from mtrl_lightning.algorithms import PPO, SAC
 from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.resharding import reshard
-from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import restart_origin
 from mtrl_lightning.networks import PaCo
 from mtrl_lightning.rank_states import own_part
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
+from mtrl_lightning.rollout import Collector
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.strategy import RanksStrategy, processes_for
 from tests.conftest import ROOT
+from tests.fakes import Constant
 from tests.ranks import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.ranks.runs import BOTH, CONTINUED, RUNS, STILL
 from tests.test_exact_continuation import assert_same
@@ -358,17 +361,22 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
         "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
     )
     folder = command_line.folder()
-    whole = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    last = folder / "checkpoints" / "last.ckpt"
+    whole = load_checkpoint(last)
+    envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=0)
+    session = SimpleNamespace(
+        algorithm=SAC.load_from_checkpoint(last), collector=Collector(envs, Constant())
+    )
     for path in ([2], [4], [2, 4], [4, 2]):
         found = whole
         for size in path:
             with pytest.warns(UserWarning, match=f"this run has {size}"):
-                parts = [own_part(reshard(found, rank, size)) for rank in range(size)]
+                parts = [own_part(reshard(found, rank, size, session)) for rank in range(size)]
             for part in parts:  # what a rank would save
                 part["data"] = {"replay": None, "buffer": part["data"]["buffer"]}
             found = {**whole, "ranks": parts}
         with pytest.warns(UserWarning, match="this run has 1"):
-            back = reshard(found, 0, 1)
+            back = reshard(found, 0, 1, session)
         former, now = (one["callbacks"]["rollout"]["collector"] for one in (whole, back))
         for name in ("tasks", "running", "observation", "envs"):
             assert_same(former[name], now[name])
@@ -385,7 +393,7 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
     snapshots.load(manifest, joined)
     rings = set()
     for rank in range(2):
-        data = reshard(whole, rank, 2)["MultiTaskData"]
+        data = reshard(whole, rank, 2, session)["MultiTaskData"]
         (moved,) = data["replay"]["moved"]
         own = RingStorage(fields, 6, manifest["capacity"])
         ReplaySnapshots(folder / "replay").load_rings(moved["manifest"], own, moved["rings"])

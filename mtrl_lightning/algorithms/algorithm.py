@@ -138,7 +138,7 @@ class Algorithm(LightningModule):
         self.counters = Counters()
         self.stopwatch = Stopwatch()
         self.mean_metrics = MeanMetrics()
-        self.generators = Generators(seed)
+        self.generators = Generators(seed, per_rank=("act", "learn"))
         self.guard = DivergenceGuard(
             on_nonfinite,
             max_skipped_updates,
@@ -265,7 +265,9 @@ class Algorithm(LightningModule):
                 f" and {type(self).__name__} has {', '.join(self.quantities) or 'none'}:"
                 " choose another"
             )
-        transform.generator = partial(self.generators.get, f"transform_{len(self.transforms)}")
+        name = f"transform_{len(self.transforms)}"
+        self.generators.per_rank.add(name)
+        transform.generator = partial(self.generators.get, name)
         self.transforms.append(transform)
 
     def make_update(

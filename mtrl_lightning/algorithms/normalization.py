@@ -10,6 +10,7 @@ Shapes: ``T`` tasks, ``B`` batch, ``D`` observation, ``N`` rows of one vector st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import to_device
 from mtrl_lightning.networks.encoder import fill_unseen
+from mtrl_lightning.rank_states import Share
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
@@ -231,6 +233,12 @@ class NormalizeReward(RewardScale):
         """Return the statistics, and the returns of the episodes under way."""
         returns = {str(env): value for env, value in self._returns.items()}
         return {**self.moments.state_dict(), "returns": returns}
+
+    @staticmethod
+    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the statistics, which ranks share, and the returns in a rank's environments."""
+        returns = share.of_named_envs([state["returns"] for state in states])
+        return {**states[0], "returns": returns}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""

@@ -5,6 +5,7 @@ Shapes: ``T`` tasks, ``R`` trained tasks, ``B`` batch, ``N`` transitions of one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import to_device
+from mtrl_lightning.rank_states import Share
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
@@ -165,6 +167,11 @@ class ReturnRange(RewardScale):
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rewards of the episodes under way."""
         return {"rewards": {str(env): list(rewards) for env, rewards in self._rewards.items()}}
+
+    @staticmethod
+    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the rewards of the episodes under way in a rank's environments."""
+        return {"rewards": share.of_named_envs([state["rewards"] for state in states])}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""

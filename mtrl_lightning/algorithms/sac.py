@@ -187,6 +187,7 @@ class SAC(Algorithm):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed + 1)
             self.auxiliaries = nn.ModuleList(make(spec, self.encoder) for make in auxiliaries or [])
+        self.generators.per_rank |= {f"auxiliary_{i}" for i in range(len(self.auxiliaries))}
         self.temperature = temperature(spec.num_tasks)
         self.task_weighting = task_weighting(spec)
         self.target_encoder = frozen_copy(self.encoder)

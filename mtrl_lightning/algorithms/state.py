@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,7 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning import distributed, saved
-
-OF_EACH_RANK = ("act", "learn", "auxiliary_", "transform_")
-"""Beginnings of the names of generators whose draws differ between processes.
-
-They are for rows of a batch, or for environments, of which each process has its own.
-"""
-
+from mtrl_lightning.rank_states import Share
 
 LARGEST_SEED = 2**128
 NUMPY_BUFFER = 624
@@ -27,13 +22,16 @@ NUMPY_BUFFER = 624
 class Generators:
     """Named random generators on the device that asks for them.
 
-    With several processes, those ``OF_EACH_RANK`` draw other numbers on each, all others the same.
-
     Args:
         seed: of all of them; each name gets a stream of its own.
+        per_rank: names of generators whose numbers differ between processes: those for rows of a
+            batch or for environments, of which each process has its own. All others yield the same
+            numbers on all processes.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, per_rank: Iterable[str] = ()) -> None:
+        self.per_rank = set(per_rank)
+        """Names of generators that differ between processes; add one before its first use."""
         self._seed = seed
         self._generators: dict[str, torch.Generator] = {}
         self._saved: dict[str, Any] = {}
@@ -47,7 +45,7 @@ class Generators:
                 generator.set_state(saved["state"].cpu())
             else:
                 stream = zlib.crc32(f"{name}-{self._seed}".encode())
-                if name.startswith(OF_EACH_RANK):
+                if name in self.per_rank:
                     stream = distributed.seed_of_rank(stream)
                 generator.manual_seed(stream + (self._seed << 32) % 2**62)
             self._generators[name] = generator
@@ -66,6 +64,14 @@ class Generators:
         self._seed = saved.integer(state["seed"], "seed", LARGEST_SEED)
         self._saved = {name: _checked_generator(value) for name, value in state["used"].items()}
         self._generators = {}
+
+    def reshard(self, states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank; a new one begins its own generators from the seed."""
+        own = share.own(states)
+        if own is not None:
+            return own
+        used = states[0]["used"].items()
+        return {**states[0], "used": {n: saved for n, saved in used if n not in self.per_rank}}
 
 
 def _checked_generator(value: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +138,17 @@ class MeanMetrics:
     def state_dict(self) -> dict[str, Any]:
         """Return sums and counts."""
         return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    @staticmethod
+    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank; the first one has the sums and counts of all."""
+        sums: dict[str, Any] = {}
+        counts: dict[str, int] = {}
+        for state in states if share.rank == 0 else ():
+            for name, value in state["sums"].items():
+                sums[name] = sums.get(name, 0) + value
+                counts[name] = counts.get(name, 0) + state["counts"][name]
+        return {"sums": sums, "counts": counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore sums and counts."""

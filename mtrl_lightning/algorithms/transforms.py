@@ -5,14 +5,15 @@ Shapes: ``R`` trained tasks, ``B`` batch, ``D`` observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from mtrl_lightning.rank_states import Share
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
@@ -48,6 +49,19 @@ class Transform(nn.Module):
 
         Called on all ranks after an episode has ended on any of them.
         """
+
+    @staticmethod
+    def reshard(states: Sequence[Any], share: Share) -> Any:
+        """Return one process' extra state when a run continues with another number of them.
+
+        Here it is the same on all processes. A transform whose ``get_extra_state`` has something
+        for each environment overrides this.
+
+        Args:
+            states: what ``get_extra_state`` returned on all processes of the checkpoint.
+            share: which process it is, and where its environments were.
+        """
+        return states[0]
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Receive each trained task's mean reward in the replay.

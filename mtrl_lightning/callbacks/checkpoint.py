@@ -115,8 +115,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 ensure_writable(self.folder)
                 for path in self.folder.glob("*.unfinished"):  # of a run killed while it saved
                     path.unlink(missing_ok=True)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = DurableIO()
+        if type(trainer.strategy.checkpoint_io) in (TorchCheckpointIO, DurableIO):
+            trainer.strategy.checkpoint_io = DurableIO(self.session)
         self.session.save_best = self.save_if_best
         self.session.save_last = self.save_if_due
         self.session.save_at_start = self.save_at_start

@@ -20,6 +20,7 @@ from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import replay_folder
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.saved import restoring
+from mtrl_lightning.session import Session
 
 __all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 
@@ -28,7 +29,14 @@ class DurableIO(TorchCheckpointIO):
     """Write a checkpoint to its own folder, and wait for the disk; read this process' part of one.
 
     Lightning's ``TorchCheckpointIO`` writes to the system's temporary folder first.
+
+    Args:
+        session: the run, whose parts say what of another number of processes' states is theirs.
     """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -53,13 +61,13 @@ class DurableIO(TorchCheckpointIO):
         """Read a checkpoint as this process made it, or would have made it.
 
         Raises:
-            ConfigurationError: if it is damaged, or of another number of processes and cannot be
-                shared out.
+            ConfigurationError: on all processes, if it is damaged, or of another number of
+                processes and cannot be shared out.
         """
-        checkpoint = load_checkpoint(path, verify=False, mmap=False)
-        check_complete(checkpoint)
-        with restoring("states of its processes"):
-            return reshard(checkpoint, distributed.rank(), distributed.world_size())
+        with distributed.together(ConfigurationError):
+            checkpoint = load_checkpoint(path, verify=False, mmap=False)
+            check_complete(checkpoint)
+            return reshard(checkpoint, distributed.rank(), distributed.world_size(), self._session)
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:

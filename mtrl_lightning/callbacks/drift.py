@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.state import OF_EACH_RANK
 from mtrl_lightning.errors import ConfigurationError, DriftError
 
 
@@ -68,7 +67,7 @@ def _equal_tensors(algorithm: Algorithm) -> Iterator[tuple[str, Tensor]]:
                 if isinstance(value, Tensor):
                     yield f"{update.name} optimizer: {name} of parameter {place}", value
     for name, saved in algorithm.generators.state_dict()["used"].items():
-        if not name.startswith(OF_EACH_RANK):
+        if name not in algorithm.generators.per_rank:
             yield f"generator {name}", saved["state"]
 
 

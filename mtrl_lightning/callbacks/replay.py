@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rank_states import MOVED
 from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
 from mtrl_lightning.replay.datamodule import refuse_replay_options, replay_folder
 
@@ -115,9 +116,9 @@ class ReplayCallback(SessionCallback):
         source = folder / data.manifest.get("folder", "")
         snapshots = self._snapshots_in(source)
         storage = self.session.replay.storage
-        if "moved" in data.manifest:  # of a run with another number of processes
+        if MOVED in data.manifest:  # of a run with another number of processes
             with distributed.together(ConfigurationError):
-                for part in data.manifest["moved"]:
+                for part in data.manifest[MOVED]:
                     former = self._snapshots_in(folder / part["manifest"].get("folder", ""))
                     former.load_rings(part["manifest"], storage, part["rings"])
             return

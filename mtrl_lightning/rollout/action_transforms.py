@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rank_states import Share
 from mtrl_lightning.types import Chosen, Mode, Policy
 
 LOW, HIGH = -1.0, 1.0
@@ -48,6 +49,18 @@ class ActionTransform:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it; called only if the checkpoint has kept anything."""
+
+    @staticmethod
+    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> Mapping[str, Any]:
+        """Return the state of one process when a run continues with another number of them.
+
+        Here a process keeps its own. A new one has none: its draws begin as ``seed`` leaves them.
+
+        Args:
+            states: of this transform on all processes of the checkpoint.
+            share: which process it is, and where its environments were.
+        """
+        return share.own(states) or {}
 
 
 class ClipAction(ActionTransform):

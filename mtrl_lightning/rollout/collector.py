@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,10 @@ from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import from_text, to_text
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rank_states import Rules, Share, join
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
+from mtrl_lightning.saved import HINT, restoring
 from mtrl_lightning.types import (
     Episode,
     Mode,
@@ -71,6 +74,18 @@ class EpisodeListener:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it; called only if the checkpoint has kept anything."""
+
+    @staticmethod
+    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of one process when a run continues with another number of them.
+
+        Here a process keeps its own, and a new one has none.
+
+        Args:
+            states: of this listener on all processes of the checkpoint.
+            share: which process it is, and where its environments were.
+        """
+        return share.own(states) or {}
 
 
 COMPONENTS = ("windows", "episodes", "listeners", "action_transforms")
@@ -453,8 +468,9 @@ class Collector:
                 " continue with the same rollout.envs_per_task and data.exclude_from_training"
             )
         if "windows" in state:
-            self.windows.load_state_dict(state["windows"])
-            self._unreported_info -= set(self.windows.info())
+            with restoring("finished episodes"):
+                self.windows.load_state_dict(state["windows"])
+                self._unreported_info -= set(self.windows.info())
         if "envs" in state:
             self._set_episodes(state)
         for component, parts in (
@@ -475,14 +491,33 @@ class Collector:
         return self.policy
 
     def _set_episodes(self, state: Mapping[str, Any]) -> None:
-        self._running.load_state_dict(state["running"])
+        observation_ED = None
+        with restoring("running episodes"):
+            self._running.load_state_dict(state["running"])
+            if state["observation"] is not None:
+                dtype, text = state["observation"]
+                shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
+                observation_ED = from_text(text, dtype).reshape(shape)
         self.times.forget()
         self.envs.set_state(state["envs"])
-        self._observation_ED = None
-        if state["observation"] is not None:
-            dtype, text = state["observation"]
-            shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
-            self._observation_ED = from_text(text, dtype).reshape(shape)
+        self._observation_ED = observation_ED
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the whole state of one rank from those of another number of ranks.
+
+        Raises:
+            ConfigurationError: if a state has a part that cannot be shared out.
+        """
+        rules: Rules = {
+            "tasks": share.of_envs,
+            "windows": partial(EpisodeWindows.reshard, share=share),
+            "running": partial(RunningEpisodes.reshard, share=share),
+            "observation": partial(_reshard_observation, share=share),
+            "envs": share.of_envs,
+            "listeners": partial(_reshard_named, self.listeners, share=share),
+            "action_transforms": partial(_reshard_named, self.action_transforms, share=share),
+        }
+        return join("the collector", states, rules)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, for a checkpoint."""
@@ -506,6 +541,38 @@ def _named(parts: Sequence[Any]) -> dict[str, Any]:
         place = sum(name.rpartition(":")[0] == kind for name in named)
         named[f"{kind}:{place}"] = part
     return named
+
+
+def _reshard_named(
+    parts: Sequence[Any], states: Sequence[Mapping[str, Any]], share: Share
+) -> dict[str, Any]:
+    """Return the states of listeners or transforms on a rank; those it does not have are left out.
+
+    Args:
+        parts: the listeners or transforms.
+        states: by name, of all saved ranks.
+        share: what the rank takes over.
+    """
+    return {
+        name: part.reshard([state[name] for state in states], share)
+        for name, part in _named(parts).items()
+        if name in states[0]
+    }
+
+
+def _reshard_observation(states: Sequence[list[str] | None], share: Share) -> list[str] | None:
+    """Return the last observations of a rank's environments; None before the first reset."""
+    present = [state for state in states if state is not None]
+    if not present:
+        return None
+    dtypes = {dtype for dtype, _ in present}
+    if len(present) < len(states) or len(dtypes) > 1:
+        raise ConfigurationError(f"the checkpoint's observations are of several types: {HINT}")
+    dtype = dtypes.pop()
+    rows: list[list[Any]] = [
+        list(from_text(text, dtype).reshape(share.num_envs, -1)) for _, text in present
+    ]
+    return [dtype, to_text(np.stack(share.of_envs(rows)))]
 
 
 def _concatenate(parts: list[Transitions]) -> Transitions:

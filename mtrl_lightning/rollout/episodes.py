@@ -6,11 +6,15 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rank_states import Share, join
+from mtrl_lightning.saved import HINT
 from mtrl_lightning.types import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
@@ -87,8 +91,30 @@ class RunningEpisodes:
             "info": {key: mean.state_dict() for key, mean in self._info.items()},
         }
 
+    @staticmethod
+    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the running sums of a rank's environments."""
+
+        def info(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            rule = partial(_RunningMean.reshard, share=share)
+            return join("info", of_ranks, dict.fromkeys(of_ranks[0], rule))
+
+        rules = dict.fromkeys(("return", "length", "success"), share.of_envs)
+        return join("the running episodes", states, {**rules, "info": info})
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the running sums; those of ``info`` that it lacks start from here."""
+        """Restore the running sums; those of ``info`` that it lacks start from here.
+
+        Raises:
+            ConfigurationError: if they are of another number of environments.
+        """
+        num_envs = len(self._task_E)
+        for name in ("return", "length", "success"):
+            if len(state[name]) != num_envs:
+                raise ConfigurationError(
+                    f"the checkpoint has the {name} of {len(state[name])} running episodes, and"
+                    f" there are {num_envs} environments: {HINT}"
+                )
         self.return_E[:] = state["return"]
         self.length_E[:] = state["length"]
         self._success_E[:] = state["success"]
@@ -124,6 +150,11 @@ class _RunningMean:
             "count": self.count_E.tolist(),
             "last": self.last_E.tolist(),
         }
+
+    @staticmethod
+    def reshard(states: Sequence[Mapping[str, list]], share: Share) -> dict[str, list]:
+        rules = dict.fromkeys(("sum", "count", "last"), share.of_envs)
+        return join("info", states, rules)
 
     def load_state_dict(self, state: Mapping[str, list]) -> None:
         self.sum_E[:] = state["sum"]
@@ -212,11 +243,43 @@ class EpisodeWindows:
             "counts": self.count_T.tolist(),
         }
 
+    @staticmethod
+    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return a rank's part of every task's episodes; rank 0 has the counts of all."""
+
+        def windows(of_ranks: Sequence[list]) -> list[list]:
+            of_tasks = zip(*of_ranks, strict=True)
+            joined = [[row for rows in of_task for row in rows] for of_task in of_tasks]
+            return [rows[share.rank :: share.size] for rows in joined]
+
+        def counts(of_ranks: Sequence[list[int]]) -> list[int]:
+            count_T = np.sum(of_ranks, axis=0)
+            return (count_T if share.rank == 0 else 0 * count_T).tolist()
+
+        return join("the windows", states, {"windows": windows, "counts": counts})
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the windows."""
-        for window, rows in zip(self._windows, state["windows"], strict=True):
-            window.clear()
-            window.extend(Episode(*row) for row in rows)
+        """Restore the windows.
+
+        Raises:
+            ConfigurationError: if they are of another number of tasks, or an episode is in the
+                window of another task.
+        """
+        if len(state["windows"]) != len(self._windows):
+            raise ConfigurationError(
+                f"the checkpoint has episodes of {len(state['windows'])} tasks, this run has"
+                f" {len(self._windows)}: {HINT}"
+            )
+        for task, rows in enumerate(state["windows"]):
+            episodes = [Episode(*row) for row in rows]
+            wrong = [episode.task for episode in episodes if episode.task != task]
+            if wrong:
+                raise ConfigurationError(
+                    f"the checkpoint has an episode of task {wrong[0]} among those of task {task}:"
+                    f" {HINT}"
+                )
+            self._windows[task].clear()
+            self._windows[task].extend(episodes)
         self.count_T[:] = state.get("counts", [len(window) for window in self._windows])
 
 
