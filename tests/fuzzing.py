@@ -758,9 +758,15 @@ def import_what_runs_need() -> None:
 
 
 def fuzz(
-    names: Sequence[str], num_files: int, seed: int, keep: Path | None
+    names: Sequence[str], indices: Sequence[int], seed: int, keep: Path | None
 ) -> list[dict[str, Any]]:
-    """Change ``num_files`` files of some runs, and continue each.
+    """Change files of some runs, and continue each.
+
+    Args:
+        names: of the runs, which take turns.
+        indices: of the changes; each is the same whichever others are made.
+        seed: of all changes.
+        keep: where the runs are kept that did what they must not.
 
     Returns:
         A row for each file: run, kind, change, outcome, seconds, mebibytes, output.
@@ -778,7 +784,7 @@ def fuzz(
                 raise RuntimeError(f"{name} does not continue: {outcome}")
             path = run / "checkpoints" / "last.ckpt"
             wanted[name] = torch.load(path, weights_only=True)["state_dict"]
-        for index in range(num_files):
+        for index in indices:
             name = names[index % len(names)]
             draws = random.Random(f"{seed} {index}")
             run = _copied(bases[name], root / "changed")
@@ -825,12 +831,14 @@ def main() -> None:
     """Change files and continue the runs; end with 1 if one did what it must not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=100, help="number of changed files")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of changes to repeat")
     parser.add_argument("--seed", type=int, default=1, help="of the changes")
     parser.add_argument("--runs", nargs="+", default=[*BASES], choices=[*BASES])
     parser.add_argument("--json", type=Path, help="write a row for each file here")
     parser.add_argument("--keep", type=Path, help="keep the runs here that did what they must not")
     options = parser.parse_args()
-    rows = fuzz(options.runs, options.files, options.seed, options.keep)
+    indices = options.only or range(options.files)
+    rows = fuzz(options.runs, indices, options.seed, options.keep)
     print(table(rows))
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1))

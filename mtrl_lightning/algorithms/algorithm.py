@@ -544,6 +544,17 @@ class Algorithm(LightningModule):
             name: value for name, value in given.items() if _is_plain(value)
         }
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Restore weights, buffers and what modules save beside them.
+
+        Raises:
+            ConfigurationError: if they are of other modules, or damaged.
+        """
+        with restoring("weights"):
+            return super().load_state_dict(state_dict, strict, assign)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore what ``on_save_checkpoint`` added.
 

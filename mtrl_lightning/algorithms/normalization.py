@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.algorithms.reward_scale import RewardScale, check_discount
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
@@ -84,6 +84,10 @@ class RunningMoments:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore them."""
+        own = self.state_dict()
+        for name, value in own.items():
+            if state[name].shape != value.shape or state[name].dtype != value.dtype:
+                raise ValueError(f"the {name} of the statistics has another shape or type")
         self.count_T = state["count"].cpu().clone()
         self.mean_TD = state["mean"].cpu().clone()
         self.variance_TD = state["variance"].cpu().clone()
@@ -243,7 +247,9 @@ class NormalizeReward(RewardScale):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.moments.load_state_dict(state)
-        self._returns = {int(env): value for env, value in state["returns"].items()}
+        self._returns = {
+            int(env): saved.number(value, "return") for env, value in state["returns"].items()
+        }
         self._use_moments()
 
     def _use_moments(self) -> None:

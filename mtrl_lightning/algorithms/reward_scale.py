@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import to_device
@@ -175,7 +175,10 @@ class ReturnRange(RewardScale):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
-        self._rewards = {int(env): list(rewards) for env, rewards in state["rewards"].items()}
+        self._rewards = {
+            int(env): [saved.number(reward, "reward") for reward in rewards]
+            for env, rewards in state["rewards"].items()
+        }
 
 
 def check_discount(own: float, critic: float) -> None:

@@ -498,6 +498,8 @@ class Collector:
                 dtype, text = state["observation"]
                 shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
                 observation_ED = from_text(text, dtype).reshape(shape)
+                if observation_ED.dtype != self.envs.single_observation_space.dtype:
+                    raise ValueError(f"observations of the type {observation_ED.dtype}")
         self.times.forget()
         self.envs.set_state(state["envs"])
         self._observation_ED = observation_ED

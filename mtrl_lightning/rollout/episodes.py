@@ -281,6 +281,7 @@ class EpisodeWindows:
             self._windows[task].clear()
             self._windows[task].extend(episodes)
         self.count_T[:] = state.get("counts", [len(window) for window in self._windows])
+        self.summary()  # values that are no numbers are found now, and not when they are logged
 
 
 class EpisodeTimes:
