@@ -20,7 +20,7 @@ CHECKPOINT = {"weights": torch.arange(8 * MEBIBYTE // 4), "bias": torch.ones(3),
 def test_a_checkpoint_is_not_in_memory_twice_while_it_is_written(tmp_path):
     tracemalloc.start()
     try:
-        DurableIO().save_checkpoint(CHECKPOINT, tmp_path / "a.ckpt")
+        DurableIO(None).save_checkpoint(CHECKPOINT, tmp_path / "a.ckpt")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_not_in_memory_twice_while_it_is_written(tmp_path):
 @pytest.mark.parametrize("limit", [0, 100, 5_000, MEBIBYTE, 8 * MEBIBYTE + 500])
 def test_a_disk_that_is_full_at_any_place_is_an_os_error(tmp_path, limit):
     with pytest.raises(OSError) as error, files_of_at_most(limit):
-        DurableIO().save_checkpoint(CHECKPOINT, tmp_path / "a.ckpt")
+        DurableIO(None).save_checkpoint(CHECKPOINT, tmp_path / "a.ckpt")
     assert error.value.errno == errno.EFBIG
 
 
@@ -53,13 +53,13 @@ def test_each_write_can_be_the_one_that_fails(tmp_path, monkeypatch):
         return Disk(file, *mode) if file == path else real(file, *mode, **options)
 
     monkeypatch.setattr("builtins.open", opened)
-    DurableIO().save_checkpoint({"bias": torch.ones(3)}, path)
+    DurableIO(None).save_checkpoint({"bias": torch.ones(3)}, path)
     assert path.read_bytes() == b"".join(writes)
     for fails_at in range(len(writes)):
         writes.clear()
         monkeypatch.setattr(Disk, "fails_at", fails_at)
         with pytest.raises(OSError, match="No space left"):
-            DurableIO().save_checkpoint({"bias": torch.ones(3)}, path)
+            DurableIO(None).save_checkpoint({"bias": torch.ones(3)}, path)
 
 
 def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path):
@@ -68,4 +68,4 @@ def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path):
             raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        DurableIO().save_checkpoint({"a": Broken()}, tmp_path / "a.ckpt")
+        DurableIO(None).save_checkpoint({"a": Broken()}, tmp_path / "a.ckpt")
