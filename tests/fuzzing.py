@@ -28,7 +28,7 @@ import traceback
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -533,6 +533,8 @@ def save_listing(run: Path, old: str, new: str, crc32: int) -> None:
 def change_metrics(run: Path, draws: random.Random) -> Change:
     """Change ``metrics.csv``."""
     path = run / "metrics.csv"
+    if not path.exists():
+        return change_value(run, draws)
     content = path.read_bytes()
     place = draws.randrange(len(content))
     other = draws.choice([b"", b"nan", b"1e999", b"\xff\x00", b'"', b"\n\n", b"-1", b"," * 1000])
@@ -759,7 +761,7 @@ def import_what_runs_need() -> None:
 
 def fuzz(
     names: Sequence[str], indices: Sequence[int], seed: int, keep: Path | None
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Change files of some runs, and continue each.
 
     Args:
@@ -768,11 +770,10 @@ def fuzz(
         seed: of all changes.
         keep: where the runs are kept that did what they must not.
 
-    Returns:
+    Yields:
         A row for each file: run, kind, change, outcome, seconds, mebibytes, output.
     """
     import_what_runs_need()
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         bases = {name: prepare(name, root / "bases") for name in names}
@@ -791,13 +792,12 @@ def fuzz(
             others = [base for other, base in bases.items() if other != name] or [bases[name]]
             change = change_file(run, draws, others)
             outcome = resume(name, run, wanted[name])
-            rows.append({"index": index, "run": name, **change._asdict(), **outcome._asdict()})
+            yield {"index": index, "run": name, **change._asdict(), **outcome._asdict()}
             if not outcome.is_allowed:
                 print(f"{index} {name} {change}: {outcome.word}", flush=True)
                 if keep is not None:
                     shutil.copytree(run.parent, keep / str(index), dirs_exist_ok=True)
             shutil.rmtree(run.parent)
-    return rows
 
 
 def _copied(base: Path, parent: Path) -> Path:
@@ -834,14 +834,17 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="+", help="numbers of changes to repeat")
     parser.add_argument("--seed", type=int, default=1, help="of the changes")
     parser.add_argument("--runs", nargs="+", default=[*BASES], choices=[*BASES])
-    parser.add_argument("--json", type=Path, help="write a row for each file here")
+    parser.add_argument("--json", type=Path, help="add a line for each changed file here")
     parser.add_argument("--keep", type=Path, help="keep the runs here that did what they must not")
     options = parser.parse_args()
     indices = options.only or range(options.files)
-    rows = fuzz(options.runs, indices, options.seed, options.keep)
+    rows = []
+    for row in fuzz(options.runs, indices, options.seed, options.keep):
+        rows.append(row)
+        if options.json is not None:
+            with options.json.open("a") as file:
+                file.write(f"{json.dumps(row)}\n")
     print(table(rows))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
     wrong = [row for row in rows if not Outcome(row["word"], 0, 0, "").is_allowed]
     sys.exit(1 if wrong else 0)
 
