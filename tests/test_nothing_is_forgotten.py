@@ -28,6 +28,7 @@ DEAD = {
     r"EvaluationCallback\._evaluators\.": "each evaluation resets them by the episode's number",
     r"algorithm\.generators\._": "made when first used; their states are compared",
     r"InterruptionCallback\._former": "handlers of this process",
+    r"'target_encoder'\._seen": "it observes nothing itself, and gets copies of the statistics",
     r"CheckpointCallback\.(folder|_saved_at)": "set by the continuation",
     r"CheckpointCallback\._manifests_of_files": "read again from the folder's files",
     r"ReplayCallback\._snapshots\.folder": "set by the continuation",

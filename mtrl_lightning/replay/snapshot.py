@@ -62,7 +62,7 @@ class ReplaySnapshots:
         self._chunks: list[dict[str, Any]] = []
         self._writer = ThreadPoolExecutor(max_workers=1)
         self._writing: Future[dict[str, Any]] | None = None
-        """Name and checksum of the last chunk's file, once it is complete; None if it is."""
+        """Returns name and checksum of the last chunk's file; None if no file is being written."""
 
     def write_ahead(self, storage: Storage, wait: bool = True) -> bool:
         """Write one chunk if there are transitions for a whole one: the next save is shorter then.
