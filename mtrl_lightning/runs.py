@@ -22,6 +22,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "run.lock"
+LOCK_CHARACTERS = 1000
+"""Characters of a lock that are read."""
 MAX_VALUES = 100_000
 """Values of a configuration."""
 MAX_LEVELS = 100
@@ -227,6 +229,11 @@ def read_config(path: Path) -> dict[str, Any]:
                 " the file as the run wrote it"
             )
         if isinstance(value, dict):
+            if not any(all(isinstance(key, kind) for key in value) for kind in (str, (int, float))):
+                raise ConfigurationError(
+                    f"{path} has keys {list(value)[:3]}, and only names or only numbers can be"
+                    " sorted: use the file as the run wrote it"
+                )
             waiting += [(item, level + 1) for item in value.values()]
         elif isinstance(value, (list, tuple, set)):
             waiting += [(item, level + 1) for item in value]
@@ -306,11 +313,15 @@ def is_in_training(folder: Path) -> bool:
 
     Where the lock's process is on another host, its file alone tells.
     """
+    path = folder / LOCK
+    if not path.is_file():
+        return False
     try:
-        written = (folder / LOCK).read_text(errors="replace")
+        with path.open(errors="replace") as file:
+            written = file.read(LOCK_CHARACTERS)
     except OSError:
         return False
-    holder = re.fullmatch(r"pid (\d+) on host (.+)", written)
+    holder = re.fullmatch(r"pid ([0-9]{1,9}) on host (.+)", written)
     if holder is None or holder[2] != socket.gethostname():
         return True
     return psutil.pid_exists(int(holder[1]))
@@ -327,7 +338,7 @@ def _lock(path: Path, flags: int) -> int | None:
             if os.path.samestat(os.fstat(descriptor), path.lstat()):
                 return descriptor
         except BlockingIOError:
-            holder = os.read(descriptor, 1000).decode(errors="replace") or "just started"
+            holder = os.read(descriptor, LOCK_CHARACTERS).decode(errors="replace") or "just started"
             os.close(descriptor)
             raise ConfigurationError(
                 f"another process ({holder}) is training in {path.parent}:"

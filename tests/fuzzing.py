@@ -17,6 +17,7 @@ import json
 import os
 import random
 import re
+import reprlib
 import resource
 import shutil
 import signal
@@ -366,7 +367,7 @@ def change_value(run: Path, draws: random.Random) -> Change:
         except RecursionError:
             continue  # Python cannot write it in this way either
         save(run, saved.getvalue())
-        return Change(kind, f"{'/'.join(map(str, path))} = {str(other)[:80]}")
+        return Change(kind, f"{'/'.join(map(str, path))} = {reprlib.repr(other)[:80]}")
 
 
 def splice_values(run: Path, draws: random.Random, others: Sequence[Path]) -> Change:

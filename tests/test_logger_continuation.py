@@ -316,7 +316,25 @@ def test_the_note_says_what_an_offline_run_has(tmp_path):
     note = json.loads((tmp_path / "wandb_logged_fake.json").read_text())
     assert note == {"env_steps": 4, "written_env_steps": 4, "wandb_step": 5}
     assert logged(tmp_path, 0, [2, 4, 4], 4, 5, 6, offline=True) == [(6, 5), (7, 6)]
-    (tmp_path / "wandb_logged_fake.json").write_text("{")
+
+
+NOTE = {"env_steps": 4, "written_env_steps": 4, "wandb_step": 5}
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        json.dumps({**NOTE, "env_steps": float("inf")}),
+        json.dumps({**NOTE, "wandb_step": 10**30}),
+        json.dumps({**NOTE, "written_env_steps": -2}),
+        json.dumps({**NOTE, "env_steps": None}),
+    ],
+)
+def test_a_note_that_no_run_has_written_is_left_out(tmp_path, note):
+    (tmp_path / "wandb_logged_fake.json").write_text(note)
     with pytest.warns(UserWarning, match=r"wandb_logged_fake.json cannot be read .* second time"):
         assert logged(tmp_path, 0, [2, 4], 4, offline=True) == [(2, 2), (4, 4)]
 

@@ -17,6 +17,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
+from mtrl_lightning.reports.metrics_file import MAX_ENV_STEPS
+
 NO_ROWS = {"rows": 0, "env_steps": -1, "crc32": 0}
 """The fingerprint of an empty file."""
 
@@ -252,7 +254,8 @@ def _parse(header: list[str], line: str) -> dict[str, str] | None:
     """Return the row of a line; None if the line is damaged."""
     try:
         row = dict(zip(header, next(csv.reader([line])), strict=True))
-        int(row["env_steps"])
+        if not 0 <= int(row["env_steps"]) <= MAX_ENV_STEPS:
+            return None
         for cell in row.values():
             if cell:
                 float(cell)

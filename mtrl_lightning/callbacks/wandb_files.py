@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrl_lightning.errors import import_optional
+from mtrl_lightning.errors import ConfigurationError, import_optional
 
 HEADER_BYTES = 7
 """W&B's own header before the first block, and LevelDB's before each part of a record."""
 BLOCK_BYTES = 32_768
 WHOLE = 1
+FIRST = 2
 LAST = 4
-"""Kinds of parts that end a record."""
+"""Kinds of parts of a record: it begins with a whole or first one, and ends with a last one."""
 
 
 class OfflineRun(NamedTuple):
@@ -44,33 +45,42 @@ def read_offline_runs(run_folder: str | Path) -> dict[str, OfflineRun]:
         run_folder: the folder of a run, which contains ``wandb/offline-run-*``.
 
     Raises:
-        ConfigurationError: if W&B is not installed.
+        ConfigurationError: if W&B is not installed, or a file is damaged.
     """
     import_optional("wandb", '"mtrl_lightning[wandb]"')
     protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    damage: Any = importlib.import_module("google.protobuf.message").DecodeError
     runs: dict[str, OfflineRun] = {}
     for path in sorted(Path(run_folder).glob("wandb/offline-run-*/*.wandb")):
         run_id = path.stem.removeprefix("run-")
         run = runs.setdefault(run_id, OfflineRun([], {}, []))
-        for data in records(path):
-            record = protocol.Record()
-            record.ParseFromString(data)
-            row = _values(record.history.item)
-            if row:
-                run.rows.append(row)
-            run.config.update(_values(record.run.config.update))
-            run.config.update(_values(record.config.update))
-            artifact = record.artifact.name or record.request.log_artifact.artifact.name
-            if artifact:
-                run.artifacts.append(artifact)
+        try:
+            for data in records(path):
+                _add(run, protocol.Record.FromString(data))
+        except (damage, ValueError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{path} is damaged ({error}): metrics.csv has all rows of the run"
+            ) from error
     return runs
+
+
+def _add(run: OfflineRun, record: Any) -> None:
+    """Add what a record of W&B's protocol holds to its run."""
+    row = _values(record.history.item)
+    if row:
+        run.rows.append(row)
+    run.config.update(_values(record.run.config.update))
+    run.config.update(_values(record.config.update))
+    artifact = record.artifact.name or record.request.log_artifact.artifact.name
+    if artifact:
+        run.artifacts.append(artifact)
 
 
 def records(path: Path) -> Iterator[bytes]:
     """Yield the records of a file; a last one that is not complete is left out."""
     data = path.read_bytes()
     position = HEADER_BYTES
-    record = b""
+    record = bytearray()
     while position + HEADER_BYTES <= len(data):
         left_in_block = BLOCK_BYTES - position % BLOCK_BYTES
         if left_in_block < HEADER_BYTES:  # padding
@@ -83,11 +93,13 @@ def records(path: Path) -> Iterator[bytes]:
         position += HEADER_BYTES
         if position + length > len(data):
             return
+        if kind in (WHOLE, FIRST):
+            record.clear()  # the process that wrote the previous one was killed in the middle
         record += data[position : position + length]
         position += length
         if kind in (WHOLE, LAST):
-            yield record
-            record = b""
+            yield bytes(record)
+            record.clear()
 
 
 def _values(items: Any) -> dict[str, Any]:

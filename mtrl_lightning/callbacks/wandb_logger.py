@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports.metrics_file import MAX_ENV_STEPS
 
 EMPTY_NOTE = {"env_steps": -1, "written_env_steps": -1, "wandb_step": -1}
 """The last row that W&B received, the last one that is in its offline file, its own step."""
@@ -314,10 +315,13 @@ class EnvStepWandbLogger(WandbLogger):
         path = self._note_path()
         try:
             saved: dict[str, Any] = json.loads(path.read_text())
-            return {name: int(saved[name]) for name in EMPTY_NOTE}
+            note = {name: int(saved[name]) for name in EMPTY_NOTE}
+            if not all(-1 <= steps <= MAX_ENV_STEPS for steps in note.values()):
+                raise ValueError(f"it has the steps {list(note.values())}")
+            return note
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             rank_zero_warn(
                 f"{path} cannot be read ({error}):"
                 " points that an offline W&B run already has are logged a second time"

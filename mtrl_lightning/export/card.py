@@ -22,7 +22,6 @@ from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT, TORCHS
 from mtrl_lightning.export.policy import TOLERANCE, Comparison
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.reports.formats import markdown, number
-from mtrl_lightning.reports.metrics_file import read_metrics
 from mtrl_lightning.reports.record import is_evaluation, is_run, read_run
 from mtrl_lightning.types import EnvSpec
 
@@ -118,12 +117,16 @@ def _other_formats(folder: Path, origin: Origin) -> dict[str, Any]:
         former = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         is_same = former["checkpoint_sha256"] == _sha256(origin.checkpoint)
         formats = dict(former["formats"]) if is_same else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return {
         name: values
         for name, values in formats.items()
-        if name in POLICY_FILES and (folder / POLICY_FILES[name]).is_file()
+        if name in POLICY_FILES
+        and (folder / POLICY_FILES[name]).is_file()
+        and isinstance(values, dict)
+        and set(values) == set(Comparison._fields)
+        and all(isinstance(value, (int, float)) for value in values.values())
     }
 
 
@@ -131,11 +134,14 @@ def last_evaluation(run_folder: Path, env_steps: int) -> dict[str, Any]:
     """Return the metrics of the last evaluation up to these environment steps.
 
     They are by name, with ``env_steps`` beside them; empty if there is none.
+
+    Raises:
+        ConfigurationError: if ``metrics.csv`` is damaged.
     """
-    if not (run_folder / "metrics.csv").is_file():
+    if not is_run(run_folder):
         return {}
     found: dict[str, tuple[int, float]] = {}
-    for name, (steps, values) in read_metrics(run_folder).items():
+    for name, (steps, values) in read_run(run_folder).curves.items():
         if not is_evaluation(name):
             continue
         until = [(step, value) for step, value in zip(steps, values, strict=True)]

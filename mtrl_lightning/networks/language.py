@@ -170,13 +170,15 @@ def read_json(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: if it cannot be read, is not JSON, or is not such a mapping.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise ConfigurationError(f"{path} is no regular file: give the path of a JSON file")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be read ({error.strerror}): check the path"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} is not a valid JSON file ({error}): correct it"
         ) from error

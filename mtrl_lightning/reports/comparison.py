@@ -180,9 +180,9 @@ def protocol_differences(records: Sequence[RunRecord]) -> list[str]:
     keys = dict.fromkeys(key for record in recorded for key in record.protocol)
     found = [(key, [(r.folder, _plain(r.protocol.get(key))) for r in recorded]) for key in keys]
     episodes = [
-        (r.folder, r.options["evaluation"].get("num_episodes"))
+        (r.folder, r.section("evaluation").get("num_episodes"))
         for r in records
-        if r.options.get("evaluation")
+        if r.section("evaluation")
     ]
     found.append(("test episodes per task", episodes))
     tasks = [(r.folder, _listed(_all_tasks(r))) for r in records]

@@ -94,7 +94,8 @@ def _instance(value: Mapping[str, Any], default: Any, name: str) -> Iterator[Dif
     """Yield what differs in a class, and in its arguments from those of the class's default."""
     path = value["class_path"]
     owner = _imported(path)
-    arguments = value.get("init_args") or {}
+    given = value.get("init_args")
+    arguments = given if isinstance(given, Mapping) else {}
     keywords = default.keywords if isinstance(default, functools.partial) else {}
     usual = default.func if isinstance(default, functools.partial) else default
     if owner is None or (owner is not usual and owner is not type(usual)):
@@ -107,14 +108,16 @@ def _instance(value: Mapping[str, Any], default: Any, name: str) -> Iterator[Dif
 
 
 def _imported(path: str) -> Any:
-    """Return what a path names; None if it is not known without importing foreign code."""
+    """Return the class or function of a path; None if it takes an import of foreign code."""
     module_name, _, name = path.rpartition(".")
+    module = sys.modules.get(module_name)
     if module_name.split(".")[0] in TRUSTED:
         try:
-            return getattr(importlib.import_module(module_name), name, None)
-        except ImportError:
+            module = importlib.import_module(module_name)
+        except Exception:  # such as a part of PyTorch that this machine cannot import
             return None
-    return getattr(sys.modules.get(module_name), name, None)
+    found = getattr(module, name, None)
+    return found if callable(found) else None
 
 
 @functools.cache

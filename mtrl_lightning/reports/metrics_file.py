@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 METRICS = "metrics.csv"
+MAX_ENV_STEPS = 2**53
+"""Environment steps up to which double precision has every whole number."""
 Curve = tuple[list[int], list[float]]
 """Environment steps and values."""
 
@@ -77,15 +79,17 @@ class MetricsReader:
 
 def _points(header: bytes, lines: bytes) -> list[tuple[str, int, float]]:
     """Return name, environment steps and value of every cell that is not empty."""
-    names = next(csv.reader([header.decode(errors="replace")]), [])
-    if "env_steps" not in names:
-        return []
     points = []
     rows = csv.reader(io.StringIO(lines.decode(errors="replace"), newline=""))
     try:
+        names = next(csv.reader([header.decode(errors="replace")]), [])
+        if "env_steps" not in names:
+            return []
         for row in rows:
             cells = dict(zip(names, row, strict=True))
             env_steps = int(cells.pop("env_steps"))
+            if not 0 <= env_steps <= MAX_ENV_STEPS:
+                raise ValueError(f"env_steps is {env_steps}")
             cells.pop("step", None)
             points += [(name, env_steps, float(value)) for name, value in cells.items() if value]
     except csv.Error as error:

@@ -64,7 +64,8 @@ class RunRecord(NamedTuple):
     @property
     def seed(self) -> int | None:
         """The seed; None if it is not recorded."""
-        return self.options.get("seed_everything")
+        seed = self.options.get("seed_everything")
+        return seed if isinstance(seed, int) else None
 
     @property
     def env_steps(self) -> int:
@@ -74,7 +75,13 @@ class RunRecord(NamedTuple):
     @property
     def total_steps(self) -> int | None:
         """Environment steps after which the run ends; None if they are not recorded."""
-        return self.options.get("rollout", {}).get("total_steps")
+        steps = self.section("rollout").get("total_steps")
+        return steps if isinstance(steps, int) and steps > 0 else None
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return the options of a section; empty if they are not recorded."""
+        options = self.options.get(name)
+        return options if isinstance(options, Mapping) else {}
 
     def tasks_of(self, metric: str) -> tuple[str, ...]:
         """Return the tasks of which a metric was measured, sorted."""
@@ -121,9 +128,8 @@ def read_run(folder: Path) -> RunRecord:
         options = _yaml_at(config_file_of(folder))
     except ConfigurationError:  # a run from Python
         options = {name: hparams[name] for name in SECTIONS if name in hparams}
-    return RunRecord(
-        folder, options, _with(hparams, "protocol/"), _with(hparams, "version/"), curves
-    )
+    versions = {name: str(version) for name, version in _with(hparams, "version/").items()}
+    return RunRecord(folder, options, _with(hparams, "protocol/"), versions, curves)
 
 
 def read_metrics_file(path: Path) -> RunRecord:

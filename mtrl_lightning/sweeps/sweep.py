@@ -16,13 +16,12 @@ from mtrl_lightning.reports.record import is_evaluation
 from mtrl_lightning.runs import check_name, ensure_writable, run_lock
 from mtrl_lightning.sweeps.runs import (
     PROGRAM,
-    Outcome,
     SweepRun,
     finite,
     missing_metric,
     run_name,
 )
-from mtrl_lightning.sweeps.study import Study, import_optuna
+from mtrl_lightning.sweeps.study import ERROR, OUTCOME, Study, import_optuna
 from mtrl_lightning.sweeps.sweep_file import SweepFile
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ SECONDS_BETWEEN_LOOKS = 0.3
 """How often the runs' metrics are read."""
 FAILURES_AT_START = 3
 """A sweep whose first trials, so many, all failed is ended."""
-OUTCOME = "outcome_of_seed_"
-"""What a trial's attributes begin with that hold what its runs came to."""
-ERROR = "error"
-"""A trial's attribute that says why it failed."""
 ENDED_EARLY = "ended_early"
 """A trial's attribute: it was weak, and its runs were interrupted for that."""
 INTERRUPTED = 128
@@ -204,7 +199,8 @@ class _Runner:
                 self._options.threads,
                 self._program,
             )
-        reported = self._study.trials[trial.number].intermediate_values
+        (stored,) = (one for one in self._study.trials if one.number == trial.number)
+        reported = stored.intermediate_values
         one = _OpenTrial(trial, runs, reported)
         # a kill may have come before its runs had ended, or before its last value was judged
         is_ended_early = bool(trial.user_attrs.get(ENDED_EARLY))
@@ -348,12 +344,3 @@ def _signals_raise() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def outcomes_of(attributes: dict[str, Any]) -> list[Outcome]:
-    """Return what the runs of a trial came to, one for each seed that ended.
-
-    Args:
-        attributes: of the trial.
-    """
-    return [Outcome(**kept) for name, kept in attributes.items() if name.startswith(OUTCOME)]

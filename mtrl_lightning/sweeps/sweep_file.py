@@ -73,6 +73,15 @@ class Parameter(NamedTuple):
         """The values that are tried before a sweep starts: all choices, or a range's ends."""
         return self.choices or (self.kind(self.low), self.kind(self.high))
 
+    def allows(self, value: Any) -> bool:
+        """Return whether a value is a choice, or of the range's type and within it."""
+        if self.choices:
+            return any(type(one) is type(value) and one == value for one in self.choices)
+        if not isinstance(value, (int, float)) or type(value) is not self.kind:
+            return False
+        is_end = any(math.isclose(value, end) for end in (self.low, self.high))  # rounded
+        return is_end or self.low <= value <= self.high
+
 
 class Hyperband(NamedTuple):
     """When weak runs end early."""

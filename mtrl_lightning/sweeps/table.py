@@ -14,8 +14,7 @@ from mtrl_lightning.reports.formats import UNKNOWN, number, whole, with_interval
 from mtrl_lightning.reports.statistics import interquartile_mean, interval
 from mtrl_lightning.runs import replacing
 from mtrl_lightning.sweeps.runs import Outcome
-from mtrl_lightning.sweeps.study import Study, import_optuna
-from mtrl_lightning.sweeps.sweep import ERROR, outcomes_of
+from mtrl_lightning.sweeps.study import ERROR, Study, import_optuna, outcomes_of
 from mtrl_lightning.sweeps.sweep_file import SweepFile
 
 if TYPE_CHECKING:

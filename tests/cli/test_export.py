@@ -1,5 +1,6 @@
 """``export`` writes a run's policy with its card, or its replay."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -102,3 +103,46 @@ def test_the_help_names_every_format(capsys):
     printed = capsys.readouterr().out
     assert all(format in printed for format in FORMATS)
     assert "mtrl-lightning export --replay RUN --to minari" in printed
+
+
+OF_FORMAT = {
+    "num_observations": 1,
+    "max_difference": 0.0,
+    "policy_microseconds": 1.0,
+    "exported_microseconds": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        "[",
+        "[" * 100_000,
+        [],
+        {"onnx": 3},
+        {"onnx": {}},
+        {"onnx": {**OF_FORMAT, "max_difference": "0"}},
+        {"../../a": OF_FORMAT},
+    ],
+)
+def test_a_description_that_no_export_has_written_is_replaced(command_line, capsys, formats):
+    command_line.finished()
+    folder = command_line.folder() / "export"
+    checkpoint = command_line.folder() / "checkpoints" / "best.ckpt"
+    digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    folder.mkdir()
+    (folder / "policy.onnx").touch()
+    if not isinstance(formats, str):
+        formats = json.dumps({"checkpoint_sha256": digest, "formats": formats})
+    (folder / "policy.json").write_text(formats)
+    main(["export", str(command_line.folder()), "--to=torchscript"])
+    described = json.loads((folder / "policy.json").read_text())
+    assert list(described["formats"]) == ["torchscript"]
+
+
+def test_an_export_names_damaged_metrics(command_line, capsys):
+    command_line.finished()
+    (command_line.folder() / "metrics.csv").write_text("env_steps,a\nx,1\n")
+    assert "metrics.csv cannot be read" in error_of(
+        capsys, str(command_line.folder()), "--to=torchscript"
+    )

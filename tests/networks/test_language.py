@@ -111,6 +111,8 @@ def test_a_task_without_an_embedding_is_named_with_its_nearest(file):
     [
         ('{"reach": [1, 2', "not a valid JSON"),
         ("", "not a valid JSON"),
+        ("[" * 100_000, "not a valid JSON"),
+        ('{"a":' * 100_000, "not a valid JSON"),
         ("[[1, 2]]", "must map task names"),
         ("{}", "must map task names"),
         ('{"reach": [1, 2], "push": [1]}', "push has 1 numbers, that of reach has 2"),
@@ -134,6 +136,9 @@ def test_a_broken_file_is_refused_with_its_fault(file, content, message):
 
 
 def test_a_missing_or_binary_file_is_refused(tmp_path):
+    for path in (tmp_path, "/dev/zero"):
+        with pytest.raises(ConfigurationError, match="is no regular file"):
+            Language(1, path=str(path))
     with pytest.raises(ConfigurationError, match=r"nowhere\.json cannot be read"):
         Language(1, path=str(tmp_path / "nowhere.json"))
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import ReportCallback, report
 from mtrl_lightning.cli import watch
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports import budget
 from mtrl_lightning.reports.comparison import bands_of, compare_runs, summarize
 from mtrl_lightning.reports.comparison_report import comparison_page
@@ -169,6 +171,60 @@ def test_a_task_may_lack_a_metric_and_a_metric_every_value(tmp_path, recwarn):
     assert texts[push : push + 7] == ["push", "-", "-", "3.00", "3.00", "nan", "nan"]
     assert texts[reach : reach + 7] == ["reach", "0.50", "0.50", "1.00", "1.00", "-", "-"]
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rollout": None},
+        {"rollout": {"total_steps": "many"}},
+        {"rollout": {"total_steps": [1]}},
+        {"evaluation": 3},
+        {"seed_everything": [1]},
+        {"name": {"a": 1}},
+        {"model": {"class_path": "mtrl_lightning.algorithms.SAC", "init_args": 3}},
+        {"model": {"class_path": "mtrl_lightning.cli.commands.COMMANDS"}},
+        {"model": {"class_path": "torch..nothing"}},
+        {"data": {"wrappers": [{1: 2, 3.5: [None]}]}},
+    ],
+)
+def test_options_of_any_form_have_a_page_and_are_compared(changed, run, tmp_path, capsys):
+    (run / "config.yaml").write_text(yaml.safe_dump({**options_of(1), **changed}))
+    assert "Evaluation" in run_page(read_run(run))
+    main(["compare", str(run), "--no_intervals", f"--folder={tmp_path}"])
+    assert "eval/success of 2 tasks" in capsys.readouterr().out
+
+
+def test_a_page_imports_nothing_of_other_packages(run, tmp_path, monkeypatch):
+    (tmp_path / "own_options.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = {"class_path": "own_options.Own", "init_args": {"a": "own_options.make"}}
+    (run / "config.yaml").write_text(yaml.safe_dump({**options_of(1), "model": model}))
+    assert "own_options.Own" in run_page(read_run(run))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (f"env_steps,a\n{'9' * 30},1\n", f"env_steps is {'9' * 30}"),
+        ("env_steps,a\n-5,1\n", "env_steps is -5"),
+        (f"env_steps,a\n5,{'1' * 200_000}\n", "field larger than field limit"),
+        (f"env_steps,{'a' * 200_000}\n1,1\n", "field larger than field limit"),
+    ],
+)
+def test_metrics_that_no_run_has_written_are_refused(content, message, run):
+    (run / "metrics.csv").write_text(content)
+    with pytest.raises(ConfigurationError, match=message):
+        read_run(run)
+
+
+def test_options_that_no_run_has_written_are_left_out(run):
+    names = "a0: &a0 [1, 2]\n" + "".join(
+        f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}, *a{k - 1}]\n" for k in range(1, 30)
+    )
+    for content in (names, "a: 2001-99-99", "{1: 2, a: 3}", "a: " + "[" * 5_000):
+        (run / "config.yaml").write_text(content)
+        assert read_run(run).options == {}
 
 
 def test_options_that_differ_are_found_in_nested_classes():

@@ -1,9 +1,12 @@
 """Sweeps on one machine: what is tried, what is ended early, what a kill costs, what is shown."""
 
+import contextlib
 import csv
 import json
+import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -237,6 +240,74 @@ def test_a_database_of_another_sweep_is_refused(tmp_path):
     study.path.write_text("no database")
     with pytest.raises(ConfigurationError, match="cannot be read as the database of a sweep"):
         run(given, tmp_path)
+
+
+OUTCOME = '{"best": 1.0, "last": 1.0, "env_steps": 4, "per_task": {}}'
+DAMAGE = [
+    (
+        "update trial_params set param_name = 'trainer.devices' where param_name = 'gain'",
+        "of train",
+    ),
+    ("update trial_params set param_value = 7 where param_name = 'kind'", "index out of range"),
+    ("update trial_params set param_value = 1e9 where param_name = 'gain'", "0.0 of gain"),
+    ("update trial_params set distribution_json = '['", "Expecting value"),
+    (
+        "update trial_params set distribution_json = replace(distribution_json, '0.1', '0.01')",
+        "another distribution of gain",
+    ),
+    ("update trials set number = 7", "number 7"),
+    ("update trials set state = 'WAITING'", "waits with values"),
+    ("update trials set state = 'GONE'", "GONE"),
+    ("delete from trial_values", "lacks its result"),
+    ("update trial_values set value = 'x'", ""),
+    ("delete from study_directions", "list index out of range"),
+    ("update study_directions set direction = 'MINIMIZE'", "direction is MINIMIZE"),
+    ("update study_user_attributes set value_json = '[]'", ""),
+    ("update trial_user_attributes set value_json = '{}'", "required positional arguments"),
+    (f"update trial_user_attributes set value_json = '{OUTCOME.replace('4', '[]')}'", "attributes"),
+    (f"update trial_user_attributes set value_json = '{OUTCOME.replace('{}', '[]')}'", "values"),
+    ("update trial_user_attributes set key = 'outcome_of_seed_9'", "attributes"),
+    ("update trial_intermediate_values set step = -step", "attributes"),
+    (
+        "insert into trial_system_attributes (trial_id, key, value_json)"
+        """ values (1, 'fixed_params', '{"gain": 1e9}')""",
+        "must be real number|attributes",
+    ),
+]
+
+
+def test_a_damaged_database_is_refused(tmp_path):
+    parameters = {**CONTENT["parameters"], "kind": {"values": ["one", True]}}
+    hyperband = {"type": "hyperband", "min_iter": 1, "eta": 2}
+    # slow, so that values are reported before its end
+    options = {"parameters": parameters, "early_terminate": hyperband}
+    given = sweep_file(tmp_path, "--seconds=0.2", **options)
+    path = run(given, tmp_path, trials=1).path
+    whole = path.read_bytes()
+    for statement, message in DAMAGE:
+        path.write_bytes(whole)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            assert connection.execute(statement).rowcount > 0, statement
+            connection.commit()
+        expected = f"(?s)sweep.db cannot be read as the database of a sweep.*({message}).*move it"
+        with pytest.raises(ConfigurationError, match=expected):
+            run(given, tmp_path, trials=1)
+    path.write_bytes(whole)
+    assert len(found(run(given, tmp_path, trials=1))) == 1, "undamaged"
+
+
+@pytest.mark.parametrize(
+    ("entry", "allowed", "others"),
+    [
+        ({"values": ["a", 1]}, ["a", 1], ["b", True, 1.0, None]),
+        ({"min": 3, "max": 5}, [3, 5], [2, 6, 4.0, "4", None]),
+        ({"min": 0.1, "max": 10.0}, [0.1, 0.09999999999999999, 10.0], [0.0, 10.1, 1, math.nan]),
+    ],
+)
+def test_a_parameter_allows_its_values_alone(entry, allowed, others, tmp_path):
+    (parameter,) = sweep_file(tmp_path, parameters={"a": entry}).parameters
+    assert all(parameter.allows(value) for value in allowed)
+    assert not any(parameter.allows(value) for value in others)
 
 
 def test_a_search_by_earlier_results_does_not_depend_on_kills(tmp_path):
