@@ -29,9 +29,9 @@ import traceback
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -116,6 +116,10 @@ BASES: dict[str, list[str]] = {
 """Options of the runs whose checkpoints are changed."""
 STEPS = {"sac": (62, 71), "metaworld": (31, 36), "ppo": (150, 200), "ranks": (62, 80)}
 """Environment steps of a run, which ends in mid-episode, and of the run that continues it."""
+VIOLATIONS: list[int] = []
+"""Exit codes of what this process did and must not do."""
+LOG = "output.txt"
+"""What a continued run prints, beside its folder."""
 EVIL = "evil"
 """A module in the working directory that leaves a mark when it is imported."""
 
@@ -629,47 +633,122 @@ class Outcome(NamedTuple):
         return self.word in ("refused", "ran", "ran otherwise")
 
 
-def resume(name: str, run: Path, wanted: dict[str, torch.Tensor] | None) -> Outcome:
-    """Continue a run in a process of its own.
+class Server:
+    """Parse the command line that continues a run once, then fork for each change of its files.
+
+    Parsing takes half of such a run's time, and is the same for all.
 
     Args:
         name: of the run.
-        run: its folder, inside of a folder of its own, beside which nothing may be written.
-        wanted: the weights that the unchanged files lead to; None if that is to be found out.
+        base: its folder, which stays as it is.
+        others: folders of further runs, of which parts are put into this one.
+        root: the folder in which nothing but the run's copy may be written.
+        keep: where the runs are kept that did what they must not.
+        report: receives a row for each change.
     """
-    log = run.parent / "output.txt"
-    total = STEPS.get(name, STEPS["sac"])[1]
-    arguments = ["fit", f"--resume={run}", f"--rollout.total_steps={total}"]
-    if name == "ranks":
-        arguments += ["--trainer.devices=1"]
-    outside = listing(run.parent.parent, run.parent)
-    child = os.fork()
-    if child == 0:
-        os._exit(_continue(run, arguments, log))
-    status, usage = _wait(child)
-    output = log.read_text(errors="replace") if log.exists() else ""
-    seconds = usage.ru_utime + usage.ru_stime
-    mebibytes = usage.ru_maxrss / 1024
-    code = os.waitstatus_to_exitcode(status)
-    word = {2: "refused", 1: "refused", 0: "ran"}.get(code, "TRACEBACK")
-    if code in (-signal.SIGXCPU, -signal.SIGKILL) or seconds > SECONDS:
-        word = "HANGS"
-    elif code < 0:
-        word = f"CRASH ({signal.Signals(-code).name})"
-    elif code == EXECUTED or (run.parent / "executed").exists():
-        word = "CODE EXECUTED"
-    elif code == OUTSIDE or listing(run.parent.parent, run.parent) != outside:
-        word = "WROTE OUTSIDE"
-    elif mebibytes > MEBIBYTES:
-        word = "MEMORY"
-    elif code == 0 and wanted is not None:
-        found = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        same = found.keys() == wanted.keys() and all(
-            torch.equal(found[key], value) if isinstance(value, torch.Tensor) else True
-            for key, value in wanted.items()
-        )
-        word = "ran" if same else "ran otherwise"
-    return Outcome(word, seconds, mebibytes, output)
+
+    def __init__(
+        self,
+        name: str,
+        base: Path,
+        others: Sequence[Path],
+        root: Path,
+        keep: Path | None,
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._name = name
+        self._base = base
+        self._others = others
+        self._run = root / name / base.name
+        self._keep = keep
+        self._report = report
+        self._wanted: dict[str, torch.Tensor] | None = None
+
+    def serve(self, indices: Sequence[int], seed: int) -> NoReturn:
+        """Make changes and continue the run after each; end this process."""
+        from mtrl_lightning.launch import Launch
+
+        locate = Launch.__init__
+
+        def fork_for_each(launch: Launch, *args: Any, **options: Any) -> None:
+            for index in [-1, *indices]:
+                if self._continues(index, seed):
+                    locate(launch, *args, **options)
+                    return
+            os._exit(0)
+
+        Launch.__init__ = fork_for_each  # type: ignore[method-assign]
+        self._copy_base()
+        total = STEPS.get(self._name, STEPS["sac"])[1]
+        arguments = ["fit", f"--resume={self._run}", f"--rollout.total_steps={total}"]
+        if self._name == "ranks":
+            arguments += ["--trainer.devices=1"]
+        os._exit(_code_of(arguments))
+
+    def _copy_base(self) -> None:
+        shutil.rmtree(self._run.parent, ignore_errors=True)
+        shutil.copytree(self._base, self._run)
+        save(self._run, checkpoint_file(self._run).read_bytes())
+
+    def _continues(self, index: int, seed: int) -> bool:
+        """Make a change, and fork; return true in the process that continues the run.
+
+        Index -1 stands for no change.
+        """
+        self._copy_base()
+        change = Change("none", "")
+        if index >= 0:
+            change = change_file(self._run, random.Random(f"{seed} {index}"), self._others)
+        before = listing(self._run.parent.parent, self._run.parent)
+        child = os.fork()
+        if child == 0:
+            _restrict(self._run)
+            return True
+        outcome = self._judge(*_wait(child), before)
+        if index < 0:
+            if outcome.word != "ran":
+                raise RuntimeError(f"{self._name} does not continue: {outcome}")
+            self._wanted = self._weights()
+        else:
+            row = {"index": index, "run": self._name, **change._asdict(), **outcome._asdict()}
+            self._report(row)
+        if not outcome.is_allowed and self._keep is not None:
+            shutil.copytree(self._run.parent, self._keep / str(index), dirs_exist_ok=True)
+        return False
+
+    def _judge(self, status: int, usage: Any, before: Sequence[str]) -> Outcome:
+        log = self._run.parent / LOG
+        output = log.read_text(errors="replace") if log.exists() else ""
+        seconds = usage.ru_utime + usage.ru_stime
+        mebibytes = usage.ru_maxrss / 1024
+        code = os.waitstatus_to_exitcode(status)
+        word = {2: "refused", 1: "refused", 0: "ran"}.get(code, "TRACEBACK")
+        if code in (-signal.SIGXCPU, -signal.SIGKILL) or seconds > SECONDS:
+            word = "HANGS"
+        elif code < 0:
+            word = f"CRASH ({signal.Signals(-code).name})"
+        elif code == EXECUTED or (self._run.parent / "executed").exists():
+            word = "CODE EXECUTED"
+        elif code == OUTSIDE or listing(self._run.parent.parent, self._run.parent) != before:
+            word = "WROTE OUTSIDE"
+        elif mebibytes > MEBIBYTES:
+            word = "MEMORY"
+        elif (
+            code == 0 and self._wanted is not None and not _are_equal(self._weights(), self._wanted)
+        ):
+            word = "ran otherwise"
+        return Outcome(word, seconds, mebibytes, output)
+
+    def _weights(self) -> dict[str, Any]:
+        path = self._run / "checkpoints" / "last.ckpt"
+        return torch.load(path, weights_only=True)["state_dict"]
+
+
+def _are_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key], value) if isinstance(value, torch.Tensor) else True
+        for key, value in other.items()
+    )
 
 
 def listing(folder: Path, without: Path) -> list[str]:
@@ -689,15 +768,11 @@ def _wait(child: int) -> tuple[int, Any]:
     return status, usage
 
 
-def _continue(run: Path, arguments: Sequence[str], log: Path) -> int:
-    """Run the program as this process; return its exit code."""
-    from mtrl_lightning.__main__ import main
-
+def _restrict(run: Path) -> None:
+    """Let this process do what a continued run may do, and note what it must not."""
     os.chdir(run.parent)
-    (run.parent / f"{EVIL}.py").write_text(
-        "open('executed', 'w').close()\nrun = print\nEvil = object\n"
-    )
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    Path(f"{EVIL}.py").write_text("open('executed', 'w').close()\nrun = print\nEvil = object\n")
+    handle = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
@@ -705,8 +780,13 @@ def _continue(run: Path, arguments: Sequence[str], log: Path) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CPU, (2 * SECONDS, 2 * SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    violations: list[int] = []
-    sys.addaudithook(_watch(run, violations))
+    sys.addaudithook(_watch(run))
+
+
+def _code_of(arguments: Sequence[str]) -> int:
+    """Run the program; return its exit code."""
+    from mtrl_lightning.__main__ import main
+
     try:
         main(arguments)
         code = 0
@@ -716,10 +796,11 @@ def _continue(run: Path, arguments: Sequence[str], log: Path) -> int:
         traceback.print_exc()
         code = TRACEBACK
     sys.stdout.flush()
-    return violations[0] if violations else code
+    sys.stderr.flush()
+    return VIOLATIONS[0] if VIOLATIONS else code
 
 
-def _watch(run: Path, violations: list[int]) -> Callable[[str, tuple[Any, ...]], None]:
+def _watch(run: Path) -> Callable[[str, tuple[Any, ...]], None]:
     """Return an audit hook that notes what a continued run must not do."""
     inside = str(run.resolve()) + os.sep
     allowed = (inside, "/dev/", "/proc/", tempfile.gettempdir() + os.sep + "torch")
@@ -736,14 +817,14 @@ def _watch(run: Path, violations: list[int]) -> Callable[[str, tuple[Any, ...]],
             paths = [one for one in given if isinstance(one, (str, bytes, os.PathLike))]
         elif event in programs:
             print(f"EXECUTED {event} {given}", file=sys.stderr)
-            violations.append(EXECUTED)
+            VIOLATIONS.append(EXECUTED)
         for path in paths:
             if isinstance(path, int):
                 continue
             full = os.path.realpath(os.fsdecode(path))
             if not (full + os.sep).startswith(allowed):
                 print(f"OUTSIDE {event} {full}", file=sys.stderr)
-                violations.append(OUTSIDE)
+                VIOLATIONS.append(OUTSIDE)
 
     return hook
 
@@ -761,8 +842,12 @@ def import_what_runs_need() -> None:
 
 
 def fuzz(
-    names: Sequence[str], indices: Sequence[int], seed: int, keep: Path | None
-) -> Iterator[dict[str, Any]]:
+    names: Sequence[str],
+    indices: Sequence[int],
+    seed: int,
+    keep: Path | None,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
     """Change files of some runs, and continue each.
 
     Args:
@@ -770,43 +855,25 @@ def fuzz(
         indices: of the changes; each is the same whichever others are made.
         seed: of all changes.
         keep: where the runs are kept that did what they must not.
-
-    Yields:
-        A row for each file: run, kind, change, outcome, seconds, mebibytes, output.
+        report: receives a row for each change: index, run, kind, change, outcome.
     """
     import_what_runs_need()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        bases = {name: prepare(name, root / "bases") for name in names}
-        wanted = {}
+        bases = {name: prepare(name, root / "bases") for name in BASES if name in names}
         for name, base in bases.items():
-            run = _copied(base, root / "unchanged" / name)
-            outcome = resume(name, run, None)
-            if outcome.word != "ran":
-                raise RuntimeError(f"{name} does not continue: {outcome}")
-            path = run / "checkpoints" / "last.ckpt"
-            wanted[name] = torch.load(path, weights_only=True)["state_dict"]
-        for index in indices:
-            name = names[index % len(names)]
-            draws = random.Random(f"{seed} {index}")
-            run = _copied(bases[name], root / "changed")
-            others = [base for other, base in bases.items() if other != name] or [bases[name]]
-            change = change_file(run, draws, others)
-            outcome = resume(name, run, wanted[name])
-            yield {"index": index, "run": name, **change._asdict(), **outcome._asdict()}
-            if not outcome.is_allowed:
-                print(f"{index} {name} {change}: {outcome.word}", flush=True)
-                if keep is not None:
-                    shutil.copytree(run.parent, keep / str(index), dirs_exist_ok=True)
-            shutil.rmtree(run.parent)
-
-
-def _copied(base: Path, parent: Path) -> Path:
-    run = parent / base.name
-    shutil.copytree(base, run)
-    checkpoint = checkpoint_file(run)
-    save(run, checkpoint.read_bytes())
-    return run
+            own = [index for index in indices if names[index % len(names)] == name]
+            others = [other for other in bases.values() if other != base] or [base]
+            child = os.fork()
+            if child == 0:
+                try:
+                    Server(name, base, others, root / "changed", keep, report).serve(own, seed)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            _, status = os.waitpid(child, 0)
+            if status:
+                raise RuntimeError(f"the changes of {name} ended with {status}")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -839,13 +906,19 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the runs here that did what they must not")
     options = parser.parse_args()
     indices = options.only or range(options.files)
-    rows = []
-    for row in fuzz(options.runs, indices, options.seed, options.keep):
-        rows.append(row)
-        if options.json is not None:
-            with options.json.open("a") as file:
+    with tempfile.TemporaryDirectory() as folder:
+        log = options.json or Path(folder) / "rows.json"
+
+        def report(row: dict[str, Any]) -> None:
+            with log.open("a") as file:
                 file.write(f"{json.dumps(row)}\n")
+
+        fuzz(options.runs, indices, options.seed, options.keep, report)
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
     print(table(rows))
+    for row in rows:
+        if not Outcome(row["word"], 0, 0, "").is_allowed:
+            print(f"{row['index']} {row['run']}: {row['word']}: {row['text']}")
     wrong = [row for row in rows if not Outcome(row["word"], 0, 0, "").is_allowed]
     sys.exit(1 if wrong else 0)
 
