@@ -228,6 +228,12 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
     from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 
     data = _section(config, "data")
+    for name in ("wrappers", "info_keys"):
+        if not isinstance(data.get(name) or [], list):
+            raise ConfigurationError(
+                f"data.{name} of the run's configuration is {data[name]!r}, which is no list: use"
+                " the config.yaml as the run wrote it"
+            )
     benchmark: Benchmark = _instantiated(Benchmark, data.get("benchmark"), "benchmark")
     benchmark = with_wrappers(benchmark, data.get("wrappers"))
     if data.get("pixels"):
@@ -271,7 +277,7 @@ def _instantiated(kind: Any, described: Any, what: str) -> Any:
     parser.add_argument(f"--{what}", type=kind)
     try:
         return getattr(parser.instantiate_classes(parser.parse_object({what: described})), what)
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError, TypeError) as error:
         own = _own_error(error)
         if own is not None:
             raise own from None

@@ -82,12 +82,20 @@ def test_what_is_no_run(capsys, args, message):
     ("benchmark", "message"),
     [
         ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"horizon": 0}}, "^num_tasks 3"),
+        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"a": 1}}, "'a' is not accepted"),
+        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"horizon": None}}, "not support"),
         ({"class_path": "no_tasks.Own"}, "No module named 'no_tasks'.*in the folder of its modul"),
     ],
 )
 def test_a_benchmark_that_cannot_be_made(benchmark, message):
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         play.benchmark_of({"data": {"benchmark": benchmark}})
+
+
+@pytest.mark.parametrize("name", ["wrappers", "info_keys"])
+def test_options_of_a_benchmark_that_are_no_lists(name):
+    with pytest.raises(ConfigurationError, match=rf"data\.{name} .* is 1\.5, which is no list"):
+        play.benchmark_of({"data": {"benchmark": {}, name: 1.5}})
 
 
 def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():
