@@ -50,6 +50,8 @@ PROGRAMS = [
 ]
 BUILD = ["python -m sphinx -n -W --keep-going docs docs/_build"]
 """Run by tests/test_docs.py."""
+FUZZ = ["python -m tests.fuzzing --files 3000"]
+"""Run with fewer files by tests/test_fuzz.py."""
 SHORT = {
     "fit": [
         "--evaluation.num_episodes=1",
@@ -253,7 +255,7 @@ def test_every_program_runs(command, tmp_path, monkeypatch):
 
 
 def test_every_command_is_known():
-    assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD} == set(COMMANDS)
+    assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD, *FUZZ} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
