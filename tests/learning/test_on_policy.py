@@ -46,9 +46,9 @@ def test_ppo_learns_to_reach(command_line):
         *OPTIONS,
         "--data.benchmark.init_args.tasks=[reach]",
         "--data.benchmark.init_args.horizon=200",
-        "--rollout.total_steps=48000",
+        "--rollout.total_steps=72000",
         "--rollout.envs_per_task=8",
-        "--evaluation.every=48000",
+        "--evaluation.every=72000",
         "--evaluation.envs_per_task=10",
         configs=(
             "base",
