@@ -35,8 +35,8 @@ SECTIONS: dict[str, type] = {
     "state_dict": dict,
 }
 """What Lightning reads of a checkpoint."""
-LIGHTNING_VERSION = re.compile(r"([2-9]|[1-9]\d)(\.\d{1,4}){1,3}((a|b|rc|\.post|\.dev)\d{1,4})?")
-"""Of a Lightning whose checkpoints are read as they are; it converts those of version 1."""
+LIGHTNING_VERSION = re.compile(r"([2-9]|[1-9]\d)(\.\d{1,4}){1,3}((a|b|rc|\.post|\.dev)\d{1,8})?")
+"""Versions of Lightning whose checkpoints it does not convert."""
 
 
 def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) -> dict[str, Any]:

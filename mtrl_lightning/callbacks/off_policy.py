@@ -158,3 +158,9 @@ class OffPolicyLoop(Loop):
         """Restore them."""
         self._warmup.load_state_dict(state["warmup"])
         self._ratio.load_state_dict(state["ratio"])
+        counters = self.session.counters
+        # each vector step has stepped an environment: more of them would owe updates without an end
+        if counters.vector_steps > counters.env_steps + counters.dropped_transitions:
+            raise ValueError(f"{counters.vector_steps} vector steps in {counters.env_steps} steps")
+        if state["ratio"] and state["ratio"]["updates"] > counters.updates:
+            raise ValueError(f"{counters.updates} updates, and more when learning began")

@@ -54,8 +54,8 @@ LARGEST_POOL = 1024
 """Largest ``pool_size`` of a ``SeedSequence``; NumPy's default is 4."""
 POSITIONS = {"MT19937": 624, "Philox": 4}
 """Generators that keep a buffer, and the largest position in it: NumPy reads there unchecked."""
-MOST_ELEMENTS = 1 << 24
-"""Largest number of elements of an array that repeats the elements of another."""
+MOST_BYTES = 1 << 27
+"""Largest size of an array that repeats the elements of another."""
 DEEPEST = 300
 """How many containers may lie in one another."""
 MOST_VALUES = 10_000_000
@@ -255,7 +255,8 @@ class Decoder:
         memory = dict(arrays_of(owner))[name]
         view = _view(memory, *layout)
         may_write = is_computed if is_mujoco(owner, "MjData") else is_editable
-        if view.dtype != memory.dtype or not may_write(name, memory):
+        is_switch = name == "eq_active"
+        if view.dtype != memory.dtype or not (is_switch or may_write(name, memory)):
             view.flags.writeable = False
         return view
 
@@ -266,7 +267,8 @@ class Decoder:
         if type(memory) is not np.ndarray:
             raise ValueError(f"{where} is a part of a {type(memory).__name__}, of no array")
         view = _view(memory, *layout)
-        check_booleans(np.ascontiguousarray(view))
+        if view.dtype.kind == "b":
+            check_booleans(np.ascontiguousarray(view))
         return view
 
     def _make_array(
@@ -405,7 +407,8 @@ def _view(
     layout = [offset, *shape, *strides]
     if not all(type(size) is int for size in layout) or len(shape) != len(strides):
         raise ValueError(f"the layout {layout} is not of whole numbers")
-    if min(shape, default=0) < 0 or math.prod(shape) > max(memory.nbytes, MOST_ELEMENTS):
+    num_bytes = math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or num_bytes > max(memory.nbytes, MOST_BYTES):
         raise ValueError(f"the shape {shape} is negative or too large")
     if not memory.flags.c_contiguous:
         raise ValueError("the memory has gaps")
