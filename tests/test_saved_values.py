@@ -16,7 +16,12 @@ from mtrl_lightning.algorithms.state import (
     global_generators,
     restore_global_generators,
 )
-from mtrl_lightning.callbacks import CheckpointCallback, MetricsCallback, RolloutCallback
+from mtrl_lightning.callbacks import (
+    CheckpointCallback,
+    MetricsCallback,
+    OptionsCallback,
+    RolloutCallback,
+)
 from mtrl_lightning.callbacks.checkpoint import _check_counts
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import ToyReach
@@ -267,3 +272,9 @@ def test_a_space_of_a_file_is_of_a_size_that_observations_have(tmp_path, space):
     torch.save(checkpoint, tmp_path / "a.ckpt")
     with pytest.raises(ConfigurationError):
         load_policy(tmp_path / "a.ckpt")
+
+
+def test_options_of_a_checkpoint_are_compared_as_plain_values():
+    callback = OptionsCallback({"model": {"lr": 0.1}})
+    callback.load_state_dict({"model.lr": torch.zeros(3)})
+    callback._warn_of_changes()

@@ -122,7 +122,7 @@ class OptionsCallback(SessionCallback):
 
     def restore(self, state_dict: dict[str, Any]) -> None:
         """Keep the checkpoint's options, to compare."""
-        self._former = dict(state_dict)
+        self._former = plain(state_dict)
 
 
 def plain(value: Any) -> Any:
