@@ -6,10 +6,12 @@ chooses an index, a size or a path.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 
@@ -60,7 +62,7 @@ def integer(value: Any, name: str, most: int = LARGEST_COUNT) -> int:
         ConfigurationError: if it is another value.
     """
     if type(value) is not int or abs(value) > most:
-        raise _wrong(name, value, f"a whole number of at most {most:,}")
+        raise _wrong(name, value, f"a whole number from {-most:,} to {most:,}")
     return value
 
 
@@ -110,11 +112,18 @@ def text(value: Any, name: str, most: int = 1000) -> str:
     return value
 
 
+def check_booleans(array: npt.NDArray) -> None:
+    """Check that the bytes of booleans are 0 or 1, as NumPy relies on.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        raise ValueError("a boolean is neither 0 nor 1")
+
+
 def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
-    is_short = value is None or type(value) in (bool, float) or _is_short_integer(value)
+    is_short_integer = type(value) is int and value.bit_length() < 128
+    is_short = value is None or type(value) in (bool, float) or is_short_integer
     found = str(value) if is_short else f"a {type(value).__name__}"
     return ConfigurationError(f"the checkpoint's {name} is {found}, not {wanted}: {HINT}")
-
-
-def _is_short_integer(value: Any) -> bool:
-    return type(value) is int and math.log2(abs(value) + 1) < 128

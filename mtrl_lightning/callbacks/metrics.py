@@ -44,8 +44,8 @@ def saved_wandb_id(state: Mapping[str, Any]) -> str | None:
         return None
     if not WANDB_ID.fullmatch(saved.text(wandb_id, "id of a W&B run")):
         raise ConfigurationError(
-            f"the checkpoint's id of a W&B run is {wandb_id!r}, which W&B does not allow: the file"
-            " is damaged; continue from another checkpoint"
+            f"the checkpoint's id of a W&B run is {wandb_id!r}, which W&B does not allow:"
+            f" {saved.HINT}"
         )
     return wandb_id
 

@@ -21,7 +21,6 @@ from mtrl_lightning.envs.simulator import (
     PLAIN_KINDS,
     address_of,
     arrays_of,
-    check_booleans,
     from_text,
     is_computed,
     is_editable,
@@ -30,6 +29,7 @@ from mtrl_lightning.envs.simulator import (
     to_text,
 )
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import check_booleans
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import check_booleans
 
 ASSETS = ("mesh_", "tex_", "skin_", "bvh_", "oct_", "name", "text_", "vis", "stat", "opt")
 """Prefixes of a model's attributes that are large and never edited, or no arrays."""
@@ -93,16 +94,6 @@ def plain_dtype(dtype: str | np.dtype) -> np.dtype:
     if kind.hasobject or kind.kind not in PLAIN_KINDS:
         raise ValueError(f"{dtype!r} is no type of numbers")
     return kind
-
-
-def check_booleans(array: npt.NDArray) -> None:
-    """Check that the bytes of booleans are 0 or 1, as NumPy relies on.
-
-    Raises:
-        ValueError: if they are not.
-    """
-    if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
-        raise ValueError("a boolean is neither 0 nor 1")
 
 
 def is_editable(name: str, array: npt.NDArray) -> bool:

@@ -383,7 +383,7 @@ def _what_is_wrong(manifest: dict[str, Any]) -> str:
         if (is_gap_E | is_too_long_E | (end_E < first_E)).any():
             return f"does not follow at {chunk['file']}"
         reached_E = end_E
-    if (reached_E != added_E).any() or (oldest_E > added_E).any() or (oldest_E < 0).any():
+    if (reached_E != added_E).any() or (oldest_E > added_E).any():
         return "does not hold all rows"
     return ""
 

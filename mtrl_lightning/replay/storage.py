@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory, to_device
+from mtrl_lightning.saved import check_booleans
 from mtrl_lightning.schema import Field
 
 Columns: TypeAlias = Mapping[str, Any]
@@ -270,8 +271,7 @@ def check_columns(columns: Columns, fields: Sequence[Field], num_rows: int) -> N
                 f"{field.name} is {column.dtype} {list(column.shape)},"
                 f" not {field.dtype} {list(shape)}"
             )
-        if column.dtype == np.bool_ and column.size and column.view(np.uint8).max() > 1:
-            raise ValueError(f"{field.name} has a boolean that is neither 0 nor 1")
+        check_booleans(column)
 
 
 def check_room(needed: int, num_rows: int, folder: Path | None, device: torch.device) -> None:
