@@ -290,7 +290,7 @@ def test_no_more_updates_are_owed_than_the_run_has_made_steps(change):
         counters = Counters(env_steps=30, vector_steps=10, updates=7)
 
     callback.session = Session()
-    loop = OffPolicyLoop(callback, 10, 0, UpdateRatio(1))
+    loop = OffPolicyLoop(callback, 10, 1, UpdateRatio(1))
     state = {"warmup": {"over": True}, "ratio": {"vector_steps": 3, "updates": 7}}
     loop.load_state_dict(state)
     for name, value in change.items():
