@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.pickles import check_pickle
 from mtrl_lightning.saved import count, restoring
 
 FORMAT = 3
@@ -56,9 +57,9 @@ def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) ->
             f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder"
         )
     try:
-        size = _check_archive(path, verify)
+        num_pickled = _check_archive(path, verify)
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        check_plain(loaded, size)
+        check_plain(loaded, num_pickled, Path(path).stat().st_size)
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         cause = f"{type(error).__name__}: {first_line[:100]}"
@@ -74,13 +75,14 @@ def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) ->
 
 
 def _check_archive(path: str | Path, verify: bool) -> int:
-    """Check that a file is an archive whose members lie in it as they are.
+    """Check that a file is an archive whose members lie in it as they are, and its pickle.
 
     Returns:
-        Its bytes.
+        The pickle's bytes: all values but the content of tensors.
 
     Raises:
         BadZipFile: if members are compressed, overlap, or have wrong checksums.
+        ValueError, IndexError, KeyError: if the pickle does not make plain values.
     """
     size = Path(path).stat().st_size
     with zipfile.ZipFile(path) as archive:
@@ -89,26 +91,37 @@ def _check_archive(path: str | Path, verify: bool) -> int:
             raise zipfile.BadZipFile("a part of it is compressed")
         if sum(member.file_size for member in members) > size:
             raise zipfile.BadZipFile("its parts are larger than the file")
+        # readers of archives differ in what they make of something before or after the archive
+        if archive.comment or min((member.header_offset for member in members), default=0):
+            raise zipfile.BadZipFile("the archive is a part of the file")
         # torch compares no checksum of what it maps
         damaged = archive.testzip() if verify else None
-    if damaged is not None:
-        raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-    return size
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+        pickles = [member for member in members if _is_pickle(member.filename)]
+        if len(pickles) != 1:
+            raise zipfile.BadZipFile(f"it holds {len(pickles)} pickles")
+        check_pickle(archive.read(pickles[0]))
+    return pickles[0].file_size
 
 
-def check_plain(loaded: Any, size: int) -> None:
+def _is_pickle(name: str) -> bool:
+    return name.lower().endswith("data.pkl")  # torch may find it by capital letters, too
+
+
+def check_plain(loaded: Any, num_pickled: int, file_size: int) -> None:
     """Check that all that was read is tensors and plain values, and no more than a file can hold.
 
     Containers that lie in the file once and are named often would unfold to any size.
 
     Args:
         loaded: what was read.
-        size: bytes of the file.
+        num_pickled: bytes of the file's pickle, which holds the values.
+        file_size: bytes of the file, which holds the tensors.
 
     Raises:
         ValueError: naming what is wrong.
     """
-    most = REPEATS * size
     num_values = 0
     num_bytes = 0
     levels: list[Iterator[Any]] = [iter([loaded])]
@@ -123,36 +136,36 @@ def check_plain(loaded: Any, size: int) -> None:
             levels.append(iter(value))
             if isinstance(value, dict):
                 levels.append(iter(value.values()))
+            if isinstance(value, OrderedDict):
+                levels.append(iter(vars(value).values()))
         elif type(value) in (Tensor, torch.nn.Parameter):
-            num_bytes += _check_tensor(value)
+            num_bytes += value.numel() * value.element_size()
+            if num_bytes > REPEATS * file_size:
+                raise ValueError("its tensors are more than a file of its size can hold")
+            _check_tensor(value)
         elif type(value) not in PLAIN:
             raise ValueError(f"it holds a {type(value).__name__}, no plain value")
         elif type(value) is int and value.bit_length() > LONGEST_INTEGER:
             raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
-        if len(levels) > 2 * DEEPEST:
+        if len(levels) > 3 * DEEPEST:
             raise ValueError(f"more than {DEEPEST} containers lie in one another")
-        if max(num_values, num_bytes) > most:
+        if num_values > REPEATS * num_pickled:
             raise ValueError("its values are more than a file of its size can hold")
 
 
-def _check_tensor(tensor: Tensor) -> int:
+def _check_tensor(tensor: Tensor) -> None:
     """Check that a tensor is a plain one.
 
-    Returns:
-        Its bytes.
-
     Raises:
-        ValueError: if it is sparse, quantized, on another device, or has booleans that are neither
-            0 nor 1.
+        ValueError: if it is sparse, quantized, on another device, has attributes, or has booleans
+            that are neither 0 nor 1.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         raise ValueError("it holds a tensor that is sparse, quantized or of a device")
-    num_bytes = tensor.numel() * tensor.element_size()
-    if tensor.dtype is torch.bool and tensor.numel():
-        memory = tensor.untyped_storage().nbytes()
-        if num_bytes > memory or int(tensor.view(torch.uint8).max()) > 1:
-            raise ValueError("it holds a boolean that is neither 0 nor 1")
-    return num_bytes
+    if vars(tensor):
+        raise ValueError("it holds a tensor with attributes")
+    if tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+        raise ValueError("it holds a boolean that is neither 0 nor 1")
 
 
 def env_steps_of(checkpoint: dict[str, Any]) -> int:

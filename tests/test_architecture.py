@@ -30,6 +30,7 @@ BASE = {
     "schedules",
     "errors",
     "memory",
+    "pickles",
     "precision",
     "products",
     "rendering",

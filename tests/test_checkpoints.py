@@ -1,7 +1,9 @@
 """A checkpoint file is data: plain tensors and values, no more of them than its size explains."""
 
 import io
+import pickle
 import zipfile
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -23,6 +25,11 @@ def own(**sections):
     return {"mtrl_lightning": {"format": checkpoints.FORMAT, "counters": {}}, **sections}
 
 
+def with_attribute(value):
+    value.attribute = object()
+    return value
+
+
 def test_plain_values_are_accepted():
     shared = torch.zeros(3)
     check_plain(
@@ -34,6 +41,7 @@ def test_plain_values_are_accepted():
             "entropy": 2**128,
         },
         SIZE,
+        SIZE,
     )
 
 
@@ -44,6 +52,9 @@ def test_plain_values_are_accepted():
         (torch.zeros(2, 2).to_sparse(), "sparse"),
         (torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), "quantized"),
         (torch.empty(3, device="meta"), "of a device"),
+        (with_attribute(torch.zeros(3)), "with attributes"),
+        (torch.zeros(1, dtype=torch.bool).expand(1 << 40), "more than a file"),
+        (with_attribute(OrderedDict()), "a object"),
         (torch.full((3,), 7, dtype=torch.uint8).view(torch.bool), "boolean"),
         (torch.nn.Linear(1, 1), "a Linear"),
         (object(), "a object"),
@@ -52,7 +63,7 @@ def test_plain_values_are_accepted():
 )
 def test_other_values_are_refused(value, wrong):
     with pytest.raises(ValueError, match=wrong):
-        check_plain({"a": [value]}, SIZE)
+        check_plain({"a": [value]}, SIZE, SIZE)
 
 
 def test_containers_in_one_another_are_limited():
@@ -60,14 +71,14 @@ def test_containers_in_one_another_are_limited():
     for _ in range(2000):
         nested = [nested]
     with pytest.raises(ValueError, match="in one another"):
-        check_plain(nested, SIZE)
+        check_plain(nested, SIZE, SIZE)
 
 
 def test_a_container_that_contains_itself_is_refused():
     circle = []
     circle.append(circle)
     with pytest.raises(ValueError, match="in one another"):
-        check_plain(circle, SIZE)
+        check_plain(circle, SIZE, SIZE)
 
 
 def test_what_is_small_in_a_file_may_not_be_large_in_memory(tmp_path):
@@ -109,6 +120,80 @@ def test_parts_that_overlap_are_refused(tmp_path):
             archive.NameToInfo[other.filename] = other
     path.write_bytes(saved.getvalue())
     with pytest.raises(ConfigurationError, match="larger than the file"):
+        load_checkpoint(path)
+
+
+def repacked(path, change):
+    """Write a checkpoint whose members a function changed."""
+    whole = io.BytesIO()
+    torch.save(own(a=b"bytes", b={1, 2}, c=nn.Parameter(torch.zeros(3)), d=torch.Size([2])), whole)
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(path, "w") as new:
+        for name, content in change({name: old.read(name) for name in old.namelist()}).items():
+            new.writestr(name, content)
+    return path
+
+
+def test_an_archive_with_nothing_changed_is_read(tmp_path):
+    assert load_checkpoint(repacked(tmp_path / "a.ckpt", dict))["a"] == b"bytes"
+
+
+def in_place_of_bytes(instructions):
+    """Return a change of a checkpoint's pickle: others in place of those that make ``a``."""
+
+    def change(members):
+        name = "archive/data.pkl"
+        first = members[name].index(b"X\x01\x00\x00\x00aq") + 8
+        end = members[name].index(b"X\x01\x00\x00\x00bq")
+        pickled = members[name]
+        return members | {name: pickled[:first] + instructions + pickled[end:]}
+
+    return change
+
+
+DOUBLED = b"K\x01\x85r\x00\x01\x00\x00" + b"".join(
+    b"j" + number.to_bytes(4, "little") + b"\x86r" + (number + 1).to_bytes(4, "little")
+    for number in range(256, 326)
+)
+"""A tuple of the former one twice, 70 times: a hash of it reads 2**70 values."""
+
+
+@pytest.mark.parametrize(
+    ("instructions", "wrong"),
+    [
+        (b"c__builtin__\nbytearray\nJ\x00\x00\x00\x7f\x85R", "builtin__.bytearray"),
+        (b"ccollections\nCounter\n)R", "collections.Counter"),
+        (b"c_codecs\nencode\nX\x01\x00\x00\x00xX\x08\x00\x00\x00punycode\x86R", "encoding"),
+        (b"ccollections\nOrderedDict\n]\x85R", "OrderedDict of other values"),
+        (b"ctorch.nn.parameter\nParameter\n)\x81", "Parameter"),
+        (b"}}X\x01\x00\x00\x00xNsb", "sets attributes"),
+        (b"}" + DOUBLED + b"Ns", "keys are more"),
+        (b"c__builtin__\nset\n]" + DOUBLED + b"a\x85R", "keys are more"),
+        (b"NNR", "calls what it has made"),
+        (b"t", "fit together"),
+        (b"sss", "IndexError"),
+        (b"\x8c\x01x", "SHORT_BINUNICODE"),
+    ],
+)
+def test_instructions_that_no_checkpoint_needs_are_refused(tmp_path, instructions, wrong):
+    path = repacked(tmp_path / "a.ckpt", in_place_of_bytes(instructions))
+    with pytest.raises(ConfigurationError, match=wrong):
+        load_checkpoint(path)
+
+
+def test_two_pickles_are_refused(tmp_path):
+    def add(members):
+        return members | {"other/DATA.PKL": pickle.dumps({}, 2)}
+
+    with pytest.raises(ConfigurationError, match="holds 2 pickles"):
+        load_checkpoint(repacked(tmp_path / "a.ckpt", add))
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_archive_in_a_larger_file_is_refused(tmp_path, where):
+    path = repacked(tmp_path / "a.ckpt", dict)
+    content = path.read_bytes()
+    path.write_bytes(b"x" + content if where == "before" else content[:-2] + b"\x01\x00x")
+    with pytest.raises(ConfigurationError, match="a part of the file"):
         load_checkpoint(path)
 
 

@@ -191,6 +191,32 @@ def test_a_run_interrupted_in_its_first_iteration_ends_as_the_uninterrupted_one(
     assert_same_run(command_line, "whole", "parts", ignored=["checkpoint"])
 
 
+@pytest.mark.parametrize(("column", "other"), [("value", "x"), ("advantage", "observation")])
+def test_an_iteration_of_a_checkpoint_has_what_the_algorithm_computes(
+    command_line, monkeypatch, capsys, column, other
+):
+    training_step = PPO.training_step
+
+    def interrupting(self, batch, batch_idx):
+        if self.counters.updates == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        training_step(self, batch, batch_idx)
+
+    monkeypatch.setattr(PPO, "training_step", interrupting)
+    with pytest.raises(SystemExit):
+        fit(command_line, "--name=parts")
+    monkeypatch.setattr(PPO, "training_step", training_step)
+    changed = checkpoint(command_line, "parts")
+    computed = changed["MultiTaskData"]["rollout_buffer"]["computed"]
+    computed[other] = computed.pop(column)
+    last = command_line.folder("parts") / "checkpoints" / "last.ckpt"
+    torch.save(changed, last.with_name("changed"))  # the other file is mapped into memory
+    last.with_name("changed").replace(last)
+    with pytest.raises(SystemExit):
+        fit(command_line, "--name=parts", "--ckpt_path=last")
+    assert "continue from another checkpoint" in capsys.readouterr().err
+
+
 def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(command_line):
     options = ["--trainer.precision=bf16-mixed", "--checkpoint.every=288"]
     fit(command_line, *options, "--name=whole", "--model.init_args.learning_rate=ConstantRate")

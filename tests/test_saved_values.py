@@ -130,7 +130,9 @@ def test_the_next_call_is_one_of_the_calls_after_a_step(next_call):
 
 def test_lightnings_counts_have_their_own_names_and_types():
     own = {"total": {"ready": 0, "done": False}}
-    _check_counts({"total": {"ready": 7, "done": True}}, own)
+    _check_counts({"total": {"ready": 7, "done": True}}, own, True)
+    for found in ({}, {"total": {"ready": 7}}, {"total": {"ready": 7, "new": 1}}):
+        _check_counts(found, own, False)
     for found in (
         {},
         {"total": {"ready": 7}},
@@ -140,7 +142,9 @@ def test_lightnings_counts_have_their_own_names_and_types():
         {"total": {"ready": 7, "done": True, "increment_ready": 3}},
     ):
         with pytest.raises((ValueError, ConfigurationError)):
-            _check_counts(found, own)
+            _check_counts(found, own, True)
+    with pytest.raises(ConfigurationError):
+        _check_counts({"total": {"ready": -1}}, own, False)
 
 
 def test_numpys_generator_is_not_read_outside_its_buffer():
@@ -240,9 +244,18 @@ def test_the_list_of_replay_files_is_checked(changes):
 def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain():
     with AllocationLimit(1000):
         torch.nn.Linear(300, 300)
-    for sizes in [(100_000, 100_000), (1_000_000, 1_000_000)]:
+    for make in [
+        lambda: torch.empty(100_000, 100_000),
+        lambda: torch.empty(1_000_000, 1_000_000),
+        lambda: torch.empty(1 << 40, 1 << 40),
+        lambda: torch.zeros(1 << 40),
+        lambda: torch.randn(1 << 40, generator=torch.Generator()),
+        lambda: torch.eye(1 << 20),
+        lambda: torch.arange(1 << 40),
+        lambda: torch.nn.BatchNorm1d(1 << 40, affine=False),
+    ]:
         with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
-            torch.empty(*sizes)
+            make()
     with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
         while True:
             torch.nn.Linear(1, 1)

@@ -103,6 +103,9 @@ class Algorithm(LightningModule):
     """Further fields of a transition that ``act`` returns beside the actions when it explores."""
     collection: OnPolicy | None = None
     """How an on-policy algorithm collects; None for one that learns from a replay."""
+    computed_columns: tuple[str, ...] = ()
+    """What ``begin_iteration`` returns in every iteration; it may replace ``policy_fields``, too.
+    Empty if that is not known."""
     acting_networks: tuple[str, ...] = ()
     """Names of the networks that ``policy`` uses; empty if it may use all of them."""
     action_mask_TA: Tensor | None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +17,6 @@ FREE_BYTES = 256 * MIB
 """What small networks may take besides."""
 OPERATION_BYTES = 1024
 """What an operation counts at least, so that many small layers count, too."""
-ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default)
 
 
 class AllocationLimit(TorchDispatchMode):
@@ -45,22 +43,39 @@ class AllocationLimit(TorchDispatchMode):
         Raises:
             ConfigurationError: if that is more than the limit.
         """
+        options = kwargs or {}
+        if _is_factory(func):  # it would fill the memory before it returns
+            self._count(self._without_memory(func, args, options))
+            return func(*args, **options)
+        made = func(*args, **options)
+        self._count(made)
+        return made
+
+    def _without_memory(self, func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return what a factory of tensors would make, on the device that has no memory."""
+        others = {name: value for name, value in options.items() if name != "generator"}
         try:
-            made = func(*args, **(kwargs or {}))
-        except RuntimeError as error:
-            if func in ALLOCATIONS:
-                raise self._too_large() from error
-            raise
+            return func.overloadpacket(*args, **others | {"device": "meta"})
+        except RuntimeError as error:  # a size above 2^63
+            raise self._too_large() from error
+
+    def _count(self, made: Any) -> None:
         self._num_bytes += OPERATION_BYTES
         for tensor in made if isinstance(made, (list, tuple)) else [made]:
             if isinstance(tensor, Tensor):
                 self._num_bytes += tensor.numel() * tensor.element_size()
         if self._num_bytes > self._limit:
             raise self._too_large()
-        return made
 
     def _too_large(self) -> ConfigurationError:
         return ConfigurationError(
             "the checkpoint describes networks that take far more memory than the weights in it"
             f" (over {self._limit / MIB:,.0f} MiB): it is damaged; use another one"
         )
+
+
+def _is_factory(func: Any) -> bool:
+    """Return whether an operation makes tensors of nothing but sizes and numbers."""
+    arguments = func._schema.arguments
+    kinds = [str(argument.type) for argument in arguments]
+    return any(argument.name == "device" for argument in arguments) and "Tensor" not in kinds

@@ -156,6 +156,7 @@ class PPO(Algorithm):
             untrained_tasks=untrained_tasks,
         )
         self.collection = OnPolicy(num_steps, num_epochs, num_minibatches)
+        self.computed_columns = ("advantage", "value", "target")
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
         _check_ranges(self.collection, discount, gae_lambda, clip, value_clip, max_kl)
         if not entropy_coef >= 0:

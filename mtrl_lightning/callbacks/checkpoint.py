@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import lightning
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -356,11 +357,14 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             ConfigurationError: if they are damaged.
         """
         with restoring("counts of Lightning's loops"):
+            found = checkpoint["loops"]
+            is_same_version = checkpoint.get("pytorch-lightning_version") == lightning.__version__
             if trainer.state.fn == TrainerFn.FITTING:
-                _check_counts(checkpoint["loops"]["fit_loop"], trainer.fit_loop.state_dict())
+                own = trainer.fit_loop.state_dict()
+                _check_counts(found["fit_loop"], own, is_same_version)
             elif trainer.state.fn == TrainerFn.VALIDATING:
                 own = trainer.validate_loop.state_dict()
-                _check_counts(checkpoint["loops"]["validate_loop"], own)
+                _check_counts(found["validate_loop"], own, is_same_version)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of what is kept."""
@@ -378,8 +382,14 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self._best = (saved.number(best[0], "best"), _file_of_run(best[1])) if best else None
 
 
-def _check_counts(found: Any, own: Any) -> None:
-    """Check that nested counts have the same names and types as a run's own.
+def _check_counts(found: Any, own: Any, is_same_version: bool) -> None:
+    """Check that nested counts have the names and types of a run's own.
+
+    Args:
+        found: nested counts of a checkpoint.
+        own: those of the run.
+        is_same_version: whether the same version of Lightning wrote them; other versions may have
+            other names.
 
     Raises:
         ValueError: if they do not.
@@ -387,10 +397,10 @@ def _check_counts(found: Any, own: Any) -> None:
     if type(found) is not type(own):
         raise ValueError(f"a {type(found).__name__} in place of a {type(own).__name__}")
     if isinstance(own, dict):
-        if found.keys() != own.keys():
+        if is_same_version and found.keys() != own.keys():
             raise ValueError(f"{', '.join(map(str, found))} in place of {', '.join(own)}")
-        for name, value in own.items():
-            _check_counts(found[name], value)
+        for name in own.keys() & found.keys():
+            _check_counts(found[name], own[name], is_same_version)
     elif type(own) is int:
         saved.count(found, "count of Lightning's loops")
 

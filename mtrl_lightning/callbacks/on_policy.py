@@ -9,10 +9,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.driver import Driver, Loop
-from mtrl_lightning.errors import EnvironmentFaultError
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.replay import RolloutDataset
 from mtrl_lightning.replay.datamodule import refuse_replay_options
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
+from mtrl_lightning.saved import HINT
 from mtrl_lightning.threads import one_thread
 
 
@@ -57,6 +58,7 @@ class OnPolicyLoop(Loop):
     def start(self) -> None:
         """Continue the iteration of a checkpoint, or collect the first."""
         if self.session.rollout_buffer.has_begun:
+            self._check_columns()
             return
         self.driver.continue_calls()
         # a run that is prolonged skipped the reset that was due at its former end
@@ -64,12 +66,29 @@ class OnPolicyLoop(Loop):
         if not self.is_finished():
             self._collect()
 
+    def _check_columns(self) -> None:
+        """Check that an iteration of a checkpoint has what this algorithm computes of it.
+
+        Raises:
+            ConfigurationError: if it has not.
+        """
+        algorithm = self.session.algorithm
+        found = set(self.session.rollout_buffer.computed_columns)
+        needed = set(algorithm.computed_columns)
+        may_replace = {field.name for field in algorithm.policy_fields}
+        if needed and not needed <= found <= needed | may_replace:
+            raise ConfigurationError(
+                f"the checkpoint's iteration has {', '.join(sorted(found))} of"
+                f" {', '.join(sorted(needed))}: {HINT}"
+            )
+
     def _collect(self) -> None:
         """Step until the iteration is complete, and let the algorithm begin to learn from it."""
         session = self.session
         buffer = session.rollout_buffer
-        with one_thread():
-            self._step_until_full()
+        if not buffer.is_full:
+            with one_thread():
+                self._step_until_full()
         if not buffer.is_full:
             return
         steps_before = session.counters.env_steps - distributed.total(len(buffer))

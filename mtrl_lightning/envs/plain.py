@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 import random
 import types
@@ -229,10 +230,10 @@ class Decoder:
                 raise _differs(where, rest[0], present)
             return present
         if kind == "method":
-            method = getattr(owner, rest[0])
-            if not isinstance(method, types.MethodType):
+            # not getattr on the object: it runs properties
+            if type(inspect.getattr_static(owner, rest[0])) is not types.FunctionType:
                 raise ValueError(f"{where} is {rest[0]!r}, no method")
-            return method
+            return getattr(owner, rest[0])
         if kind == "enum":
             if type(present).__qualname__ != rest[0]:
                 raise _differs(where, f"a {rest[0]}", present)

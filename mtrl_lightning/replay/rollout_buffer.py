@@ -77,7 +77,7 @@ class RolloutBuffer:
         """The whole iteration on the device; None until it is asked for."""
         self._rows: dict[str, Tensor] = {}
         """Columns ``[N, ...]`` on the device; empty while transitions are collected."""
-        self._computed: tuple[str, ...] = ()
+        self.computed_columns: tuple[str, ...] = ()
         """Names of those that ``begin`` received."""
         self._num_minibatches = 0
         """Minibatches handed out of this iteration."""
@@ -151,7 +151,7 @@ class RolloutBuffer:
             computed: further columns by name, ``[S, E]``; one with the name of a collected column
                 takes its place.
         """
-        self._computed = tuple(computed)
+        self.computed_columns = tuple(computed)
         columns = {**self.collected().columns, **computed}
         self._rows = {name: column.flatten(0, 1) for name, column in columns.items()}
         self._num_minibatches = 0
@@ -179,7 +179,7 @@ class RolloutBuffer:
         self._num_minibatches = 0
         self._collected = None
         self._rows = {}
-        self._computed = ()
+        self.computed_columns = ()
 
     def _draw_order(self) -> Tensor:
         """Draw an order of each trained task's rows, ``[R, rows per task]``."""
@@ -197,7 +197,7 @@ class RolloutBuffer:
         n = self._num_steps
         computed = {
             name: self._rows[name].unflatten(0, (-1, self.num_envs)).cpu()
-            for name in self._computed
+            for name in self.computed_columns
         }
         return {
             "collection": list(self.collection),
@@ -238,6 +238,8 @@ class RolloutBuffer:
             array[: self._num_steps] = column
         if not state["computed"]:
             return
+        if not self.is_full:
+            raise ValueError("an iteration whose updates have begun before it was complete")
         for name, column in state["computed"].items():
             _check_column(name, column.numpy(), self._valid_SE.shape, np.dtype(np.float32))
         total = self.collection.num_epochs * self.collection.num_minibatches

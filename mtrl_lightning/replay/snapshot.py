@@ -168,7 +168,7 @@ class ReplaySnapshots:
                     np.save(summed, column, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
+        except BaseException:
             unfinished.unlink(missing_ok=True)  # others need the room
             raise
         # the checksum in the name: a run that continues from an older checkpoint writes other
@@ -184,6 +184,7 @@ class ReplaySnapshots:
             ConfigurationError: naming the file, if one is missing or damaged, or naming what
                 differs, if the replay is of another schema or size.
         """
+        self.finish()
         check_manifest(manifest)
         self._check_same(manifest, storage)
         for chunk in manifest["chunks"]:
@@ -212,6 +213,7 @@ class ReplaySnapshots:
         """
         if not rings:
             return
+        self.finish()
         check_manifest(manifest)
         self._check_same(manifest, storage, any_number=True)
         from_M, to_M = np.array(rings).T
@@ -287,6 +289,8 @@ class ReplaySnapshots:
     def _content(self, chunk: dict[str, Any]) -> bytes:
         path = self.folder / chunk["file"]
         try:
+            if path.exists() and not path.is_file():
+                raise OSError("it is no regular file")
             content = path.read_bytes()
             wrong = "" if zlib.crc32(content) == chunk["crc32"] else "is damaged"
         except FileNotFoundError:

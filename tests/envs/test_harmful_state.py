@@ -99,6 +99,26 @@ def test_a_kind_that_does_not_exist_is_refused(kind):
         decode([kind, []])
 
 
+def test_a_property_is_not_run_to_find_out_that_it_is_no_method():
+    class Owner:
+        was_run = False
+
+        def step(self):
+            pass
+
+        @property
+        def model(self):
+            Owner.was_run = True
+
+    owner = Owner()
+    decoder = Decoder([], {})
+    assert decoder.decode(["method", "step"], None, "env.x", owner) == owner.step
+    for name in ("model", "was_run", "none", 3, "__class__"):
+        with pytest.raises((ValueError, AttributeError, TypeError)):
+            decoder.decode(["method", name], None, "env.x", owner)
+    assert not Owner.was_run
+
+
 def test_a_method_is_a_method():
     class Owner:
         def step(self):

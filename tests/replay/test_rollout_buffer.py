@@ -350,6 +350,15 @@ def test_a_computed_column_takes_the_place_of_a_collected_one_also_after_a_resum
         checked_ids(buffer.next_minibatch())
 
 
+def test_updates_belong_to_a_complete_iteration():
+    buffer = make()
+    add_step(buffer, 0)
+    collecting = buffer.state_dict()
+    make().load_state_dict(collecting)
+    with pytest.raises(ValueError, match="before it was complete"):
+        make().load_state_dict(collecting | {"computed": ready().state_dict()["computed"]})
+
+
 def test_an_iteration_whose_rest_is_left_out_stays_over():
     first = ready()
     epoch(first)

@@ -408,6 +408,35 @@ def test_a_file_that_a_failing_disk_does_not_give_is_named(tmp_path, monkeypatch
         restored(tmp_path, manifests[-1], 1, 4)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path):
+    storage = make_storage()
+    add(storage, 0, [1, 2, 3])
+    snapshots = ReplaySnapshots(tmp_path)
+    manifest = snapshots.save(storage)
+    file = tmp_path / names(manifest)[0]
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigurationError, match="no regular file"):
+        snapshots.verify(manifest)
+
+
+def test_a_file_that_is_being_written_is_complete_before_others_are_loaded(tmp_path, monkeypatch):
+    storage = make_storage()
+    add(storage, 0, [1, 2, 3])
+    snapshots = ReplaySnapshots(tmp_path, chunk_mebibytes=1e-9)
+    manifest = snapshots.save(storage)
+    add(storage, 1, [4])
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(snapshots, "_write_file", fail)
+    snapshots.write_ahead(storage, wait=False)
+    with pytest.raises(OSError, match="no space left"):
+        snapshots.load(manifest, make_storage())
+
+
 def test_a_file_whose_checksum_is_right_but_that_is_no_archive_is_named(tmp_path):
     _, manifests, _ = saves(tmp_path, count=1)
     (chunk,) = manifests[0]["chunks"]
