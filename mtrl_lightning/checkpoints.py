@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ FORMAT = 3
 """Version of what a checkpoint holds."""
 _READ_BY = {2: "0.1"}
 """The versions of this package that read a former format."""
-CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset)
+CONTAINERS = (dict, OrderedDict, list, tuple, set)
 PLAIN = (type(None), bool, int, float, str, bytes, torch.Size, torch.device, torch.dtype)
-DEEPEST = 320
+MAX_DEPTH = 320
 """How many containers may lie in one another."""
-REPEATS = 16
-"""How often the bytes of a file may be used, on average: several names may share a tensor."""
+MAX_USES = 16
+"""How often each byte of a file may be used, on average: several names may share a tensor."""
 LONGEST_INTEGER = 4096
 """Bits of the largest integer."""
 SECTIONS: dict[str, type] = {
@@ -133,24 +134,27 @@ def check_plain(loaded: Any, num_pickled: int, file_size: int) -> None:
             continue
         num_values += 1
         if type(value) in CONTAINERS:
-            levels.append(iter(value))
-            if isinstance(value, dict):
-                levels.append(iter(value.values()))
-            if isinstance(value, OrderedDict):
-                levels.append(iter(vars(value).values()))
+            levels.append(_content(value))
         elif type(value) in (Tensor, torch.nn.Parameter):
             num_bytes += value.numel() * value.element_size()
-            if num_bytes > REPEATS * file_size:
+            if num_bytes > MAX_USES * file_size:
                 raise ValueError("its tensors are more than a file of its size can hold")
             _check_tensor(value)
         elif type(value) not in PLAIN:
             raise ValueError(f"it holds a {type(value).__name__}, no plain value")
         elif type(value) is int and value.bit_length() > LONGEST_INTEGER:
             raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
-        if len(levels) > 3 * DEEPEST:
-            raise ValueError(f"more than {DEEPEST} containers lie in one another")
-        if num_values > REPEATS * num_pickled:
+        if len(levels) > MAX_DEPTH + 1:  # the first level holds the whole
+            raise ValueError(f"more than {MAX_DEPTH} containers lie in one another")
+        if num_values > MAX_USES * num_pickled:
             raise ValueError("its values are more than a file of its size can hold")
+
+
+def _content(container: Any) -> Iterator[Any]:
+    """Return keys, values and attributes of a container."""
+    values = container.values() if isinstance(container, dict) else ()
+    attributes = vars(container).values() if isinstance(container, OrderedDict) else ()
+    return chain(container, values, attributes)
 
 
 def _check_tensor(tensor: Tensor) -> None:
@@ -210,7 +214,7 @@ def check_format(checkpoint: dict[str, Any]) -> None:
         count(checkpoint.get("epoch", 0), "epoch")
         count(checkpoint.get("global_step", 0), "global_step")
         if not LIGHTNING_VERSION.fullmatch(checkpoint.get("pytorch-lightning_version", "2.0")):
-            raise ValueError("it is said to be of a Lightning that does not exist, or is too old")
+            raise ValueError("pytorch-lightning_version is no version from 2 on")
 
 
 def _check_version(checkpoint: Any) -> None:

@@ -38,7 +38,7 @@ VALUES = frozenset(
 """Instructions that put a value on the stack."""
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 """Instructions that make a tuple of so many values."""
-HASHED = 16
+MAX_HASHED = 16
 """How many values are hashed for each byte of the pickle, at most."""
 
 
@@ -61,7 +61,7 @@ class _Stack:
     """Follow a pickle's instructions without making anything."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._most_hashed = HASHED * num_bytes
+        self._most_hashed = MAX_HASHED * num_bytes
         self._num_hashed = 0
         self._levels: list[list[_Value]] = [[]]
         self._memo: dict[int, _Value] = {}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mtrl_lightning import checkpoints
-from mtrl_lightning.checkpoints import check_complete, check_plain, load_checkpoint
+from mtrl_lightning.checkpoints import MAX_DEPTH, check_complete, check_plain, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 
 SIZE = 1 << 20
@@ -68,8 +68,10 @@ def test_other_values_are_refused(value, wrong):
 
 def test_containers_in_one_another_are_limited():
     nested = []
-    for _ in range(2000):
+    for _ in range(MAX_DEPTH - 1):
         nested = [nested]
+    check_plain(nested, SIZE, SIZE)
+    nested = {"a": nested}
     with pytest.raises(ValueError, match="in one another"):
         check_plain(nested, SIZE, SIZE)
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtrl_lightning.errors import ConfigurationError
 
 MIB = 1 << 20
-PASSES = 64
+MAX_WRITES = 64
 """How often each byte of a file may be allocated or written while its networks are built."""
 FREE_BYTES = 256 * MIB
 """What small networks may take besides."""
@@ -28,7 +28,7 @@ class AllocationLimit(TorchDispatchMode):
 
     def __init__(self, file_bytes: int) -> None:
         super().__init__()
-        self._limit = PASSES * file_bytes + FREE_BYTES
+        self._limit = MAX_WRITES * file_bytes + FREE_BYTES
         self._num_bytes = 0
 
     def __torch_dispatch__(

@@ -57,7 +57,7 @@ POSITIONS = {"MT19937": 624, "Philox": 4}
 """Generators that keep a buffer, and the largest position in it: NumPy reads there unchecked."""
 MOST_BYTES = 1 << 27
 """Largest size of an array that repeats the elements of another."""
-DEEPEST = 300
+MAX_DEPTH = 300
 """How many containers may lie in one another."""
 MOST_VALUES = 10_000_000
 """Largest number of values of an environment's state."""
@@ -213,7 +213,7 @@ class Decoder:
             ValueError: if it is no state of an environment.
         """
         self._num_values += 1
-        if self._depth > DEEPEST or self._num_values > MOST_VALUES:
+        if self._depth > MAX_DEPTH or self._num_values > MOST_VALUES:
             raise ValueError(f"{where} holds too many values, or too many in one another")
         if not isinstance(state, (list, tuple)):
             return state
@@ -242,7 +242,7 @@ class Decoder:
             return from_text(rest[1], rest[0])[0]
         if kind == "same":
             return self._made[rest[0]]
-        if kind not in MADE:
+        if kind not in KINDS:
             raise ValueError(f"{where} is {kind!r}, no kind of value")
         place = len(self._made)
         self._made.append(None)
@@ -358,7 +358,9 @@ class Decoder:
         return made
 
 
-MADE = frozenset(name.removeprefix("_make_") for name in vars(Decoder) if name.startswith("_make_"))
+KINDS = frozenset(
+    name.removeprefix("_make_") for name in vars(Decoder) if name.startswith("_make_")
+)
 """Kinds of values that a decoder makes."""
 
 

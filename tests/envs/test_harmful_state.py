@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
-from mtrl_lightning.envs.plain import DEEPEST, Decoder, check_bits
+from mtrl_lightning.envs.plain import MAX_DEPTH, Decoder, check_bits
 from mtrl_lightning.envs.simulator import ModelEdits, MujocoState, from_text, to_text
 from mtrl_lightning.envs.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
@@ -78,7 +78,7 @@ def test_booleans_are_0_or_1():
 
 def test_containers_in_one_another_are_limited():
     state = 0
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         state = ["list", [state], None]
     with pytest.raises(ValueError, match="too many"):
         decode(state)
