@@ -235,10 +235,11 @@ def _check_version(checkpoint: Any) -> None:
         raise ConfigurationError(
             "the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints"
         )
-    found = own["format"]
+    with restoring("format"):
+        found = count(own["format"], "format")
     if found == FORMAT:
         return
-    if isinstance(found, int) and found in _READ_BY:
+    if found in _READ_BY:
         remedy = f"format {found} is read by mtrl_lightning {_READ_BY[found]}: use that version"
     else:
         remedy = "use the version that wrote it"

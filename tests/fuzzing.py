@@ -685,7 +685,7 @@ class Server:
             arguments += ["--trainer.devices=1"]
         code = TRACEBACK
         try:
-            code = _code_of(arguments)
+            code = exit_code_of(arguments)
         finally:
             os._exit(code)  # whatever was raised: this process must not clean up the folders
 
@@ -787,7 +787,7 @@ def _restrict(run: Path) -> None:
     sys.addaudithook(_watch(run))
 
 
-def _code_of(arguments: Sequence[str]) -> int:
+def exit_code_of(arguments: Sequence[str]) -> int:
     """Run the program; return its exit code."""
     from mtrl_lightning.__main__ import main
 

@@ -268,6 +268,13 @@ def test_versions_that_wrote_checkpoints_are_accepted(tmp_path, version):
     load_checkpoint(written(tmp_path / "a.ckpt", content))
 
 
+@pytest.mark.parametrize("value", [torch.zeros(0), torch.zeros(2), "3", 3.0, None, -3, [3]])
+def test_the_format_is_a_whole_number(tmp_path, value):
+    content = {"mtrl_lightning": {"format": value}}
+    with pytest.raises(ConfigurationError, match="the checkpoint's format is"):
+        load_checkpoint(written(tmp_path / "a.ckpt", content))
+
+
 @pytest.mark.parametrize("section", checkpoints.SECTIONS)
 def test_a_run_needs_every_section_to_continue(section):
     whole = {name: kind() for name, kind in checkpoints.SECTIONS.items()}
