@@ -107,7 +107,7 @@ EXCEPTIONS = {
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
-USE_TORCH = {"memory", "precision", "products", "threads", "distributed"}
+USE_TORCH = {"memory", "pickles", "precision", "products", "threads", "distributed"}
 """Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
