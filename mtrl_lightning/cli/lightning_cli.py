@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 import uuid
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +20,7 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import __version__, distributed
@@ -39,7 +42,7 @@ from mtrl_lightning.callbacks.trainer_options import check_trainer, check_traine
 from mtrl_lightning.cli.config_files import ConfigFileParser
 from mtrl_lightning.cli.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
 from mtrl_lightning.cli.suggestions import suggestions
-from mtrl_lightning.envs.benchmark import only_split
+from mtrl_lightning.envs.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
@@ -59,6 +62,7 @@ from mtrl_lightning.launch import (
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.runs import ensure_writable, replacing
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.strategy import processes_for
 
@@ -129,12 +133,29 @@ class MultiTaskCLI(LightningCLI):
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         super()._add_subcommands(parser, **kwargs)
-        self._subcommand_parsers["validate"].add_argument(
+        validate = self._subcommand_parsers["validate"]
+        validate.add_argument(
             "--split",
             type=str | None,
             default=None,
             help="the only split to evaluate, such as eval_interpolation (default: all but the"
             " first, which is trained on)",
+        )
+        validate.add_argument(
+            "--tasks",
+            type=str,
+            nargs="+",
+            metavar="TASK",
+            help="the only tasks to evaluate, in this order, such as reach door-open (default: all"
+            " of the run)",
+        )
+        validate.add_argument(
+            "--json",
+            type=str | None,
+            default=None,
+            metavar="FILE",
+            help="also write the results into this file, as JSON: the metrics by name, the"
+            " checkpoint, its env_steps and the protocol",
         )
         for name, subparser in self._subcommand_parsers.items():
             arrange_help(subparser, name)
@@ -207,6 +228,8 @@ class MultiTaskCLI(LightningCLI):
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
+        if not is_fitting and config.json is not None:
+            ensure_writable(Path(config.json).parent)
         trainer_options = vars(config.trainer)
         self._processes = processes_for(trainer_options, config.rollout.rank_timeout)
         if is_fitting:
@@ -257,9 +280,13 @@ class MultiTaskCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
         super().instantiate_classes()
-        if self.subcommand == "validate" and self.config.validate.split is not None:
+        if self.subcommand == "validate":
             data = self.datamodule
-            data.benchmark = only_split(data.benchmark, self.config.validate.split)
+            options = self.config.validate
+            if options.split is not None:
+                data.benchmark = only_split(data.benchmark, options.split)
+            if options.tasks is not None:
+                data.benchmark = OnlyTasks(data.benchmark, options.tasks)
         self._launch.check(self.model.spec, must_match=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -305,6 +332,21 @@ class MultiTaskCLI(LightningCLI):
             # Lightning's handler would leave a checkpoint in the run's folder
             signal.signal(number, signal.SIG_IGN)
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
+        if self.config.validate.json is not None and distributed.rank() == 0:
+            self._write_results(Path(self.config.validate.json))
+
+    def _write_results(self, path: Path) -> None:
+        content = {
+            "checkpoint": str(self._launch.checkpoint),
+            "env_steps": self.model.counters.env_steps,
+            "num_episodes": self.config.validate.evaluation.num_episodes,
+            "protocol": dict(self.model.spec.protocol),
+            # of Lightning's trainer they would be in single precision
+            "metrics": self._get(self.config_init, "evaluation").session.results,
+        }
+        with replacing(path) as unfinished:
+            unfinished.write_text(json.dumps(content, indent=2) + "\n")
+        rank_zero_info(f"The results are in {path}")
 
 
 class _ParserOnlyCLI(MultiTaskCLI):
