@@ -202,7 +202,8 @@ def train(
         num_episodes: test episodes per task in an evaluation.
         metrics_every: environment steps between two rows of metrics.
         checkpoint_every: environment steps between two checkpoints.
-        callbacks: further callbacks.
+        callbacks: further callbacks. A progress bar, such as Lightning's ``RichProgressBar``, takes
+            the place of this package's.
         listeners: called at the events of every training episode.
         loggers: loggers beside ``metrics.csv``.
         progress_bar: whether a progress bar is shown.
@@ -341,7 +342,7 @@ def train(
             ReplayCallback(**options["replay"]),
             CheckpointCallback(**options["checkpoint"]),
             ResetCallback(**options["resets"]),
-            *standard_callbacks(True, progress_bar, origin, described),
+            *standard_callbacks(True, progress_bar, origin, described, callbacks),
         ]
         launch.check(data.spec, must_match=True)
         trainer = Trainer(

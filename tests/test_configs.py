@@ -539,6 +539,38 @@ def test_a_later_file_of_a_group_replaces_the_earlier_one_completely(group):
         assert found == expected, (first, second)
 
 
+def loggers_of(*names, options=()):
+    loggers = resolve("quickstart", *names, options=options)["trainer"]["logger"]
+    return loggers and [logger["class_path"].rpartition(".")[2] for logger in loggers]
+
+
+def test_loggers_of_several_files_are_all_used():
+    assert loggers_of("logger/wandb", "logger/tensorboard") == [
+        "EnvStepWandbLogger",
+        "TensorBoardLogger",
+    ]
+    assert loggers_of("logger/csv", "logger/tensorboard") == ["TensorBoardLogger"]
+    assert loggers_of("logger/tensorboard", "logger/csv") is False
+    names = ("logger/tensorboard", "logger/wandb")
+    options = ("--trainer.logger.offline=true",)
+    last = resolve("quickstart", *names, options=options)["trainer"]["logger"][-1]
+    assert last["init_args"]["offline"] is True
+
+
+def test_a_run_logs_to_two_loggers_and_once_to_one_that_is_named_twice(command_line, tmp_path):
+    more = tmp_path / "more.yaml"
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": ".", "name": "second"}}
+    more.write_text(yaml.safe_dump({"trainer": {"logger+": [logger]}}))
+    names = (*CONFIGS, "logger/tensorboard", "logger/tensorboard")
+    command_line("fit", "-c", str(more), configs=names)
+    folder = command_line.folder()
+    assert len(list(folder.glob("tensorboard/events.*"))) == 1
+    assert (folder / "second" / "version_0" / "metrics.csv").exists()
+    saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
+    kinds = [logger["class_path"].rpartition(".")[2] for logger in saved]
+    assert kinds == ["TensorBoardLogger", "CSVLogger"]
+
+
 @pytest.mark.parametrize("logger", LOGGERS)
 def test_every_logger_leaves_metrics_csv_in_the_run_folder(command_line, logger):
     offline = ["--trainer.logger.init_args.offline=true"] if logger.endswith("wandb") else []

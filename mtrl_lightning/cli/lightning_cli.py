@@ -68,6 +68,8 @@ from mtrl_lightning.strategy import processes_for
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
 """What a user does without the package of a logger."""
+SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
+"""Of which a run has one at most: both write into its folder."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 
@@ -220,8 +222,9 @@ class MultiTaskCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint and the run's folder before anything is built."""
-        self._given = self.config.clone()
         config = self.config[self.subcommand]
+        config.trainer.logger = _one_of_each(config.trainer.logger)
+        self._given = self.config.clone()
         is_fitting = self.subcommand == "fit"
         check_trainer_options(vars(config.trainer))
         if not is_fitting and not config.ckpt_path:
@@ -302,7 +305,7 @@ class MultiTaskCLI(LightningCLI):
         self._given[self.subcommand].overwrite_metrics = False
         self.config = self._given
         self.trainer_defaults["callbacks"] = standard_callbacks(
-            is_fitting, has_bar, self._origin, self._options()
+            is_fitting, has_bar, self._origin, self._options(), _as_list(config.get("callbacks"))
         )
         if self._launch.checkpoint is not None:
             name = f"config_from_{self._launch.env_steps:012d}.yaml"
@@ -379,10 +382,27 @@ def set_process_options(learner_threads: int | None) -> None:
         torch.set_num_threads(learner_threads)
 
 
-def _as_list(loggers: Any) -> list[Any]:
-    if loggers is None or isinstance(loggers, bool):
+def _as_list(given: Any) -> list[Any]:
+    """Return loggers or callbacks as a list, however they are given."""
+    if given is None or isinstance(given, bool):
         return []
-    return list(loggers) if isinstance(loggers, (list, tuple)) else [loggers]
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _one_of_each(loggers: Any) -> Any:
+    """Return the loggers without those that a later one of their kind replaces.
+
+    Each file of the group ``logger`` adds one. Two of TensorBoard or of W&B would write into the
+    same folder, as when a run with one is resumed with ``-c logger/wandb``.
+    """
+    if not isinstance(loggers, list):
+        return loggers
+    kept: dict[Any, Namespace] = {}
+    for index, logger in enumerate(loggers):
+        kind = next((name for name in SINGLE_LOGGERS if logger.class_path.endswith(name)), index)
+        kept.pop(kind, None)
+        kept[kind] = logger
+    return list(kept.values())
 
 
 def main(args: ArgsType = None) -> None:
