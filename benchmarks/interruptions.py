@@ -110,7 +110,7 @@ def signal_row(bench: Bench, row: Row) -> None:
         row.injected += 1
         session.expect_end(128 + asked, 60)
         row.expect(
-            "continue with --ckpt_path" in session.text(),
+            "continue with mtrl-lightning fit --resume" in session.text(),
             "an interrupted run does not say how to continue",
         )
         row.expect("Traceback" not in session.text(), "an interrupted run printed a traceback")

@@ -5,12 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from mtrl_lightning.cli.commands import COMMANDS
+
+INTERRUPTED = "\nInterrupted"
+EXIT_CODE = 128 + signal.SIGINT
+"""Of a program that Ctrl-C ends, as in shells."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -19,6 +27,14 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: what follows the program's name; None for the command line of the process.
     """
+    try:
+        _run(args)
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        sys.exit(EXIT_CODE)
+
+
+def _run(args: Sequence[str] | None) -> None:
     find_modules_in_working_directory()
     given = list(sys.argv[1:] if args is None else args)
     if given and given[0] in COMMANDS:
@@ -28,11 +44,30 @@ def main(args: Sequence[str] | None = None) -> None:
         except BrokenPipeError:  # nobody reads on, as in `list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    from mtrl_lightning.cli.lightning_cli import main as train_or_validate
-
+    with _ending_at_once():
+        from mtrl_lightning.cli.lightning_cli import main as train_or_validate
     if not given:
         train_or_validate(["--help"])
     train_or_validate(None if args is None else given)
+
+
+@contextlib.contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the program while it imports libraries, some of which ignore exceptions."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"{INTERRUPTED}\n".encode())
+        os._exit(EXIT_CODE)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def find_modules_in_working_directory() -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,9 +26,12 @@ PLAIN = (type(None), bool, int, float, str, bytes, torch.Size, torch.device, tor
 MAX_DEPTH = 320
 """How many containers may lie in one another."""
 MAX_USES = 16
-"""How often each byte of a file may be used, on average: several names may share a tensor."""
-LONGEST_INTEGER = 4096
-"""Bits of the largest integer."""
+"""How many values a byte of the pickle, and how many bytes of tensors a byte of the file may stand
+for: several names may share a value. Real files stay below 2."""
+MAX_INTEGER_BITS = 2040
+"""Of the largest integer that PyTorch reads."""
+END_BYTES = 56 + 20 + 22
+"""The records that end an archive of 64-bit sizes: two of its directory, and the last."""
 SECTIONS: dict[str, type] = {
     "callbacks": dict,
     "loops": dict,
@@ -58,9 +61,11 @@ def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) ->
             f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder"
         )
     try:
-        num_pickled = _check_archive(path, verify)
+        _check_archive(Path(path), verify)
+        pickled = torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")
+        check_pickle(pickled)
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        check_plain(loaded, num_pickled, Path(path).stat().st_size)
+        check_plain(loaded, len(pickled), Path(path).stat().st_size)
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         cause = f"{type(error).__name__}: {first_line[:100]}"
@@ -75,39 +80,46 @@ def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) ->
     return loaded
 
 
-def _check_archive(path: str | Path, verify: bool) -> int:
-    """Check that a file is an archive whose members lie in it as they are, and its pickle.
-
-    Returns:
-        The pickle's bytes: all values but the content of tensors.
+def _check_archive(path: Path, verify: bool) -> None:
+    """Check that a file is an archive whose members lie in it as they are.
 
     Raises:
-        BadZipFile: if members are compressed, overlap, or have wrong checksums.
-        ValueError, IndexError, KeyError: if the pickle does not make plain values.
+        BadZipFile: if members are compressed, overlap, or have wrong checksums, or if other readers
+            of archives may find other members.
     """
-    size = Path(path).stat().st_size
-    with zipfile.ZipFile(path) as archive:
+    size = path.stat().st_size
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise zipfile.BadZipFile("a part of it is compressed")
+            raise zipfile.BadZipFile("a member is compressed")
         if sum(member.file_size for member in members) > size:
-            raise zipfile.BadZipFile("its parts are larger than the file")
-        # readers of archives differ in what they make of something before or after the archive
-        if archive.comment or min((member.header_offset for member in members), default=0):
-            raise zipfile.BadZipFile("the archive is a part of the file")
+            raise zipfile.BadZipFile("its members are larger than the file")
+        if _directory_start(file, size) != archive.start_dir:
+            raise zipfile.BadZipFile("its directory is not where the file says")
         # torch compares no checksum of what it maps
         damaged = archive.testzip() if verify else None
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-        pickles = [member for member in members if _is_pickle(member.filename)]
-        if len(pickles) != 1:
-            raise zipfile.BadZipFile(f"it holds {len(pickles)} pickles")
-        check_pickle(archive.read(pickles[0]))
-    return pickles[0].file_size
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
 
 
-def _is_pickle(name: str) -> bool:
-    return name.lower().endswith("data.pkl")  # torch may find it by capital letters, too
+def _directory_start(file: BinaryIO, size: int) -> int:
+    """Return where an archive's last bytes say that its directory starts.
+
+    PyTorch's reader believes them; Python's computes the place from the size of the directory.
+
+    Raises:
+        BadZipFile: if the archive's end is not the file's.
+    """
+    file.seek(max(size - END_BYTES, 0))
+    end = file.read().rjust(END_BYTES)
+    record, locator, last = end[:56], end[56:76], end[76:]
+    if last[:4] != b"PK\5\6" or last[20:] != b"\0\0":
+        raise zipfile.BadZipFile("something follows the archive")
+    if locator[:4] != b"PK\6\7":
+        return int.from_bytes(last[16:20], "little")
+    if record[:4] != b"PK\6\6" or int.from_bytes(locator[8:16], "little") != size - END_BYTES:
+        raise zipfile.BadZipFile("its end is not where the file says")
+    return int.from_bytes(record[48:56], "little")
 
 
 def check_plain(loaded: Any, num_pickled: int, file_size: int) -> None:
@@ -142,7 +154,7 @@ def check_plain(loaded: Any, num_pickled: int, file_size: int) -> None:
             _check_tensor(value)
         elif type(value) not in PLAIN:
             raise ValueError(f"it holds a {type(value).__name__}, no plain value")
-        elif type(value) is int and value.bit_length() > LONGEST_INTEGER:
+        elif type(value) is int and value.bit_length() > MAX_INTEGER_BITS:
             raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
         if len(levels) > MAX_DEPTH + 1:  # the first level holds the whole
             raise ValueError(f"more than {MAX_DEPTH} containers lie in one another")
@@ -214,7 +226,7 @@ def check_format(checkpoint: dict[str, Any]) -> None:
         count(checkpoint.get("epoch", 0), "epoch")
         count(checkpoint.get("global_step", 0), "global_step")
         if not LIGHTNING_VERSION.fullmatch(checkpoint.get("pytorch-lightning_version", "2.0")):
-            raise ValueError("pytorch-lightning_version is no version from 2 on")
+            raise ValueError("pytorch-lightning_version is not 2.0 or later")
 
 
 def _check_version(checkpoint: Any) -> None:
@@ -223,10 +235,11 @@ def _check_version(checkpoint: Any) -> None:
         raise ConfigurationError(
             "the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints"
         )
-    found = own["format"]
+    with restoring("format"):
+        found = count(own["format"], "format")
     if found == FORMAT:
         return
-    if isinstance(found, int) and found in _READ_BY:
+    if found in _READ_BY:
         remedy = f"format {found} is read by mtrl_lightning {_READ_BY[found]}: use that version"
     else:
         remedy = "use the version that wrote it"

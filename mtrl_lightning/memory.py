@@ -32,6 +32,12 @@ def free_memory(device: torch.device = CPU) -> int:
     return free
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of PyTorch says that memory could not be taken."""
+    is_of_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return is_of_cpu or isinstance(error, torch.OutOfMemoryError)
+
+
 def keep_freed_memory(num_bytes: int = _FREED_BYTES_KEPT) -> bool:
     """Let the process keep freed memory for its next allocations; it changes no result.
 

@@ -1,81 +1,98 @@
-"""Check the pickle in a checkpoint before PyTorch follows it.
+"""Check the pickle in a checkpoint before PyTorch's reader follows it.
 
-A pickle is a list of instructions. PyTorch's reader (``weights_only=True``) calls nothing that
-executes code, but it makes whatever the instructions ask for: a ``bytearray`` of any size, or keys
-made of tuples in tuples, whose hash takes for ever.
+A pickle is a list of instructions. PyTorch's reader (``weights_only=True``) executes no code, but
+some of its instructions allocate or hash without a limit: a ``bytearray`` of any size, copies of
+a text, keys made of tuples in tuples. So only the functions of plain values and dense tensors may
+be called, each with the arguments that ``torch.save`` writes; keys are texts, numbers or flat
+tuples of them; and what is copied is limited by the size of the pickle.
 """
 
 from __future__ import annotations
 
 import pickletools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 ORDERED_DICT = "collections OrderedDict"
 SETS = ("__builtin__ set", "builtins set")
 BYTES = "_codecs encode"
-CALLED = (
+SIZE = "torch Size"
+ALLOWED_CALLS = (
     ORDERED_DICT,
     *SETS,
     BYTES,
-    "torch Size",
+    SIZE,
     "torch device",
     "torch._utils _rebuild_parameter",
     "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_tensor_v3",
 )
-"""What may be called: module and name."""
-NAMED = re.compile(r"torch \w+Storage|torch (bool|(uint|int|float|bfloat|complex)\d+)")
-"""What may be named beside them: kinds of memory and types of numbers."""
-VALUES = frozenset(
-    [
-        *("BINFLOAT", "BININT", "BININT1", "BININT2", "LONG1"),
-        *("BINUNICODE", "SHORT_BINSTRING"),
-        *("EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "EMPTY_TUPLE"),
-        *("NEWFALSE", "NEWTRUE", "NONE"),
-    ]
-)
-"""Instructions that put a value on the stack."""
+"""Functions and classes that may be called: module and name."""
+STORAGE = re.compile(r"torch \w+Storage|torch\.storage UntypedStorage")
+"""Storage classes of tensors, which may be named."""
+DTYPES = {
+    str(value).replace(".", " ") for value in vars(torch).values() if isinstance(value, torch.dtype)
+}
+KINDS = {
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINSTRING"), "text"),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "NEWFALSE", "NEWTRUE"), "integer"),
+    **dict.fromkeys(("BINFLOAT", "NONE"), "constant"),
+    "LONG1": "long",
+    "EMPTY_DICT": "dict",
+    "EMPTY_LIST": "list",
+    "EMPTY_SET": "set",
+    "EMPTY_TUPLE": "tuple",
+}
+"""Instructions that put a value on the stack, and the kind of the value."""
+KEYS = ("text", "integer", "constant")
+"""Kinds of keys: the hashes of long integers can be chosen to collide."""
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-"""Instructions that make a tuple of so many values."""
-MAX_HASHED = 16
-"""How many values are hashed for each byte of the pickle, at most."""
+"""Instructions that make a tuple, and of how many values."""
+MAX_COPIED = 16
+"""How many values and characters calls and keys may copy or hash for each byte of the pickle."""
 
 
 @dataclass
 class _Value:
-    """What an instruction has put on the stack.
+    """A value on the stack.
 
     Args:
-        name: of a class or function, of what it returned, or the text.
-        size: values in it, each counted as often as it is reached.
-        items: of a tuple.
+        kind: one of ``KINDS``, ``global``, or the function that returned it.
+        content: the text, the number, or the global's module and name.
+        items: of a tuple or list.
     """
 
-    name: Any = None
-    size: int = 1
-    items: tuple[_Value, ...] = ()
+    kind: str
+    content: Any = None
+    items: list[_Value] = field(default_factory=list)
 
 
-class _Stack:
-    """Follow a pickle's instructions without making anything."""
+class _Checker:
+    """Follow a pickle's instructions without making anything.
+
+    Args:
+        num_bytes: size of the pickle.
+    """
 
     def __init__(self, num_bytes: int) -> None:
-        self._most_hashed = MAX_HASHED * num_bytes
-        self._num_hashed = 0
+        self._left = MAX_COPIED * num_bytes
         self._levels: list[list[_Value]] = [[]]
+        """The stack, divided by marks."""
         self._memo: dict[int, _Value] = {}
 
     def follow(self, instruction: str, argument: Any) -> None:
         """Follow one instruction.
 
         Raises:
-            IndexError, KeyError: if it takes what is not there.
-            ValueError: if it is none that a checkpoint needs.
+            IndexError, KeyError: if the stack or the memo is empty.
+            ValueError: if the instruction is not allowed.
         """
         stack = self._levels[-1]
-        if instruction in VALUES:
-            stack.append(_Value(argument))
+        if instruction in KINDS:
+            stack.append(_Value(KINDS[instruction], argument))
         elif instruction in ("BINPUT", "LONG_BINPUT"):
             self._memo[argument] = stack[-1]
         elif instruction in ("BINGET", "LONG_BINGET"):
@@ -83,14 +100,17 @@ class _Stack:
         elif instruction == "MARK":
             self._levels.append([])
         elif instruction == "TUPLE":
-            self._add_tuple(self._pop_level())
+            items = self._pop_level()
+            self._levels[-1].append(_Value("tuple", items=items))
         elif instruction in TUPLES:
             items = [stack.pop() for _ in range(TUPLES[instruction])]
-            self._add_tuple(items[::-1])
+            stack.append(_Value("tuple", items=items[::-1]))
         elif instruction == "APPEND":
-            self._extend([stack.pop()])
+            item = stack.pop()
+            stack[-1].items.append(item)
         elif instruction == "APPENDS":
-            self._extend(self._pop_level())
+            items = self._pop_level()
+            self._levels[-1][-1].items.extend(items)
         elif instruction == "SETITEM":
             stack.pop()
             self._hash(stack.pop())
@@ -98,65 +118,105 @@ class _Stack:
             for key in self._pop_level()[::2]:
                 self._hash(key)
         elif instruction == "GLOBAL":
-            if argument not in CALLED and not NAMED.fullmatch(argument):
-                raise ValueError(f"it names {argument.replace(' ', '.')}")
-            stack.append(_Value(argument))
+            stack.append(_Value("global", _allowed_global(argument)))
         elif instruction == "REDUCE":
             arguments = stack.pop()
-            self._call(stack.pop().name, arguments)
-        elif instruction == "BINPERSID":  # the memory of a tensor
-            stack[-1] = _Value()
+            stack.append(self._call(stack.pop(), arguments))
+        elif instruction == "BINPERSID":
+            stack.append(_storage(stack.pop()))
         elif instruction == "BUILD":
-            stack.pop()
-            if stack[-1].name != ORDERED_DICT:
-                raise ValueError("it sets attributes")
+            state = stack.pop()
+            if stack[-1].kind != ORDERED_DICT or state.kind != "dict":
+                raise ValueError("it sets attributes of an object")
         elif instruction not in ("PROTO", "STOP"):
-            raise ValueError(f"it has the instruction {instruction}")
+            raise ValueError(f"it has the instruction {instruction}, which no checkpoint needs")
 
     def _pop_level(self) -> list[_Value]:
-        items = self._levels.pop()
-        if not self._levels:
-            raise ValueError("its instructions do not fit together")
-        return items
+        if len(self._levels) == 1:
+            raise ValueError("a MARK is missing")
+        return self._levels.pop()
 
-    def _add_tuple(self, items: list[_Value]) -> None:
-        size = self._limited(1 + sum(item.size for item in items))
-        self._levels[-1].append(_Value(size=size, items=tuple(items)))
+    def _call(self, function: _Value, arguments: _Value) -> _Value:
+        """Return what a call returns.
 
-    def _extend(self, items: list[_Value]) -> None:
-        extended = self._levels[-1][-1]
-        extended.size = self._limited(extended.size + sum(item.size for item in items))
-
-    def _limited(self, size: int) -> int:
-        return min(size, self._most_hashed + 1)
-
-    def _call(self, name: Any, arguments: _Value) -> None:
-        if name not in CALLED:
-            raise ValueError("it calls what it has made")
+        Raises:
+            ValueError: if the function may not be called, or has other arguments than
+                ``torch.save`` writes.
+        """
+        name = function.content
+        if function.kind != "global" or name not in ALLOWED_CALLS or arguments.kind != "tuple":
+            raise ValueError("it calls an object that no checkpoint needs to call")
+        items = arguments.items
+        kinds = [item.kind for item in items]
         if name in SETS:
-            self._hash(arguments)
-        if name == ORDERED_DICT and arguments.size > 1:
-            raise ValueError("it has an OrderedDict of other values")
-        # other encodings take a time that grows with the square of the text
-        if name == BYTES and [item.name for item in arguments.items[1:]] not in ([], ["latin1"]):
-            raise ValueError("it has bytes of an unknown encoding")
-        self._levels[-1].append(_Value(name, arguments.size))
+            is_as_written = kinds == ["list"]
+            for key in items[0].items if is_as_written else ():
+                self._hash(key)
+        elif name == ORDERED_DICT:
+            is_as_written = not items
+        elif name == BYTES:  # other encodings take a time that grows with the square of the text
+            is_as_written = kinds == ["text", "text"] and items[1].content == "latin1"
+            self._spend(len(items[0].content) if is_as_written else 0)
+        elif name == SIZE:
+            is_as_written = kinds == ["tuple"] and _are_integers(items[0].items)
+            self._spend(len(items[0].items) if is_as_written else 0)
+        else:
+            is_as_written = True
+        if not is_as_written:
+            raise ValueError(f"it calls {name.replace(' ', '.')} with other arguments")
+        return _Value(name)
 
     def _hash(self, key: _Value) -> None:
-        self._num_hashed += key.size
-        if self._num_hashed > self._most_hashed:
-            raise ValueError("its keys are more than a file of its size can hold")
+        """Count a key.
+
+        Raises:
+            ValueError: if it is not a text, a number or a flat tuple of them.
+        """
+        parts = key.items if key.kind == "tuple" else [key]
+        if not all(part.kind in KEYS for part in parts):
+            raise ValueError("it has a key that is not a text, a number or a tuple of them")
+        self._spend(1 + len(parts))
+
+    def _spend(self, number: int) -> None:
+        self._left -= number
+        if self._left < 0:
+            raise ValueError("it copies or hashes more than a pickle of its size explains")
+
+
+def _allowed_global(name: str) -> str:
+    if name not in ALLOWED_CALLS and name not in DTYPES and not STORAGE.fullmatch(name):
+        raise ValueError(
+            f"it uses {name.replace(' ', '.')}, which is not a plain value or a plain tensor"
+        )
+    return name
+
+
+def _are_integers(items: list[_Value]) -> bool:
+    return all(item.kind in ("integer", "long") for item in items)
+
+
+def _storage(place: _Value) -> _Value:
+    """Return a tensor's storage.
+
+    Args:
+        place: ``("storage", class, key, device, number of elements)``.
+    """
+    kinds = [item.kind for item in place.items]
+    is_length = _are_integers(place.items[-1:])
+    if kinds[:-1] != ["text", "global", "text", "text"] or not is_length:
+        raise ValueError("it names a storage in another way than torch.save")
+    return _Value("storage")
 
 
 def check_pickle(program: bytes) -> None:
-    """Check that a pickle's instructions make what a checkpoint holds, in a limited time.
+    """Check that a pickle makes plain values and dense tensors, in a limited time.
 
     Args:
         program: the pickle.
 
     Raises:
-        ValueError, IndexError, KeyError: if they do not.
+        ValueError, IndexError, KeyError: if it does not.
     """
-    stack = _Stack(len(program))
+    checker = _Checker(len(program))
     for instruction, argument, _ in pickletools.genops(program):
-        stack.follow(instruction.name, argument)
+        checker.follow(instruction.name, argument)

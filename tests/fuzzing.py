@@ -683,7 +683,11 @@ class Server:
         arguments = ["fit", f"--resume={self._run}", f"--rollout.total_steps={total}"]
         if self._name == "ranks":
             arguments += ["--trainer.devices=1"]
-        os._exit(_code_of(arguments))
+        code = TRACEBACK
+        try:
+            code = exit_code_of(arguments)
+        finally:
+            os._exit(code)  # whatever was raised: this process must not clean up the folders
 
     def _copy_base(self) -> None:
         shutil.rmtree(self._run.parent, ignore_errors=True)
@@ -776,14 +780,14 @@ def _restrict(run: Path) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CPU, (2 * SECONDS, 2 * SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(_watch(run))
 
 
-def _code_of(arguments: Sequence[str]) -> int:
+def exit_code_of(arguments: Sequence[str]) -> int:
     """Run the program; return its exit code."""
     from mtrl_lightning.__main__ import main
 

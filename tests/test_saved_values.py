@@ -130,9 +130,9 @@ def test_the_next_call_is_one_of_the_calls_after_a_step(next_call):
 
 def test_lightnings_counts_have_their_own_names_and_types():
     own = {"total": {"ready": 0, "done": False}}
-    _check_counts({"total": {"ready": 7, "done": True}}, own, True)
+    _check_counts({"total": {"ready": 7, "done": True}}, own, is_same_version=True)
     for found in ({}, {"total": {"ready": 7}}, {"total": {"ready": 7, "new": 1}}):
-        _check_counts(found, own, False)
+        _check_counts(found, own, is_same_version=False)
     for found in (
         {},
         {"total": {"ready": 7}},
@@ -142,9 +142,9 @@ def test_lightnings_counts_have_their_own_names_and_types():
         {"total": {"ready": 7, "done": True, "increment_ready": 3}},
     ):
         with pytest.raises((ValueError, ConfigurationError)):
-            _check_counts(found, own, True)
+            _check_counts(found, own, is_same_version=True)
     with pytest.raises(ConfigurationError):
-        _check_counts({"total": {"ready": -1}}, own, False)
+        _check_counts({"total": {"ready": -1}}, own, is_same_version=False)
 
 
 def test_numpys_generator_is_not_read_outside_its_buffer():
@@ -247,7 +247,7 @@ def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain():
     for make in [
         lambda: torch.empty(100_000, 100_000),
         lambda: torch.empty(1_000_000, 1_000_000),
-        lambda: torch.empty(1 << 40, 1 << 40),
+        lambda: torch.zeros(1).new_zeros(1 << 40),
         lambda: torch.zeros(1 << 40),
         lambda: torch.randn(1 << 40, generator=torch.Generator()),
         lambda: torch.eye(1 << 20),
@@ -256,6 +256,9 @@ def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain():
     ]:
         with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
             make()
+    for size in [(-1,), (1 << 40, 1 << 40)]:
+        with pytest.raises(ConfigurationError, match="cannot be built"), AllocationLimit(1000):
+            torch.empty(size)
     with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
         while True:
             torch.nn.Linear(1, 1)

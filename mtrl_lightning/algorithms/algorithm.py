@@ -104,8 +104,8 @@ class Algorithm(LightningModule):
     collection: OnPolicy | None = None
     """How an on-policy algorithm collects; None for one that learns from a replay."""
     computed_columns: tuple[str, ...] = ()
-    """What ``begin_iteration`` returns in every iteration; it may replace ``policy_fields``, too.
-    Empty if that is not known."""
+    """Names of what ``begin_iteration`` returns in every iteration. It may also return new values
+    for ``policy_fields``. Empty if the names are not known: any of a checkpoint are taken then."""
     acting_networks: tuple[str, ...] = ()
     """Names of the networks that ``policy`` uses; empty if it may use all of them."""
     action_mask_TA: Tensor | None

@@ -56,8 +56,12 @@ class AllocationLimit(TorchDispatchMode):
         others = {name: value for name, value in options.items() if name != "generator"}
         try:
             return func.overloadpacket(*args, **others | {"device": "meta"})
-        except RuntimeError as error:  # a size above 2^63
-            raise self._too_large() from error
+        except RuntimeError as error:  # a size below 0 or above 2^63
+            first_line = (str(error).splitlines() or [""])[0]
+            raise ConfigurationError(
+                f"the checkpoint describes networks that cannot be built ({first_line}): it is"
+                " damaged; use another one"
+            ) from error
 
     def _count(self, made: Any) -> None:
         self._num_bytes += OPERATION_BYTES
@@ -75,7 +79,11 @@ class AllocationLimit(TorchDispatchMode):
 
 
 def _is_factory(func: Any) -> bool:
-    """Return whether an operation makes tensors of nothing but sizes and numbers."""
+    """Return whether an operation fills a tensor whose size its arguments give.
+
+    That of ``x.new_zeros(size)`` takes a tensor as well.
+    """
     arguments = func._schema.arguments
-    kinds = [str(argument.type) for argument in arguments]
-    return any(argument.name == "device" for argument in arguments) and "Tensor" not in kinds
+    takes_tensors = any(str(argument.type) == "Tensor" for argument in arguments)
+    takes_device = any(argument.name == "device" for argument in arguments)
+    return takes_device and (not takes_tensors or func._opname.startswith("new_"))

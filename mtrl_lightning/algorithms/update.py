@@ -110,8 +110,18 @@ class Update:
         self._frozen = [parameter for parameter in frozen if parameter.requires_grad]
 
     def configure_optimizer(self) -> Optimizer:
-        """Build the optimizer, which the following steps use, and return it."""
-        self.optimizer = self._make_optimizer(self.parameters)
+        """Build the optimizer, which the following steps use, and return it.
+
+        Raises:
+            ConfigurationError: if its options are out of range.
+        """
+        try:
+            self.optimizer = self._make_optimizer(self.parameters)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"the optimizer of {self.name} cannot be built ({error}): see"
+                f" model.init_args.{self.name}_optimizer"
+            ) from error
         return self.optimizer
 
     def check_optimizer(self, saved: Any) -> None:

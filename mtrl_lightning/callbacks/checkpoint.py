@@ -361,10 +361,10 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             is_same_version = checkpoint.get("pytorch-lightning_version") == lightning.__version__
             if trainer.state.fn == TrainerFn.FITTING:
                 own = trainer.fit_loop.state_dict()
-                _check_counts(found["fit_loop"], own, is_same_version)
+                _check_counts(found["fit_loop"], own, is_same_version=is_same_version)
             elif trainer.state.fn == TrainerFn.VALIDATING:
                 own = trainer.validate_loop.state_dict()
-                _check_counts(found["validate_loop"], own, is_same_version)
+                _check_counts(found["validate_loop"], own, is_same_version=is_same_version)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of what is kept."""
@@ -382,7 +382,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self._best = (saved.number(best[0], "best"), _file_of_run(best[1])) if best else None
 
 
-def _check_counts(found: Any, own: Any, is_same_version: bool) -> None:
+def _check_counts(found: Any, own: Any, *, is_same_version: bool) -> None:
     """Check that nested counts have the names and types of a run's own.
 
     Args:
@@ -400,7 +400,7 @@ def _check_counts(found: Any, own: Any, is_same_version: bool) -> None:
         if is_same_version and found.keys() != own.keys():
             raise ValueError(f"{', '.join(map(str, found))} in place of {', '.join(own)}")
         for name in own.keys() & found.keys():
-            _check_counts(found[name], own[name], is_same_version)
+            _check_counts(found[name], own[name], is_same_version=is_same_version)
     elif type(own) is int:
         saved.count(found, "count of Lightning's loops")
 

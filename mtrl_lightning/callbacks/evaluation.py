@@ -13,6 +13,7 @@ from tqdm import tqdm
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.callbacks.trainer_options import check_early_stopping
 from mtrl_lightning.envs.benchmark import tasks_of
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import (
@@ -23,6 +24,7 @@ from mtrl_lightning.errors import (
 )
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
+from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.schedules import Every
 from mtrl_lightning.types import Policy
 
@@ -108,6 +110,8 @@ class EvaluationCallback(SessionCallback):
         self.session.evaluate = self.evaluate_if_due
         self.session.evaluate_at_start = self.evaluate_at_start
         benchmark = self.session.benchmark
+        if stage == TrainerFn.FITTING:
+            check_early_stopping(trainer, metric_names(benchmark))
         self._evaluators = [
             Evaluator(
                 benchmark,

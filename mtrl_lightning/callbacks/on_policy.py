@@ -78,8 +78,8 @@ class OnPolicyLoop(Loop):
         may_replace = {field.name for field in algorithm.policy_fields}
         if needed and not needed <= found <= needed | may_replace:
             raise ConfigurationError(
-                f"the checkpoint's iteration has {', '.join(sorted(found))} of"
-                f" {', '.join(sorted(needed))}: {HINT}"
+                f"the checkpoint's iteration has the computed columns {', '.join(sorted(found))},"
+                f" this algorithm needs {', '.join(sorted(needed))}: {HINT}"
             )
 
     def _collect(self) -> None:

@@ -10,11 +10,12 @@ concern the process or its output, such as ``deterministic``, ``profiler`` or ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.strategy import RanksStrategy
@@ -116,6 +117,30 @@ def check_trainer(trainer: Trainer) -> None:
             f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
         )
     check_trainer_options({name: getattr(trainer, name, None) for name in REFUSED})
+
+
+def check_early_stopping(trainer: Trainer, known: Sequence[str]) -> None:
+    """Check that what ``EarlyStopping`` monitors is a metric of an evaluation.
+
+    One that is not ``strict`` may wait for a metric that is never logged.
+
+    Args:
+        trainer: whose callbacks are checked.
+        known: names of the metrics of an evaluation, averages first.
+
+    Raises:
+        ConfigurationError: naming metrics that are known.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not isinstance(callback, EarlyStopping) or not callback.strict:
+            continue
+        if callback.monitor not in known:
+            near = difflib.get_close_matches(str(callback.monitor), known, n=3, cutoff=0.6)
+            named = near or known[:6] or ["none, as nothing is evaluated"]
+            raise ConfigurationError(
+                f"EarlyStopping monitors {callback.monitor!r}, which no evaluation has: give a"
+                f" metric such as {', '.join(named)}"
+            )
 
 
 def check_checkpoint_callbacks(trainer: Trainer) -> None:

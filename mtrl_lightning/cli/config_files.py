@@ -19,12 +19,17 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning_utilities.core.enums import StrEnum
 
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.config_names import find_config, hint_of, named_config
 from mtrl_lightning.cli.help_texts import only_groups, own_groups
 from mtrl_lightning.errors import ConfigurationError
 
+# defaults of Lightning's callbacks, such as Timer's interval, are written as texts
+yaml.SafeDumper.add_multi_representer(
+    StrEnum, lambda dumper, value: dumper.represent_str(str(value.value))
+)
 KEY = "extends"
 FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""

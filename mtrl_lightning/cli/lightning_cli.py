@@ -59,7 +59,7 @@ from mtrl_lightning.launch import (
     restart_origin,
     standard_callbacks,
 )
-from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.memory import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.runs import ensure_writable, replacing
@@ -123,6 +123,15 @@ class MultiTaskCLI(LightningCLI):
                 | {name: {"exit_on_error": False} for name in self.subcommands()},
                 args=args,
             )
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise ConfigurationError(
+                f"seed_everything is {self._get(self.config, 'seed_everything')}: give a whole"
+                " number from 0 to 4,294,967,295"
+            ) from error
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -423,7 +432,7 @@ def main(args: ArgsType = None) -> None:
         _exit(2, "\n".join([str(error), *(f"tip: {tip}" for tip in tips)]))
     except MisconfigurationException as error:
         _exit(2, str(error))
-    except (ValueError, *FAULTS) as error:
+    except (ValueError, RuntimeError, *FAULTS) as error:
         cause = _own_error(error)
         if cause is None:
             raise
@@ -434,8 +443,16 @@ def main(args: ArgsType = None) -> None:
 
 
 def _own_error(error: BaseException | None) -> BaseException | None:
-    """Return the error of ours that jsonargparse may have wrapped into others."""
+    """Return the error of ours that jsonargparse may have wrapped into others.
+
+    A lack of memory while the networks are built counts as one.
+    """
     while error is not None and not isinstance(error, (ConfigurationError, *FAULTS)):
+        if is_out_of_memory(error):
+            return ConfigurationError(
+                f"the memory does not suffice ({str(error).splitlines()[0]}): choose smaller"
+                " networks, or a smaller data.batch_size"
+            )
         error = error.__cause__ or error.__context__
     return error
 

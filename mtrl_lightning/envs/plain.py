@@ -230,10 +230,12 @@ class Decoder:
                 raise _differs(where, rest[0], present)
             return present
         if kind == "method":
-            # not getattr on the object: it runs properties
-            if type(inspect.getattr_static(owner, rest[0])) is not types.FunctionType:
-                raise ValueError(f"{where} is {rest[0]!r}, no method")
-            return getattr(owner, rest[0])
+            if isinstance(inspect.getattr_static(type(owner), rest[0]), property):
+                raise ValueError(f"{where} is {rest[0]!r}, a property")  # getattr would run it
+            method = getattr(owner, rest[0])
+            if not isinstance(method, types.MethodType):
+                raise ValueError(f"{where} is {rest[0]!r}, not a method")
+            return method
         if kind == "enum":
             if type(present).__qualname__ != rest[0]:
                 raise _differs(where, f"a {rest[0]}", present)

@@ -290,7 +290,7 @@ class ReplaySnapshots:
         path = self.folder / chunk["file"]
         try:
             if path.exists() and not path.is_file():
-                raise OSError("it is no regular file")
+                raise OSError("it is not a regular file")
             content = path.read_bytes()
             wrong = "" if zlib.crc32(content) == chunk["crc32"] else "is damaged"
         except FileNotFoundError:

@@ -262,6 +262,20 @@ BAD = [
     ("would not lie in the root folder", ["--name=../../x"]),
     ("seed_everything", ["--seed_everything=true"]),
     ("learner_threads is 0", ["--rollout.learner_threads=0"]),
+    ("seed_everything is -1: give a whole number", ["--seed_everything=-1"]),
+    (
+        "the optimizer of actor cannot be built (Invalid learning rate: -1.0)",
+        ["--model.init_args.actor_optimizer.init_args.lr=-1"],
+    ),
+    ("the memory does not suffice", ["--model.init_args.actor.init_args.width=3000000"]),
+    (
+        "EarlyStopping monitors 'eval/sucess', which no evaluation has: give a metric such as"
+        " eval/success",
+        [
+            "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
+            "--trainer.callbacks.monitor=eval/sucess",
+        ],
+    ),
 ]
 
 
@@ -272,6 +286,17 @@ def test_bad_options_end_at_once_with_the_remedy_and_leave_no_folder(
     code, error = fails(command_line, capsys, "fit", *args)
     assert code == 2 and message in error and "Traceback" not in error
     assert not any(command_line.root.iterdir())
+
+
+def test_a_timer_can_be_given_on_the_command_line(command_line):
+    command_line(
+        "fit",
+        "--trainer.callbacks+=lightning.pytorch.callbacks.Timer",
+        "--trainer.callbacks.duration=00:01:00:00",
+    )
+    config = yaml.safe_load((command_line.folder() / "config.yaml").read_text())
+    timer = config["trainer"]["callbacks"][-1]["init_args"]
+    assert timer["duration"] == "00:01:00:00" and timer["interval"] == "step"
 
 
 @pytest.mark.parametrize(

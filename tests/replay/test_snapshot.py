@@ -417,7 +417,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path):
     file = tmp_path / names(manifest)[0]
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(ConfigurationError, match="no regular file"):
+    with pytest.raises(ConfigurationError, match="not a regular file"):
         snapshots.verify(manifest)
 
 
