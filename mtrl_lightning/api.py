@@ -26,7 +26,7 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
-from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of, with_info
+from mtrl_lightning.envs.benchmark import Benchmark, OnlyTasks, only_split, tasks_of, with_info
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
@@ -113,15 +113,18 @@ def evaluate(
     benchmark: Benchmark,
     num_episodes: int = 10,
     split: str | None = None,
+    tasks: Sequence[str] | None = None,
     **options: Any,
 ) -> dict[str, float]:
     """Run test episodes of every evaluated split's tasks with the policy's best actions.
 
     Args:
         policy: such as ``run.policy`` or what ``load_policy`` returns.
-        benchmark: the tasks, in the order that the policy knows.
+        benchmark: the tasks. If the policy knows its tasks by name, as these do, they are matched
+            by name: the benchmark may have some of them, in any order.
         num_episodes: test episodes per task.
         split: the only one to evaluate; None for all but the first, which is trained on.
+        tasks: names of the only tasks to evaluate; None for all of the benchmark.
         options: further arguments of ``Evaluator``, such as ``num_workers``.
 
     Returns:
@@ -130,14 +133,15 @@ def evaluate(
         splits than ``eval``.
 
     Raises:
-        ConfigurationError: if the split is not an evaluated one.
+        ConfigurationError: if the split is not an evaluated one, a task is unknown, or the policy
+            does not know a task.
     """
-    splits = benchmark.splits[1:]
     if split is not None:
-        check_split(split, splits)
-        splits = (split,)
+        benchmark = only_split(benchmark, split)
+    if tasks is not None:
+        benchmark = OnlyTasks(benchmark, tasks)
     metrics: dict[str, float] = {}
-    for split in splits:
+    for split in benchmark.splits[1:]:
         evaluator = Evaluator(benchmark, num_episodes=num_episodes, split=split, **options)
         try:
             metrics |= evaluator.evaluate(policy).metrics(benchmark.spec.task_names)
@@ -198,7 +202,8 @@ def train(
         num_episodes: test episodes per task in an evaluation.
         metrics_every: environment steps between two rows of metrics.
         checkpoint_every: environment steps between two checkpoints.
-        callbacks: further callbacks.
+        callbacks: further callbacks. A progress bar, such as Lightning's ``RichProgressBar``, takes
+            the place of this package's.
         listeners: called at the events of every training episode.
         loggers: loggers beside ``metrics.csv``.
         progress_bar: whether a progress bar is shown.
@@ -337,7 +342,7 @@ def train(
             ReplayCallback(**options["replay"]),
             CheckpointCallback(**options["checkpoint"]),
             ResetCallback(**options["resets"]),
-            *standard_callbacks(True, progress_bar, origin, described),
+            *standard_callbacks(True, progress_bar, origin, described, callbacks),
         ]
         launch.check(data.spec, must_match=True)
         trainer = Trainer(

@@ -12,11 +12,12 @@ import socket
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning import distributed
@@ -379,12 +380,14 @@ def standard_callbacks(
     progress_bar: bool,
     origin: dict[str, str] | None = None,
     options: Mapping[str, Any] | None = None,
+    given: Sequence[Callback] = (),
 ) -> list[Callback]:
     """Return the callbacks that every run has and that have no options.
 
     Args:
         fitting: whether it trains.
         progress_bar: whether a progress bar is shown.
+        given: the user's callbacks: a progress bar among them takes the place of ours.
         origin: marks the checkpoints of a run that a scheduler starts again.
         options: all options of the run, as ``config.yaml`` holds them.
     """
@@ -392,7 +395,7 @@ def standard_callbacks(
     if fitting:
         callbacks += [CurvesCallback(), ReportCallback(), InterruptionCallback(origin)]
         callbacks += [OptionsCallback(options or {}), PicturesCallback()]
-    if progress_bar:
+    if progress_bar and not any(isinstance(callback, ProgressBar) for callback in given):
         callbacks.append(EnvStepProgressBar())
     return callbacks
 

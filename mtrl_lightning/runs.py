@@ -268,7 +268,7 @@ def ensure_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(
-            f"no file can be written to the run's folder {folder} ({error}): check its permissions"
+            f"no file can be written to the folder {folder} ({error}): check its permissions"
             " and the free disk space"
         ) from error
 

@@ -7,6 +7,7 @@ Shapes: ``T`` tasks, ``R`` trained tasks, ``E`` environments, ``B = R * n`` batc
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -223,19 +224,31 @@ class WeightedPolicy(Policy, Protocol):
 
 
 def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names if all are known and none appears twice.
+    """Return the full names of tasks if all are known and none appears twice.
+
+    Args:
+        names: of tasks; a version at the end, such as ``-v3``, may be left out where only one is
+            known.
+        known: full names.
 
     Raises:
         ConfigurationError: naming the nearest known tasks, or the duplicates.
     """
+    names = [_with_version(name, known) for name in names]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
             hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
             raise ConfigurationError(f"unknown task {name!r}: {hint}")
-    duplicates = sorted({name for name in names if list(names).count(name) > 1})
+    duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
     if not names:
         raise ConfigurationError("no task is named: give at least one")
     return tuple(names)
+
+
+def _with_version(name: str, known: Sequence[str]) -> str:
+    """Return the only known task of this name with a version; the name itself if there is none."""
+    versions = [task for task in known if re.fullmatch(re.escape(name) + r"-v\d+", task)]
+    return versions[0] if name not in known and len(versions) == 1 else name

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import Benchmark
+from mtrl_lightning.envs.benchmark import BenchmarkWrapper
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec, StepResult
 
@@ -240,6 +241,39 @@ class Seeker:
 
     def act(self, observation_ED, task_E, mode):
         return np.clip((self._goal_TD[task_E] - observation_ED) / 0.2, -1, 1).astype(np.float32)
+
+
+class Named(Recorder):
+    """Acts as another policy, and knows its tasks by name."""
+
+    def __init__(self, policy, spec):
+        super().__init__(policy)
+        self.spec = spec
+
+
+class Chosen(BenchmarkWrapper):
+    """Some tasks of a benchmark, in an order of their own."""
+
+    def __init__(self, benchmark, *tasks):
+        super().__init__(benchmark)
+        self.tasks = tasks
+
+    @property
+    def spec(self):
+        spec = super().spec
+        places = tuple(range(len(self.tasks)))
+        return spec._replace(
+            task_names=tuple(spec.task_names[task] for task in self.tasks), train_tasks=places
+        )
+
+    def split_tasks(self, split):
+        return self.spec.train_tasks
+
+    def make_env(self, task, split, seed):
+        return super().make_env(self.tasks[task], split, seed)
+
+    def make_rendered_env(self, task, split, seed):
+        return super().make_rendered_env(self.tasks[task], split, seed)
 
 
 class Point(gym.Env):

@@ -10,7 +10,7 @@ from jsonargparse import ActionConfigFile, Namespace
 
 from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import SAC, Algorithm
-from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.callbacks import read_metrics, rollout
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli.config_files import ConfigFileParser, ExtendingConfigFile
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
@@ -217,6 +217,47 @@ def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatc
         "env/metaworld_custom": 4,
     }.get(suite) or int(suite.rpartition("_mt")[2])
     assert seen[0].num_tasks == tasks and seen[0].horizon == (150 if is_mtrl else 500)
+
+
+class _Composed(Exception):  # noqa: N818
+    """Raised once a run is composed and checked, before environments are started."""
+
+
+def check_composition(command_line, monkeypatch, *names):
+    def composed(*args, **kwargs):
+        raise _Composed
+
+    monkeypatch.setattr(rollout, "VectorEnv", composed)
+    with pytest.raises(_Composed):
+        command_line("fit", configs=names, small=False)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in FILES if name.startswith("algorithm/")])
+@pytest.mark.parametrize("env", [name for name in FILES if name.startswith("env/")])
+def test_every_algorithm_goes_with_every_environment_by_default(
+    command_line, monkeypatch, env, algorithm
+):
+    if "env/dmc" in env or "hipbmdp" in env:
+        pytest.importorskip("dm_control")
+    if algorithm == "algorithm/hipbmdp" and env == "env/metaworld_mt1":
+        pytest.skip("HiP-BMDP compares tasks, and there is one")
+    if algorithm == "algorithm/drq":
+        skip_without_renderer()
+        if env == "env/gymnasium":
+            pytest.importorskip("pygame")  # draws Gymnasium's pendulum
+    needed = {
+        "algorithm/sac_ae": ("encoder/mlp",),
+        "algorithm/deepmdp": ("encoder/mlp",),
+        "algorithm/hipbmdp": ("encoder/mlp_context",),
+        "algorithm/drq": ("pixels", "encoder/pixels_small"),
+    }.get(algorithm, ())
+    parts = ("base", env, algorithm, *needed, "network/mlp", "gradient/mean")
+    check_composition(command_line, monkeypatch, *parts)
+
+
+@pytest.mark.parametrize("quick", ["toy_conflict", "quickstart"])
+def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch, quick):
+    check_composition(command_line, monkeypatch, quick, "algorithm/mtppo")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -441,6 +482,10 @@ def test_every_file_names_all_keys_of_its_group_and_no_other(name):
         assert set(content) == {"data"}
         assert set(content["data"]) == {"benchmark"}
         return
+    if name == "algorithm/mtppo":  # sets the options of a replay back
+        defaults = resolve("env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
+        for section in ("data", "rollout", "replay"):
+            assert content.pop(section).items() <= defaults[section].items()
     assert set(content) == {"model"}
     path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
     algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
@@ -488,7 +533,42 @@ def test_a_later_file_of_a_group_replaces_the_earlier_one_completely(group):
     assert len(alone) > 1
     for first, second in permutations(alone, 2):
         found = without_empty(apply(alone[first], second))
-        assert found == without_empty(alone[second]), (first, second)
+        expected = without_empty(alone[second])
+        if group == "algorithm":  # what mtppo sets back, to the defaults, stays
+            found, expected = found["model"], expected["model"]
+        assert found == expected, (first, second)
+
+
+def loggers_of(*names, options=()):
+    loggers = resolve("quickstart", *names, options=options)["trainer"]["logger"]
+    return loggers and [logger["class_path"].rpartition(".")[2] for logger in loggers]
+
+
+def test_loggers_of_several_files_are_all_used():
+    assert loggers_of("logger/wandb", "logger/tensorboard") == [
+        "EnvStepWandbLogger",
+        "TensorBoardLogger",
+    ]
+    assert loggers_of("logger/csv", "logger/tensorboard") == ["TensorBoardLogger"]
+    assert loggers_of("logger/tensorboard", "logger/csv") is False
+    names = ("logger/tensorboard", "logger/wandb")
+    options = ("--trainer.logger.offline=true",)
+    last = resolve("quickstart", *names, options=options)["trainer"]["logger"][-1]
+    assert last["init_args"]["offline"] is True
+
+
+def test_a_run_logs_to_two_loggers_and_once_to_one_that_is_named_twice(command_line, tmp_path):
+    more = tmp_path / "more.yaml"
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": ".", "name": "second"}}
+    more.write_text(yaml.safe_dump({"trainer": {"logger+": [logger]}}))
+    names = (*CONFIGS, "logger/tensorboard", "logger/tensorboard")
+    command_line("fit", "-c", str(more), configs=names)
+    folder = command_line.folder()
+    assert len(list(folder.glob("tensorboard/events.*"))) == 1
+    assert (folder / "second" / "version_0" / "metrics.csv").exists()
+    saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
+    kinds = [logger["class_path"].rpartition(".")[2] for logger in saved]
+    assert kinds == ["TensorBoardLogger", "CSVLogger"]
 
 
 @pytest.mark.parametrize("logger", LOGGERS)

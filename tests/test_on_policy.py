@@ -395,6 +395,31 @@ def test_options_of_a_replay_are_refused_with_what_replaces_them(command_line, c
     assert "num_steps, num_epochs and num_minibatches" in message
 
 
+def test_ppo_trains_by_default_and_prints_its_minibatches(tmp_path, caplog):
+    small = partial(MLP, width=8, depth=1)
+    run = train(
+        ToyReach(),
+        partial(PPO, actor=small, critic=small, num_epochs=1),
+        total_steps=3000,
+        root=str(tmp_path),
+        num_workers=0,
+        num_episodes=1,
+        evaluation={"num_workers": 0},
+        progress_bar=False,
+    )
+    # 200 steps of 3 environments: 10 minibatches of 20 rows of each task
+    assert run.policy.counters.updates == 5 * 10
+    assert "Iterations of 600 env steps" in caplog.text
+    assert "10 minibatches of 60" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "expected"), [(200, 10), (1024, 16), (250, 10), (8, 8), (13, 13), (19, 1)]
+)
+def test_the_derived_number_of_minibatches_divides_the_steps(num_steps, expected):
+    assert PPO(ToyReach().spec, num_steps=num_steps).collection.num_minibatches == expected
+
+
 def test_options_of_a_replay_are_named_together(command_line, capsys):
     message = refused(command_line, capsys, "--rollout.warmup_steps=300", "--data.capacity=3000")
     assert "data.capacity 3000, rollout.warmup_steps 300" in message

@@ -674,7 +674,8 @@ def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
     if saved_names != list(spec.task_names):
         raise ConfigurationError(
             f"the checkpoint is of other tasks: {', '.join(saved_names)} there,"
-            f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder"
+            f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder. To"
+            " evaluate some of its tasks, give validate RUN --tasks TASK ..."
         )
     here = describe_spec(spec)
     for what in ("observation", "action"):

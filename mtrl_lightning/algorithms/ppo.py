@@ -44,6 +44,9 @@ from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
 
+MOST_MINIBATCHES = 16
+"""Minibatches of a pass if their number is derived: more of them have too few rows of a task."""
+
 
 class PPO(Algorithm):
     """Multi-task proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347).
@@ -68,7 +71,8 @@ class PPO(Algorithm):
         num_steps: steps of each environment in an iteration, at least 1.
         num_epochs: passes over an iteration's transitions, at least 1.
         num_minibatches: minibatches of a pass, at least 1; every trained task has the same number
-            of rows in each.
+            of rows in each. None for the largest number up to 16 that divides ``num_steps``, and
+            with it the rows of any number of environments.
         discount: gamma, between 0 and 1.
         gae_lambda: lambda of generalized advantage estimation, between 0 and 1.
         clip: how far the ratio of probabilities may move from 1, above 0 (``epsilon`` in the
@@ -130,7 +134,7 @@ class PPO(Algorithm):
         learning_rate: Callable[[], LearningRate] = ConstantRate,
         num_steps: int = 200,
         num_epochs: int = 8,
-        num_minibatches: int = 16,
+        num_minibatches: int | None = None,
         discount: float = 0.99,
         gae_lambda: float = 0.95,
         clip: float = 0.2,
@@ -155,6 +159,9 @@ class PPO(Algorithm):
             max_skipped_updates=max_skipped_updates,
             untrained_tasks=untrained_tasks,
         )
+        if num_minibatches is None:
+            candidates = range(1, MOST_MINIBATCHES + 1)
+            num_minibatches = max(n for n in candidates if num_steps % n == 0)
         self.collection = OnPolicy(num_steps, num_epochs, num_minibatches)
         self.computed_columns = ("advantage", "value", "target")
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))

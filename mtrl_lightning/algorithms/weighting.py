@@ -95,7 +95,8 @@ class ByHand(TaskWeighting):
     def __init__(self, spec: EnvSpec, weights: dict[str, float]) -> None:
         super().__init__(spec)
         trained = [spec.task_names[i] for i in spec.train_tasks]
-        known_tasks(list(weights), spec.task_names)
+        names = known_tasks(list(weights), spec.task_names)
+        weights = dict(zip(names, weights.values(), strict=True))
         if excluded := [name for name in weights if name not in trained]:
             raise ConfigurationError(
                 f"{', '.join(excluded)}: excluded from training, and so without a weight; leave out"

@@ -8,7 +8,7 @@ import errno
 import io
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from torch import Tensor
 
 from mtrl_lightning.reports.metrics_file import MAX_ENV_STEPS
 
@@ -27,7 +28,8 @@ class MetricsCSV(CSVLogger):
     """Write ``metrics.csv`` and ``hparams.yaml`` into the run's folder.
 
     A row is in the file when ``log_metrics`` returns. If the disk is full, the row is kept in
-    memory and written together with a later row.
+    memory and written together with a later row. A row without ``env_steps``, such as those of
+    Lightning's ``LearningRateMonitor``, gets those that the run has made.
 
     Args:
         save_dir: The run's folder.
@@ -35,6 +37,8 @@ class MetricsCSV(CSVLogger):
 
     def __init__(self, save_dir: str) -> None:
         super().__init__(save_dir, name="", version="", flush_logs_every_n_steps=1)
+        self.count_env_steps: Callable[[], int] | None = None
+        """Returns the environment steps that the run has made; None outside of a run."""
 
     @property
     @rank_zero_experiment
@@ -44,6 +48,18 @@ class MetricsCSV(CSVLogger):
             os.makedirs(self.log_dir, exist_ok=True)
             self._experiment = _Writer(log_dir=self.log_dir)
         return self._experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Tensor | float], step: int | None = None) -> None:
+        """Write a row.
+
+        Args:
+            metrics: the values by name.
+            step: the environment steps of the row; where ``metrics`` has no ``env_steps``, those of
+                the run are taken in its place.
+        """
+        row, step = with_env_steps(metrics, step, self.count_env_steps)
+        super().log_metrics(row, step)
 
     def rows(self) -> list[dict[str, float]]:
         """Return the rows in the file, without their empty cells."""
@@ -73,6 +89,24 @@ class MetricsCSV(CSVLogger):
             fingerprint: Of the file when the checkpoint was written; None if that is not known.
         """
         self.experiment.resume_from(env_steps, fingerprint)
+
+
+def with_env_steps(
+    metrics: Mapping[str, Any], step: int | None, count_env_steps: Callable[[], int] | None
+) -> tuple[dict[str, Any], int | None]:
+    """Return a row with ``env_steps``, and its step.
+
+    Lightning's own callbacks know no environment steps, and give its count of batches as the step.
+
+    Args:
+        metrics: the row.
+        step: of the row, as it was given.
+        count_env_steps: returns the environment steps that the run has made; None if not known.
+    """
+    if "env_steps" in metrics or count_env_steps is None:
+        return dict(metrics), step
+    env_steps = count_env_steps()
+    return {"env_steps": env_steps, **metrics}, env_steps
 
 
 class _Writer(ExperimentWriter):

@@ -75,9 +75,13 @@ class MetricsCallback(SessionCallback):
         self._csv_fingerprint: dict[str, int] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Register the metrics with the session."""
+        """Register the metrics with the session, and let loggers know its environment steps."""
         super().setup(trainer, pl_module, stage)
-        self.session.log_metrics = self.log_if_due
+        session = self.session
+        session.log_metrics = self.log_if_due
+        for logger in session.loggers:
+            if isinstance(logger, (MetricsCSV, EnvStepWandbLogger)):
+                logger.count_env_steps = lambda: session.counters.env_steps
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the protocol, define the x-axis, drop rows later than the checkpoint."""

@@ -16,6 +16,7 @@ from lightning.fabric.utilities.logger import _add_prefix
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
+from mtrl_lightning.callbacks.csv_logger import with_env_steps
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.metrics_file import MAX_ENV_STEPS
 
@@ -96,6 +97,8 @@ class EnvStepWandbLogger(WandbLogger):
         """Whether W&B has asked this run of a sweep to stop."""
         self.is_interrupted: Callable[[], bool] = lambda: False
         """Returns whether a signal has ended the training, which then must not be sent another."""
+        self.count_env_steps: Callable[[], int] | None = None
+        """Returns the environment steps that the run has made; None outside of a run."""
         self._is_ending = False
         self._can_be_stopped = False
         if sweep_run_id() is not None:
@@ -191,9 +194,11 @@ class EnvStepWandbLogger(WandbLogger):
         """Log a row, unless W&B has it from before the run continued.
 
         Args:
-            metrics: The values by name, ``env_steps`` among them.
+            metrics: The values by name. Where ``env_steps`` is not among them, as in the rows of
+                Lightning's own callbacks, those of the run are added, and are the step.
             step: The environment steps of the row. None logs the row at W&B's next step.
         """
+        metrics, step = with_env_steps(metrics, step, self.count_env_steps)
         if step is None:
             super().log_metrics(metrics)
             return

@@ -21,6 +21,8 @@ NAMED_FILE = "--config."
 """What the options begin with that give a configuration file, each with a name of its own."""
 PRINT_CONFIG = "--print_config"
 """jsonargparse's option whose value stands behind an equals sign, if anywhere."""
+TASKS = "--tasks"
+"""The option of ``validate`` that takes several values."""
 CHECKPOINTS = "checkpoints"
 """The folder in that of a run by which a run is known."""
 
@@ -96,9 +98,9 @@ def _without_run(args: Sequence[str], flags: Collection[str]) -> tuple[str | Non
         if _is_option(argument):
             is_complete = "=" in argument or argument in (*flags, PRINT_CONFIG)
             waiting = "" if is_complete else argument
-        elif not waiting:
+        elif not waiting or (waiting == TASKS and _is_run(Path(argument))):
             return argument, [*args[:index], *args[index + 1 :]]
-        else:
+        elif waiting != TASKS:
             if (Path(argument) / CHECKPOINTS).is_dir():
                 swallowed = [waiting, argument]
             waiting = ""
@@ -108,6 +110,11 @@ def _without_run(args: Sequence[str], flags: Collection[str]) -> tuple[str | Non
             f" behind an equals sign, {swallowed[0]}=VALUE {swallowed[1]}"
         )
     return None, list(args)
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a path is a run's folder or a checkpoint."""
+    return (path / CHECKPOINTS).is_dir() or path.suffix == ".ckpt"
 
 
 def _is_option(argument: str) -> bool:

@@ -33,7 +33,7 @@ SHORT = {
 USAGE = {
     "fit": "mtrl-lightning fit -c NAME_OR_FILE [-c ...] [--OPTION VALUE ...]\n"
     "       mtrl-lightning fit --resume RUN [--OPTION VALUE ...]",
-    "validate": "mtrl-lightning validate RUN [--OPTION VALUE ...]\n"
+    "validate": "mtrl-lightning validate RUN [--tasks TASK ...] [--OPTION VALUE ...]\n"
     "       mtrl-lightning validate -c NAME_OR_FILE [-c ...] --ckpt_path CKPT_PATH",
 }
 CONFIG = (

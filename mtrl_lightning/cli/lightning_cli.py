@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 import uuid
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +20,7 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import __version__, distributed
@@ -39,7 +42,7 @@ from mtrl_lightning.callbacks.trainer_options import check_trainer, check_traine
 from mtrl_lightning.cli.config_files import ConfigFileParser
 from mtrl_lightning.cli.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
 from mtrl_lightning.cli.suggestions import suggestions
-from mtrl_lightning.envs.benchmark import only_split
+from mtrl_lightning.envs.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
@@ -59,11 +62,14 @@ from mtrl_lightning.launch import (
 from mtrl_lightning.memory import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.runs import ensure_writable, replacing
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.strategy import processes_for
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
 """What a user does without the package of a logger."""
+SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
+"""Of which a run has one at most: both write into its folder."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 
@@ -138,12 +144,29 @@ class MultiTaskCLI(LightningCLI):
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         super()._add_subcommands(parser, **kwargs)
-        self._subcommand_parsers["validate"].add_argument(
+        validate = self._subcommand_parsers["validate"]
+        validate.add_argument(
             "--split",
             type=str | None,
             default=None,
             help="the only split to evaluate, such as eval_interpolation (default: all but the"
             " first, which is trained on)",
+        )
+        validate.add_argument(
+            "--tasks",
+            type=str,
+            nargs="+",
+            metavar="TASK",
+            help="the only tasks to evaluate, in this order, such as reach door-open (default: all"
+            " of the run)",
+        )
+        validate.add_argument(
+            "--json",
+            type=str | None,
+            default=None,
+            metavar="FILE",
+            help="also write the results into this file, as JSON: the metrics by name, the"
+            " checkpoint, its env_steps and the protocol",
         )
         for name, subparser in self._subcommand_parsers.items():
             arrange_help(subparser, name)
@@ -208,14 +231,17 @@ class MultiTaskCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint and the run's folder before anything is built."""
-        self._given = self.config.clone()
         config = self.config[self.subcommand]
+        config.trainer.logger = _one_of_each(config.trainer.logger)
+        self._given = self.config.clone()
         is_fitting = self.subcommand == "fit"
         check_trainer_options(vars(config.trainer))
         if not is_fitting and not config.ckpt_path:
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
+        if not is_fitting and config.json is not None:
+            ensure_writable(Path(config.json).parent)
         trainer_options = vars(config.trainer)
         self._processes = processes_for(trainer_options, config.rollout.rank_timeout)
         if is_fitting:
@@ -266,9 +292,13 @@ class MultiTaskCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
         super().instantiate_classes()
-        if self.subcommand == "validate" and self.config.validate.split is not None:
+        if self.subcommand == "validate":
             data = self.datamodule
-            data.benchmark = only_split(data.benchmark, self.config.validate.split)
+            options = self.config.validate
+            if options.split is not None:
+                data.benchmark = only_split(data.benchmark, options.split)
+            if options.tasks is not None:
+                data.benchmark = OnlyTasks(data.benchmark, options.tasks)
         self._launch.check(self.model.spec, must_match=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -284,7 +314,7 @@ class MultiTaskCLI(LightningCLI):
         self._given[self.subcommand].overwrite_metrics = False
         self.config = self._given
         self.trainer_defaults["callbacks"] = standard_callbacks(
-            is_fitting, has_bar, self._origin, self._options()
+            is_fitting, has_bar, self._origin, self._options(), _as_list(config.get("callbacks"))
         )
         if self._launch.checkpoint is not None:
             name = f"config_from_{self._launch.env_steps:012d}.yaml"
@@ -314,6 +344,21 @@ class MultiTaskCLI(LightningCLI):
             # Lightning's handler would leave a checkpoint in the run's folder
             signal.signal(number, signal.SIG_IGN)
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
+        if self.config.validate.json is not None and distributed.rank() == 0:
+            self._write_results(Path(self.config.validate.json))
+
+    def _write_results(self, path: Path) -> None:
+        content = {
+            "checkpoint": str(self._launch.checkpoint),
+            "env_steps": self.model.counters.env_steps,
+            "num_episodes": self.config.validate.evaluation.num_episodes,
+            "protocol": dict(self.model.spec.protocol),
+            # of Lightning's trainer they would be in single precision
+            "metrics": self._get(self.config_init, "evaluation").session.results,
+        }
+        with replacing(path) as unfinished:
+            unfinished.write_text(json.dumps(content, indent=2) + "\n")
+        rank_zero_info(f"The results are in {path}")
 
 
 class _ParserOnlyCLI(MultiTaskCLI):
@@ -346,10 +391,27 @@ def set_process_options(learner_threads: int | None) -> None:
         torch.set_num_threads(learner_threads)
 
 
-def _as_list(loggers: Any) -> list[Any]:
-    if loggers is None or isinstance(loggers, bool):
+def _as_list(given: Any) -> list[Any]:
+    """Return loggers or callbacks as a list, however they are given."""
+    if given is None or isinstance(given, bool):
         return []
-    return list(loggers) if isinstance(loggers, (list, tuple)) else [loggers]
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _one_of_each(loggers: Any) -> Any:
+    """Return the loggers without those that a later one of their kind replaces.
+
+    Each file of the group ``logger`` adds one. Two of TensorBoard or of W&B would write into the
+    same folder, as when a run with one is resumed with ``-c logger/wandb``.
+    """
+    if not isinstance(loggers, list):
+        return loggers
+    kept: dict[Any, Namespace] = {}
+    for index, logger in enumerate(loggers):
+        kind = next((name for name in SINGLE_LOGGERS if logger.class_path.endswith(name)), index)
+        kept.pop(kind, None)
+        kept[kind] = logger
+    return list(kept.values())
 
 
 def main(args: ArgsType = None) -> None:

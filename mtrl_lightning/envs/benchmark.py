@@ -15,7 +15,7 @@ from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.types import EnvSpec, known_tasks
 
 
 class Benchmark(ABC):
@@ -149,6 +149,40 @@ class WithInfo(BenchmarkWrapper):
             info_fields=(*spec.info_fields, *stored),
             info_keys=(*spec.info_keys, *(k for k in self.keys if k not in spec.info_keys)),
         )
+
+
+class OnlyTasks(BenchmarkWrapper):
+    """A benchmark of which only some tasks are evaluated; its spec names all of them.
+
+    Args:
+        benchmark: the tasks.
+        tasks: names of the evaluated ones, in the order of the results. A split that has none of
+            them is left out.
+
+    Raises:
+        ConfigurationError: if a task is unknown or named twice, or no evaluated split has one.
+    """
+
+    def __init__(self, benchmark: Benchmark, tasks: Sequence[str]) -> None:
+        super().__init__(benchmark)
+        known = benchmark.spec.task_names
+        names = known_tasks(tasks, known)
+        self.tasks = tuple(known.index(name) for name in names)
+        trained, *evaluated = benchmark.splits
+        with_tasks = [split for split in evaluated if self.split_tasks(split)]
+        if not with_tasks:
+            raise ConfigurationError(
+                f"the tasks {', '.join(names)} are in none of the splits"
+                f" {', '.join(evaluated)}, which are evaluated: choose other tasks or another split"
+            )
+        self.splits = (trained, *with_tasks)
+
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the chosen tasks of a split; all of the split that is trained on."""
+        own = self.benchmark.split_tasks(split)
+        if split == self.benchmark.splits[0]:
+            return own
+        return tuple(task for task in self.tasks if task in own)
 
 
 def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:

@@ -308,7 +308,8 @@ def rows_per_task(num_envs: int, num_tasks: int, collection: OnPolicy) -> int:
             f"an iteration has {rows} env steps of each task in each process"
             f" (num_steps {collection.num_steps}, {envs_per_task} environments of each task, of"
             f" rollout.envs_per_task), which {num_minibatches} minibatches cannot"
-            f" share out equally: set model.init_args.num_minibatches to {nearest}, or"
-            f" model.init_args.num_steps to a multiple of {num_minibatches}"
+            f" share out equally: set model.init_args.num_minibatches to {nearest}, or to"
+            " null, which derives it from num_steps; or set model.init_args.num_steps to a multiple"
+            f" of {num_minibatches}"
         )
     return rows

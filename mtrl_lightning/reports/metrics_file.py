@@ -20,7 +20,8 @@ Curve = tuple[list[int], list[float]]
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
     """Return every metric of a run as ``{name: (env_steps, values)}``, without empty cells.
 
-    A last line without its end, which a run may be writing, is left out.
+    Rows without ``env_steps`` are left out, and so is a last line without its end, which a run may
+    be writing.
 
     Args:
         run_folder: the folder with ``metrics.csv``.
@@ -87,6 +88,8 @@ def _points(header: bytes, lines: bytes) -> list[tuple[str, int, float]]:
             return []
         for row in rows:
             cells = dict(zip(names, row, strict=True))
+            if not cells["env_steps"]:
+                continue  # of a callback that knew no environment steps, in earlier versions
             env_steps = int(cells.pop("env_steps"))
             if not 0 <= env_steps <= MAX_ENV_STEPS:
                 raise ValueError(f"env_steps is {env_steps}")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import Share
-from mtrl_lightning.types import Chosen, Mode, Policy
+from mtrl_lightning.types import Chosen, EnvSpec, Mode, Policy
 
 LOW, HIGH = -1.0, 1.0
 """Bounds of what environments take."""
@@ -188,6 +188,11 @@ class TransformedPolicy:
     def __init__(self, policy: Policy, transforms: Sequence[ActionTransform]) -> None:
         self._policy = policy
         self._transforms = list(transforms)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The policy's tasks, if it knows them: their numbers are what ``act`` is given."""
+        return self._policy.spec  # type: ignore[attr-defined]
 
     def act(
         self,

@@ -16,7 +16,7 @@ from mtrl_lightning.errors import (
     EnvironmentFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.rollout.collector import Collector, quotas
+from mtrl_lightning.rollout.collector import Collector, matched_policy, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import EnvSpec, Episode, Policy
@@ -208,6 +208,7 @@ class Evaluator:
             on_step: called between two steps; may raise to end the evaluation.
 
         Raises:
+            ConfigurationError: if the policy does not know a task.
             PolicyFaultError: if the policy's actions are not finite.
             RestartsExhaustedError: if environments broke too often.
         """
@@ -223,6 +224,7 @@ class Evaluator:
             on_step: called between two steps; may raise to end the evaluation.
 
         Raises:
+            ConfigurationError: if the policy does not know a task.
             PolicyFaultError: if the policy's actions are not finite.
             RestartsExhaustedError: if environments broke too often.
         """
@@ -245,6 +247,8 @@ class Evaluator:
         if not len(places):
             return []
         num_tasks = len(self._tasks)
+        # before environments are started
+        policy = matched_policy(policy, self._benchmark.spec, self._tasks)
         if self._envs is None:
             tasks = np.repeat(self._tasks, self._copies)[places]
             self._envs = VectorEnv(

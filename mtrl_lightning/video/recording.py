@@ -16,6 +16,7 @@ from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rendering import restored_variables
 from mtrl_lightning.rollout import Collector
+from mtrl_lightning.rollout.collector import matched_policy
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode, Policy, known_tasks
 from mtrl_lightning.video.drawing import Mosaic, labelled
@@ -80,7 +81,7 @@ def record_videos(
 
     Args:
         policy: such as ``run.policy`` or what ``load_policy`` returns.
-        benchmark: the tasks, in the order that the policy knows.
+        benchmark: the tasks; some of the policy's, in any order, are matched by name.
         folder: of the videos, ``<task>.mp4`` and, with several tasks, ``all_tasks.mp4``; in other
             splits than the first evaluated one their names begin with the split.
         tasks: names of the tasks that are recorded; None for all of the split.
@@ -97,8 +98,9 @@ def record_videos(
         The files and the episodes.
 
     Raises:
-        ConfigurationError: if a task or the split is unknown, a number is out of range, the encoder
-            or the renderer is missing, or an environment draws no pictures.
+        ConfigurationError: if a task or the split is unknown, the policy does not know a task, a
+            number is out of range, the encoder or the renderer is missing, or an environment draws
+            no pictures.
         EnvironmentFaultError: if an environment or its worker breaks.
         OSError: if a file cannot be written.
     """
@@ -111,6 +113,7 @@ def record_videos(
     video = (format or VideoFormat()).check()
     split = chosen_split(benchmark, split)
     numbers = chosen_tasks(benchmark, tasks, split)
+    policy = matched_policy(policy, benchmark.spec, numbers)
     folder = Path(folder)
     if num_workers is None:
         num_workers = default_num_workers(len(numbers), spare=0)

@@ -75,6 +75,23 @@ def test_rows_are_given_without_empty_cells(file):
     assert set(rows[3]) == {"b", "env_steps"} and rows[3]["b"] != rows[3]["b"]
 
 
+def test_a_row_without_env_steps_gets_those_of_the_run(file):
+    logger = MetricsCSV(str(file.parent))
+    logger.count_env_steps = lambda: 40
+    logger.log_metrics({"lr": 0.5}, step=7)
+    log(logger, 50, a=0.5)
+    assert logger.rows()[3:] == [{"env_steps": 40, "lr": 0.5}, {"env_steps": 50, "a": 0.5}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MetricsCSV(str(file.parent)).resume_from(45)
+    assert read_metrics(file.parent)["lr"] == ([40], [0.5])
+
+
+def test_readers_skip_rows_without_env_steps(file):
+    file.write_bytes(HEADER + ROWS[0] + b"0.7,,7\r\n" + ROWS[1])
+    assert read_metrics(file.parent) == {"a": ([1, 2], [0.1, 0.2])}
+
+
 def open_for_appending(monkeypatch, kind):
     """Wrap every stream that appends to ``metrics.csv`` in ``kind``; return the wrapped ones."""
     real, wrapped = Path.open, []

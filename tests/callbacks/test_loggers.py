@@ -1,15 +1,18 @@
 import subprocess
 import sys
 import textwrap
+from collections import deque
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from jsonargparse import dict_to_namespace
 
-from mtrl_lightning.callbacks import MetricsCSV, read_metrics
+from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCSV, read_metrics
 from mtrl_lightning.callbacks.options import _flat
 from mtrl_lightning.callbacks.wandb_files import read_offline_runs
+from mtrl_lightning.callbacks.wandb_logger import EMPTY_NOTE
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.errors import ConfigurationError
 from tests.conftest import CONFIGS
@@ -51,6 +54,52 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     (shown,) = events.Tensors("config/text_summary")
     text = textwrap.dedent(shown.tensor_proto.string_val[0].decode())
     assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()
+
+
+@pytest.mark.curves
+def test_rows_of_lightnings_callbacks_have_env_steps(command_line, capsys):
+    monitors = [
+        "--trainer.callbacks+=LearningRateMonitor",
+        "--trainer.callbacks+=DeviceStatsMonitor",
+        "--trainer.callbacks.cpu_stats=true",
+        "--trainer.log_every_n_steps=20",
+    ]
+    command_line("fit", *monitors)
+    curves = read_metrics(command_line.folder())
+    steps, rates = curves["lr-Adam"]
+    assert set(rates) == {3e-4} and len(steps) >= 5
+    # an update for each vector step of 3 environments behind the warm-up of 300; the first one is
+    # made while no step is under way
+    assert all(300 <= step <= 900 for step in steps)
+    assert set(np.diff(steps)) <= {3 * 20, 3 * 19}
+    assert "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in curves
+    assert (command_line.folder() / "curves.png").exists()
+    assert "damaged" not in capsys.readouterr().err
+    assert (command_line.folder() / "report.html").exists()
+    before = command_line.rows()
+    command_line("fit", *monitors, "--ckpt_path=last", "--rollout.total_steps=1200")
+    assert "damaged" not in capsys.readouterr().err
+    assert [row["lr-Adam"] for row in command_line.rows()][: len(before)] == [
+        row["lr-Adam"] for row in before
+    ]
+
+
+def test_wandb_gets_the_env_steps_of_the_run_too(monkeypatch):
+    logged = []
+    run = SimpleNamespace(log=lambda row, **options: logged.append((row, options)))
+    logger = EnvStepWandbLogger.__new__(EnvStepWandbLogger)
+    logger._prefix = ""
+    logger._note = dict(EMPTY_NOTE)
+    logger._unwritten = deque()
+    logger._save_note = lambda: None
+    logger.count_env_steps = lambda: 40
+    monkeypatch.setattr(EnvStepWandbLogger, "experiment", run)
+    logger.log_metrics({"lr": 0.5}, step=7)
+    logger.log_metrics({"env_steps": 50, "a": 1.0}, step=50)
+    assert [(row, options["step"]) for row, options in logged] == [
+        ({"env_steps": 40, "lr": 0.5}, 40),
+        ({"env_steps": 50, "a": 1.0}, 50),
+    ]
 
 
 def test_a_logger_that_writes_no_folder_is_left_as_it_is(tmp_path, monkeypatch):

@@ -144,6 +144,15 @@ def test_a_run_that_an_option_takes_for_its_value_is_named(run):
     assert rewritten([*given, "--ckpt_path=last"]) == [*given, "--ckpt_path=last"]
 
 
+def test_tasks_before_a_run_do_not_take_it(run):
+    best = run / "checkpoints" / "best.ckpt"
+    expected = ["validate", "-c", str(run / "config_from_000000000900.yaml")]
+    for given, checkpoint in ((run, best), (best, best)):
+        tasks = ["--tasks", "reach", "door-open"]
+        found = rewritten(["validate", *tasks, str(given)])
+        assert found == [*expected, f"--ckpt_path={checkpoint}", *tasks]
+
+
 def test_the_help_of_a_class_needs_no_run(capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(["validate", "--model.help", "SAC"])

@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 
@@ -150,6 +151,34 @@ def test_validate_prints_the_table_of_the_checkpoint_and_writes_nothing(command_
     assert capsys.readouterr().out.split("eval after 900")[1].split() == final.split()
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+
+
+def test_validate_evaluates_some_tasks_and_writes_the_results(command_line, capsys, tmp_path):
+    command_line.finished()
+    evaluated = [row for row in command_line.rows() if row["eval/return"]]
+    file = tmp_path / "results" / "two.json"
+    tasks = ["--tasks", "goal-2", "goal-0"]
+    command_line("validate", "--ckpt_path=last", *tasks, f"--json={file}")
+    printed = capsys.readouterr().out.split("eval after 900 env steps")[-1]
+    assert re.findall(r"^goal-\d", printed, re.MULTILINE) == ["goal-2", "goal-0"]
+    results = json.loads(file.read_text())
+    assert results["env_steps"] == 900 and results["num_episodes"] == 2
+    assert results["protocol"] == {"benchmark": "toy", "horizon": 20}
+    assert results["checkpoint"].endswith(".ckpt")
+    for task in ("goal-2", "goal-0"):
+        name = f"eval/return/{task}"
+        # a batch of fewer rows is rounded otherwise
+        assert results["metrics"][name] == pytest.approx(float(evaluated[-1][name]), rel=1e-5)
+    assert "eval/return/goal-1" not in results["metrics"]
+
+
+def test_validate_refuses_tasks_that_the_run_does_not_have(command_line, capsys, tmp_path):
+    command_line.finished()
+    code, error = fails(command_line, capsys, "validate", "--ckpt_path=last", "--tasks", "gaol-1")
+    assert code == 2 and "unknown task 'gaol-1': did you mean goal-1" in error
+    blocked = f"--json={tmp_path / 'run' / 'version_0' / 'metrics.csv' / 'results.json'}"
+    code, error = fails(command_line, capsys, "validate", "--ckpt_path=last", blocked)
+    assert code == 2 and "no file can be written to the folder" in error
 
 
 def test_validate_best_takes_the_best_and_a_path_works_too(command_line, capsys):

@@ -45,6 +45,19 @@ def test_a_name_like_nothing_lists_what_is_known():
         known_tasks(["zzz"], ["one", "two"])
 
 
+def test_a_version_may_be_left_out_where_only_one_is_known():
+    known = ["door-open-v3", "door-v2", "door-v3", "reach"]
+    assert known_tasks(["reach", "door-open", "door-v2"], known) == (
+        "reach",
+        "door-open-v3",
+        "door-v2",
+    )
+    with pytest.raises(ConfigurationError, match="unknown task 'door'"):
+        known_tasks(["door"], known)
+    with pytest.raises(ConfigurationError, match="duplicate tasks"):
+        known_tasks(["door-open", "door-open-v3"], known)
+
+
 def test_all_names_are_checked_and_not_only_the_first():
     with pytest.raises(ConfigurationError, match="unknown task 'nonsense-v3'"):
         MetaWorld(["reach-v3", "nonsense-v3"])

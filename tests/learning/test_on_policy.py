@@ -48,6 +48,7 @@ def test_ppo_learns_to_reach(command_line):
         "--data.benchmark.init_args.horizon=200",
         "--rollout.total_steps=72000",
         "--rollout.envs_per_task=8",
+        "--model.init_args.num_minibatches=16",
         "--evaluation.every=72000",
         "--evaluation.envs_per_task=10",
         configs=(

@@ -19,6 +19,7 @@ from tests import diary as kept
 from tests.altered_reach import FaultyReach
 from tests.fakes import (
     Constant,
+    Named,
     Numbering,
     Recorder,
     ReplayedEnvs,
@@ -879,3 +880,20 @@ def test_listeners_are_called_for_every_environment_that_is_built(workers):
 
 def created(*envs):
     return [("created", e, e) for e in envs]
+
+
+def test_tasks_are_matched_by_name():
+    toy = ToyReach(3)
+    spec = toy.spec._replace(task_names=("goal-2", "goal-0", "goal-1"))
+    envs = VectorEnv(toy, [0, 2, 2], num_workers=0)
+    policy = Named(Constant(), spec)
+    collector = Collector(envs, policy)
+    collector.step("explore")
+    assert policy.tasks[-1].tolist() == [1, 0, 0]
+    transitions, _ = collector.step("explore")
+    assert transitions.task_E.tolist() == [0, 2, 2], "the benchmark's numbers are stored"
+    collector.policy = Named(Constant(), toy.spec)
+    collector.step("explore")
+    assert collector.policy.tasks[-1].tolist() == [0, 2, 2]
+    with pytest.raises(ConfigurationError, match="the policy does not know goal-2"):
+        collector.policy = Named(Constant(), ToyReach(2).spec)

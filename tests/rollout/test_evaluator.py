@@ -3,18 +3,23 @@ import pytest
 
 from mtrl_lightning.api import evaluate
 from mtrl_lightning.callbacks.evaluation import table
-from mtrl_lightning.envs import MetaWorld, ToyReach
-from mtrl_lightning.envs.benchmark import WithInfo, only_split
+from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
+from mtrl_lightning.envs.benchmark import OnlyTasks, WithInfo, only_split
 from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.replay.datamodule import trained_spec
 from mtrl_lightning.rollout import Evaluation, Evaluator
+from mtrl_lightning.rollout.action_transforms import ScaleAction, with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from tests.fakes import (
+    Chosen,
     Constant,
+    Named,
     Recorder,
     Scripted,
     Seeker,
     Uniform,
+    point_in_space,
+    point_on_a_line,
     scripted_length,
     scripted_success,
 )
@@ -347,3 +352,75 @@ def test_a_policys_fault_is_no_fault_of_an_environment():
     with pytest.raises(PolicyFaultError, match="actions for goal-0, goal-1 are not finite"):
         evaluator.evaluate(NotANumber())
     assert restarts == [] and evaluator.num_restarts == 0
+
+
+@pytest.mark.parametrize("has_transforms", [False, True])
+def test_tasks_are_matched_by_name(has_transforms):
+    toy = ToyReach(3)
+    policy = Named(Seeker(3), toy.spec)
+    transforms = [ScaleAction(1.0)] if has_transforms else []
+    acting = with_action_transforms(policy, transforms)
+    expected = evaluate(acting, toy, num_episodes=2, num_workers=0)
+    assert expected["eval/success"] == 1
+    chosen = evaluate(acting, Chosen(toy, 2, 0), num_episodes=2, num_workers=0)
+    assert policy.tasks[-1].tolist() == [2, 0]
+    for name in ("success", "return"):
+        for task in ("goal-0", "goal-2"):
+            assert chosen[f"eval/{name}/{task}"] == expected[f"eval/{name}/{task}"]
+    assert "eval/success/goal-1" not in chosen
+
+
+def test_tasks_are_matched_by_number_where_the_policy_has_no_names():
+    policy = Recorder(Seeker(3))
+    evaluate(policy, Chosen(ToyReach(3), 2, 0), num_episodes=1, num_workers=0)
+    assert policy.tasks[-1].tolist() == [0, 1]
+
+
+def test_an_unknown_task_is_refused_before_environments_are_started(monkeypatch):
+    toy = ToyReach(3)
+    policy = Named(Seeker(3), Chosen(toy, 2, 0).spec)
+    monkeypatch.setattr(ToyReach, "make_env", None)
+    with pytest.raises(ConfigurationError, match="not know goal-1: its tasks are goal-2, goal-0"):
+        evaluate(policy, toy, num_episodes=1, num_workers=0)
+
+
+def test_a_subset_that_is_padded_to_another_size_simply_works():
+    tasks = {"line": point_on_a_line, "space": point_in_space}
+    both = GymnasiumTasks(tasks, horizon=5, has_success=False)
+    policy = Named(Constant((0.5, -0.25, 0.125)), both.spec)
+    expected = evaluate(policy, both, num_episodes=2, num_workers=0)
+    line = GymnasiumTasks({"line": tasks["line"]}, horizon=5, has_success=False)
+    assert line.spec.observation_space.shape == (1,)
+    found = evaluate(policy, line, num_episodes=2, num_workers=0)
+    assert policy.observations[-1].shape == (1, 3) and not policy.observations[-1][:, 1:].any()
+    assert found["eval/return/line"] == expected["eval/return/line"]
+
+
+def test_a_task_with_another_observation_than_the_policys_is_refused():
+    line = {"task": point_on_a_line}
+    space = {"task": point_in_space}
+    policy = Named(Constant((0.5,)), GymnasiumTasks(line, horizon=5, has_success=False).spec)
+    benchmark = GymnasiumTasks(space, horizon=5, has_success=False)
+    with pytest.raises(ConfigurationError, match=r"observation of task has the shape \(1,\) in"):
+        evaluate(policy, benchmark, num_episodes=1, num_workers=0)
+
+
+def test_some_tasks_are_evaluated_in_the_order_in_which_they_are_named():
+    metrics = evaluate(Seeker(3), ToyReach(3), 2, tasks=["goal-2", "goal-0"], num_workers=0)
+    names = [name for name in metrics if name.startswith("eval/success/")]
+    assert names == ["eval/success/goal-2", "eval/success/goal-0"]
+    assert metrics["eval/success"] == 1
+    with pytest.raises(ConfigurationError, match="unknown task 'goal-9'"):
+        evaluate(Seeker(3), ToyReach(3), tasks=["goal-9"])
+
+
+def test_splits_without_the_chosen_tasks_are_left_out():
+    benchmark = Modes()
+    only = OnlyTasks(benchmark, ["task-2"])
+    assert only.splits == tuple(
+        split
+        for split in benchmark.splits
+        if split == benchmark.splits[0] or 2 in benchmark.split_tasks(split)
+    )
+    assert all(only.split_tasks(split) == (2,) for split in only.splits[1:])
+    assert only.split_tasks(benchmark.splits[0]) == benchmark.split_tasks(benchmark.splits[0])

@@ -16,7 +16,7 @@ from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
 from mtrl_lightning.video.recording import check_drawing
-from tests.fakes import Constant, Recorder, Scripted, Seeker, scripted_length
+from tests.fakes import Chosen, Constant, Named, Recorder, Scripted, Seeker, scripted_length
 
 SMALL = VideoFormat(96, 64)
 
@@ -201,6 +201,21 @@ def test_only_the_tasks_of_the_split_are_recorded(tmp_path):
     assert [episode.task for episode in recording.episodes] == ["goal-1"]
     with pytest.raises(ConfigurationError, match="unknown task 'goal-0': did you mean goal-1"):
         record_videos(Seeker(2), Halves(2, horizon=3), tmp_path, tasks=["goal-0"], **options)
+
+
+def test_tasks_are_matched_by_name(tmp_path):
+    toy = ToyReach(3)
+    policy = Named(Seeker(3), toy.spec)
+    options = {"format": SMALL, "num_workers": 0}
+    recording = record_videos(policy, Chosen(toy, 2, 0), tmp_path, **options)
+    assert [(one.task, one.success) for one in recording.episodes] == [
+        ("goal-2", True),
+        ("goal-0", True),
+    ]
+    unknown = Named(Seeker(3), Chosen(toy, 0, 1).spec)
+    with pytest.raises(ConfigurationError, match="the policy does not know goal-2"):
+        record_videos(unknown, toy, tmp_path, **options)
+    record_videos(unknown, toy, tmp_path, tasks=["goal-1"], **options)
 
 
 class Renamed(ScriptedWithPictures):
