@@ -33,7 +33,7 @@ def fit(command_line, monkeypatch, tmp_path):
         yaml.safe_load((ROOT / "configs" / "logger" / f"{name}.yaml").read_text())
         for name in ("wandb", "tensorboard")
     ]
-    loggers = [logger for config in read for logger in config["trainer"]["logger"]]
+    loggers = [logger for config in read for logger in config["trainer"]["logger+"]]
     csv_logger = {"save_dir": ".", "name": "lightning"}
     loggers.append({"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": csv_logger})
     config = tmp_path / "loggers.yaml"
