@@ -53,4 +53,4 @@ if __name__ == "__main__":
         num_workers=0,
         name="until_solved",
     )
-    print(f"{run.policy.counters.env_steps:,} environment steps")
+    print(f"{run.algorithm.counters.env_steps:,} environment steps")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
+import numbers
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning import distributed
+from mtrl_lightning import algorithms, distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.callbacks import (
@@ -27,10 +31,12 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, OnlyTasks, only_split, tasks_of, with_info
+from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch import TRAINER, Launch, fit, restart_origin, standard_callbacks
+from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import (
     ROWS_PER_TASK,
@@ -56,6 +62,17 @@ SECTIONS = (
     "trainer",
 )
 """The parts of a run that have options, as the command line calls them."""
+PARTS = {
+    "data": MultiTaskData,
+    "rollout": RolloutCallback,
+    "evaluation": EvaluationCallback,
+    "metrics": MetricsCallback,
+    "replay": ReplayCallback,
+    "checkpoint": CheckpointCallback,
+    "resets": ResetCallback,
+    "trainer": Trainer,
+}
+"""What takes the options of a section."""
 RESERVED = {
     "data": ("benchmark", "batch_size", "capacity", "seed"),
     "rollout": (
@@ -90,12 +107,17 @@ class Run(NamedTuple):
     """Where its metrics, checkpoints and curves are."""
     evaluation: dict[str, float]
     """Metrics of its last evaluation, such as ``eval/success``."""
-    policy: Algorithm
-    """What was trained: acts by ``act(observation_ED, task_E, mode)``."""
+    policy: LoadedPolicy
+    """What was trained: acts by ``act(observation, task)``, as one of ``load_policy`` does."""
     benchmark: Benchmark
     """The tasks, in the wrappers of ``data.wrappers``."""
     action_transforms: Sequence[ActionTransform] = ()
     """What changed the policy's actions before environments were sent them."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm that was trained, with its networks and counters."""
+        return self.policy.algorithm
 
     @property
     def checkpoint(self) -> Path:
@@ -109,7 +131,7 @@ class Run(NamedTuple):
 
 
 def evaluate(
-    policy: Policy,
+    policy: Policy | str | Path,
     benchmark: Benchmark,
     num_episodes: int = 10,
     split: str | None = None,
@@ -119,7 +141,8 @@ def evaluate(
     """Run test episodes of every evaluated split's tasks with the policy's best actions.
 
     Args:
-        policy: such as ``run.policy`` or what ``load_policy`` returns.
+        policy: such as ``run.policy`` or what ``load_policy`` returns; or a checkpoint or a run's
+            folder, which is loaded by ``load_policy``.
         benchmark: the tasks. If the policy knows its tasks by name, as these do, they are matched
             by name: the benchmark may have some of them, in any order.
         num_episodes: test episodes per task.
@@ -136,6 +159,9 @@ def evaluate(
         ConfigurationError: if the split is not an evaluated one, a task is unknown, or the policy
             does not know a task.
     """
+    _check_benchmark(benchmark)
+    if isinstance(policy, (str, Path)):
+        policy = load_policy(policy)
     if split is not None:
         benchmark = only_split(benchmark, split)
     if tasks is not None:
@@ -151,8 +177,8 @@ def evaluate(
 
 
 def train(
-    benchmark: Benchmark,
-    algorithm: Callable[..., Algorithm],
+    benchmark: Benchmark | str,
+    algorithm: Callable[..., Algorithm] | str,
     *,
     total_steps: int,
     seed: int = 1,
@@ -169,9 +195,9 @@ def train(
     num_episodes: int = 10,
     metrics_every: int | None = None,
     checkpoint_every: int | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Callback = (),
     listeners: Sequence[EpisodeListener] = (),
-    loggers: Sequence[Logger] = (),
+    loggers: Sequence[Logger] | Logger = (),
     progress_bar: bool = True,
     accelerator: str = "auto",
     devices: int = 1,
@@ -182,8 +208,9 @@ def train(
     """Train an algorithm on a benchmark; what is not given is derived and printed.
 
     Args:
-        benchmark: the tasks.
-        algorithm: a class such as ``SAC`` or ``PPO``, or ``partial(SAC, actor=...)``.
+        benchmark: the tasks; or the id of a Gymnasium environment, ``"Pendulum-v1"``, as the only
+            one.
+        algorithm: a class such as ``SAC`` or ``PPO``, its name, or ``partial(SAC, actor=...)``.
         total_steps: environment steps after which training ends.
         seed: of weights, environments and all draws, also of this process's own generators.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
@@ -227,6 +254,18 @@ def train(
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
     given = _checked(sections)
+    if isinstance(benchmark, str):
+        benchmark = GymnasiumTasks(benchmark)
+    _check_benchmark(benchmark)
+    make_algorithm = _factory(algorithm)
+    callbacks = _listed(callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
+    loggers = _listed(loggers, Logger, "loggers", "TensorBoardLogger('logs')")
+    if not isinstance(seed, numbers.Integral) or seed < 0:
+        raise ConfigurationError(
+            f"seed is {seed!r}: give a whole number of at least 0; for another one in every run,"
+            " seed=random.randrange(2**31)"
+        )
+    seed = int(seed)
     check_trainer_options(given["trainer"])
     excluded = given["data"].get("exclude_from_training") or ()
     num_tasks = max(1, len(trained_spec(benchmark, excluded).train_tasks))
@@ -241,7 +280,7 @@ def train(
     benchmark = with_pixels(benchmark, given["data"].get("pixels"))
     info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
-    model = algorithm(trained_spec(reporting, excluded), seed=seed)
+    model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = restart_origin(f"{sys.argv} {name}")
     asked_for = {"accelerator": accelerator, "devices": devices, **given["trainer"]}
     rank_timeout = given["rollout"].get("rank_timeout", distributed.RANK_TIMEOUT)
@@ -356,7 +395,7 @@ def train(
     return Run(
         launch.folder,
         dict(evaluation.session.results),
-        model.cpu(),
+        LoadedPolicy(model.cpu()),
         benchmark,
         action_transforms,
     )
@@ -381,10 +420,25 @@ def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigurationError: naming options that ``train`` does not have there.
     """
-    unknown = sorted(set(sections) - set(SECTIONS))
-    if unknown:
-        raise ConfigurationError(f"train() has no option {', '.join(unknown)}; see help(train)")
-    given = {section: dict(sections.get(section, {})) for section in SECTIONS}
+    known = [*inspect.signature(train).parameters][:-1]
+    for name in sections:
+        if name not in SECTIONS:
+            hint = _near(name, [*known, *SECTIONS]) or ": see help(train)"
+            raise ConfigurationError(f"train() has no option {name}{hint}")
+    given: dict[str, dict[str, Any]] = {}
+    for section in SECTIONS:
+        options = sections.get(section, {})
+        if not isinstance(options, Mapping):
+            raise ConfigurationError(
+                f"{section} is {options!r}: give a dictionary of its options, such as"
+                f" {section}={{...}} (see help(train))"
+            )
+        names = [*inspect.signature(PARTS[section]).parameters]
+        for name in options:
+            if name not in names:
+                hint = _near(name, names) or f": its options are {', '.join(names)}"
+                raise ConfigurationError(f"{section} has no option {name!r}{hint}")
+        given[section] = dict(options)
     for section, reserved in RESERVED.items():
         twice = sorted(set(given[section]) & set(reserved))
         if twice:
@@ -397,6 +451,78 @@ def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "rollout learner_threads is an option of the command line: call torch.set_num_threads"
         )
     return given
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """Return a question after the most similar name; empty if there is none."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _check_benchmark(benchmark: Any) -> None:
+    """Check that something is a benchmark.
+
+    Raises:
+        ConfigurationError: naming the form that works.
+    """
+    if isinstance(benchmark, Benchmark):
+        return
+    if isinstance(benchmark, (gym.Env, gym.vector.VectorEnv)):
+        spec = getattr(benchmark, "spec", None)
+        task = "make_env" if spec is None else repr(spec.id)
+        raise ConfigurationError(
+            f"{type(benchmark).__name__} is an environment, and a run makes several: give what"
+            f" makes it, GymnasiumTasks({{'task': {task}}}), a registered id or a function without"
+            " arguments"
+        )
+    raise ConfigurationError(
+        f"the benchmark is {benchmark!r}: give one such as MetaWorld(['reach']) or"
+        " GymnasiumTasks(['Pendulum-v1'])"
+    )
+
+
+def _factory(algorithm: Any) -> Callable[..., Algorithm]:
+    """Return what builds the algorithm.
+
+    Raises:
+        ConfigurationError: naming the form that works.
+    """
+    if isinstance(algorithm, Algorithm):
+        name = type(algorithm).__name__
+        raise ConfigurationError(
+            f"the algorithm is an object of {name}, and train() builds it for the tasks and the"
+            f" seed: give the class, {name}, or with options partial({name}, discount=0.97)"
+        )
+    if not isinstance(algorithm, str):
+        return algorithm
+    known = {
+        name: kind
+        for name, kind in vars(algorithms).items()
+        if inspect.isclass(kind) and issubclass(kind, Algorithm) and kind is not Algorithm
+    }
+    if algorithm not in known:
+        raise ConfigurationError(
+            f"there is no algorithm {algorithm!r}: give one of {', '.join(known)}, or a class"
+        )
+    return known[algorithm]
+
+
+def _listed(given: Any, kind: type, name: str, example: str) -> list[Any]:
+    """Return callbacks or loggers as a list, also if a single one is given.
+
+    Raises:
+        ConfigurationError: if there is anything else among them.
+    """
+    if given is None or given is False:
+        return []
+    listed = [given] if isinstance(given, kind) else given
+    is_list = isinstance(listed, Sequence) and not isinstance(listed, str)
+    if not is_list or not all(isinstance(one, kind) for one in listed):
+        raise ConfigurationError(
+            f"{name} is {given!r}: give a list of objects, such as [{example}]; metrics.csv is"
+            " always written"
+        )
+    return list(listed)
 
 
 def _multiple(number: int, of: int) -> int:

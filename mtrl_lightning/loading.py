@@ -17,6 +17,7 @@ import torch
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.runs import checkpoint_at
 from mtrl_lightning.types import EnvSpec, Mode, known_tasks
 
 Task = str | int
@@ -181,7 +182,8 @@ def load_policy(
     """Load the policy of a checkpoint; nothing in the file is executed.
 
     Args:
-        checkpoint: a file in a run's ``checkpoints/`` folder.
+        checkpoint: a file in a run's ``checkpoints/`` folder; or the run's folder, for its best
+            checkpoint, or the last one where there is no best.
         trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use beside
             those of this package and of ``torch.nn`` and ``torch.optim``.
         map_location: device on which the policy acts.
@@ -191,6 +193,10 @@ def load_policy(
     Raises:
         ConfigurationError: if the checkpoint cannot be used; the message names the remedy.
     """
+    path = Path(checkpoint)
+    if path.is_dir():
+        best = path / "checkpoints" / "best.ckpt"
+        path = best if best.is_file() else checkpoint_at(path)
     return LoadedPolicy(
-        Algorithm.load_from_checkpoint(checkpoint, map_location, trust=trust, **overrides)
+        Algorithm.load_from_checkpoint(path, map_location, trust=trust, **overrides)
     )

@@ -16,7 +16,8 @@ import pytest
 import torch
 from gymnasium.wrappers import FlattenObservation, FrameStackObservation, TransformReward
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from mtrl_lightning import (
     SAC,
@@ -242,6 +243,88 @@ def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, opti
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "algorithm", "options", "message"),
+    [
+        (ToyReach(2), SAC(ToyReach(2).spec), {}, r"object of SAC, .* give the class, SAC, or"),
+        (ToyReach(2), "SAK", {}, "no algorithm 'SAK': give one of .*PPO.*SAC"),
+        (["Pendulum-v1"], SAC, {}, r"benchmark is \['Pendulum-v1'\]: give one such as .*Gymnasium"),
+        (ToyReach(2), SAC, {"data": {"batchsize": 3}}, "'batchsize': did you mean batch_size"),
+        (
+            ToyReach(2),
+            SAC,
+            {"replay": {"zzz": 3}},
+            "replay has no option 'zzz': its options are sa",
+        ),
+        (ToyReach(2), SAC, {"data": 3}, r"data is 3: give a dictionary .* data=\{...\}"),
+        (ToyReach(2), SAC, {"warmup_step": 3}, "no option warmup_step: did you mean warmup_steps"),
+        (
+            ToyReach(2),
+            SAC,
+            {"loggers": True},
+            r"loggers is True: give a list .*\[TensorBoardLogger",
+        ),
+        (ToyReach(2), SAC, {"callbacks": [3]}, r"callbacks is \[3\]: give a list of objects"),
+        (ToyReach(2), SAC, {"seed": None}, r"seed is None: give a whole number .*randrange"),
+        (ToyReach(2), SAC, {"seed": -1}, "seed is -1: give a whole number of at least 0"),
+    ],
+)
+def test_what_has_no_single_meaning_names_the_form_that_works(
+    tmp_path, benchmark, algorithm, options, message
+):
+    with pytest.raises(ConfigurationError, match=message):
+        train(benchmark, algorithm, total_steps=300, root=str(tmp_path), **options)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_environment_in_place_of_a_benchmark_names_what_makes_it(tmp_path):
+    message = r"GymnasiumTasks\(\{'task': 'Pendulum-v1'\}\)"
+    for environment in (gym.make("Pendulum-v1"), gym.make_vec("Pendulum-v1", 2)):
+        for call in (partial(train, total_steps=300, root=str(tmp_path)), evaluate):
+            first = SAC if call is not evaluate else "x.ckpt"
+            pair = (environment, first) if call is not evaluate else (first, environment)
+            with pytest.raises(ConfigurationError, match=message):
+                call(*pair)
+        environment.close()
+
+
+def test_what_has_one_meaning_works(tmp_path):
+    run = small(
+        "Pendulum-v1",
+        tmp_path,
+        algorithm="SAC",
+        total_steps=300,
+        num_episodes=1,
+        warmup_steps=280,
+        loggers=CSVLogger(str(tmp_path), name="other"),
+        callbacks=LearningRateMonitor(),
+        seed=np.int64(3),
+    )
+    assert run.benchmark.spec.task_names == ("Pendulum-v1",)
+    assert type(run.algorithm) is SAC
+    assert (tmp_path / "other" / "version_0" / "metrics.csv").exists()
+    observation = [1.0, 0.0, 0.0]
+    action = run.policy.act(observation, 0)
+    assert action.shape == (1,)
+    assert action == run.policy.act(observation, "Pendulum-v1")
+    loaded = load_policy(run.folder)
+    assert loaded.env_steps == run.algorithm.counters.env_steps
+    assert loaded.act(observation, "Pendulum-v1") == pytest.approx(action)
+    expected = evaluate(loaded, run.benchmark, 1, num_workers=0)
+    for given in (run.checkpoint, str(run.folder)):
+        assert evaluate(given, run.benchmark, 1, num_workers=0) == expected
+
+
+def test_a_runs_folder_stands_for_its_best_checkpoint(tmp_path):
+    run = small(ToyReach(1), tmp_path, total_steps=200)
+    best = run.folder / "checkpoints" / "best.ckpt"
+    assert load_policy(run.folder).env_steps == load_policy(best).env_steps
+    best.unlink()
+    assert load_policy(run.folder).env_steps == 200
+    with pytest.raises(ConfigurationError, match=r"has no checkpoint|is not the folder"):
+        load_policy(tmp_path / "run")
+
+
 def test_an_evaluation_steps_environments_no_more_than_training_does(tmp_path, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         small(ToyReach(3, horizon=50), tmp_path, num_episodes=4)
@@ -415,7 +498,7 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
         data={"wrappers": [partial(FrameStackObservation, stack_size=3), FlattenObservation]},
         rollout={"action_transforms": transforms},
     )
-    normalize = run.policy.transforms[1]
+    normalize = run.algorithm.transforms[1]
     rows_T = normalize.moments.count_T.tolist()
     assert rows_T == [70, 70]
     for task in range(2):

@@ -124,7 +124,7 @@ def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
         evaluation={"num_workers": 0},
         data={"on_device": on_device},
     )
-    buffer = run.policy.trainer.datamodule.buffer
+    buffer = run.algorithm.trainer.datamodule.buffer
     assert buffer.storage.device.type == ("cuda" if on_device else "cpu")
     batch = buffer.sample(8)
     assert batch.observation_BD.device.type == buffer.storage.device.type

@@ -339,8 +339,8 @@ def test_early_stopping_ends_a_run_in_the_middle_of_a_collection(tmp_path):
         progress_bar=False,
         accelerator="cpu",
     )
-    assert run.policy.counters.env_steps == 300
-    assert run.policy.counters.env_steps % 120
+    assert run.algorithm.counters.env_steps == 300
+    assert run.algorithm.counters.env_steps % 120
     policy = load_policy(run.checkpoint)
     observation = np.zeros(policy.spec.observation_space.shape, np.float32)
     assert policy.act(observation, "goal-1", "explore").shape == policy.spec.action_space.shape
@@ -408,7 +408,7 @@ def test_ppo_trains_by_default_and_prints_its_minibatches(tmp_path, caplog):
         progress_bar=False,
     )
     # 200 steps of 3 environments: 10 minibatches of 20 rows of each task
-    assert run.policy.counters.updates == 5 * 10
+    assert run.algorithm.counters.updates == 5 * 10
     assert "Iterations of 600 env steps" in caplog.text
     assert "10 minibatches of 60" in caplog.text
 

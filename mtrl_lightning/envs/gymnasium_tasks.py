@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -21,7 +21,7 @@ from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.state import layers_of
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.types import EnvSpec, known_tasks
 
 MakeEnv = Callable[..., gym.Env]
 
@@ -41,7 +41,8 @@ class GymnasiumTasks(Benchmark):
     Args:
         tasks: an environment for each task's name: a function or class that makes it when it is
             called without arguments, or the import path of one; or a registered id such as
-            ``Pendulum-v1``; or ``{"id": "Pendulum-v1", "kwargs": {"g": 5.0}}``.
+            ``Pendulum-v1``; or ``{"id": "Pendulum-v1", "kwargs": {"g": 5.0}}``. Also a list of
+            ids, or one id: these are the tasks' names, too.
         horizon: steps after which an episode is truncated; null takes the environments' own limit,
             which a ``TimeLimit`` or the registration sets.
         has_success: whether ``info["success"]`` or ``info["is_success"]`` reports success.
@@ -53,7 +54,7 @@ class GymnasiumTasks(Benchmark):
 
     def __init__(
         self,
-        tasks: dict[str, str | dict[str, Any] | Callable[[], gym.Env]],
+        tasks: dict[str, str | dict[str, Any] | Callable[[], gym.Env]] | list[str] | str,
         horizon: int | None = None,
         has_success: bool = False,
     ) -> None:
@@ -61,7 +62,7 @@ class GymnasiumTasks(Benchmark):
             raise ConfigurationError("tasks is empty: name at least one environment")
         if horizon is not None and horizon < 1:
             raise ConfigurationError(f"horizon is {horizon}: give a number of steps of at least 1")
-        self.tasks = dict(tasks)
+        self.tasks = _named(tasks)
         self.horizon = horizon
         self.has_success = has_success
         self._makers: dict[str, MakeEnv] = {}
@@ -127,6 +128,23 @@ class GymnasiumTasks(Benchmark):
         env = _with_boxes(name, env)
         env = pad_to_spec(env, self._spec)
         return _SeededEpisodes(env, name, split != "train", seed, self.has_success)
+
+
+def _named(tasks: Any) -> dict[str, Any]:
+    """Return the tasks by name.
+
+    Raises:
+        ConfigurationError: if they have no names and are not ids.
+    """
+    if isinstance(tasks, Mapping):
+        return dict(tasks)
+    ids = [tasks] if isinstance(tasks, str) else tasks
+    if not isinstance(ids, (list, tuple)) or not all(isinstance(name, str) for name in ids):
+        raise ConfigurationError(
+            f"tasks is {tasks!r}: give a name to each environment, such as"
+            ' {"light": "Pendulum-v1", "own": make_env}, or a list of ids'
+        )
+    return {name: name for name in known_tasks(ids, ids)}
 
 
 class _SeededEpisodes(gym.Wrapper):

@@ -265,8 +265,8 @@ def test_a_pendulum_beside_mujoco_tasks_trains_and_continues_exactly(tmp_path):
     run("parts", 60)  # in the middle of an episode: 20 steps of each task
     parts = run("parts", 120, ckpt_path="last")
     initial = sac(spec, seed=1).state_dict()
-    expected = whole.policy.state_dict()
-    found = parts.policy.state_dict()
+    expected = whole.algorithm.state_dict()
+    found = parts.algorithm.state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert any(not torch.equal(initial[name], value) for name, value in expected.items())
     rows = [read_metrics(each.folder) for each in (whole, parts)]
@@ -421,3 +421,14 @@ def test_functions_are_named_on_the_command_line_by_their_import_path(command_li
     )
     assert f"a: {__name__}.imported" in (command_line.folder() / "config.yaml").read_text()
     assert float(command_line.rows()[-1]["env_steps"]) == 900
+
+
+def test_ids_alone_name_the_tasks():
+    named = GymnasiumTasks({"Pendulum-v1": "Pendulum-v1"})
+    for given in (["Pendulum-v1"], "Pendulum-v1"):
+        tasks = GymnasiumTasks(given)
+        assert tasks.spec == named.spec and tasks.tasks == named.tasks
+    with pytest.raises(ConfigurationError, match="duplicate tasks"):
+        GymnasiumTasks(["Pendulum-v1", "Pendulum-v1"])
+    with pytest.raises(ConfigurationError, match="give a name to each environment"):
+        GymnasiumTasks([lambda: None])
