@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning import algorithms, distributed
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
@@ -280,7 +281,8 @@ def train(
     benchmark = with_pixels(benchmark, given["data"].get("pixels"))
     info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
     reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
-    model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
+    with AllocationLimit.of_machine():
+        model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = restart_origin(f"{sys.argv} {name}")
     asked_for = {"accelerator": accelerator, "devices": devices, **given["trainer"]}
     rank_timeout = given["rollout"].get("rank_timeout", distributed.RANK_TIMEOUT)

@@ -242,7 +242,7 @@ def test_the_list_of_replay_files_is_checked(changes):
 
 
 def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain():
-    with AllocationLimit(1000):
+    with AllocationLimit.of_file(1000):
         torch.nn.Linear(300, 300)
     for make in [
         lambda: torch.empty(100_000, 100_000),
@@ -254,14 +254,28 @@ def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain():
         lambda: torch.arange(1 << 40),
         lambda: torch.nn.BatchNorm1d(1 << 40, affine=False),
     ]:
-        with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
+        limit = AllocationLimit.of_file(1000)
+        with pytest.raises(ConfigurationError, match="far more memory"), limit:
             make()
     for size in [(-1,), (1 << 40, 1 << 40)]:
-        with pytest.raises(ConfigurationError, match="cannot be built"), AllocationLimit(1000):
+        limit = AllocationLimit.of_file(1000)
+        with pytest.raises(ConfigurationError, match="damaged; use another one"), limit:
             torch.empty(size)
-    with pytest.raises(ConfigurationError, match="far more memory"), AllocationLimit(1000):
+    limit = AllocationLimit.of_file(1000)
+    with pytest.raises(ConfigurationError, match="far more memory"), limit:
         while True:
             torch.nn.Linear(1, 1)
+
+
+def test_networks_beyond_the_free_memory_are_refused_before_they_fill_it(monkeypatch):
+    monkeypatch.setattr("mtrl_lightning.algorithms.allocation.free_memory", lambda: 1 << 20)
+    with AllocationLimit.of_machine():
+        layer = torch.nn.Linear(300, 300)
+        for _ in range(5):  # what is no new tensor takes no memory
+            layer.weight.detach().mul_(2)
+    limit = AllocationLimit.of_machine()
+    with pytest.raises(ConfigurationError, match=r"\(0.0 GiB are free\): choose smaller"), limit:
+        torch.nn.Linear(300, 3_000)
 
 
 @pytest.mark.parametrize("change", [{"width": 300_000}, {"depth": 10**9}, {"width": 10**12}])

@@ -612,7 +612,7 @@ class Algorithm(LightningModule):
         checkpoint = load_checkpoint(checkpoint_path)
         state = checkpoint["mtrl_lightning"]
         state.pop("global_generators", None)  # loading leaves the draws of this process as they are
-        with AllocationLimit(Path(checkpoint_path).stat().st_size):
+        with AllocationLimit.of_file(Path(checkpoint_path).stat().st_size):
             algorithm = rebuild_algorithm(state, cls, trust, overrides)
         algorithm.on_load_checkpoint(checkpoint)
         algorithm._saved_optimizers = None  # a run that begins with these weights has its own

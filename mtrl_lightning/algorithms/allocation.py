@@ -1,4 +1,4 @@
-"""A limit on the memory that networks take which a file describes."""
+"""A limit on the memory that networks take while they are built."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.memory import free_memory
 
 MIB = 1 << 20
+GIB = 1 << 30
 MAX_WRITES = 64
 """How often each byte of a file may be allocated or written while its networks are built."""
 FREE_BYTES = 256 * MIB
@@ -20,16 +22,41 @@ OPERATION_BYTES = 1024
 
 
 class AllocationLimit(TorchDispatchMode):
-    """End a block of code whose operations allocate more than a file of some size explains.
+    """End a block of code that builds networks beyond some size, before memory is filled.
 
     Args:
-        file_bytes: size of the file whose description of networks is followed.
+        num_bytes: what its operations may allocate.
+        message: what the user is told otherwise.
+        counts_writes: whether every result of an operation counts; else only new tensors.
     """
 
-    def __init__(self, file_bytes: int) -> None:
+    def __init__(self, num_bytes: int, message: str, counts_writes: bool = False) -> None:
         super().__init__()
-        self._limit = MAX_WRITES * file_bytes + FREE_BYTES
+        self._limit = num_bytes
+        self._message = message
+        self._counts_writes = counts_writes
         self._num_bytes = 0
+
+    @classmethod
+    def of_machine(cls) -> AllocationLimit:
+        """Return the limit of networks that are built from options: the free memory."""
+        num_bytes = free_memory()
+        return cls(
+            num_bytes,
+            f"the memory does not suffice ({num_bytes / GIB:.1f} GiB are free): choose smaller"
+            " networks",
+        )
+
+    @classmethod
+    def of_file(cls, file_bytes: int) -> AllocationLimit:
+        """Return the limit of networks that a file of some size describes."""
+        num_bytes = MAX_WRITES * file_bytes + FREE_BYTES
+        return cls(
+            num_bytes,
+            "the checkpoint describes networks that take far more memory than the weights in it"
+            f" (over {num_bytes / MIB:,.0f} MiB): it is damaged; use another one",
+            counts_writes=True,
+        )
 
     def __torch_dispatch__(
         self,
@@ -48,7 +75,8 @@ class AllocationLimit(TorchDispatchMode):
             self._count(self._without_memory(func, args, options))
             return func(*args, **options)
         made = func(*args, **options)
-        self._count(made)
+        if self._counts_writes:
+            self._count(made)
         return made
 
     def _without_memory(self, func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -58,10 +86,7 @@ class AllocationLimit(TorchDispatchMode):
             return func.overloadpacket(*args, **others | {"device": "meta"})
         except RuntimeError as error:  # a size below 0 or above 2^63
             first_line = (str(error).splitlines() or [""])[0]
-            raise ConfigurationError(
-                f"the checkpoint describes networks that cannot be built ({first_line}): it is"
-                " damaged; use another one"
-            ) from error
+            raise ConfigurationError(f"{self._message} ({first_line})") from error
 
     def _count(self, made: Any) -> None:
         self._num_bytes += OPERATION_BYTES
@@ -69,13 +94,7 @@ class AllocationLimit(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self._num_bytes += tensor.numel() * tensor.element_size()
         if self._num_bytes > self._limit:
-            raise self._too_large()
-
-    def _too_large(self) -> ConfigurationError:
-        return ConfigurationError(
-            "the checkpoint describes networks that take far more memory than the weights in it"
-            f" (over {self._limit / MIB:,.0f} MiB): it is damaged; use another one"
-        )
+            raise ConfigurationError(self._message)
 
 
 def _is_factory(func: Any) -> bool:

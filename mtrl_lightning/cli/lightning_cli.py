@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sys
 import uuid
@@ -25,6 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import __version__, distributed
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     EvaluationCallback,
@@ -72,7 +74,10 @@ SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
 """Of which a run has one at most: both write into its folder."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
-
+MISSING_PACKAGE = re.compile(
+    r"given class_path '([^']+)':\s+(.*(?:No module named|Requirement .* not met).*)"
+)
+"""What jsonargparse says of a class whose package is not installed."""
 
 NO_ON_POLICY_OPTION = {
     "reward_scale": "its critic learns normalized returns (return_scale)",
@@ -291,7 +296,8 @@ class MultiTaskCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
-        super().instantiate_classes()
+        with AllocationLimit.of_machine():
+            super().instantiate_classes()
         if self.subcommand == "validate":
             data = self.datamodule
             options = self.config.validate
@@ -445,8 +451,11 @@ def main(args: ArgsType = None) -> None:
 def _own_error(error: BaseException | None) -> BaseException | None:
     """Return the error of ours that jsonargparse may have wrapped into others.
 
-    A lack of memory while the networks are built counts as one.
+    A lack of memory counts as one, and a missing package of a callback or a logger.
     """
+    missing = MISSING_PACKAGE.search(str(error)) if isinstance(error, ValueError) else None
+    if missing is not None:
+        return ConfigurationError(f"{missing[1]} needs a package: {missing[2]}")
     while error is not None and not isinstance(error, (ConfigurationError, *FAULTS)):
         if is_out_of_memory(error):
             return ConfigurationError(

@@ -269,6 +269,14 @@ BAD = [
     ),
     ("the memory does not suffice", ["--model.init_args.actor.init_args.width=3000000"]),
     (
+        "CometLogger needs a package: Requirement 'comet-ml",
+        ["--trainer.logger+=lightning.pytorch.loggers.CometLogger"],
+    ),
+    (
+        "NeedsPackage needs a package: No module named 'not_installed'",
+        ["--trainer.callbacks+=tests.cli.needs_package.NeedsPackage"],
+    ),
+    (
         "EarlyStopping monitors 'eval/sucess', which no evaluation has: give a metric such as"
         " eval/success",
         [
