@@ -50,6 +50,34 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(
     assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30
 
 
+def test_ctrl_c_while_libraries_are_imported_ends_the_program_at_once(command_line):
+    process = command_line.process("fit", *ENDLESS)
+    files = psutil.Process(process.pid).memory_maps
+    wait_for(
+        lambda: process.poll() is not None or any("libtorch_cpu" in file.path for file in files())
+    )
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert output.strip() == "Interrupted"
+    assert not command_line.folder().exists()
+
+
+def test_a_second_signal_ends_the_run_at_once_and_unsaved(command_line):
+    process = command_line.process("fit", *ENDLESS)
+    metrics = command_line.folder() / "metrics.csv"
+    wait_for(lambda: metrics.exists() or process.poll() is not None)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    # both have come before the program can act on the first
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "Interrupted twice: the run ends at once" in output and "Traceback" not in output
+    assert not (command_line.folder() / "checkpoints" / "last.ckpt").exists()
+    wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
+
+
 def test_an_interrupted_evaluation_is_made_up_for(command_line):
     process = command_line.process(
         "fit",

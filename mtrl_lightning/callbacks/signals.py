@@ -18,6 +18,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+UNSAVED = b"\nInterrupted twice: the run ends at once; what came after its last checkpoint is lost\n"
 
 
 class Interrupted(SystemExit):
@@ -115,8 +116,11 @@ class InterruptionCallback(SessionCallback):
             return
         # Lightning reinstalls this handler at its end, after `_restore`: then it acts as Python's
         is_installed = bool(self._replaced_handlers)
-        if is_second or not is_installed:
+        if not is_installed:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        if is_second:
+            os.write(2, UNSAVED)  # printing is not safe while a signal is handled
+            raise SystemExit(128 + number)
         self._received = number
 
     def _is_stopped_by_wandb(self) -> bool:
