@@ -304,9 +304,9 @@ def train(
         for split in benchmark.splits[1:]
     )
     derived = {
-        "evaluation_every": max(steps_of_evaluation, total_steps // 10),
-        "metrics_every": max(num_envs, total_steps // 200),
-        "checkpoint_every": max(num_envs, total_steps // 5),
+        "evaluation_every": _round_up(max(steps_of_evaluation, total_steps // 10)),
+        "metrics_every": _round_up(max(num_envs, total_steps // 200)),
+        "checkpoint_every": _round_up(max(num_envs, total_steps // 5)),
     }
     if model.collection is None:
         derived |= {
@@ -525,6 +525,13 @@ def _listed(given: Any, kind: type, name: str, example: str) -> list[Any]:
             " always written"
         )
     return list(listed)
+
+
+def _round_up(number: int) -> int:
+    """Return the next round number: 1, 1.5, 2, 3, ... 9 times a power of ten."""
+    power = 10 ** (len(str(number)) - 1)
+    step = power // 2 if 10 <= number < 2 * power else power
+    return math.ceil(number / step) * step
 
 
 def _multiple(number: int, of: int) -> int:

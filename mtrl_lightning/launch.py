@@ -32,8 +32,10 @@ from mtrl_lightning.callbacks import (
     OptionsCallback,
     PicturesCallback,
     ReportCallback,
+    RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
+from mtrl_lightning.callbacks.ending import summary
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
 from mtrl_lightning.callbacks.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
@@ -408,6 +410,7 @@ def fit(
     Raises:
         Interrupted: if a signal ended the run, which is saved by then.
     """
+    rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
     with quiet():
         try:
             trainer.fit(
@@ -425,4 +428,5 @@ def fit(
             with contextlib.suppress(RankLostError), distributed.long_wait():
                 distributed.total(0)
             raise
-    rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
+    rollout = next(one for one in trainer.callbacks if isinstance(one, RolloutCallback))  # type: ignore[attr-defined]
+    rank_zero_info(summary(trainer, algorithm.counters.env_steps, rollout.total_steps))

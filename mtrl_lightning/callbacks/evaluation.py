@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.callbacks.trainer_options import check_early_stopping
 from mtrl_lightning.envs.benchmark import tasks_of
@@ -123,6 +124,7 @@ class EvaluationCallback(SessionCallback):
                 timeout=self._timeout,
                 max_restarts=self._max_restarts,
                 on_restart=self._note_restart,
+                progress=shows_progress(trainer),
             )
             for split in benchmark.splits[1:]
         ]

@@ -39,6 +39,11 @@ class EnvStepProgressBar(ProgressBar):
         """Hide the bar."""
         self._enabled = False
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the bar is shown."""
+        return self._enabled
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
         self._session = Session.of(trainer, pl_module)
@@ -82,6 +87,12 @@ class EnvStepProgressBar(ProgressBar):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def shows_progress(trainer: Trainer) -> bool:
+    """Return whether bars of this package are wanted: not beside those of another library."""
+    bar = trainer.progress_bar_callback
+    return isinstance(bar, EnvStepProgressBar) and bar.is_enabled and trainer.is_global_zero
 
 
 def _latest(session: Session) -> dict[str, str]:

@@ -14,6 +14,7 @@ from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.callbacks.off_policy import OffPolicyLoop, check_warmup
 from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
+from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
 from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
@@ -155,6 +156,7 @@ class RolloutCallback(Driver):
             max_restarts=self._max_restarts,
             on_restart=lambda reason: session.note_restart(envs, reason),
             places=places,
+            progress=shows_progress(trainer),
         )
         for place, transform in enumerate(self._action_transforms):
             # never an environment's key, whose length differs or whose second number is not 0

@@ -18,7 +18,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-UNSAVED = b"\nInterrupted twice: the run ends at once; what came after its last checkpoint is lost\n"
+UNSAVED = b"\nInterrupted twice: the run ends at once, unsaved since its last checkpoint\n"
 
 
 class Interrupted(SystemExit):

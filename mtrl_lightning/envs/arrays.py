@@ -23,13 +23,15 @@ EPISODE_STEP = Field("episode_step", (), "int64")
 """The step of its episode that an environment is in, or has made last."""
 ACTIVE = Field("active", (), "bool")
 """Whether the environment is being stepped or reset now: what a dead worker was doing."""
+BUILT = Field("built", (), "bool")
+"""Whether an environment has been built."""
 CACHE_LINE = 64
 """Bytes. Each array starts on a cache line of its own."""
 
 
 def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
     """Return the fields of a step, and those with which the groups keep books."""
-    return (*step_fields(spec), EPISODE_STEP, ACTIVE)
+    return (*step_fields(spec), EPISODE_STEP, ACTIVE, BUILT)
 
 
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:

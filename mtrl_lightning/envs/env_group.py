@@ -51,10 +51,10 @@ class EnvGroup:
     def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
         spec = plan.benchmark.spec
         self._names = [spec.task_names[task] for task in plan.tasks]
-        self._envs = [
-            plan.benchmark.make_env(task, plan.split, seed)
-            for task, seed in zip(plan.tasks, plan.seeds, strict=True)
-        ]
+        self._envs: list[gym.Env] = []
+        for row, (task, seed) in enumerate(zip(plan.tasks, plan.seeds, strict=True), plan.first):
+            self._envs.append(plan.benchmark.make_env(task, plan.split, seed))
+            arrays["built"][row] = True
         for name, env in zip(self._names, self._envs, strict=True):
             _check_actions(name, env, spec.action_space)
             _check_observations(name, env, spec.observation_space)

@@ -24,6 +24,7 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
+from mtrl_lightning.progress import watched
 from mtrl_lightning.saved import count, flag
 from mtrl_lightning.schema import info_column, step_fields
 from mtrl_lightning.types import StepResult
@@ -70,6 +71,7 @@ class VectorEnv(gym.vector.VectorEnv):
         on_restart: called with the reason at each restart.
         places: each environment's place among those of all processes, which decides its draws;
             None for its place here.
+        progress: whether a bar shows how many environments are built, on a terminal.
 
     Raises:
         ConfigurationError: if the split or a task is unknown, the number of workers is negative, or
@@ -90,6 +92,7 @@ class VectorEnv(gym.vector.VectorEnv):
         max_restarts: int | None = None,
         on_restart: Callable[[str], None] = lambda _: None,
         places: Sequence[int] | None = None,
+        progress: bool = False,
     ) -> None:
         if split not in benchmark.splits:
             raise ConfigurationError(
@@ -119,6 +122,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._seed = seed
         self._places = list(range(self.num_envs) if places is None else places)
         self._timeout = timeout
+        self._progress = progress
         self.max_restarts = max_restarts
         self._on_restart = on_restart
         self.num_restarts = 0
@@ -382,6 +386,7 @@ class VectorEnv(gym.vector.VectorEnv):
     def _start(self, i: int) -> LocalGroup | WorkerGroup:
         rows = self._slices[i]
         self.builds_E[rows] += 1
+        self._arrays["built"][rows] = False
         plan = GroupPlan(
             benchmark=self._benchmark,
             tasks=self.task_E[rows].tolist(),
@@ -403,12 +408,25 @@ class VectorEnv(gym.vector.VectorEnv):
         """
         if self.fault is not None and method != "get_state":
             raise self.fault
+        built_E = self._arrays["built"]
+        is_building = not built_E.all()  # it begins with the first question
+        with watched(
+            "building environments",
+            self.num_envs,
+            lambda: int(built_E.sum()),
+            self._progress and is_building,
+        ):
+            return self._all_answers(method, arguments, keywords or {})
+
+    def _all_answers(
+        self, method: str, arguments: list[tuple], keywords: dict[str, Any]
+    ) -> list[Any]:
         answers: dict[int, Any] = {}
         while missing := [
             i for i in range(len(self._groups)) if i not in answers and i not in self._dead
         ]:
             for i in missing:
-                self._groups[i].ask(method, *arguments[i], **(keywords or {}))
+                self._groups[i].ask(method, *arguments[i], **keywords)
             answered, faults = self._answers(missing)
             answers |= answered
             for i, fault in faults.items():

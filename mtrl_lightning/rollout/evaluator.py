@@ -16,6 +16,7 @@ from mtrl_lightning.errors import (
     EnvironmentFaultError,
     RestartsExhaustedError,
 )
+from mtrl_lightning.progress import shown
 from mtrl_lightning.rollout.collector import Collector, matched_policy, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.threads import one_thread
@@ -155,6 +156,8 @@ class Evaluator:
         on_restart: called with the reason each time.
         share: number of this process among those that share the environments out, and how many
             they are.
+        progress: whether bars show environments that are built and steps that are made, on a
+            terminal.
 
     Raises:
         ConfigurationError: if a number is below 1, or the split is unknown.
@@ -172,6 +175,7 @@ class Evaluator:
         max_restarts: int = 0,
         on_restart: Callable[[str], None] = lambda _: None,
         share: tuple[int, int] = (0, 1),
+        progress: bool = False,
     ) -> None:
         if num_episodes < 1 or envs_per_task < 1:
             raise ConfigurationError(
@@ -187,6 +191,7 @@ class Evaluator:
         self._timeout = timeout
         self._max_restarts = max_restarts
         self._on_restart = on_restart
+        self._progress = progress
         self.num_restarts = 0
         """How often an evaluation was repeated."""
         num_envs = len(self._tasks) * self._copies
@@ -258,6 +263,7 @@ class Evaluator:
                 num_workers=self._num_workers,
                 timeout=self._timeout,
                 places=places.tolist(),
+                progress=self._progress,
             )
         shares = quotas(self._num_episodes, self._copies)
         collector = Collector(self._envs, policy)
@@ -265,9 +271,12 @@ class Evaluator:
         collector.reset(seed=seeds.tolist())
         quota_E = np.tile(shares, num_tasks)[places]
         finished: list[EvaluatedEpisode] = []
-        for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
-            on_step()
-            finished += [EvaluatedEpisode(step, int(places[e.env]), e) for e in ended]
+        most_steps = int(quota_E.max()) * self._benchmark.horizon_of(self._split)
+        with shown(f"evaluating ({self._split})", most_steps, self._progress) as show:
+            for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
+                on_step()
+                finished += [EvaluatedEpisode(step, int(places[e.env]), e) for e in ended]
+                show(step + 1)
         return finished
 
     def summarize(self, finished: Iterable[EvaluatedEpisode]) -> Evaluation:

@@ -1,0 +1,99 @@
+"""Bars on a terminal, and what a run says at its start and its end."""
+
+import os
+import re
+import struct
+import sys
+
+import pytest
+
+from mtrl_lightning.progress import shown, watched
+from tests.conftest import ROOT
+
+
+def on_a_terminal(command, cwd):
+    """Run a command whose output is a terminal of 100 columns; return what it wrote."""
+    import fcntl
+    import pty
+    import termios
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.execv(command[0], command)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    written = b""
+    try:
+        while data := os.read(terminal, 1 << 16):
+            written += data
+    except OSError:  # it has ended
+        pass
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0, written.decode()
+    return written.decode()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")
+def test_building_and_evaluating_are_shown_on_a_terminal(command_line):
+    options = ["--evaluation.num_episodes=300", "--trainer.enable_progress_bar=true"]
+    arguments = command_line.arguments("fit", *options)
+    text = on_a_terminal([sys.executable, str(ROOT / "cli.py"), *arguments], command_line.root)
+    assert re.search(r"building environments: .* \d/3 ", text)
+    assert re.search(r"evaluating \(eval\): .* \d+/6000 ", text), "300 episodes of 20 steps"
+    folder = command_line.folder()
+    first_bar = text.index("building environments")
+    assert text.index(f"The run's folder is {folder}") < first_bar
+    arguments = ["validate", str(folder), *options]
+    text = on_a_terminal([sys.executable, str(ROOT / "cli.py"), *arguments], command_line.root)
+    assert re.search(r"evaluating \(eval\): .* \d+/6000 ", text)
+
+
+def test_in_a_file_there_are_no_bars_and_no_thread(capsys):
+    with shown("working", 10) as show:
+        show(3)
+    with watched("waiting", 10, lambda: 3):
+        pass
+    with watched("waiting", 10, lambda: 1 // 0, is_wanted=False):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_says_where_it_writes_and_what_comes_next(command_line, caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        command_line("fit")
+    folder = command_line.folder()
+    lines = [line for message in caplog.messages for line in message.splitlines()]
+    start = lines.index(f"The run's folder is {folder}")
+    end = lines.index(f"The run ended after 900 env steps. Its folder is {folder}")
+    assert start < end
+    assert [line.split(":", 1)[1].strip() for line in lines[end + 1 : end + 4]] == [
+        str(folder / "report.html"),
+        f"mtrl-lightning play {folder}",
+        f"mtrl-lightning validate {folder}",
+    ]
+
+
+EARLY = [
+    (
+        "EarlyStopping: Monitored metric eval/success did not improve in the last 1 records",
+        [
+            "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping",
+            "--trainer.callbacks.monitor=eval/success",
+            "--trainer.callbacks.mode=max",
+            "--trainer.callbacks.min_delta=1",
+            "--trainer.callbacks.patience=1",
+            "--evaluation.every=90",
+        ],
+    ),
+    ("Timer: its time is over", ["--trainer.max_time=00:00:00:01", "--rollout.total_steps=900000"]),
+]
+
+
+@pytest.mark.parametrize(("why", "options"), EARLY, ids=["early_stopping", "timer"])
+def test_a_run_that_ends_early_says_why(command_line, caplog, why, options):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        command_line("fit", *options)
+    line = next(message for message in caplog.messages if "ended early" in message)
+    assert why in line, line
+    assert re.search(r"after [\d,]+ of [\d,]+ env steps: ", line)
