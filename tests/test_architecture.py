@@ -32,6 +32,7 @@ BASE = {
     "memory",
     "pickles",
     "precision",
+    "progress",
     "products",
     "rendering",
     "saved",
