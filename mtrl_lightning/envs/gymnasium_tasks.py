@@ -143,7 +143,7 @@ class _SeededEpisodes(gym.Wrapper):
         self._has_success = has_success
 
     @property
-    def spec(self) -> None:
+    def spec(self) -> None:  # type: ignore[override]
         """None, because no registration makes this environment."""
         return None
 
