@@ -148,6 +148,8 @@ class SuiteEnv(gym.Env):
         elif seed is None:
             seed = self._first_seed
         self._first_seed = None
+        # np_random is for wrappers, whose random numbers the seed determines as well
+        super().reset(seed=seed)
         if seed is not None:
             self._task._random = np.random.RandomState(seed)
         self._num_steps = 0
@@ -183,6 +185,7 @@ class SuiteEnv(gym.Env):
             "num_steps": self._num_steps,
             "next_episode": self._next_episode,
             "first_seed": self._first_seed,
+            "np_random": self.np_random.bit_generator.state,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -193,6 +196,8 @@ class SuiteEnv(gym.Env):
         self._num_steps = state["num_steps"]
         self._next_episode = state["next_episode"]
         self._first_seed = state["first_seed"]
+        if "np_random" in state:  # states of version 0.2 have none
+            self.np_random.bit_generator.state = state["np_random"]
         self._environment._step_count = self._num_steps
         self._environment._reset_next_step = False
 

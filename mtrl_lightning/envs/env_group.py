@@ -66,10 +66,16 @@ class EnvGroup:
         self._info_keys = [(key, info_column(key)) for key in spec.info_keys]
         self._steps = [0] * len(self._envs)
 
-    def reset(self, seeds: Sequence[int | None], options: dict | None) -> None:
-        """Start an episode in every environment."""
+    def reset(
+        self,
+        seeds: Sequence[int | None],
+        options: dict | None,
+        mask: Sequence[bool] | None = None,
+    ) -> None:
+        """Start an episode in every environment, or in those of the mask."""
         for i, seed in enumerate(seeds):
-            self._reset(i, seed, options)
+            if mask is None or mask[i]:
+                self._reset(i, seed, options)
 
     def reset_some(self, which: Sequence[int]) -> None:
         """Start an episode in some environments, given by their places in the group."""
@@ -153,9 +159,19 @@ class EnvGroup:
         ]
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close every environment.
+
+        Raises:
+            Exception: the first of the environments' errors, after all have been closed.
+        """
+        errors = []
         for env in self._envs:
-            env.close()
+            try:
+                env.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _reset(self, i: int, seed: int | None = None, options: dict | None = None) -> None:
         row = self._first + i

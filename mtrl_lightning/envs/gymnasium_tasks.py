@@ -160,6 +160,11 @@ class _SeededEpisodes(gym.Wrapper):
         self._next_episode = 0
         self._has_success = has_success
 
+    @property
+    def spec(self) -> None:  # type: ignore[override]
+        """None, because no registration makes this environment."""
+        return None
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:

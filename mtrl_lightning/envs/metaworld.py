@@ -44,7 +44,8 @@ class MetaWorld(Benchmark):
         goal_seed: seed of the draw of goals; the same for training and evaluation.
         fast: build and step with faster code, whose observations, rewards and goals are equal to
             MetaWorld's in every bit. MetaWorld's own code is used, with a warning, if the installed
-            version was not compared. A fast environment cannot be pickled.
+            version was not compared. A fast environment cannot be pickled. It has no
+            ``compute_reward``, by which checkers recognize environments with goals in dictionaries.
 
     Raises:
         ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number
@@ -143,7 +144,11 @@ class MetaWorld(Benchmark):
 
 
 class _GoalSelection(gym.Wrapper):
-    """Choose the next episode's goal: at random in training, in order in evaluation."""
+    """Choose the next episode's goal: at random in training, in order in evaluation.
+
+    MetaWorld's own observation space has 0 for the goal until a task is set, and the goal's bounds
+    from then on.
+    """
 
     def __init__(self, env: gym.Env, goals: list[Any], numbered: bool, seed: int) -> None:
         super().__init__(env)
@@ -151,6 +156,10 @@ class _GoalSelection(gym.Wrapper):
         self._numbered = numbered
         self._next_episode = 0
         self._generator = np.random.default_rng(seed)
+        simulated: Any = self.unwrapped
+        simulated.set_task(goals[0])
+        space = simulated.sawyer_observation_space
+        self.observation_space = Box(space.low, space.high, dtype=np.float64)
 
     def reset(
         self, *, seed: int | None = None, options: dict | None = None
@@ -159,10 +168,14 @@ class _GoalSelection(gym.Wrapper):
             episode = self._next_episode if seed is None else seed
             self._next_episode = episode + 1
             goal = episode % len(self._goals)
+            seed = episode
         else:
             if seed is not None:
                 self._generator = np.random.default_rng(seed)
             goal = int(self._generator.integers(len(self._goals)))
+        if seed is not None:
+            # MetaWorld itself ignores reset's seed; np_random is for wrappers
+            self.unwrapped.np_random = np.random.default_rng(seed)
         self.unwrapped.set_task(self._goals[goal])  # type: ignore[attr-defined]
         return self.env.reset(options=options)
 

@@ -27,6 +27,10 @@ CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
 PLACES = "_metaworld_places"
 """The attribute beside MetaWorld's own."""
+TASK_REWARD = "_metaworld_reward"
+"""The name of a task's ``compute_reward``."""
+RENAMED = {"data": PLACES, "compute_reward": TASK_REWARD}
+"""Attributes with other names in the copies of a task's methods."""
 EVALUATING = (
     "evaluate_state",
     "compute_reward",
@@ -193,6 +197,19 @@ class _FastSawyer(Upstream):
             places.mujoco.mj_rnePostConstraint(self.model, self.data)
         self.init_tcp = self.tcp_center
 
+    @property
+    def compute_reward(self) -> Any:
+        """Stable-Baselines3 takes an environment that has this method for one with goals.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(
+            f"{type(self).__name__} of a fast MetaWorld has no compute_reward, which is the name of"
+            " another method in environments with goals: call evaluate_state(observation, action),"
+            " which returns reward and info, or set fast to false"
+        )
+
     def get_endeff_pos(self) -> npt.NDArray[Any]:
         return self._metaworld_places.hand
 
@@ -316,7 +333,7 @@ def fast_class(task_class: type) -> type:
         }
         for name, value in vars(kind).items():
             if name in EVALUATING:
-                own[name] = _looking(value, scopes[kind])
+                own[RENAMED.get(name, name)] = _looking(value, scopes[kind])
             elif name in vars(_FastSawyer) and not name.startswith("__"):
                 own[name] = value
     made = type(task_class.__name__, (_FastSawyer, task_class), own)
@@ -332,9 +349,7 @@ def _looking(method: Any, scope: dict[str, Any]) -> Any:
     if method.__code__.co_freevars == ("func",):  # a decorator's check that `step` has already made
         return _looking(method.__closure__[0].cell_contents, scope)
     code = method.__code__
-    code = code.replace(
-        co_names=tuple(PLACES if name == "data" else name for name in code.co_names)
-    )
+    code = code.replace(co_names=tuple(RENAMED.get(name, name) for name in code.co_names))
     looking = types.FunctionType(
         code, scope, method.__name__, method.__defaults__, method.__closure__
     )

@@ -12,12 +12,13 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
+from gymnasium.utils import RecordConstructorArgs
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
 
 
-class Padded(gym.Wrapper):
+class Padded(gym.Wrapper, RecordConstructorArgs):
     """Append zeros to observations, and pass on an action's first numbers.
 
     Args:
@@ -32,7 +33,10 @@ class Padded(gym.Wrapper):
     """
 
     def __init__(self, env: gym.Env, observation_size: int | None, action_size: int | None) -> None:
-        super().__init__(env)
+        RecordConstructorArgs.__init__(
+            self, observation_size=observation_size, action_size=action_size
+        )
+        gym.Wrapper.__init__(self, env)
         self._observation_size = observation_size
         if observation_size is not None:
             observations = _vector(env.observation_space, "observation", observation_size)

@@ -138,18 +138,17 @@ class _ToyEnv(gym.Env):
         self._position = np.zeros(2)
         self._steps = 0
         self._next_episode = 0
-        self._generator = np.random.default_rng(seed)
+        self.np_random = np.random.default_rng(seed)
 
     def reset(
         self, *, seed: int | None = None, options: dict | None = None
     ) -> tuple[npt.NDArray, dict[str, Any]]:
+        super().reset(seed=seed)
         if self._numbered:
             episode = self._next_episode if seed is None else seed
             self._next_episode = episode + 1
-            self._generator = np.random.default_rng([episode, self._task])
-        elif seed is not None:
-            self._generator = np.random.default_rng(seed)
-        self._position = self._generator.uniform(-1, 1, 2)
+            self.np_random = np.random.default_rng([episode, self._task])
+        self._position = self.np_random.uniform(-1, 1, 2)
         self._steps = 0
         return self._position.astype(np.float32), {}
 
@@ -183,11 +182,11 @@ class _ToyEnv(gym.Env):
             "position": self._position.tolist(),
             "steps": self._steps,
             "next_episode": self._next_episode,
-            "generator": self._generator.bit_generator.state,
+            "generator": self.np_random.bit_generator.state,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._position = np.array(state["position"])
         self._steps = state["steps"]
         self._next_episode = state["next_episode"]
-        self._generator.bit_generator.state = state["generator"]
+        self.np_random.bit_generator.state = state["generator"]

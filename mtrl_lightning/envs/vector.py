@@ -9,6 +9,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
@@ -54,6 +60,14 @@ class VectorEnv(gym.vector.VectorEnv):
     The results do not depend on the number of workers: an environment's draws depend on ``seed``
     and its place alone. Besides Gymnasium's ``step`` there are ``send`` and ``receive``, between
     which the caller may do other work.
+
+    It keeps Gymnasium's contract of vector environments with same-step autoreset, except for
+    ``info``: ``reset`` returns an empty one. ``step`` returns ``success`` alone, for every
+    environment and also of an episode's last step, whose ``final_info`` has ``success`` and the
+    episode's return ``r`` and length ``l``. Other values of ``info`` are those that the spec names,
+    in ``receive``. A step that is not valid after a restart has the reward 0 and no end in
+    ``step``; ``receive`` marks it. The observation space is the spec's, which a task's own space
+    may be smaller than. There is neither ``render`` nor ``set_attr``.
 
     Args:
         benchmark: makes the environments.
@@ -132,6 +146,8 @@ class VectorEnv(gym.vector.VectorEnv):
         self._dead: set[int] = set()
         # How often an environment's draws were seeded afresh, which decides its next seed.
         self._restarts_E = np.zeros(self.num_envs, np.int64)
+        self._is_stepping = False  # between send() and receive()
+        self._has_episode_E = np.zeros(self.num_envs, np.bool_)
         # Where a new episode was started and the caller does not know its observation.
         self._new_E = np.zeros(self.num_envs, np.bool_)
         self.builds_E = np.zeros(self.num_envs, np.int64)
@@ -165,12 +181,18 @@ class VectorEnv(gym.vector.VectorEnv):
         """Hand over actions and let the workers step.
 
         Raises:
+            ClosedEnvironmentError: after ``close``.
+            AlreadyPendingCallError: if the last step was not received.
+            ResetNeeded: before the first ``reset``.
             PolicyFaultError: if an action is not finite; MuJoCo would silently reset the
                 simulation.
             RestartsExhaustedError: if the restarts are used up.
         """
+        self._check_is_idle()
         if self.fault is not None:
             raise self.fault
+        if not self._has_episode_E.all():
+            raise ResetNeeded("an environment has no episode yet: call reset() first")
         finite_E = np.isfinite(action_EA).all(-1)
         if not finite_E.all():
             names = ", ".join(
@@ -182,6 +204,7 @@ class VectorEnv(gym.vector.VectorEnv):
                 " model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
             )
         self._arrays["action"][:] = action_EA
+        self._is_stepping = True
         for group in self._groups:
             group.ask("step")
 
@@ -195,7 +218,11 @@ class VectorEnv(gym.vector.VectorEnv):
             EnvironmentFaultError: at a fault, if ``max_restarts`` is None. Once the restarts are
                 used up, ``fault`` is set and the next ``send`` raises it.
             ConfigurationError: if an environment does not report what the spec says.
+            NoAsyncCallError: if no step was sent.
         """
+        if not self._is_stepping:
+            raise NoAsyncCallError("no step is under way: call send() first", "receive")
+        self._is_stepping = False
         arrays = self._arrays
         _, faults = self._answers(range(len(self._groups)))
         valid_E = ~self._new_E
@@ -231,7 +258,8 @@ class VectorEnv(gym.vector.VectorEnv):
 
         Args:
             seed: one per environment; a single one gives environment ``i`` the seed ``seed + i``.
-            options: handed to every environment's ``reset``.
+            options: handed to every environment's ``reset``, except for ``reset_mask``: an array of
+                one boolean per environment, of which only the true ones are reset.
         """
         if seed is None or isinstance(seed, (int, np.integer)):
             seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
@@ -239,10 +267,18 @@ class VectorEnv(gym.vector.VectorEnv):
             raise ConfigurationError(
                 f"{len(seed)} seeds are given for {self.num_envs} environments"
             )
-        self._each("reset", [(list(seed[rows]), options) for rows in self._slices])
-        self._new_E[:] = False
-        self._return_E[:] = 0
-        self._length_E[:] = 0
+        seeds = [None if one is None else int(one) for one in seed]
+        reset_E = np.ones(self.num_envs, np.bool_)
+        if options is not None and "reset_mask" in options:
+            options = dict(options)
+            reset_E = self._checked_mask(options.pop("reset_mask"))
+        self._each(
+            "reset", [(seeds[rows], options, reset_E[rows].tolist()) for rows in self._slices]
+        )
+        self._has_episode_E |= reset_E
+        self._new_E[reset_E] = False
+        self._return_E[reset_E] = 0
+        self._length_E[reset_E] = 0
         return self._arrays["observation"].copy(), {}
 
     def step(
@@ -320,6 +356,7 @@ class VectorEnv(gym.vector.VectorEnv):
             for e, state in enumerate(states)
         ]
         self._each("set_state", [(parts[rows],) for rows in self._slices])
+        self._has_episode_E[:] = True
 
     def remake(self, benchmark: Benchmark | None = None) -> None:
         """Close every environment, and build new ones, with draws of their own.
@@ -334,6 +371,7 @@ class VectorEnv(gym.vector.VectorEnv):
         Raises:
             ConfigurationError: if its tasks, spaces or fields are not the former ones.
         """
+        self._check_is_idle()
         benchmark = self._benchmark if benchmark is None else benchmark
         benchmark = with_layers_of(self._benchmark, benchmark)
         spec = check_spec(benchmark.spec)
@@ -351,6 +389,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._restarts_E += 1
         self._groups = [self._start(i) for i in range(len(self._slices))]
         self._each("reset", [([None] * len(self.task_E[rows]), None) for rows in self._slices])
+        self._has_episode_E[:] = True
         self._new_E[:] = True
 
     def unsavable(self) -> dict[str, str]:
@@ -373,9 +412,41 @@ class VectorEnv(gym.vector.VectorEnv):
         """Return an attribute of every environment."""
         return self.call(name)
 
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """The ``np_random`` of every environment; copies, where there are workers."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
+        """The ``np_random_seed`` of every environment; -1 where it is not known."""
+        return self.get_attr("np_random_seed")
+
     def close_extras(self, **kwargs: Any) -> None:
-        """End the workers."""
+        """End the workers; a second ``close`` does nothing, also if an environment raises here."""
+        self.closed = True
         close_together(self._groups)
+
+    def _check_is_idle(self) -> None:
+        """Check that the environments can be asked for something.
+
+        Raises:
+            ClosedEnvironmentError: after ``close``.
+            AlreadyPendingCallError: between ``send`` and ``receive``.
+        """
+        if self.closed:
+            raise ClosedEnvironmentError("the environments are closed: make a new VectorEnv")
+        if self._is_stepping:
+            raise AlreadyPendingCallError("a step is under way: call receive() first", "step")
+
+    def _checked_mask(self, mask: Any) -> npt.NDArray[np.bool_]:
+        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
+        if not is_mask or mask.shape != (self.num_envs,) or not mask.any():
+            raise ConfigurationError(
+                f"options['reset_mask'] is {mask!r}: give an array of {self.num_envs} booleans, one"
+                " per environment, of which at least one is true"
+            )
+        return mask
 
     def _seed_of(self, e: int) -> int:
         restarts = int(self._restarts_E[e])
@@ -406,6 +477,7 @@ class VectorEnv(gym.vector.VectorEnv):
 
         A group that breaks is rebuilt and asked again.
         """
+        self._check_is_idle()
         if self.fault is not None and method != "get_state":
             raise self.fault
         built_E = self._arrays["built"]

@@ -1,0 +1,307 @@
+"""Gymnasium's contract of vector environments, held to its own ``SyncVectorEnv``.
+
+It is written in the documentation of ``gymnasium.vector.VectorEnv`` and in Gymnasium's own tests of
+its two vector environments.
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
+
+from mtrl_lightning.envs import DMControl, MetaWorld, Pixels, ToyReach, VectorEnv
+from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from tests.fakes import Faulty, Scripted
+
+TASKS = [0, 1, 2, 1]
+ZEROS = np.zeros((4, 2), np.float32)
+BENCHMARKS = {
+    "toy": lambda: ToyReach(3, horizon=4),
+    "pixels": lambda: Pixels(ToyReach(3, horizon=4), size=16),
+    "metaworld": lambda: MetaWorld(["reach", "push", "soccer"], horizon=4, num_goals=3),
+    "suite": lambda: DMControl(["walker-walk", "reacher-easy", "cheetah-run"], horizon=8),
+}
+
+
+@pytest.fixture(params=[0, 1])
+def envs(request):
+    """Scripted environments, whose observations are task, episode, step and last action."""
+    vector = VectorEnv(Scripted(3), TASKS, num_workers=request.param)
+    yield vector
+    vector.close()
+
+
+def sync(benchmark, tasks=TASKS):
+    makers = [lambda task=task: benchmark.make_env(task, "train", 0) for task in tasks]
+    space = benchmark.spec.observation_space
+    return SyncVectorEnv(
+        makers,
+        observation_mode=(batch_space(space, len(tasks)), space),
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+
+
+# ---- spaces, and what reset and step return ----
+
+
+@pytest.mark.parametrize(("name", "workers"), [("toy", 2), *((name, 0) for name in BENCHMARKS)])
+def test_results_lie_in_the_spaces(name, workers):
+    benchmark = BENCHMARKS[name]()
+    envs = VectorEnv(benchmark, TASKS, num_workers=workers)
+    assert isinstance(envs, gym.vector.VectorEnv) and envs.unwrapped is envs
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert envs.num_envs == 4 and not envs.closed
+    assert envs.single_observation_space == benchmark.spec.observation_space
+    assert envs.single_action_space == benchmark.spec.action_space
+    assert envs.observation_space == batch_space(envs.single_observation_space, 4)
+    assert envs.action_space == batch_space(envs.single_action_space, 4)
+    observation_ED, info = envs.reset(seed=0)
+    assert observation_ED in envs.observation_space and info == {}
+    envs.action_space.seed(0)
+    for step in range(1, 7):
+        *arrays, info = envs.step(envs.action_space.sample())
+        observation_ED, *columns = arrays
+        assert observation_ED in envs.observation_space
+        assert [column.shape for column in columns] == [(4,)] * 3
+        assert [column.dtype for column in columns] == [np.float64, np.bool_, np.bool_]
+        assert ("final_obs" in info) == (step == 4)
+        if step == 4:
+            assert all(row in envs.single_observation_space for row in info["final_obs"])
+    envs.close()
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_an_episodes_end_is_that_of_gymnasiums_same_step_mode(name):
+    benchmark = BENCHMARKS[name]()
+    ours, theirs = VectorEnv(benchmark, TASKS, num_workers=0), sync(benchmark)
+    assert np.array_equal(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
+    theirs.action_space.seed(0)
+    ends = 0
+    for _ in range(9):
+        action_EA = theirs.action_space.sample()
+        *arrays, info = ours.step(action_EA)
+        *expected, expected_info = theirs.step(action_EA)
+        assert all(np.array_equal(*pair) for pair in zip(arrays, expected, strict=True))
+        for key in ("final_obs", "final_info"):
+            assert (key in info) == (key in expected_info) == (f"_{key}" in info)
+        if "final_obs" in info:
+            ends += 1
+            assert info["_final_obs"].tolist() == expected_info["_final_obs"].tolist()
+            assert info["_final_info"].tolist() == expected_info["_final_info"].tolist()
+            assert info["final_obs"].dtype == expected_info["final_obs"].dtype == object
+            assert np.array_equal(np.stack(info["final_obs"]), np.stack(expected_info["final_obs"]))
+    assert ends == 2
+
+
+def test_only_environments_whose_episodes_ended_have_a_final_observation(envs):
+    envs.reset(seed=[0, 1, 2, 3])
+    for _ in range(20):
+        observation_ED, _, terminated_E, truncated_E, info = envs.step(ZEROS)
+        done_E = terminated_E | truncated_E
+        if 0 < done_E.sum() < 4:
+            break
+    assert info["_final_obs"].tolist() == info["_final_info"].tolist() == done_E.tolist()
+    for e in range(4):
+        if done_E[e]:
+            task, episode, step, _ = info["final_obs"][e]
+            assert step > 0 and observation_ED[e].tolist() == [task, episode + 1, 0, 0]
+        else:
+            assert info["final_obs"][e] is None and observation_ED[e, 2] > 0
+    assert info["final_info"]["_success"].tolist() == done_E.tolist()
+
+
+def test_info_deviates_from_gymnasiums(envs):
+    """Success is there for all environments, in the last step of an episode too."""
+    theirs = sync(Scripted(3))
+    envs.reset(seed=0)
+    theirs.reset(seed=0)
+    for _ in range(20):
+        *_, info = envs.step(ZEROS)
+        *_, expected = theirs.step(ZEROS)
+        assert info["_success"].all()
+        if "final_obs" in info:
+            break
+    assert not expected.get("_success", np.zeros(4)).all()
+
+
+# ---- seeding ----
+
+
+def test_seeds_are_those_of_gymnasium(envs):
+    theirs = sync(Scripted(3))
+    seeds = [(3, 3), (np.int64(3), 3), ((5, 3, 3, 9), [5, 3, 3, 9]), ([np.int64(4)] * 4, [4] * 4)]
+    for seed, same_seed in seeds:
+        assert np.array_equal(envs.reset(seed=seed)[0], theirs.reset(seed=same_seed)[0])
+        for _ in range(5):
+            assert np.array_equal(envs.step(ZEROS)[0], theirs.step(ZEROS)[0])
+    assert envs.reset(seed=3)[0][:, 1].tolist() == [3, 4, 5, 6]
+    assert envs.reset(seed=[7, None, None, 8])[0][:, 1].tolist() == [7, 5, 6, 8]
+    assert envs.reset()[0][:, 1].tolist() == [8, 6, 7, 9], "None continues each environment"
+    for count in (3, 5):
+        with pytest.raises(ConfigurationError, match=f"{count} seeds are given for 4"):
+            envs.reset(seed=[0] * count)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_generators_of_all_environments(workers):
+    envs = VectorEnv(DMControl(["walker-walk"]), [0] * 3, num_workers=workers)
+    envs.reset(seed=5)
+    assert envs.np_random_seed == (5, 6, 7)
+    expected = [np.random.default_rng(seed).random() for seed in (5, 6, 7)]
+    assert [generator.random() for generator in envs.np_random] == expected
+    envs.close()
+
+
+# ---- a reset of some ----
+
+
+def test_a_mask_resets_some_environments(envs):
+    theirs = sync(Scripted(3))
+    for vector in (envs, theirs):
+        vector.reset(seed=[0, 1, 2, 3])
+        vector.step(ZEROS)
+    mask_E = np.array([False, True, False, True])
+    options = {"reset_mask": mask_E}
+    observation_ED, _ = envs.reset(seed=[9, 8, 7, 6], options=options)
+    assert options == {"reset_mask": mask_E}, "the caller's options are not changed"
+    expected_ED, _ = theirs.reset(seed=[9, 8, 7, 6], options={"reset_mask": mask_E})
+    assert np.array_equal(observation_ED, expected_ED)
+    assert observation_ED[:, 1].tolist() == [0, 8, 2, 6]
+    assert observation_ED[:, 2].tolist() == [1, 0, 1, 0]
+    lengths = []
+    for _ in range(20):
+        *_, info = envs.step(ZEROS)
+        *_, expected = theirs.step(ZEROS)
+        assert ("final_obs" in info) == ("final_obs" in expected)
+        if "final_obs" in info:
+            rows = np.flatnonzero(info["_final_obs"])
+            lengths += [
+                (info["final_obs"][e][2], info["final_info"]["episode"]["l"][e]) for e in rows
+            ]
+    assert lengths and all(step == length for step, length in lengths)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[True] * 4, np.ones(3, np.bool_), np.ones(4, np.int64), np.zeros(4, np.bool_)],
+    ids=["list", "short", "integers", "none"],
+)
+def test_a_mask_that_cannot_be_used_is_refused_as_by_gymnasium(mask):
+    envs = VectorEnv(Scripted(3), TASKS, num_workers=0)
+    with pytest.raises(ConfigurationError, match="give an array of 4 booleans"):
+        envs.reset(options={"reset_mask": mask})
+    with pytest.raises((TypeError, ValueError)):
+        sync(Scripted(3)).reset(options={"reset_mask": mask})
+
+
+# ---- the order of calls ----
+
+
+def test_a_step_needs_a_reset_of_every_environment(envs):
+    with pytest.raises(ResetNeeded, match="call reset"):
+        envs.step(ZEROS)
+    envs.reset(options={"reset_mask": np.array([True, True, False, True])})
+    with pytest.raises(ResetNeeded, match="call reset"):
+        envs.step(ZEROS)
+    envs.reset(options={"reset_mask": np.array([False, False, True, False])})
+    envs.step(ZEROS)
+    state = envs.get_state()
+    other = VectorEnv(Scripted(3), TASKS, num_workers=0)
+    other.set_state(state)
+    assert np.array_equal(other.step(ZEROS)[0], envs.step(ZEROS)[0])
+    remade = VectorEnv(Scripted(3), TASKS, num_workers=0)
+    remade.remake()
+    remade.step(ZEROS)
+
+
+def test_a_step_is_received_before_anything_else(envs):
+    envs.reset(seed=0)
+    with pytest.raises(NoAsyncCallError, match="call send"):
+        envs.receive()
+    envs.send(ZEROS)
+    for call in (lambda: envs.send(ZEROS), envs.reset, envs.get_state, envs.remake):
+        with pytest.raises(AlreadyPendingCallError, match="call receive"):
+            call()
+    assert envs.receive().observation_ED[:, 2].tolist() == [1] * 4
+    with pytest.raises(NoAsyncCallError, match="call send"):
+        envs.receive()
+    theirs = sync(Scripted(3))
+    theirs.reset(seed=0)
+    theirs.step(ZEROS)
+    assert np.array_equal(envs.step(ZEROS)[0], theirs.step(ZEROS)[0])
+
+
+# ---- closing ----
+
+
+def test_closed_environments_say_so(envs):
+    envs.reset(seed=0)
+    envs.close()
+    assert envs.closed
+    envs.close()
+    calls = (
+        lambda: envs.step(ZEROS),
+        envs.reset,
+        envs.get_state,
+        envs.remake,
+        lambda: envs.call("num_resets"),
+    )
+    for call in calls:
+        with pytest.raises(ClosedEnvironmentError, match="make a new VectorEnv"):
+            call()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("when", ["made", "sent", "broken"])
+def test_environments_can_be_closed_at_any_time(workers, when):
+    envs = VectorEnv(Faulty(3), TASKS, num_workers=workers)
+    if when != "made":
+        envs.reset(seed=0, options={"fault": "raise", "task": "task-1", "step": 1})
+        envs.send(ZEROS)
+    if when == "broken":
+        with pytest.raises(EnvironmentFaultError):
+            envs.receive()
+    envs.close()
+    envs.close()
+    assert envs.closed
+
+
+class Closing(gym.Wrapper):
+    """Counts how often it is closed; one raises."""
+
+    closed: list[int] = []  # noqa: RUF012
+
+    def __init__(self, env, task):
+        super().__init__(env)
+        self.task = task
+
+    def close(self):
+        self.closed.append(self.task)
+        if self.task == 1:
+            raise RuntimeError("the window is gone")
+
+
+class WithClosing(Scripted):
+    def make_env(self, task, split, seed):
+        return Closing(super().make_env(task, split, seed), task)
+
+
+def test_an_environment_that_cannot_be_closed_keeps_none_open():
+    Closing.closed.clear()
+    benchmark: Benchmark = WithClosing(3)
+    envs = VectorEnv(benchmark, [0, 1, 2], num_workers=0)
+    envs.reset()
+    with pytest.raises(RuntimeError, match="the window is gone"):
+        envs.close()
+    envs.close()
+    assert Closing.closed == [0, 1, 2] and envs.closed
