@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import mistakes_end_the_program
+from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.reports.comparison import (
     bands_of,
     compare_runs,
@@ -81,7 +81,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``compare``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(prog="mtrl-lightning compare", description=DESCRIPTION)
+    parser = CommandParser("compare", description=DESCRIPTION)
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     with mistakes_end_the_program():

@@ -70,6 +70,8 @@ WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
 """What a user does without the package of a logger."""
 SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
 """Of which a run has one at most: both write into its folder."""
+PARSER = {"exit_on_error": False, "allow_abbrev": False}
+"""Options of the parsers: errors are raised, and options have their full names."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 
@@ -117,10 +119,10 @@ class MultiTaskCLI(LightningCLI):
                 parser_kwargs={
                     "prog": PROGRAM,
                     "version": __version__,
-                    "exit_on_error": False,
                     "description": DESCRIPTION,
+                    **PARSER,
                 }
-                | {name: {"exit_on_error": False} for name in self.subcommands()},
+                | {name: dict(PARSER) for name in self.subcommands()},
                 args=args,
             )
 
