@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.runs import LOCK, check_idle, run_lock
+from mtrl_lightning.runs import LOCK, VALIDATIONS, check_idle, run_lock
 
 HELP = "List the files that would be deleted in a run's folder; delete them with --yes."
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
@@ -30,6 +30,7 @@ FILES = (
     "curves.png",
     "report.html",
     "wandb_logged_*.json",
+    VALIDATIONS,
     LOCK,
 )
 UNFINISHED = ("*.unfinished", "*.unfinished.*")

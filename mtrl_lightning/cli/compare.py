@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no_intervals",
         action="store_true",
-        help="compute no intervals, which need at least two seeds of each method",
+        help="compute no intervals; without two seeds of each method there are none in any case",
     )
 
 

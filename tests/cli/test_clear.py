@@ -27,6 +27,7 @@ def trained(tmp_path_factory):
     )
     for name in (
         *remnants,
+        "validations.jsonl",
         "replay/rows.unfinished",
         "videos/eval.mp4",
         "pictures/reconstruction_0000000600.png",
