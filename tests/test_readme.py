@@ -14,8 +14,9 @@ import yaml
 
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
+from mtrl_lightning.cli.config_names import config_names
 from mtrl_lightning.reports.server import ReportServer
-from tests.conftest import ROOT, resolve, short_train, skip_without_renderer
+from tests.conftest import ROOT, parser, resolve, short_train, skip_without_renderer
 from tests.test_benchmarks_learning import TINY
 
 README = ROOT / "README.md"
@@ -278,9 +279,12 @@ def test_every_file_that_is_named_is_there(page):
     assert missing == []
 
 
-def test_the_pages_name_files():
+def test_every_configuration_that_is_named_is_there():
     text = "".join(page.read_text() for page in PAGES)
-    assert len(set(re.findall(r"configs/[\w/]+\.yaml", text))) > 20
+    groups = "|".join({name.split("/")[0] for name in config_names() if "/" in name})
+    named = set(re.findall(rf"-c ((?:{groups})/\w+)(?![\w.*])", text))
+    assert len(named) > 40
+    assert named - set(config_names()) == set()
 
 
 def options_of(parsed, prefix=""):
@@ -291,8 +295,29 @@ def options_of(parsed, prefix=""):
             yield from options_of(value, f"{prefix}{name}.")
 
 
+FROM_MTRL = (ROOT / "docs" / "from_mtrl.md").read_text()
+BESIDE_MTRL = re.findall(r"`mtrl-lightning (fit [^`]+)`", FROM_MTRL)
+DOCUMENTED_BY_MTRL = 11
+"""Commands of its page "Baselines": five on DMControl, six on MetaWorld."""
+
+
+def test_the_page_for_users_of_mtrl_begins_with_its_commands_and_names_configurations():
+    assert len(BESIDE_MTRL) >= DOCUMENTED_BY_MTRL
+    first, second = FROM_MTRL.split("\n## ")[1:3]
+    assert first.count("`mtrl-lightning fit ") == len(BESIDE_MTRL)
+    assert second.startswith("The options")
+    assert not re.search(r"configs/|\w\.yaml", FROM_MTRL)
+    assert set(re.findall(r"-c ([\w/]+)", FROM_MTRL)) <= set(config_names())
+
+
+@pytest.mark.parametrize("command", BESIDE_MTRL)
+def test_a_command_beside_that_of_mtrl_is_accepted(command):
+    config = parser().parse_args([*command.split(), "--seed_everything", "2"]).fit
+    assert config.seed_everything == 2 and config.data.benchmark
+
+
 def test_what_the_table_for_users_of_mtrl_names_are_options():
-    text = (ROOT / "docs" / "from_mtrl.md").read_text()
+    text = FROM_MTRL
     table = text[text.index("| mtrl | here |") :].split("\n\n")[0]
     here = " ".join(
         row.rsplit(" | ", 1)[1] for row in table.splitlines()[2:] if row.startswith("|")
