@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import re
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -53,12 +55,29 @@ class RankLostError(RuntimeError):
         self.is_silent = is_silent
 
 
+def requirement(package: str) -> str:
+    """Return what pip is to install: a package in the version that this one requires.
+
+    Args:
+        package: its name; one that is not required, such as an extra, is returned as it is.
+    """
+    try:
+        required = importlib.metadata.requires("mtrl_lightning") or []
+    except importlib.metadata.PackageNotFoundError:  # a copy of the source without installation
+        required = []
+    for line in required:
+        specification = line.partition(";")[0].strip()
+        if re.split(r"[\[<>=!~ ]", specification)[0] == package:
+            return f'"{specification}"'
+    return package
+
+
 def import_optional(module: str, package: str, otherwise: str = "") -> ModuleType:
     """Import a module of an optional package.
 
     Args:
         module: what is imported.
-        package: what pip installs.
+        package: what pip installs; its version follows from our own requirements.
         otherwise: what else a user can do; empty for nothing.
 
     Raises:
@@ -71,5 +90,5 @@ def import_optional(module: str, package: str, otherwise: str = "") -> ModuleTyp
             raise
         other = f", or {otherwise}" if otherwise else ""
         raise ConfigurationError(
-            f"{module} is not installed: pip install {package}{other}"
+            f"{module} is not installed: pip install {requirement(package)}{other}"
         ) from error

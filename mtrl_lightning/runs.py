@@ -22,6 +22,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "run.lock"
+VALIDATIONS = "validations.jsonl"
+"""The results of ``validate``, one line of JSON each."""
 LOCK_CHARACTERS = 1000
 """Characters of a lock that are read."""
 MAX_VALUES = 100_000

@@ -23,16 +23,19 @@ FILES = (
     "CITATION.cff",
     "CONTRIBUTING.md",
     "MANIFEST.in",
+    "setup.cfg",
     "constraints.txt",
     "cli.py",
 )
 PIP = [sys.executable, "-m", "pip"]
 OFFLINE = ["--no-deps", "--no-index", "--disable-pip-version-check"]
-SDIST = "import setuptools.build_meta as build; build.build_sdist('dist')"
+BUILD = "import setuptools.build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
+MAX_LINES = 20
+"""Of a build, which prints warnings alone."""
 
 
 def run(line, folder, **environment):
-    """Run a program outside the repository and return what it prints."""
+    """Run a program outside the repository and return what it prints, warnings included."""
     names = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
         [str(word) for word in line],
@@ -43,20 +46,25 @@ def run(line, folder, **environment):
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel that is built from the sdist."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
+def source(tmp_path_factory):
+    """A copy of the repository with ``dist/``, and the output of the build in ``printed.txt``."""
+    source = tmp_path_factory.mktemp("source")
     for name in COPIED:
         shutil.copytree(ROOT / name, source / name, ignore=NOT_COPIED)
     for name in FILES:
         shutil.copy(ROOT / name, source)
-    run([sys.executable, "-c", SDIST], source)
+    (source / "printed.txt").write_text(run([sys.executable, "-c", BUILD], source))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    """The wheel that is built from the sdist."""
+    folder = tmp_path_factory.mktemp("wheel")
     (sdist,) = (source / "dist").glob("*.tar.gz")
     options = ["--no-build-isolation", "--wheel-dir", folder]
     run([*PIP, "wheel", *OFFLINE, *options, sdist], folder)
@@ -68,6 +76,21 @@ def wheel(tmp_path_factory):
 def names(wheel):
     with zipfile.ZipFile(wheel) as opened:
         return opened.namelist()
+
+
+def test_a_build_prints_warnings_alone(source):
+    printed = (source / "printed.txt").read_text()
+    assert len(printed.splitlines()) <= MAX_LINES, printed
+    assert "absent from the `packages`" not in printed
+
+
+def test_docker_gets_what_the_dockerfile_copies_and_nothing_else():
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] != "#"]
+    assert rules[0] == "*"
+    sent = {rule[1:] for rule in rules if rule.startswith("!")}
+    dockerfile = (ROOT / "examples" / "cluster" / "Dockerfile").read_text()
+    copied = re.findall(r"^COPY (.*) \S+$", dockerfile, re.MULTILINE)
+    assert sent == set(" ".join(copied).split())
 
 
 def test_the_wheel_has_the_package_and_nothing_else(names):

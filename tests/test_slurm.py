@@ -203,7 +203,8 @@ def test_validate_does_not_requeue(command_line, slurm, monkeypatch):
         command_line("validate", "--ckpt_path=last")
     finally:
         signal.signal(signal.SIGUSR1, former)
-    assert slurm.calls() == [] and set(command_line.folder().rglob("*")) == before
+    stored = command_line.folder() / "validations.jsonl"
+    assert slurm.calls() == [] and set(command_line.folder().rglob("*")) == {*before, stored}
 
 
 @pytest.mark.parametrize(

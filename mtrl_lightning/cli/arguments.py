@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_lightning.cli.run_config import read_run_config
+from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import checkpoint_at, config_file_of, run_folder_of
 
@@ -59,6 +60,8 @@ def _with_run(args: Sequence[str], flags: Collection[str]) -> list[str]:
             f"a run, {run}, and --ckpt_path are both given: give one of them."
             " In place of the run's folder, one of its checkpoints can be given"
         )
+    if WITHOUT_DASHES.match(run) and not Path(run).exists():
+        raise ConfigurationError(f"there is no run {run}. {FROM_MTRL}")
     folder, checkpoint = _folder_and_checkpoint(Path(run), prefers_best=command == "validate")
     config = config_file_of(folder)
     read_run_config(config)  # names the classes that the parser imports

@@ -1,4 +1,4 @@
-"""Delete the files of a run: ``mtrl-lightning clear --run runs/try/version_0``.
+"""Delete the files of a run: ``mtrl-lightning clear runs/try/version_0``.
 
 Without ``--yes`` the files are only listed. Only files that the program wrote are deleted. Links
 are never followed. PyTorch is not imported.
@@ -15,8 +15,9 @@ from pathlib import Path
 from re import fullmatch
 from typing import NamedTuple
 
+from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.runs import LOCK, check_idle, run_lock
+from mtrl_lightning.runs import LOCK, VALIDATIONS, check_idle, run_lock
 
 HELP = "List the files that would be deleted in a run's folder; delete them with --yes."
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
@@ -29,6 +30,7 @@ FILES = (
     "curves.png",
     "report.html",
     "wandb_logged_*.json",
+    VALIDATIONS,
     LOCK,
 )
 UNFINISHED = ("*.unfinished", "*.unfinished.*")
@@ -58,12 +60,9 @@ class _Contents(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``clear``."""
     parser.add_argument(
-        "--run",
-        required=True,
-        type=Path,
-        metavar="PATH",
-        help="the run's folder, ROOT/NAME/version_N",
+        "run", nargs="?", type=Path, metavar="RUN", help="the run's folder, ROOT/NAME/version_N"
     )
+    parser.add_argument("--run", dest="same_run", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--replay_only",
         action="store_true",
@@ -80,16 +79,19 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``clear``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(
-        prog="mtrl-lightning clear",
+    parser = CommandParser(
+        "clear",
         description="List, with sizes, the files that would be deleted in a run's folder; delete"
         " them with --yes. Files that the program did not write are kept, links are never followed,"
         " and a run in training is refused.",
     )
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
+    run = options.run or options.same_run
+    if run is None or (options.run and options.same_run):
+        parser.error("give one run: clear runs/NAME/version_0")
     try:
-        clear(options.run, replay_only=options.replay_only, yes=options.yes)
+        clear(run, replay_only=options.replay_only, yes=options.yes)
     except (ConfigurationError, OSError) as error:
         has_remedy = isinstance(error, ConfigurationError)
         remedy = "" if has_remedy else ": correct this and run clear again"

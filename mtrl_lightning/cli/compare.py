@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import mistakes_end_the_program
+from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.reports.comparison import (
     bands_of,
     compare_runs,
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no_intervals",
         action="store_true",
-        help="compute no intervals, which need at least two seeds of each method",
+        help="compute no intervals; without two seeds of each method there are none in any case",
     )
 
 
@@ -81,7 +81,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``compare``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(prog="mtrl-lightning compare", description=DESCRIPTION)
+    parser = CommandParser("compare", description=DESCRIPTION)
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     with mistakes_end_the_program():

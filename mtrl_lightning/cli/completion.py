@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.cli.config_names import config_names, is_sweep
 from mtrl_lightning.cli.sweep import SWEEP_FILE
 from mtrl_lightning.errors import ConfigurationError, import_optional
@@ -36,8 +37,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``completion``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(
-        prog="mtrl-lightning completion",
+    parser = CommandParser(
+        "completion",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

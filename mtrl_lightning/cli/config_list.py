@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.config_names import config_names, configs_folder
+from mtrl_lightning.cli.commands import CommandParser
+from mtrl_lightning.cli.config_names import config_names, configs_folder, nearest
 from mtrl_lightning.errors import ConfigurationError
 
 HELP = "Print the configurations that -c and sweep take by name, by group, with what each is."
@@ -34,58 +35,84 @@ INDENT = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``list``."""
     parser.add_argument(
-        "group",
+        "word",
         nargs="?",
-        help="print only this group, such as env; without it all groups are printed",
+        metavar="GROUP_OR_WORD",
+        help="print only this group, such as env, or the configurations whose name contains this"
+        " word, such as mt10; if no name does, those whose description does",
     )
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run ``list``; an unknown group ends it with exit code 2.
+    """Run ``list``; an unknown word ends it with exit code 2.
 
     Args:
         args: arguments after ``list``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(prog="mtrl-lightning list", description=HELP)
+    parser = CommandParser("list", description=HELP)
     add_arguments(parser)
-    group = parser.parse_args(sys.argv[2:] if args is None else args).group
+    word = parser.parse_args(sys.argv[2:] if args is None else args).word
     try:
-        print(listing(group, shutil.get_terminal_size().columns))
+        print(listing(word, shutil.get_terminal_size().columns))
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def listing(group: str | None = None, width: int = 100) -> str:
+def listing(word: str | None = None, width: int = 100) -> str:
     """Return the text that ``list`` prints.
 
     Args:
-        group: print only this one; None for all.
+        word: a group, or a part of the names or the descriptions that are printed; None for all.
         width: columns of a line.
 
     Raises:
-        ConfigurationError: if there is no such group.
+        ConfigurationError: if no group, name or description has the word.
     """
     groups: dict[str, list[str]] = {}
     for name in config_names():
         groups.setdefault(name.rpartition("/")[0], []).append(name)
     order = [one for one in GROUPS if one in groups]
     order += [one for one in groups if one not in order]
-    if group is not None:
-        if group not in groups:
-            raise ConfigurationError(f"there is no group {group}: give one of {', '.join(order)}")
-        order = [group]
+    if word in groups:
+        order = [word]
+    elif word is not None:
+        names = _names_with(word)
+        groups = {one: [name for name in groups[one] if name in names] for one in order}
+        order = [one for one in order if groups[one]]
     return "\n\n".join(_section(one, groups[one], width) for one in order)
+
+
+def _names_with(word: str) -> list[str]:
+    """Return the configurations whose name, or else whose description, contains a word."""
+    wanted = word.lower()
+    names = config_names()
+    named = [name for name in names if wanted in name.lower()]
+    described = named or [name for name in names if wanted in _description(name).lower()]
+    if not described:
+        groups = [group for group in GROUPS if group]
+        similar = nearest(word, [*groups, *names])
+        hint = "" if similar is None else f" did you mean {similar}?"
+        raise ConfigurationError(
+            f"no configuration has {word} in its name or description:{hint} give one of the groups"
+            f" {', '.join(groups)}, or a part of a name"
+        )
+    return described
 
 
 def _section(group: str, names: list[str], width: int) -> str:
     blocks = [group or COMPLETE]
     for name in names:
-        about = first_comment(configs_folder() / f"{name}.yaml")
         margin = " " * INDENT
-        lines = textwrap.wrap(about, width, initial_indent=margin, subsequent_indent=margin)
+        lines = textwrap.wrap(
+            _description(name), width, initial_indent=margin, subsequent_indent=margin
+        )
         blocks.append("\n".join([f"  {name}", *lines]))
     return "\n".join(blocks)
+
+
+def _description(name: str) -> str:
+    return first_comment(configs_folder() / f"{name}.yaml")
 
 
 def first_comment(path: Path) -> str:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from urllib.parse import urlparse
 
 from mtrl_lightning import __version__
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.cli.commands import CommandParser
+from mtrl_lightning.errors import ConfigurationError, requirement
 from mtrl_lightning.rendering import VARIABLE, find_renderer
 
 HELP = "Print what this machine offers to training, and what to do where something is missing."
@@ -75,7 +76,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``doctor``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(prog="mtrl-lightning doctor", description=HELP)
+    parser = CommandParser("doctor", description=HELP)
     parser.parse_args(sys.argv[2:] if args is None else args)
     is_fatal = False
     for check in CHECKS:
@@ -98,7 +99,7 @@ def check_versions() -> Iterator[Finding]:
     yield Finding("python", f"{platform.python_version()}, {system}", remedy, not is_supported)
     for name in REQUIRED:
         version = _version(name)
-        remedy = "" if version else "pip install mtrl_lightning"
+        remedy = "" if version else f"pip install {requirement(name)}"
         yield Finding(name, version or "not installed", remedy, not version)
     for name, purpose in OPTIONAL.items():
         version = _version(name)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.cli.commands import mistakes_end_the_program
+from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.play import (
     action_transforms_of,
     add_checkpoint_arguments,
@@ -87,9 +87,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``export``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(
-        prog="mtrl-lightning export", usage=USAGE, description=DESCRIPTION
-    )
+    parser = CommandParser("export", usage=USAGE, description=DESCRIPTION)
     add_arguments(parser)
     given = sys.argv[2:] if args is None else list(args)
     options = parser.parse_args(given)

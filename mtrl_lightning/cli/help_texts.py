@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from mtrl_lightning.cli.arguments import RESUME
 from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.run_config import TRUST
+from mtrl_lightning.runs import VALIDATIONS
 
 PROGRAM = "mtrl-lightning"
 DESCRIPTION = "Multi-task reinforcement learning: train one agent on many tasks, and evaluate it."
@@ -23,7 +24,10 @@ DESCRIPTIONS = {
     " their own: --model.help SAC prints them.",
     "validate": "Run test episodes of every task with a checkpoint, and print a table of success"
     " and return for each evaluated split. RUN is the folder of a run, whose best checkpoint is"
-    f" taken, or a checkpoint.{TRUST}",
+    f" taken, or a checkpoint. The results are added to RUN/{VALIDATIONS}. Options change how it is"
+    " evaluated: --evaluation.num_episodes 50 runs more test episodes, and"
+    " --data.benchmark.init_args.goal_seed 1 draws other goals of MetaWorld's tasks than those of"
+    f" training (goal_seed 0).{TRUST}",
 }
 SHORT = {
     "fit": "Train, or continue a run.",

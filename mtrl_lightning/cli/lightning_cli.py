@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import re
 import signal
@@ -21,7 +22,7 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import __version__, distributed
@@ -64,7 +65,7 @@ from mtrl_lightning.launch import (
 from mtrl_lightning.memory import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.runs import ensure_writable, replacing
+from mtrl_lightning.runs import VALIDATIONS, ensure_writable, replacing
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.strategy import processes_for
 
@@ -72,6 +73,8 @@ WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
 """What a user does without the package of a logger."""
 SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
 """Of which a run has one at most: both write into its folder."""
+PARSER = {"exit_on_error": False, "allow_abbrev": False}
+"""Options of the parsers: errors are raised, and options have their full names."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
 MISSING_PACKAGE = re.compile(
@@ -122,10 +125,10 @@ class MultiTaskCLI(LightningCLI):
                 parser_kwargs={
                     "prog": PROGRAM,
                     "version": __version__,
-                    "exit_on_error": False,
                     "description": DESCRIPTION,
+                    **PARSER,
                 }
-                | {name: {"exit_on_error": False} for name in self.subcommands()},
+                | {name: dict(PARSER) for name in self.subcommands()},
                 args=args,
             )
 
@@ -171,7 +174,7 @@ class MultiTaskCLI(LightningCLI):
             default=None,
             metavar="FILE",
             help="also write the results into this file, as JSON: the metrics by name, the"
-            " checkpoint, its env_steps and the protocol",
+            " checkpoint, its env_steps, the protocol and the time",
         )
         for name, subparser in self._subcommand_parsers.items():
             arrange_help(subparser, name)
@@ -350,11 +353,13 @@ class MultiTaskCLI(LightningCLI):
             # Lightning's handler would leave a checkpoint in the run's folder
             signal.signal(number, signal.SIG_IGN)
         self.trainer.validate(**kwargs, verbose=False, weights_only=True)
-        if self.config.validate.json is not None and distributed.rank() == 0:
-            self._write_results(Path(self.config.validate.json))
+        if distributed.rank() == 0:
+            self._store_results(self.config.validate.json)
 
-    def _write_results(self, path: Path) -> None:
+    def _store_results(self, json_file: str | None) -> None:
+        """Add the results to the run's folder, and write them into a file if one is given."""
         content = {
+            "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "checkpoint": str(self._launch.checkpoint),
             "env_steps": self.model.counters.env_steps,
             "num_episodes": self.config.validate.evaluation.num_episodes,
@@ -362,9 +367,18 @@ class MultiTaskCLI(LightningCLI):
             # of Lightning's trainer they would be in single precision
             "metrics": self._get(self.config_init, "evaluation").session.results,
         }
-        with replacing(path) as unfinished:
+        stored = self._launch.folder / VALIDATIONS
+        try:
+            with stored.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(content) + "\n")
+            rank_zero_info(f"The results are added to {stored}")
+        except OSError as error:  # the folder of somebody else
+            rank_zero_warn(f"the results could not be added to {stored} ({error.strerror})")
+        if json_file is None:
+            return
+        with replacing(Path(json_file)) as unfinished:
             unfinished.write_text(json.dumps(content, indent=2) + "\n")
-        rank_zero_info(f"The results are in {path}")
+        rank_zero_info(f"The results are in {json_file}")
 
 
 class _ParserOnlyCLI(MultiTaskCLI):

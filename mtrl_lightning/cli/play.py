@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrl_lightning.cli.commands import mistakes_end_the_program
+from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
 from mtrl_lightning.runs import (
@@ -116,7 +116,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``play``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(prog="mtrl-lightning play", description=DESCRIPTION)
+    parser = CommandParser("play", description=DESCRIPTION)
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     try:

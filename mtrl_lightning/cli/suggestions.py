@@ -6,10 +6,12 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 CLASS_MODULES = (
     "mtrl_lightning.algorithms",
@@ -23,14 +25,19 @@ CLASS_MODULES = (
     "lightning.pytorch.loggers",
 )
 """Where the classes are whose names can be misspelled."""
-UNKNOWN_OPTION = re.compile(r"unrecognized arguments: --([\w.]+)")
+UNKNOWN_ARGUMENTS = re.compile(r"unrecognized arguments: (.*)")
 UNKNOWN_KEY = re.compile(r"does not accept option '([\w.]+)'")
 UNKNOWN_ARGUMENT = re.compile(r"Option '([\w.]+)' is not accepted")
 UNKNOWN_CLASS = re.compile(
     r"Expected a dot import path string: (\w+)"
     r"|module '[\w.]+' has no attribute '(\w+)'"
 )
-UNKNOWN_COMMAND = re.compile(r"invalid choice: '(\w+)' \(choose from ([^)]*)\)")
+MAX_COMPLETIONS = 3
+"""Full names of an abbreviated option that are suggested."""
+WITHOUT_DASHES = re.compile(r"(?<!\S)([\w.]+)=\S")
+"""``key=value``, the form of options on mtrl's command line."""
+FROM_MTRL = "mtrl's commands and options stand beside ours in docs/from_mtrl.md"
+UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']+)' \(choose from ([^)]*)\)")
 UNKNOWN_MODULE = re.compile(r"No module named '([\w.]+)'")
 OPTION_WITHOUT_PIXELS = re.compile(
     r'Parser key "data\.pixels":.*Dict must include a class_path.* but got NestedArg\(', re.DOTALL
@@ -46,8 +53,8 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
         parsers: of the subcommands, whose options are known.
     """
     options = sorted({name for parser in parsers for name in _options_of(parser)})
-    found: dict[str, str] = {}
-    for unknown in [*UNKNOWN_OPTION.findall(message), *UNKNOWN_KEY.findall(message)]:
+    found = {unknown: tip for unknown, tip in option_tips(message, options)}
+    for unknown in UNKNOWN_KEY.findall(message):
         similar = _nearest(unknown, options)
         if similar is not None:
             found[unknown] = f"did you mean {similar}? There is no option {unknown}"
@@ -62,6 +69,7 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
         similar = _nearest(unknown, _class_names())
         if similar is not None:
             found[unknown] = f"did you mean {similar}? No class is called {unknown}"
+    found |= dict(_tips_without_dashes(message, options))
     for unknown, choices in UNKNOWN_COMMAND.findall(message):
         similar = _nearest(unknown, re.findall(r"\w+", choices))
         if similar is not None:
@@ -78,6 +86,31 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
     if "required: validate." in message:
         found["validate"] = "give the run to evaluate: validate runs/NAME/version_0"
     return list(found.values())
+
+
+def option_tips(message: str, options: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield each unknown option of a message with what a user may have meant.
+
+    Args:
+        message: of a parser that did not recognize some arguments.
+        options: names of those that there are, without dashes.
+    """
+    for unknown in re.findall(r"(?<!\S)--([\w.]+)", "".join(UNKNOWN_ARGUMENTS.findall(message))):
+        full = sorted(name for name in options if name.startswith(unknown))[:MAX_COMPLETIONS]
+        similar = full or difflib.get_close_matches(unknown, options, n=1)
+        if similar:
+            yield unknown, f"did you mean {' or '.join(similar)}? There is no option {unknown}"
+
+
+def _tips_without_dashes(message: str, options: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield what was given as ``key=value`` with what to write instead."""
+    commands = [command for command, _ in UNKNOWN_COMMAND.findall(message)]
+    text = " ".join([*UNKNOWN_ARGUMENTS.findall(message), *commands])
+    for key in WITHOUT_DASHES.findall(text):
+        if key in options:
+            yield key, f"options begin with two dashes: --{key}=VALUE"
+        else:
+            yield FROM_MTRL, FROM_MTRL
 
 
 def _nearest(unknown: str, names: Iterable[str]) -> str | None:

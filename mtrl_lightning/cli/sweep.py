@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import mistakes_end_the_program
+from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.errors import ConfigurationError
 
@@ -72,8 +72,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``sweep``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(
-        prog="mtrl-lightning sweep",
+    parser = CommandParser(
+        "sweep",
         description=DESCRIPTION,
         usage="mtrl-lightning sweep SWEEP_FILE [--trials N] [--jobs N] [OPTION ...]"
         " [-- FIT_OPTION ...]",

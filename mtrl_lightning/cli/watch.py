@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import mistakes_end_the_program
+from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.record import find_runs
 from mtrl_lightning.reports.server import HOST, ReportServer
@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``watch``; None for those of the process.
     """
-    parser = argparse.ArgumentParser(prog="mtrl-lightning watch", description=DESCRIPTION)
+    parser = CommandParser("watch", description=DESCRIPTION)
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     with mistakes_end_the_program():

@@ -100,11 +100,11 @@ def compare_runs(
         metric: of every task, such as ``eval/success``; None for the first of success, score and
             return that all runs have.
         across_protocols: compare runs of different protocols.
-        intervals: whether there are intervals, which need two seeds of each method.
+        intervals: whether there are intervals, which need two seeds of each method: a warning
+            says where one has a single seed.
 
     Raises:
-        ConfigurationError: if a folder is no run, a run has no evaluations, protocols differ, or a
-            method has too few seeds.
+        ConfigurationError: if a folder is no run, a run has no evaluations, or protocols differ.
     """
     warnings: list[str] = []
     labelled = _read(given, warnings)
@@ -130,12 +130,11 @@ def compare_runs(
                 f"{run.folder} has no {chosen} of its tasks: give a --metric among"
                 f" {_listed(run.evaluated())}"
             )
-    if intervals:
-        _check_seeds(methods, warnings)
+    has_intervals = intervals and _have_intervals(methods, warnings)
     tasks = _shared_tasks(records, chosen)
     curves = {m.label: curves_of(m.runs, chosen, tasks, warnings, m.label) for m in methods}
     return Comparison(
-        chosen, tasks, methods, _until_common_end(curves, warnings), intervals, warnings
+        chosen, tasks, methods, _until_common_end(curves, warnings), has_intervals, warnings
     )
 
 
@@ -207,19 +206,21 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
 
 
-def _check_seeds(methods: Sequence[Method], warnings: list[str]) -> None:
-    single = [method for method in methods if len(method.runs) < MIN_SEEDS]
+def _have_intervals(methods: Sequence[Method], warnings: list[str]) -> bool:
+    """Return whether every method has the seeds that an interval needs; warn of few ones."""
+    single = [method.label for method in methods if len(method.runs) < MIN_SEEDS]
     if single:
-        count = len(single[0].runs)
-        raise ConfigurationError(
-            f"{single[0].label} has {count} seed, and an interval needs at least {MIN_SEEDS}: train"
-            " it with another --seed_everything, or compare without intervals by --no_intervals"
+        warnings.append(
+            f"there are no intervals, which need at least {MIN_SEEDS} seeds; one seed each has"
+            f" {_listed(single)}. Train more with another --seed_everything"
         )
+        return False
     few = [method.label for method in methods if len(method.runs) < FEW_SEEDS]
     if few:
         warnings.append(
             f"intervals of fewer than {FEW_SEEDS} seeds are much too narrow: {_listed(few)}"
         )
+    return True
 
 
 def _shared_tasks(records: Sequence[RunRecord], metric: str) -> tuple[str, ...]:

@@ -79,6 +79,7 @@ def test_the_newest_configuration_is_that_written_last(run):
         (["fit", "--resume"], "needs the folder of a run"),
         (["fit", "--resume", "--name"], "needs the folder of a run"),
         (["fit", "--resume=nowhere"], "there is no checkpoint nowhere"),
+        (["validate", "setup=metaworld", "env=metaworld-mt10"], "docs/from_mtrl.md"),
         (["fit", "--resume={run}", "--ckpt_path=last"], "and --ckpt_path are both given"),
         (["validate", "{run}", "--ckpt_path", "best"], "and --ckpt_path are both given"),
         (["validate", "{run}/.."], "contains runs but is not the folder of one run"),

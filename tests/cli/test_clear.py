@@ -27,6 +27,7 @@ def trained(tmp_path_factory):
     )
     for name in (
         *remnants,
+        "validations.jsonl",
         "replay/rows.unfinished",
         "videos/eval.mp4",
         "pictures/reconstruction_0000000600.png",
@@ -45,7 +46,7 @@ def run(trained, tmp_path):
 
 
 def call(folder, *options):
-    clear.main([f"--run={folder}", *options])
+    clear.main([str(folder), *options])
 
 
 def tree(folder):
@@ -207,7 +208,7 @@ def test_what_cannot_be_deleted_is_named(run, capsys, monkeypatch):
 def test_both_commands_reach_it_and_without_pytorch(run, capsys, monkeypatch):
     code = (
         "import runpy, sys\n"
-        f"sys.argv = ['cli.py', 'clear', '--run', {str(run)!r}]\n"
+        f"sys.argv = ['cli.py', 'clear', {str(run)!r}]\n"
         f"runpy.run_path({str(ROOT / 'cli.py')!r}, run_name='__main__')\n"
         "print([name for name in ('torch', 'lightning', 'jsonargparse') if name in sys.modules])"
     )
@@ -215,11 +216,19 @@ def test_both_commands_reach_it_and_without_pytorch(run, capsys, monkeypatch):
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]" and "add --yes" in done.stdout
-    main(["clear", "--run", str(run)])
+    main(["clear", "--run", str(run)])  # the former form
     assert "add --yes" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["mtrl-lightning", "clear", "--run", str(run), "--yes"])
+    monkeypatch.setattr(sys, "argv", ["mtrl-lightning", "clear", str(run), "--yes"])
     main()
     assert not run.exists()
+
+
+@pytest.mark.parametrize("runs", [[], ["a", "--run=b"]])
+def test_it_takes_one_run(runs, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["clear", *runs])
+    assert exit_info.value.code == 2
+    assert "give one run: clear runs/NAME/version_0" in capsys.readouterr().err
 
 
 def test_its_help(capsys):
@@ -227,7 +236,7 @@ def test_its_help(capsys):
         main(["clear", "--help"])
     printed = capsys.readouterr().out
     assert exit_info.value.code == 0
-    assert all(word in printed for word in ("--run", "--replay_only", "--yes"))
+    assert all(word in printed for word in ("RUN", "--replay_only", "--yes"))
 
 
 def test_a_project_that_has_a_config_and_videos_is_no_run(tmp_path, capsys):
@@ -235,6 +244,6 @@ def test_a_project_that_has_a_config_and_videos_is_no_run(tmp_path, capsys):
     (tmp_path / "project" / "config.yaml").touch()
     (tmp_path / "project" / "videos" / "holiday.mp4").touch()
     with pytest.raises(SystemExit) as exit_info:
-        main(["clear", "--run", str(tmp_path / "project"), "--yes"])
+        main(["clear", str(tmp_path / "project"), "--yes"])
     assert exit_info.value.code == 2 and "is not the folder of a run" in capsys.readouterr().err
     assert (tmp_path / "project" / "videos" / "holiday.mp4").exists()

@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -14,8 +15,9 @@ from lightning.pytorch import Trainer
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import EnvStepWandbLogger
 from mtrl_lightning.cli import completion, config_list, doctor, lightning_cli
+from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import config_names, find_config
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, requirement
 from mtrl_lightning.quiet import LOGGER, quiet
 from tests.conftest import CONFIGS, ROOT, SMALL, config_args
 
@@ -84,7 +86,66 @@ def test_list_of_one_group(capsys):
     assert "env/toy" not in printed
     with pytest.raises(SystemExit) as exit_info:
         main(["list", "gradeint"])
-    assert exit_info.value.code == 2 and "give one of" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 2 and "did you mean gradient?" in error
+    assert "give one of the groups env, algorithm," in error
+
+
+def listed(capsys, word):
+    main(["list", word])
+    lines = capsys.readouterr().out.splitlines()
+    return [line.strip() for line in lines if line.startswith("  ") and line[2] != " "]
+
+
+def test_list_finds_a_part_of_a_name_or_else_of_a_description(capsys):
+    assert listed(capsys, "MT10") == [
+        name
+        for group in ("", "env", "protocol", "experiment")
+        for name in names_with("mt10", group)
+    ]
+    assert listed(capsys, "pcgrad") == [
+        "gradient/pcgrad",
+        "experiment/mt10_mtrl_pcgrad",
+        "experiment/mt50_mtrl_pcgrad",
+    ]
+    assert "env/dmc21" in listed(capsys, "control suite")
+
+
+def names_with(word, group):
+    return [name for name in config_names() if word in name and name.rpartition("/")[0] == group]
+
+
+OPTION_OF = {
+    "play": ("first", "first_episode"),
+    "compare": ("across", "across_protocols"),
+    "watch": ("ever", "every"),
+    "sweep": ("dry", "dry_run"),
+    "export": ("fold", "folder"),
+    "clear": ("replay", "replay_only"),
+    "list": ("hel", "help"),
+    "doctor": ("hel", "help"),
+    "completion": ("hel", "help"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_abbreviated_option_is_refused_with_its_full_name(command, capsys):
+    given, meant = OPTION_OF[command]
+    needed = {"export": ["--to=onnx"], "compare": ["a"], "watch": ["a"], "sweep": ["a"]}
+    shell = ["bash"] if command == "completion" else []
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, *needed.get(command, shell), f"--{given}"])
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert f"did you mean {meant}? There is no option {given}" in error
+
+
+def test_a_package_is_installed_in_the_version_that_is_required():
+    text = (ROOT / "pyproject.toml").read_text()
+    for package, required in (("metaworld", "=="), ("shtab", ">="), ("dm_control", "==")):
+        (wanted,) = set(re.findall(rf'"({package}{required}[\d.]+)[";]', text))
+        assert requirement(package) == f'"{wanted}"'
+    assert requirement('"mtrl_lightning[video]"') == '"mtrl_lightning[video]"'
 
 
 def test_list_ends_quietly_where_nobody_reads_on():
@@ -155,6 +216,7 @@ def test_doctor_fails_where_nothing_can_be_trained(quick_doctor, capsys, monkeyp
     without(monkeypatch, "torch")
     code, printed = doctor_prints(capsys)
     assert code == 1 and "! torch          not installed" in printed
+    assert '-> pip install "torch>=' in printed
 
 
 def test_doctor_finds_a_key_of_wandb_and_never_prints_it(tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import datetime
 import json
 import re
 import sys
@@ -142,15 +143,33 @@ def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
     assert saved["spec"]["protocol"] == {"benchmark": "toy", "horizon": 15}
 
 
-def test_validate_prints_the_table_of_the_checkpoint_and_writes_nothing(command_line, capsys):
+def test_validate_prints_the_table_of_the_checkpoint_and_stores_it(command_line, capsys):
     command_line.finished()
     folder = command_line.folder()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     final = capsys.readouterr().out.split("eval after 900")[1]
     command_line("validate", "--ckpt_path=last")
     assert capsys.readouterr().out.split("eval after 900")[1].split() == final.split()
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    stored = folder / "validations.jsonl"
+    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path != stored}
+    assert after == before
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    command_line("validate", "--ckpt_path=last", "--evaluation.num_episodes=3")
+    first, second = map(json.loads, stored.read_text().splitlines())
+    assert (first["num_episodes"], second["num_episodes"]) == (2, 3)
+    assert first["env_steps"] == 900 and first["protocol"] == {"benchmark": "toy", "horizon": 20}
+    returns = [row["eval/return"] for row in command_line.rows() if row["eval/return"]]
+    assert first["metrics"]["eval/return"] == pytest.approx(float(returns[-1]))
+    age = datetime.datetime.now().astimezone() - datetime.datetime.fromisoformat(first["time"])
+    assert abs(age.total_seconds()) < 600
+
+
+def test_validate_of_a_folder_that_cannot_be_written_says_so(command_line, capsys, tmp_path):
+    command_line.finished()
+    (command_line.folder() / "validations.jsonl").mkdir()
+    with pytest.warns(UserWarning, match=r"could not be added to .*validations\.jsonl"):
+        command_line("validate", "--ckpt_path=last", f"--json={tmp_path / 'results.json'}")
+    assert json.loads((tmp_path / "results.json").read_text())["env_steps"] == 900
 
 
 def test_validate_evaluates_some_tasks_and_writes_the_results(command_line, capsys, tmp_path):
@@ -498,3 +517,4 @@ def test_help_of_the_trainer_and_of_the_program(command_line, capsys):
     assert "Multi-task reinforcement learning" in text and "Trainer" not in text
     text = printed_help(command_line, capsys, "validate", "--help")
     assert "usage: mtrl-lightning validate RUN" in text and "--resume" not in text
+    assert "--data.benchmark.init_args.goal_seed 1" in " ".join(text.split())

@@ -3,8 +3,8 @@
 import pytest
 from jsonargparse import ArgumentError
 
-from mtrl_lightning.cli.suggestions import suggestions
-from tests.conftest import config_args, parser
+from mtrl_lightning.cli.suggestions import FROM_MTRL, suggestions
+from tests.conftest import ROOT, config_args, parser
 
 PIXELS_TIP = "an option of data.pixels needs the class that it belongs to: add -c pixels before it"
 QUICKSTART = ("fit", *config_args("quickstart"))
@@ -25,6 +25,31 @@ def tips_of(*arguments):
         (
             ["--rollot.num_workers=3"],
             ["did you mean rollout.num_workers? There is no option rollot.num_workers"],
+        ),
+        (
+            ["--rollout.total_step=5"],
+            ["did you mean rollout.total_steps? There is no option rollout.total_step"],
+        ),
+        (
+            ["--seed_e=5", "--overwrite"],
+            [
+                "did you mean seed_everything? There is no option seed_e",
+                "did you mean overwrite_metrics? There is no option overwrite",
+            ],
+        ),
+        (
+            ["--evaluation.num_e=5"],
+            [
+                "did you mean evaluation.num_episodes? There is no option evaluation.num_e",
+            ],
+        ),
+        (
+            ["rollout.total_steps=5"],
+            ["options begin with two dashes: --rollout.total_steps=VALUE"],
+        ),
+        (
+            ["setup=metaworld", "env=metaworld-mt10", "agent.multitask.num_envs=10"],
+            [FROM_MTRL],
         ),
         (
             ["--config={rollout: {num_wrokers: 3}}"],
@@ -55,8 +80,13 @@ def test_the_nearest_name_is_suggested(mistake, tips):
     assert tips_of(*QUICKSTART, *mistake) == tips
 
 
+def test_the_page_for_users_of_mtrl_is_there():
+    assert (ROOT / FROM_MTRL.split()[-1]).is_file()
+
+
 def test_the_nearest_command_and_a_missing_run_are_suggested():
     assert tips_of("fti") == ["did you mean fit? There is no command fti"]
+    assert tips_of("setup=metaworld", "env=metaworld-mt10") == [FROM_MTRL]
     assert tips_of("validate") == ["give the run to evaluate: validate runs/NAME/version_0"]
 
 

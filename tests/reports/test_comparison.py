@@ -137,9 +137,9 @@ def test_runs_are_grouped_by_all_options_but_the_seed(runs):
 
 def test_a_label_before_the_folder_names_a_method(runs):
     given = [f"ours={runs / 'moe'}", f"base line={runs / 'mlp' / 'version_1'}", str(runs / "mlp")]
-    with pytest.raises(ConfigurationError, match=r"network.* has 1 seed|base line has 1 seed"):
-        compare_runs(given)
-    comparison = compare_runs(given, intervals=False)
+    comparison = compare_runs(given)
+    assert not comparison.has_intervals
+    assert re.search(r"one seed each has base line, network.* MLP", comparison.warnings[0])
     assert [method.label for method in comparison.methods][:2] == ["ours", "base line"]
 
 
@@ -202,12 +202,25 @@ def test_what_cannot_be_compared_is_said(runs, tmp_path, capsys, monkeypatch):
     # beside others of the folder, it is left out
     make_run(tmp_path / "mlp" / "version_3", {}, options=options_of(3))
     assert "version_3 is left out" in compare_runs(["mlp"]).warnings[0]
-    assert "has 1 seed" in error_of(capsys, "mlp/version_1", "moe")
     make_run(tmp_path / "again", {"reach": (0, 0, 0), "push": (0, 0, 0)}, options=options_of(1))
     assert "the same seed, 1" in error_of(capsys, "mlp", "again")
     assert "has no eval/score of its tasks" in error_of(capsys, "mlp", "--metric=eval/score")
     (tmp_path / "moe" / "version_1" / "metrics.csv").write_text("env_steps,a/b\n1,2,3\n")
     assert "cannot be read" in error_of(capsys, "moe")
+
+
+@pytest.mark.parametrize("others", ["moe", "moe/version_1"])
+def test_one_seed_is_compared_with_a_sentence_in_place_of_intervals(runs, tmp_path, capsys, others):
+    out = tmp_path / "out"
+    main(["compare", str(runs / "mlp" / "version_1"), str(runs / others), f"--folder={out}"])
+    printed = capsys.readouterr()
+    assert "warning: there are no intervals, which need at least 2 seeds" in printed.err
+    num_single = 1 if others == "moe" else 2
+    assert len(re.findall(r"network M", printed.err)) == num_single
+    assert "[" not in printed.out and "| network MOORE | " in re.sub(" +", " ", printed.out)
+    assert "there are no intervals" in (out / "report.html").read_text()
+    rows = list(csv.DictReader((out / "table.csv").open(newline="")))
+    assert len(rows) == 2 and rows[1]["final_low"] == "" and rows[1]["final"]
 
 
 def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, capsys):
