@@ -127,13 +127,12 @@ class Run(NamedTuple):
 
     def evaluate(self, num_episodes: int = 10, **options: Any) -> dict[str, float]:
         """Run test episodes of every task; see ``evaluate``."""
-        policy = with_action_transforms(self.policy, self.action_transforms)
-        return evaluate(policy, self.benchmark, num_episodes, **options)
+        return evaluate(self, self.benchmark, num_episodes, **options)
 
 
 def evaluate(
-    policy: Policy | str | Path,
-    benchmark: Benchmark,
+    policy: Policy | Run | str | Path,
+    benchmark: Benchmark | str,
     num_episodes: int = 10,
     split: str | None = None,
     tasks: Sequence[str] | None = None,
@@ -142,10 +141,11 @@ def evaluate(
     """Run test episodes of every evaluated split's tasks with the policy's best actions.
 
     Args:
-        policy: such as ``run.policy`` or what ``load_policy`` returns; or a checkpoint or a run's
-            folder, which is loaded by ``load_policy``.
-        benchmark: the tasks. If the policy knows its tasks by name, as these do, they are matched
-            by name: the benchmark may have some of them, in any order.
+        policy: such as ``run.policy`` or what ``load_policy`` returns; a run; or a checkpoint or a
+            run's folder, which is loaded by ``load_policy``.
+        benchmark: the tasks, or the id of a Gymnasium environment as the only one. If the policy
+            knows its tasks by name, as these do, they are matched by name: the benchmark may have
+            some of them, in any order.
         num_episodes: test episodes per task.
         split: the only one to evaluate; None for all but the first, which is trained on.
         tasks: names of the only tasks to evaluate; None for all of the benchmark.
@@ -160,9 +160,8 @@ def evaluate(
         ConfigurationError: if the split is not an evaluated one, a task is unknown, or the policy
             does not know a task.
     """
-    _check_benchmark(benchmark)
-    if isinstance(policy, (str, Path)):
-        policy = load_policy(policy)
+    benchmark = _benchmark(benchmark)
+    policy = _policy(policy)
     if split is not None:
         benchmark = only_split(benchmark, split)
     if tasks is not None:
@@ -255,9 +254,7 @@ def train(
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
     given = _checked(sections)
-    if isinstance(benchmark, str):
-        benchmark = GymnasiumTasks(benchmark)
-    _check_benchmark(benchmark)
+    benchmark = _benchmark(benchmark)
     make_algorithm = _factory(algorithm)
     callbacks = _listed(callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
     loggers = _listed(loggers, Logger, "loggers", "TensorBoardLogger('logs')")
@@ -267,6 +264,11 @@ def train(
             " seed=random.randrange(2**31)"
         )
     seed = int(seed)
+    if not isinstance(total_steps, numbers.Real) or total_steps != int(total_steps):
+        raise ConfigurationError(f"total_steps is {total_steps!r}: give a whole number")
+    total_steps = int(total_steps)
+    if envs_per_task < 1:
+        raise ConfigurationError(f"envs_per_task is {envs_per_task}: give at least 1")
     check_trainer_options(given["trainer"])
     excluded = given["data"].get("exclude_from_training") or ()
     num_tasks = max(1, len(trained_spec(benchmark, excluded).train_tasks))
@@ -461,14 +463,34 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def _check_benchmark(benchmark: Any) -> None:
-    """Check that something is a benchmark.
+def _policy(given: Any) -> Policy:
+    """Return what acts.
+
+    Raises:
+        ConfigurationError: naming the form that works.
+    """
+    if isinstance(given, Run):
+        return with_action_transforms(given.policy, given.action_transforms)
+    if isinstance(given, (str, Path)):
+        return load_policy(given)
+    if not hasattr(given, "act"):
+        raise ConfigurationError(
+            f"the policy is {given!r}: give a run, a checkpoint, or an object with the method"
+            " act(observation_ED, task_E, mode)"
+        )
+    return given
+
+
+def _benchmark(benchmark: Any) -> Benchmark:
+    """Return the tasks.
 
     Raises:
         ConfigurationError: naming the form that works.
     """
     if isinstance(benchmark, Benchmark):
-        return
+        return benchmark
+    if isinstance(benchmark, str):
+        return GymnasiumTasks(benchmark)
     if isinstance(benchmark, (gym.Env, gym.vector.VectorEnv)):
         spec = getattr(benchmark, "spec", None)
         task = "make_env" if spec is None else repr(spec.id)

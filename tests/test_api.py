@@ -267,13 +267,15 @@ def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, opti
         (ToyReach(2), SAC, {"callbacks": [3]}, r"callbacks is \[3\]: give a list of objects"),
         (ToyReach(2), SAC, {"seed": None}, r"seed is None: give a whole number .*randrange"),
         (ToyReach(2), SAC, {"seed": -1}, "seed is -1: give a whole number of at least 0"),
+        (ToyReach(2), SAC, {"total_steps": "300"}, "total_steps is '300': give a whole number"),
+        (ToyReach(2), SAC, {"envs_per_task": 0}, "envs_per_task is 0: give at least 1"),
     ],
 )
 def test_what_has_no_single_meaning_names_the_form_that_works(
     tmp_path, benchmark, algorithm, options, message
 ):
     with pytest.raises(ConfigurationError, match=message):
-        train(benchmark, algorithm, total_steps=300, root=str(tmp_path), **options)
+        train(benchmark, algorithm, **{"total_steps": 300, "root": str(tmp_path)} | options)
     assert not any(tmp_path.iterdir())
 
 
@@ -293,7 +295,7 @@ def test_what_has_one_meaning_works(tmp_path):
         "Pendulum-v1",
         tmp_path,
         algorithm="SAC",
-        total_steps=300,
+        total_steps=3e2,
         num_episodes=1,
         warmup_steps=280,
         loggers=CSVLogger(str(tmp_path), name="other"),
@@ -311,8 +313,11 @@ def test_what_has_one_meaning_works(tmp_path):
     assert loaded.env_steps == run.algorithm.counters.env_steps
     assert loaded.act(observation, "Pendulum-v1") == pytest.approx(action)
     expected = evaluate(loaded, run.benchmark, 1, num_workers=0)
-    for given in (run.checkpoint, str(run.folder)):
+    for given in (run, run.checkpoint, str(run.folder)):
         assert evaluate(given, run.benchmark, 1, num_workers=0) == expected
+    assert evaluate(run, "Pendulum-v1", 1, num_workers=0) == expected
+    with pytest.raises(ConfigurationError, match=r"policy is <function .*: give a run, a checkpoi"):
+        evaluate(small, "Pendulum-v1")
 
 
 def test_a_runs_folder_stands_for_its_best_checkpoint(tmp_path):
