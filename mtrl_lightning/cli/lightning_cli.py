@@ -64,6 +64,7 @@ from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.runs import ensure_writable, replacing
 from mtrl_lightning.saved import restoring
+from mtrl_lightning.session import Session
 from mtrl_lightning.strategy import processes_for
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
@@ -87,9 +88,11 @@ class _SaveConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training, and never when evaluating."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        pass  # the other callbacks' setup may still refuse the configuration
+        pass  # the other callbacks or the checkpoint may still refuse the configuration
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path and Session.of(trainer, pl_module).is_finished():
+            return  # nothing is trained with it
         super().setup(trainer, pl_module, TrainerFn.FITTING)
 
 
