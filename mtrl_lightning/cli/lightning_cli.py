@@ -64,7 +64,6 @@ from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.runs import ensure_writable, replacing
 from mtrl_lightning.saved import restoring
-from mtrl_lightning.session import Session
 from mtrl_lightning.strategy import processes_for
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
@@ -91,7 +90,8 @@ class _SaveConfig(SaveConfigCallback):
         pass  # the other callbacks or the checkpoint may still refuse the configuration
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.ckpt_path and Session.of(trainer, pl_module).is_finished():
+        session = trainer.datamodule.session  # type: ignore[attr-defined]
+        if trainer.ckpt_path and session.is_finished():
             return  # nothing is trained with it
         super().setup(trainer, pl_module, TrainerFn.FITTING)
 
