@@ -106,8 +106,15 @@ class OptionsCallback(SessionCallback):
                 f" {', '.join(effective)}; it is not the uninterrupted run"
             )
 
+        if not trainer.ckpt_path:
+            self._log(trainer)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the options; a run that cannot be restored does not come here."""
+        """Log the options of a continued run, once everything is restored."""
+        if trainer.ckpt_path:
+            self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
         if not self._options:
             return
         for logger in trainer.loggers:
