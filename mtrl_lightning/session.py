@@ -105,8 +105,6 @@ class Session:
         """Whether a continued run has nothing left to do; known when training starts."""
         self.unused_options: Callable[[], Collection[str]] = tuple
         """Names of the options that change nothing from here on."""
-        self.is_replay_lost: Callable[[], bool] = lambda: True
-        """Whether a continued run begins with an empty replay."""
 
         self.evaluate_at_start: Callable[[], None] = lambda: None
         self.save_at_start: Callable[[], None] = lambda: None

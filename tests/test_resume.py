@@ -277,7 +277,6 @@ def test_options_that_count_at_the_start_alone_are_refused(command_line, capsys)
     before = files_of(command_line.folder())
     for option, text in (
         ("--seed_everything=5", "seed_everything 1 there and 5 here"),
-        ("--rollout.warmup_steps=600", "rollout.warmup_steps 300 there and 600 here"),
         ("--rollout.warmup_updates=9", "rollout.warmup_updates 0 there and 9 here"),
         ("--model.init_args.temperature.init_args.initial=3", "initial 1.0 there and 3.0 here"),
     ):

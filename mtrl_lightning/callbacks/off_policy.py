@@ -168,11 +168,7 @@ class OffPolicyLoop(Loop):
 
     def unused_options(self) -> Collection[str]:
         """Return the options of a warm-up that is over; its length also fills a lost replay."""
-        if not self._ratio.has_started:
-            return ()
-        if self.session.is_replay_lost():
-            return ("rollout.warmup_updates",)
-        return ("rollout.warmup_steps", "rollout.warmup_updates")
+        return ("rollout.warmup_updates",) if self._ratio.has_started else ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedules."""

@@ -82,7 +82,6 @@ class ReplayCallback(SessionCallback):
             folder = replay_folder(self.session.folder) / folder_of_rank()
             self._snapshots = self._snapshots_in(folder)
             self.session.replay_files = self
-            self.session.is_replay_lost = self._is_lost
             if self._save:
                 self.session.after_vector_step.append(self._write_ahead)
 
@@ -133,9 +132,6 @@ class ReplayCallback(SessionCallback):
                 " were saved (replay.save_last): the run continues without older ones,"
                 " and is not the uninterrupted one"
             )
-
-    def _is_lost(self) -> bool:
-        return self.session.data.manifest is None or not self._restore
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Delete the files if that is wanted; an interrupted run does not come here."""
