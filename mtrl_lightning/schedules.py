@@ -99,6 +99,11 @@ class UpdateRatio:
         if self._start is not None:
             self._start = (vector_steps, updates - self.burst)
 
+    @property
+    def has_started(self) -> bool:
+        """Whether vector steps are counted, because the warm-up is over."""
+        return self._start is not None
+
     def due(self, vector_steps: int, updates: int) -> bool:
         """Return whether at least one update is due."""
         assert self._start is not None, "call start() before due()"
@@ -108,15 +113,15 @@ class UpdateRatio:
         num_owed = self.burst + math.floor(steps * self.ratio + 1e-6)
         return num_owed > updates - start_updates
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the counts at the start, or an empty dictionary before it."""
+    def state_dict(self) -> dict[str, float]:
+        """Return the ratio and the counts at the start, or an empty dictionary before it."""
         if self._start is None:
             return {}
         vector_steps, updates = self._start
-        return {"vector_steps": vector_steps, "updates": updates}
+        return {"vector_steps": vector_steps, "updates": updates, "ratio": self.ratio}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the counts at the start."""
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore the counts at the start; the ratio may differ from the saved run's."""
         if not state:
             self._start = None
             return

@@ -6,7 +6,7 @@ order in the trainer's list is without effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -90,6 +90,8 @@ class Session:
         self.loggers: list[Logger] = trainer.loggers if distributed.rank() == 0 else []
         self.total_steps = 0
         """Environment steps after which the run ends."""
+        self.refill_steps = 0
+        """Environment steps that filled a lost replay: they come on top of those asked for."""
         self.action_transforms: Sequence[ActionTransform] = ()
         """What changes the policy's actions before environments are sent them."""
         self.is_training = False
@@ -99,6 +101,10 @@ class Session:
         self.evaluated_at = -1
         """Environment steps at the last evaluation."""
         self.replay_files: ReplayFiles | None = None
+        self.is_finished: Callable[[], bool] = lambda: False
+        """Whether a continued run has nothing left to do; known when training starts."""
+        self.unused_options: Callable[[], Collection[str]] = tuple
+        """Names of the options that change nothing from here on."""
 
         self.evaluate_at_start: Callable[[], None] = lambda: None
         self.save_at_start: Callable[[], None] = lambda: None
@@ -235,6 +241,11 @@ class Session:
     def is_collecting(self) -> bool:
         """Whether an on-policy algorithm is in the middle of an iteration."""
         return self.algorithm.collection is not None and not self.rollout_buffer.is_empty
+
+    @property
+    def counted_steps(self) -> int:
+        """Environment steps made of those asked for, without those that filled a lost replay."""
+        return self.counters.env_steps - self.refill_steps
 
     def note_restart(self, envs: VectorEnv, reason: str) -> None:
         """Count environments that were rebuilt after a fault, and say why."""

@@ -369,9 +369,11 @@ def test_a_run_with_derived_options_can_be_prolonged(tmp_path):
         run = small(ToyReach(2), tmp_path, total_steps=600, ckpt_path="last")
     assert "with other options" not in str([str(warning.message) for warning in caught])
     other = {"algorithm": partial(SMALL_SAC, discount=0.9), "ckpt_path": "last"}
-    with pytest.warns(UserWarning, match=r"discount 0.99 there and 0.9 here; it is not"):
+    with pytest.raises(ConfigurationError, match=r"Give a rollout\.total_steps above 600"):
         small(ToyReach(2), tmp_path, total_steps=600, **other)
     assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 600
+    with pytest.warns(UserWarning, match=r"discount 0.99 there and 0.9 here; it is not"):
+        small(ToyReach(2), tmp_path, total_steps=660, **other)
 
 
 class Watching(Callback):

@@ -1,12 +1,15 @@
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.errors import ConfigurationError
 
 
 def checkpoint(command_line, name="run", which="last"):
@@ -231,3 +234,98 @@ def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_
     steps, returns = read_metrics(command_line.folder())["eval/return"]
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
     assert best == steps[returns.index(max(returns))]
+
+
+def files_of(folder):
+    """Return what a run's files hold, but the report, which has the time in it."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "report.html"
+    }
+
+
+def refused(command_line, capsys, *options):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line("fit", "--ckpt_path=last", *options)
+    assert exit_info.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_other_options_of_a_finished_run_need_more_steps(command_line, capsys):
+    command_line("fit")
+    folder = command_line.folder()
+    before = files_of(folder)
+    others = ["--evaluation.num_episodes=3", "--model.init_args.discount=0.9"]
+    error = refused(command_line, capsys, *others)
+    assert "evaluation.num_episodes 2 there and 3 here" in error
+    assert "model.init_args.discount 0.99 there and 0.9 here" in error
+    assert "Give a rollout.total_steps above 900" in error
+    assert "total_steps 900 there and 600 here" in refused(
+        command_line, capsys, "--rollout.total_steps=600"
+    )
+    command_line("fit", "--ckpt_path=last")
+    assert files_of(folder) == before
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=960", *others)
+    config = yaml.safe_load((folder / "config_from_000000000900.yaml").read_text())
+    assert config["evaluation"]["num_episodes"] == 3
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 960
+
+
+def test_options_that_count_at_the_start_alone_are_refused(command_line, capsys):
+    command_line.finished()
+    before = files_of(command_line.folder())
+    for option, text in (
+        ("--seed_everything=5", "seed_everything 1 there and 5 here"),
+        ("--rollout.warmup_updates=9", "rollout.warmup_updates 0 there and 9 here"),
+        ("--model.init_args.temperature.init_args.initial=3", "initial 1.0 there and 3.0 here"),
+    ):
+        error = refused(command_line, capsys, option, "--rollout.total_steps=1200")
+        assert "count at the start of a run alone" in error and text in error
+    assert files_of(command_line.folder()) == before
+
+
+def test_a_run_that_cannot_be_restored_keeps_its_files(command_line, capsys, monkeypatch):
+    def fail(connector):
+        raise ConfigurationError("no optimizer")
+
+    command_line.finished()
+    folder = command_line.folder()
+    before = files_of(folder)
+    monkeypatch.setattr(_CheckpointConnector, "restore_optimizers_and_schedulers", fail)
+    longer = ["--rollout.total_steps=1200", "--model.init_args.discount=0.9"]
+    assert "no optimizer" in refused(command_line, capsys, *longer)
+    hparams = Path("hparams.yaml")  # Lightning writes the model's before it restores optimizers
+    assert files_of(folder) | {hparams: before[hparams]} == before
+
+
+def test_a_new_learning_rate_is_that_of_the_optimizer(command_line):
+    command_line.finished()
+    option = "--model.init_args.actor_optimizer.init_args.lr=0.01"
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=960", option)
+    states = checkpoint(command_line)["optimizer_states"]
+    assert [state["param_groups"][0]["lr"] for state in states] == [3e-4, 0.01, 3e-4]
+    assert [float(state["state"][0]["step"]) for state in states] == [220, 220, 220]
+
+
+def test_a_new_number_of_updates_counts_from_here(command_line):
+    command_line.finished()
+    command_line(
+        "fit", "--ckpt_path=last", "--rollout.total_steps=960", "--rollout.updates_per_step=2"
+    )
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] == 200 + 2 * 20
+
+
+def test_a_lost_replay_is_filled_on_top_of_the_steps_that_are_asked_for(command_line, capsys):
+    command_line.finished("--replay.save=false")
+    longer = ["--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=1200"]
+    command_line("fit", *longer)
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    # 300 env steps as in the warm-up, and then an update for each of the 100 vector steps
+    assert (counters["env_steps"], counters["updates"]) == (900 + 300 + 300, 200 + 100)
+    error = refused(command_line, capsys, *longer, "--evaluation.num_episodes=3")
+    assert "Give a rollout.total_steps above 1,200" in error
+    again = ["--rollout.total_steps=1260", "--rollout.warmup_steps=150"]
+    command_line("fit", *longer, *again)
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert (counters["env_steps"], counters["updates"]) == (1500 + 150 + 60, 300 + 20)

@@ -156,6 +156,8 @@ class Algorithm(LightningModule):
         """Every optimizer step that ``update`` makes; see ``make_update``."""
         self._saved_optimizers: list[Any] | None = None
         """Of the checkpoint that is continued, until the optimizers are built."""
+        self._has_new_options = False
+        """Whether the algorithm has other options than that of the checkpoint."""
         self._compile = compile
         self._seed = seed
         self._network_names: list[str] = []
@@ -314,6 +316,8 @@ class Algorithm(LightningModule):
             with restoring("states of the optimizers"):
                 for update, state in zip(self.updates, saved, strict=True):
                     update.check_optimizer(state)
+                    if self._has_new_options:
+                        update.use_own_options(state)
         return optimizers
 
     def check_device(self, device: torch.device) -> None:
@@ -572,6 +576,7 @@ class Algorithm(LightningModule):
         self._check_weights(checkpoint["state_dict"])
         self._saved_optimizers = checkpoint.get("optimizer_states")
         state = checkpoint["mtrl_lightning"]
+        self._has_new_options = state.get("algorithm") != self.description
         self.counters.load_state_dict(state["counters"])
         self.generators.load_state_dict(state["generators"])
         if "global_generators" in state:  # left out where the process is not to be changed

@@ -53,6 +53,27 @@ def check_optimizer(
             _check_entry(index, entry, template[index])
 
 
+def use_options(saved: Any, optimizer: Optimizer) -> None:
+    """Replace the options of a saved state by an optimizer's own.
+
+    A schedule's factor of the learning rate stays.
+
+    Args:
+        saved: what the optimizer's ``state_dict`` returned when it was saved; it fits.
+        optimizer: which is to continue with it.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    for found_group, own_group in zip(saved["param_groups"], own, strict=True):
+        initial = found_group.get("initial_lr")
+        factor = found_group["lr"] / initial if initial else 1.0
+        for name, value in own_group.items():
+            if name not in (*IMPLEMENTATIONS, "params"):
+                found_group[name] = value
+        if initial is not None:
+            found_group["initial_lr"] = own_group["lr"]
+            found_group["lr"] = factor * own_group["lr"]
+
+
 def _check_group(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     # whoever changes learning rates adds numbers, such as initial_lr
     unknown = [name for name, value in found.items() if name not in own and not _is_number(value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -15,6 +16,11 @@ from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.errors import RestartsExhaustedError
 from mtrl_lightning.session import PostStepCall, Session
 from mtrl_lightning.types import Mode
+
+NUM_RESULTS = 3
+"""Calls after a vector step, the first ones, that leave a result: its metrics, its best checkpoint.
+
+A checkpoint that is written later holds the end of the run."""
 
 
 class Driver(SessionCallback, Checkpoint):
@@ -76,6 +82,11 @@ class Driver(SessionCallback, Checkpoint):
                 self._is_end_agreed = True
                 raise
         self._next_call = None
+
+    @property
+    def has_results_left(self) -> bool:
+        """Whether an interrupted run has to make up for results of its last vector step."""
+        return self._next_call is not None and self._next_call < NUM_RESULTS
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
@@ -249,6 +260,10 @@ class Loop:
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
         raise NotImplementedError
+
+    def unused_options(self) -> Collection[str]:
+        """Return the names of the options that change nothing from here on."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a continued run needs."""

@@ -84,7 +84,19 @@ class MetricsCallback(SessionCallback):
                 logger.count_env_steps = lambda: session.counters.env_steps
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the protocol, define the x-axis, drop rows later than the checkpoint."""
+        """Log the protocol of a new run, and define the x-axis."""
+        if not trainer.ckpt_path:
+            self._begin()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do so in a continued run, and drop rows later than the checkpoint.
+
+        Everything is restored by then: a run that cannot continue keeps its files as they are.
+        """
+        if trainer.ckpt_path:
+            self._begin()
+
+    def _begin(self) -> None:
         env_steps = self.session.counters.env_steps
         protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
         versions = {f"version/{name}": importlib.metadata.version(name) for name in PACKAGES}

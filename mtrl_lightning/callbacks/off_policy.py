@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning import distributed
+from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.driver import Driver, Loop
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayDataset
@@ -107,18 +108,28 @@ class OffPolicyLoop(Loop):
 
     def _refill(self) -> None:
         """Collect as much as a warm-up if the replay was not restored with the checkpoint."""
-        replay = self.session.replay
         counters = self.session.counters
-        wanted = min(self._warmup.limit, replay.certain_size * distributed.world_size())
-        num_held = distributed.total(len(replay))
-        if num_held >= wanted or self.is_finished():
+        num_missing = self._num_missing()
+        if num_missing <= 0 or self.is_finished():
             return
-        rank_zero_info(f"Filling the replay with {wanted - num_held:,} env steps of the policy")
-        while distributed.total(len(replay)) < wanted:
+        rank_zero_info(
+            f"Filling the replay with {num_missing:,} env steps of the policy, on top of"
+            f" rollout.total_steps {self.total_steps:,}"
+        )
+        while self._num_missing() > 0:
+            steps_before = counters.env_steps
             self.driver.send("explore")
             self.driver.receive()
+            self.session.refill_steps += counters.env_steps - steps_before
+            self.session.total_steps = self.last_step
             self.driver.check_signals()
         self._ratio.restart(counters.vector_steps, counters.updates)
+
+    def _num_missing(self) -> int:
+        """Return how many transitions the replay lacks before an update."""
+        replay = self.session.replay
+        wanted = min(self._warmup.limit, replay.certain_size * distributed.world_size())
+        return wanted - distributed.total(len(replay))
 
     def before_batch(self) -> None:
         """Step until an update is owed; do not wait for the last of these steps."""
@@ -145,22 +156,41 @@ class OffPolicyLoop(Loop):
         vector_steps = counters.vector_steps + self._is_step_under_way
         return self._ratio.due(vector_steps, counters.updates)
 
+    @property
+    def last_step(self) -> int:
+        """The environment step after which training ends."""
+        return self.total_steps + self.session.refill_steps
+
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
-        has_stepped = self.session.counters.env_steps >= self.total_steps
-        return has_stepped and not self._is_update_owed()
+        has_stepped = self.session.counters.env_steps >= self.last_step
+        return has_stepped and self._ratio.has_started and not self._is_update_owed()
+
+    def unused_options(self) -> Collection[str]:
+        """Return the options of a warm-up that is over; its length also fills a lost replay."""
+        return ("rollout.warmup_updates",) if self._ratio.has_started else ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedules."""
-        return {"warmup": self._warmup.state_dict(), "ratio": self._ratio.state_dict()}
+        return {
+            "warmup": self._warmup.state_dict(),
+            "ratio": self._ratio.state_dict(),
+            "refill_steps": self.session.refill_steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self._warmup.load_state_dict(state["warmup"])
         self._ratio.load_state_dict(state["ratio"])
         counters = self.session.counters
+        refill_steps = state.get("refill_steps", 0)  # new in this version
+        self.session.refill_steps = saved.count(refill_steps, "refill_steps", counters.env_steps)
+        self.session.total_steps = self.last_step
         # each vector step has stepped an environment: more of them would owe updates without an end
         if counters.vector_steps > counters.env_steps + counters.dropped_transitions:
             raise ValueError(f"{counters.vector_steps} vector steps in {counters.env_steps} steps")
         if state["ratio"] and state["ratio"]["updates"] > counters.updates:
             raise ValueError(f"{counters.updates} updates, and more when learning began")
+        saved_ratio = state["ratio"].get("ratio", self._ratio.ratio)  # new in this version
+        if saved.number(saved_ratio, "ratio.ratio") != self._ratio.ratio:
+            self._ratio.restart(counters.vector_steps, counters.updates)

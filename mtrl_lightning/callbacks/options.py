@@ -12,10 +12,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
+from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_started_alike
 from mtrl_lightning.callbacks.metrics import PACKAGES
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.evaluator import metric_names
+from mtrl_lightning.runs import read_config
 
 WITHOUT_EFFECT = (
     "checkpoint",
@@ -46,6 +49,22 @@ WITHOUT_EFFECT = (
 """Options, and sections of them, that do not change what is learned, or follow from others."""
 WITH_EFFECT = ("trainer.precision",)
 """Options of Lightning's trainer that do."""
+HPARAMS = "hparams.yaml"
+"""The file of a run's folder that holds the options with which it was started or continued."""
+OF_A_COMMAND = (
+    "ckpt_path",
+    "config",
+    "name",
+    "overwrite_metrics",
+    "root",
+    "verbose",
+    "weights_only",
+)
+"""Options that choose a run and what is done with its files."""
+OF_THE_START = ("seed_everything",)
+"""Options that set what a continued run takes from its checkpoint: its random generators."""
+INITIAL_VALUES = (".initial", ".output_bound")
+"""Ends of the names of others: its weights."""
 
 
 class OptionsCallback(SessionCallback):
@@ -72,8 +91,30 @@ class OptionsCallback(SessionCallback):
         check_started_alike(versions | dict(_flat(self._options)))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the options, and say which differ from the checkpoint's."""
-        self._warn_of_changes()
+        """Report which options differ from the checkpoint's.
+
+        Raises:
+            ConfigurationError: if one of them would change nothing from here on.
+        """
+        changed = self._changes() if trainer.ckpt_path else {}
+        with distributed.together(ConfigurationError):
+            self._refuse_unused(changed)
+        effective = [text for name, text in changed.items() if _has_effect(name)]
+        if effective:
+            rank_zero_warn(
+                "the run continues with other options than its checkpoint's:"
+                f" {', '.join(effective)}; it is not the uninterrupted run"
+            )
+
+        if not trainer.ckpt_path:
+            self._log(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the options of a continued run, once everything is restored."""
+        if trainer.ckpt_path:
+            self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
         if not self._options:
             return
         for logger in trainer.loggers:
@@ -81,18 +122,44 @@ class OptionsCallback(SessionCallback):
             if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 self._show_in_tensorboard(logger)
 
-    def _warn_of_changes(self) -> None:
+    def _changes(self) -> dict[str, str]:
+        """Return the options that differ from those until now, with both values.
+
+        The checkpoint has those that change what is learned, the run's folder also the others.
+        """
         here = dict(_flat(self._options))
-        there = self._former
-        changed = [
-            f"{name} {there[name]} there and {here[name]} here"
+        there = {**self._recorded(), **self._former}
+        return {
+            name: f"{name} {there[name]} there and {here[name]} here"
             for name in sorted(here.keys() & there.keys())
-            if here[name] != there[name] and _has_effect(name)
+            if here[name] != there[name] and _is_compared(name)
+        }
+
+    def _recorded(self) -> dict[str, Any]:
+        """Return the options in the run's folder; none if they are not there or damaged."""
+        try:
+            return dict(_flat(read_config(self.session.folder / HPARAMS)))
+        except ConfigurationError:
+            return {}
+
+    def _refuse_unused(self, changed: Mapping[str, str]) -> None:
+        if changed and self.session.is_finished():
+            raise ConfigurationError(
+                "the run has made all of its env steps, and other options would change nothing:"
+                f" {', '.join(changed.values())}. Give a rollout.total_steps above"
+                f" {self.session.counted_steps:,} to continue, or leave them out"
+            )
+        unused = set(self.session.unused_options())
+        texts = [
+            text
+            for name, text in changed.items()
+            if name in unused or name in OF_THE_START or name.endswith(INITIAL_VALUES)
         ]
-        if changed and there:
-            rank_zero_warn(
-                f"the run continues with other options than its checkpoint's: {', '.join(changed)};"
-                " it is not the uninterrupted run"
+        if texts:
+            raise ConfigurationError(
+                "these options count at the start of a run alone, and a continued run has the"
+                f" checkpoint's state in their place: {', '.join(texts)}. Leave them out, or start"
+                " a new run"
             )
 
     def _show_in_tensorboard(self, logger: TensorBoardLogger) -> None:
@@ -152,6 +219,10 @@ def _has_effect(name: str) -> bool:
     if name.startswith("trainer."):
         return name in WITH_EFFECT
     return not any(name == other or name.startswith(f"{other}.") for other in WITHOUT_EFFECT)
+
+
+def _is_compared(name: str) -> bool:
+    return not any(name == other or name.startswith(f"{other}.") for other in OF_A_COMMAND)
 
 
 def _is_mean(metric: str) -> bool:

@@ -11,10 +11,11 @@ from mtrl_lightning.reports.run_report import write_report
 
 
 class ReportCallback(SessionCallback):
-    """Rewrite ``report.html`` in the run's folder after each evaluation, and at the end.
+    """Rewrite ``report.html`` in the run's folder after each evaluation, and when the run ends.
 
     An evaluation is passed over where the page would take more than 1 % of the run's time; the last
-    page is written in any case. A page that cannot be written ends nothing: it is said once.
+    page is written in any case, also when the run is interrupted or fails. A page that cannot be
+    written ends nothing: it is said once.
     """
 
     key = "report"
@@ -37,6 +38,13 @@ class ReportCallback(SessionCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the page of the whole run."""
         self._write()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Write the page of what was trained until here."""
+        if hasattr(self, "session") and self.session.is_training:
+            self._write()
 
     @rank_zero_only
     def _write(self) -> None:

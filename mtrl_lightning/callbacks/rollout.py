@@ -131,6 +131,8 @@ class RolloutCallback(Driver):
         session.total_steps = self.total_steps
         session.action_transforms = self._action_transforms
         self.loop = self._make_loop()
+        session.is_finished = self._has_ended
+        session.unused_options = self.loop.unused_options
         if stage != TrainerFn.FITTING or session.is_open:
             return
         device = trainer.strategy.root_device
@@ -209,7 +211,7 @@ class RolloutCallback(Driver):
         self.loop.start()
         if self.is_finished():
             rank_zero_info(
-                f"{session.counters.env_steps:,} env steps are made already:"
+                f"{session.counted_steps:,} env steps are made already:"
                 " raise rollout.total_steps to continue"
             )
             trainer.should_stop = True
@@ -247,6 +249,10 @@ class RolloutCallback(Driver):
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
         return self.loop.is_finished()
+
+    def _has_ended(self) -> bool:
+        """Return whether the results of the last vector step are there, too."""
+        return self.is_finished() and not self.has_results_left
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's state, which call is next, and the environments' states."""

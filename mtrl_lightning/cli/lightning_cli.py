@@ -95,9 +95,12 @@ class _SaveConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training, and never when evaluating."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        pass  # the other callbacks' setup may still refuse the configuration
+        pass  # the other callbacks or the checkpoint may still refuse the configuration
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        session = trainer.datamodule.session  # type: ignore[attr-defined]
+        if trainer.ckpt_path and session.is_finished():
+            return  # nothing is trained with it
         super().setup(trainer, pl_module, TrainerFn.FITTING)
 
 

@@ -19,6 +19,7 @@ from mtrl_lightning.runs import (
     config_file_of,
     ensure_writable,
     find_checkpoint,
+    is_in_training,
     run_folder_of,
 )
 
@@ -146,6 +147,8 @@ def play(options: argparse.Namespace) -> None:
 
     from mtrl_lightning.loading import load_policy
     from mtrl_lightning.quiet import quiet
+    from mtrl_lightning.reports.record import is_run
+    from mtrl_lightning.reports.run_report import write_report
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
     from mtrl_lightning.video import (
         VideoFormat,
@@ -191,6 +194,8 @@ def play(options: argparse.Namespace) -> None:
         )
     print(table(recording, spec.has_success, spec.max_return))
     print(f"Videos in {folder}: {', '.join(path.name for path in recording.files.values())}")
+    if is_run(run_folder) and not is_in_training(run_folder):
+        write_report(run_folder)  # which has the videos in the run's folder
 
 
 def table(recording: Recording, has_success: bool, max_return: float | None = None) -> str:

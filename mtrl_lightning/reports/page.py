@@ -134,7 +134,7 @@ def bars(shares: Mapping[str, float]) -> str:
         f"<td><span class='bar' style='width:{_pixels(share)}px'></span></td></tr>"
         for name, share in sorted(shares.items(), key=lambda item: -item[1])
     ]
-    return f"<table>{''.join(rows)}</table>"
+    return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
 
 
 def _pixels(share: float) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from mtrl_lightning.reports.defaults import differences
-from mtrl_lightning.reports.formats import number
+from mtrl_lightning.reports.formats import number, whole
 from mtrl_lightning.reports.metrics_file import Curve, minutes_until, seconds_of_rows
 from mtrl_lightning.reports.page import (
     MINUTES,
@@ -44,6 +44,7 @@ FAULTS = {
     "skipped_updates": "updates skipped, as a gradient was not finite",
 }
 TEMPERATURE = "train/temperature"
+EPISODES = "rollout/episodes"
 CONFLICTS = ("conflicts", "cosine", "weight_min", "weight_max")
 """Ends of the names of what gradient methods log."""
 SHOWN_VIDEOS = 12
@@ -178,7 +179,7 @@ def _task_tables(run: RunRecord) -> Iterator[str]:
             head += [metric.partition("/")[2], "best"]
         trained = [
             metric
-            for metric in ("rollout/success", "rollout/return", "rollout/episodes", TEMPERATURE)
+            for metric in ("rollout/success", "rollout/return", EPISODES, TEMPERATURE)
             if any(f"{metric}/{task}" in run.curves for task in tasks)
         ]
         lines = [[*head, *trained]]
@@ -187,7 +188,9 @@ def _task_tables(run: RunRecord) -> Iterator[str]:
             for metric in metrics:
                 steps_and_values = run.curves.get(f"{metric}{suffix}")
                 cells += [_last(steps_and_values), _best(steps_and_values)]
-            cells += [_last(run.curves.get(f"{metric}{suffix}")) for metric in trained]
+            for metric in trained:
+                last = _last_value(run.curves.get(f"{metric}{suffix}"))
+                cells.append(whole(last) if metric == EPISODES else number(last))
             lines.append(cells)
         curves = [run.curves[f"{one}/{task}"] for one in metrics for task in run.tasks_of(one)]
         last = max(steps[-1] for steps, _ in curves)
@@ -196,7 +199,11 @@ def _task_tables(run: RunRecord) -> Iterator[str]:
 
 
 def _last(found: Curve | None) -> str:
-    return number(None if found is None else found[1][-1])
+    return number(_last_value(found))
+
+
+def _last_value(found: Curve | None) -> float | None:
+    return None if found is None else found[1][-1]
 
 
 def _best(found: Curve | None) -> str:

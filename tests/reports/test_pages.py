@@ -121,6 +121,25 @@ def test_the_page_of_a_run_holds_all_that_was_logged(run):
     assert links == ["videos/step_000000000200/reach.mp4"]
 
 
+def test_counts_are_whole_numbers(run):
+    with (run / "metrics.csv").open() as file:
+        header, *rows = file.read().splitlines()
+    names = f"{header},rollout/episodes,rollout/episodes/reach"
+    (run / "metrics.csv").write_text("\n".join([names, *(f"{row},650,325" for row in rows)]) + "\n")
+    texts = Parsed(write_report(run).read_text()).texts
+    assert {"650", "325"} <= set(texts) and not {"650.00", "325.00"} & set(texts)
+
+
+def test_tables_break_no_words_and_charts_have_the_width_of_the_screen(run):
+    """A column is as wide as its longest word, and a text of a chart has its size in pixels."""
+    text = write_report(run).read_text()
+    (cells,) = re.findall(r"^th, td \{(.*?)\}", text, re.DOTALL | re.MULTILINE)
+    assert "overflow-wrap: break-word" in cells
+    tables = text.count("<table>")
+    assert tables > 2 and text.count('<div class="scroll"><table>') == tables
+    assert "holder.clientWidth" in text and 'addEventListener("resize"' in text
+
+
 def test_the_time_is_shared_by_how_long_rows_took(tmp_path):
     rows = [
         {"env_steps": steps, "time/env_steps_per_second": rate, "time/update_fraction": share}

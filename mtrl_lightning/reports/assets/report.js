@@ -7,6 +7,10 @@ const COLORS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b"
   "#7f7f7f", "#bcbd22", "#17becf"];
 const DASHES = ["", "6 3", "2 2"];
 const NUM_TICKS = 5;
+// in pixels
+const MIN_WIDTH = 240;
+const MIN_HEIGHT = 220;
+const MAX_HEIGHT = 400;
 
 function make(parent, name, attributes = {}, text = null) {
   const isSvg = parent.namespaceURI === SVG || name === "svg";
@@ -80,17 +84,14 @@ class Chart {
     if (!data.axes.some((one) => one.name === this.axis)) this.axis = data.axes[0].name;
     this.choose("group", data.groups.map((one) => one.name));
     this.choose("axis", data.axes.map((one) => one.name));
-    this.width = 900;
-    this.height = this.small ? 560 : 360;
-    this.margin = { left: this.small ? 78 : 64, right: 12, top: 10, bottom: this.small ? 56 : 44 };
-    const box = `0 0 ${this.width} ${this.height}`;
+    this.margin = { left: 52, right: 12, top: 10, bottom: 44 };
     const label = `${data.title}, interactive curves`;
-    this.svg = make(holder, "svg", { viewBox: box, role: "img", "aria-label": label });
-    this.svg.setAttribute("class", this.small ? "small" : "");
+    this.svg = make(holder, "svg", { role: "img", "aria-label": label });
     this.tip = make(holder, "div", { class: "tip", hidden: "" });
     this.legend = make(holder, "div", { class: "legend" });
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.leave());
+    window.addEventListener("resize", () => this.draw());
     this.draw();
   }
 
@@ -147,7 +148,16 @@ class Chart {
     });
   }
 
+  // One unit of the drawing is one pixel, so that texts have their size on every screen.
+  resize() {
+    this.width = Math.max(this.holder.clientWidth, MIN_WIDTH);
+    const height = Math.min(Math.max(0.4 * this.width, MIN_HEIGHT), MAX_HEIGHT);
+    this.height = this.small ? MIN_HEIGHT : height;
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+  }
+
   draw() {
+    this.resize();
     this.svg.replaceChildren();
     const group = this.data.groups.find((one) => one.name === this.group);
     const all = this.curves();
@@ -230,7 +240,7 @@ class Chart {
     if (curve.marks) {
       for (const point of this.pieces(curve, [curve.y]).flat().map(this.at(curve, curve.y))) {
         const [cx, cy] = point.split(",");
-        make(this.svg, "circle", { cx, cy, r: this.small ? 6 : 4, fill: curve.color });
+        make(this.svg, "circle", { cx, cy, r: this.small ? 3 : 4, fill: curve.color });
       }
       return;
     }
