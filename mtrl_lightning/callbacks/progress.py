@@ -68,7 +68,8 @@ class EnvStepProgressBar(ProgressBar):
             self._bar.set_postfix(_latest(self._session), refresh=trainer.should_stop)
 
     def _advance(self, env_steps: int) -> None:
-        if self._bar is not None:
+        if self._bar is not None and self._session is not None:
+            self._bar.total = self._session.total_steps  # grows while a lost replay is filled
             self._bar.update(env_steps - self._bar.n)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

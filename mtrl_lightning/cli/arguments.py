@@ -22,6 +22,8 @@ NAMED_FILE = "--config."
 """What the options begin with that give a configuration file, each with a name of its own."""
 PRINT_CONFIG = "--print_config"
 """jsonargparse's option whose value stands behind an equals sign, if anywhere."""
+OF_A_NEW_RUN = ("--name", "--root")
+"""Options that choose the folder of a new run."""
 TASKS = "--tasks"
 """The option of ``validate`` that takes several values."""
 CHECKPOINTS = "checkpoints"
@@ -59,6 +61,12 @@ def _with_run(args: Sequence[str], flags: Collection[str]) -> list[str]:
         raise ConfigurationError(
             f"a run, {run}, and --ckpt_path are both given: give one of them."
             " In place of the run's folder, one of its checkpoints can be given"
+        )
+    placing = [name for name in (option.split("=")[0] for option in others) if name in OF_A_NEW_RUN]
+    if placing and command == "fit":
+        raise ConfigurationError(
+            f"{placing[0]} is given for a run that goes on in its own folder, {run}: leave it out,"
+            " or copy the folder and resume the copy"
         )
     if WITHOUT_DASHES.match(run) and not Path(run).exists():
         raise ConfigurationError(f"there is no run {run}. {FROM_MTRL}")

@@ -27,8 +27,8 @@ def test_a_run_is_resumed_with_its_last_configuration(run, option):
     config = run / "config_from_000000000900.yaml"
     expected = ["fit", "-c", str(config), f"--ckpt_path={run}"]
     assert rewritten(["fit", *given]) == expected
-    after = rewritten(["fit", "--name", "a", *given, "-c", "own.yaml"])
-    assert after == [*expected, "--name", "a", "-c", "own.yaml"]
+    after = rewritten(["fit", "--metrics.every", "7", *given, "-c", "own.yaml"])
+    assert after == [*expected, "--metrics.every", "7", "-c", "own.yaml"]
 
 
 def test_the_folder_of_a_run_stands_for_its_last_checkpoint(run):
@@ -81,6 +81,8 @@ def test_the_newest_configuration_is_that_written_last(run):
         (["fit", "--resume=nowhere"], "there is no checkpoint nowhere"),
         (["validate", "setup=metaworld", "env=metaworld-mt10"], "docs/from_mtrl.md"),
         (["fit", "--resume={run}", "--ckpt_path=last"], "and --ckpt_path are both given"),
+        (["fit", "--resume={run}", "--name", "other"], "--name is given for a run that goes on in"),
+        (["fit", "--resume={run}", "--root=other"], "--root is given for a run that goes on in"),
         (["validate", "{run}", "--ckpt_path", "best"], "and --ckpt_path are both given"),
         (["validate", "{run}/.."], "contains runs but is not the folder of one run"),
         (["validate", "{run}/checkpoints"], "has no checkpoint: give the folder of a run"),
