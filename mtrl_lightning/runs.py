@@ -30,8 +30,8 @@ MAX_VALUES = 100_000
 """Values of a configuration."""
 MAX_LEVELS = 100
 """Mappings and lists of a configuration within each other."""
-FILES_BEFORE_THE_START = ("config.yaml", "hparams.yaml")
-"""Files that a run may have written before its first environment step."""
+FILES_BEFORE_THE_START = re.compile(r"config\.yaml|hparams\.yaml|events\.out\.tfevents\..*")
+"""Names of files that a run may have written before its first environment step."""
 
 
 @contextlib.contextmanager
@@ -103,11 +103,11 @@ def missing_folders(path: Path) -> list[Path]:
 def discard_unstarted(folder: Path) -> None:
     """Delete the folder of a run that could not start.
 
-    It stays if anything but a copy of the configuration is in it.
+    It stays if anything but copies of the configuration is in it.
     """
     contents = sorted(folder.rglob("*"), reverse=True)
     files = [path for path in contents if path.is_symlink() or not path.is_dir()]
-    if any(path.name not in FILES_BEFORE_THE_START for path in files):
+    if not all(FILES_BEFORE_THE_START.fullmatch(path.name) for path in files):
         return
     with contextlib.suppress(OSError):
         for path in files:

@@ -296,6 +296,15 @@ BAD = [
         ["--trainer.callbacks+=tests.cli.needs_package.NeedsPackage"],
     ),
     (
+        "must be above rollout.warmup_steps 10000",
+        [
+            "--trainer.logger+=lightning.pytorch.loggers.TensorBoardLogger",
+            "--trainer.logger.save_dir=.",
+            "--rollout.warmup_steps=null",
+            "--rollout.total_steps=200",
+        ],
+    ),
+    (
         "EarlyStopping monitors 'eval/sucess', which no evaluation has: give a metric such as"
         " eval/success",
         [
