@@ -52,18 +52,7 @@ from mtrl_lightning.types import Policy
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""
 
-SECTIONS = (
-    "data",
-    "rollout",
-    "evaluation",
-    "metrics",
-    "replay",
-    "checkpoint",
-    "resets",
-    "trainer",
-)
-"""The parts of a run that have options, as the command line calls them."""
-PARTS = {
+SECTION_CLASSES = {
     "data": MultiTaskData,
     "rollout": RolloutCallback,
     "evaluation": EvaluationCallback,
@@ -73,7 +62,8 @@ PARTS = {
     "resets": ResetCallback,
     "trainer": Trainer,
 }
-"""What takes the options of a section."""
+"""The class that takes the options of each section, as the command line calls them."""
+SECTIONS = tuple(SECTION_CLASSES)
 RESERVED = {
     "data": ("benchmark", "batch_size", "capacity", "seed"),
     "rollout": (
@@ -109,7 +99,7 @@ class Run(NamedTuple):
     evaluation: dict[str, float]
     """Metrics of its last evaluation, such as ``eval/success``."""
     policy: LoadedPolicy
-    """What was trained: acts by ``act(observation, task)``, as one of ``load_policy`` does."""
+    """The trained policy with its last weights, as ``load_policy`` returns one."""
     benchmark: Benchmark
     """The tasks, in the wrappers of ``data.wrappers``."""
     action_transforms: Sequence[ActionTransform] = ()
@@ -161,7 +151,7 @@ def evaluate(
             does not know a task.
     """
     benchmark = _benchmark(benchmark)
-    policy = _policy(policy)
+    policy = _resolved_policy(policy)
     if split is not None:
         benchmark = only_split(benchmark, split)
     if tasks is not None:
@@ -257,18 +247,12 @@ def train(
     benchmark = _benchmark(benchmark)
     make_algorithm = _factory(algorithm)
     callbacks = _listed(callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
-    loggers = _listed(loggers, Logger, "loggers", "TensorBoardLogger('logs')")
-    if not isinstance(seed, numbers.Integral) or seed < 0:
-        raise ConfigurationError(
-            f"seed is {seed!r}: give a whole number of at least 0; for another one in every run,"
-            " seed=random.randrange(2**31)"
-        )
-    seed = int(seed)
-    if not isinstance(total_steps, numbers.Real) or total_steps != int(total_steps):
-        raise ConfigurationError(f"total_steps is {total_steps!r}: give a whole number")
-    total_steps = int(total_steps)
-    if envs_per_task < 1:
-        raise ConfigurationError(f"envs_per_task is {envs_per_task}: give at least 1")
+    example = "TensorBoardLogger('logs')"
+    loggers = _listed(loggers, Logger, "loggers", example, "; metrics.csv is always written")
+    listeners = _listed(listeners, EpisodeListener, "listeners", "MyListener()")
+    seed = _whole("seed", seed, 0, 2**32 - 1, "; for another one in every run, randrange(2**32)")
+    total_steps = _whole("total_steps", total_steps, 1)
+    envs_per_task = _whole("envs_per_task", envs_per_task, 1)
     check_trainer_options(given["trainer"])
     excluded = given["data"].get("exclude_from_training") or ()
     num_tasks = max(1, len(trained_spec(benchmark, excluded).train_tasks))
@@ -437,7 +421,7 @@ def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 f"{section} is {options!r}: give a dictionary of its options, such as"
                 f" {section}={{...}} (see help(train))"
             )
-        names = [*inspect.signature(PARTS[section]).parameters]
+        names = [*inspect.signature(SECTION_CLASSES[section]).parameters]
         for name in options:
             if name not in names:
                 hint = _near(name, names) or f": its options are {', '.join(names)}"
@@ -463,8 +447,8 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def _policy(given: Any) -> Policy:
-    """Return what acts.
+def _resolved_policy(given: Any) -> Policy:
+    """Return the policy of a run, of a checkpoint, or an object that acts.
 
     Raises:
         ConfigurationError: naming the form that works.
@@ -506,7 +490,7 @@ def _benchmark(benchmark: Any) -> Benchmark:
 
 
 def _factory(algorithm: Any) -> Callable[..., Algorithm]:
-    """Return what builds the algorithm.
+    """Return the class or the function that builds the algorithm.
 
     Raises:
         ConfigurationError: naming the form that works.
@@ -517,8 +501,10 @@ def _factory(algorithm: Any) -> Callable[..., Algorithm]:
             f"the algorithm is an object of {name}, and train() builds it for the tasks and the"
             f" seed: give the class, {name}, or with options partial({name}, discount=0.97)"
         )
-    if not isinstance(algorithm, str):
+    if callable(algorithm):
         return algorithm
+    if not isinstance(algorithm, str):
+        raise ConfigurationError(f"the algorithm is {algorithm!r}: give a class such as SAC")
     known = {
         name: kind
         for name, kind in vars(algorithms).items()
@@ -531,8 +517,21 @@ def _factory(algorithm: Any) -> Callable[..., Algorithm]:
     return known[algorithm]
 
 
-def _listed(given: Any, kind: type, name: str, example: str) -> list[Any]:
-    """Return callbacks or loggers as a list, also if a single one is given.
+def _whole(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
+    """Return a number as an integer.
+
+    Raises:
+        ConfigurationError: if it is none, or out of range.
+    """
+    number = float(value) if isinstance(value, numbers.Real) else math.nan
+    if not number.is_integer() or number < least or (most is not None and number > most):
+        limit = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise ConfigurationError(f"{name} is {value!r}: give a whole number {limit}{hint}")
+    return int(number)
+
+
+def _listed(given: Any, kind: type, name: str, example: str, hint: str = "") -> list[Any]:
+    """Return callbacks, loggers or listeners as a list, also if a single one is given.
 
     Raises:
         ConfigurationError: if there is anything else among them.
@@ -543,8 +542,7 @@ def _listed(given: Any, kind: type, name: str, example: str) -> list[Any]:
     is_list = isinstance(listed, Sequence) and not isinstance(listed, str)
     if not is_list or not all(isinstance(one, kind) for one in listed):
         raise ConfigurationError(
-            f"{name} is {given!r}: give a list of objects, such as [{example}]; metrics.csv is"
-            " always written"
+            f"{name} is {given!r}: give a list of objects, such as [{example}]{hint}"
         )
     return list(listed)
 

@@ -35,7 +35,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
-from mtrl_lightning.callbacks.ending import summary
+from mtrl_lightning.callbacks.ending import end_message
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
 from mtrl_lightning.callbacks.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
@@ -429,4 +429,4 @@ def fit(
                 distributed.total(0)
             raise
     rollout = next(one for one in trainer.callbacks if isinstance(one, RolloutCallback))  # type: ignore[attr-defined]
-    rank_zero_info(summary(trainer, algorithm.counters.env_steps, rollout.total_steps))
+    rank_zero_info(end_message(trainer, rollout.session.counted_steps, rollout.total_steps))

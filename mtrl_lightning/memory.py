@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
 from pathlib import Path
@@ -16,6 +17,8 @@ _M_MMAP_THRESHOLD = -3
 _FREED_BYTES_KEPT = 1 << 30  # enough for the activations of large networks
 _OLDER_GLIBC_MAX_MMAP_THRESHOLD = 1 << 25
 CPU = torch.device("cpu")
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says how much memory a container has."""
 
 
 def free_memory(device: torch.device = CPU) -> int:
@@ -23,13 +26,24 @@ def free_memory(device: torch.device = CPU) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available
-    limit_file = Path("/sys/fs/cgroup/memory.max")
-    used_file = Path("/sys/fs/cgroup/memory.current")
+    limit_file = CGROUP / "memory.max"
+    used_file = CGROUP / "memory.current"
     if limit_file.exists() and used_file.exists():
         limit = limit_file.read_text().strip()
         if limit.isdigit():  # "max" where there is no limit
-            free = min(free, int(limit) - int(used_file.read_text()))
-    return free
+            used = int(used_file.read_text()) - _reclaimable_bytes()
+            free = min(free, int(limit) - used)
+    return max(0, free)
+
+
+def _reclaimable_bytes() -> int:
+    """Return the bytes of files that the container's memory holds and gives up when asked."""
+    with contextlib.suppress(OSError):
+        for line in (CGROUP / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "inactive_file":
+                return int(value)
+    return 0
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-SECONDS_BETWEEN_LOOKS = 0.2
-"""At work that is counted elsewhere."""
+POLL_SECONDS = 0.2
+"""Between two looks at work that others count."""
 
 
 @contextlib.contextmanager
-def shown(description: str, total: int, is_wanted: bool = True) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    description: str, total: int, is_wanted: bool = True
+) -> Iterator[Callable[[int], None]]:
     """Show a bar while a block of code works.
 
     Args:
@@ -32,7 +34,7 @@ def shown(description: str, total: int, is_wanted: bool = True) -> Iterator[Call
 
 
 @contextlib.contextmanager
-def watched(
+def polled_progress_bar(
     description: str, total: int, done: Callable[[], int], is_wanted: bool = True
 ) -> Iterator[None]:
     """Show a bar while a block of code waits for work that others do.
@@ -47,16 +49,16 @@ def watched(
         yield
         return
     has_ended = threading.Event()
+    with progress_bar(description, total) as show:
 
-    def look() -> None:
-        while not has_ended.wait(SECONDS_BETWEEN_LOOKS):
-            show(done())
+        def poll() -> None:
+            while not has_ended.wait(POLL_SECONDS):
+                show(done())
 
-    with shown(description, total) as show:
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
+        thread = threading.Thread(target=poll, daemon=True)
+        thread.start()
         try:
             yield
         finally:
             has_ended.set()
-            looking.join()
+            thread.join()

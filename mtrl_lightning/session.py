@@ -101,8 +101,8 @@ class Session:
         self.evaluated_at = -1
         """Environment steps at the last evaluation."""
         self.replay_files: ReplayFiles | None = None
-        self.is_finished: Callable[[], bool] = lambda: False
-        """Whether a continued run has nothing left to do; known when training starts."""
+        self.has_nothing_left: Callable[[], bool] = lambda: False
+        """Whether all steps, updates and results of the last step are there: once restored."""
         self.unused_options: Callable[[], Collection[str]] = tuple
         """Names of the options that change nothing from here on."""
 
@@ -121,6 +121,8 @@ class Session:
         self.after_vector_step: list[Callable[[int], None]] = []
         """Called with the environment steps made, also during the warm-up."""
         self.after_evaluation: list[Callable[[], None]] = []
+        self.after_failure: list[Callable[[], None]] = []
+        """Called when an exception has ended the run, after it was saved."""
         self._collector: Collector | None = None
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 import tempfile
 import warnings
@@ -266,8 +267,12 @@ def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, opti
         ),
         (ToyReach(2), SAC, {"callbacks": [3]}, r"callbacks is \[3\]: give a list of objects"),
         (ToyReach(2), SAC, {"seed": None}, r"seed is None: give a whole number .*randrange"),
-        (ToyReach(2), SAC, {"seed": -1}, "seed is -1: give a whole number of at least 0"),
+        (ToyReach(2), SAC, {"seed": -1}, "seed is -1: give a whole number from 0 to"),
+        (ToyReach(2), SAC, {"seed": 2**40}, r"give a whole number from 0 to 4,294,967,295; for"),
         (ToyReach(2), SAC, {"total_steps": "300"}, "total_steps is '300': give a whole number"),
+        (ToyReach(2), SAC, {"total_steps": math.inf}, "total_steps is inf: give a whole number"),
+        (ToyReach(2), SAC, {"listeners": 3}, r"listeners is 3: give a list of objects, such as"),
+        (ToyReach(2), None, {}, "the algorithm is None: give a class such as SAC"),
         (ToyReach(2), SAC, {"envs_per_task": 0}, "envs_per_task is 0: give at least 1"),
     ],
 )

@@ -79,6 +79,20 @@ def test_a_gpus_free_memory_is_asked_of_the_gpu(monkeypatch):
     assert memory.free_memory() == 7
 
 
+def test_files_that_a_container_holds_in_memory_are_free(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    for name, text in (("max", "max"), ("current", "900"), ("stat", "anon 300\ninactive_file 600")):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    assert memory.free_memory() == 1000, "there is no limit"
+    (tmp_path / "memory.max").write_text("950\n")
+    assert memory.free_memory() == 950 - (900 - 600)
+    (tmp_path / "memory.stat").unlink()
+    assert memory.free_memory() == 50
+    (tmp_path / "memory.max").write_text("800\n")
+    assert memory.free_memory() == 0
+
+
 @pytest.mark.parametrize("given", [np.arange(3), torch.arange(3)])
 def test_on_the_cpu_nothing_is_copied(given):
     tensor = memory.to_device(given, torch.device("cpu"))

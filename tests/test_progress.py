@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mtrl_lightning.progress import shown, watched
+from mtrl_lightning.progress import polled_progress_bar, progress_bar
 from tests.conftest import ROOT
 
 
@@ -50,11 +50,11 @@ def test_building_and_evaluating_are_shown_on_a_terminal(command_line):
 
 
 def test_in_a_file_there_are_no_bars_and_no_thread(capsys):
-    with shown("working", 10) as show:
+    with progress_bar("working", 10) as show:
         show(3)
-    with watched("waiting", 10, lambda: 3):
+    with polled_progress_bar("waiting", 10, lambda: 3):
         pass
-    with watched("waiting", 10, lambda: 1 // 0, is_wanted=False):
+    with polled_progress_bar("waiting", 10, lambda: 1 // 0, is_wanted=False):
         pass
     assert capsys.readouterr().err == ""
 

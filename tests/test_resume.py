@@ -281,7 +281,7 @@ def test_options_that_count_at_the_start_alone_are_refused(command_line, capsys)
         ("--model.init_args.temperature.init_args.initial=3", "initial 1.0 there and 3.0 here"),
     ):
         error = refused(command_line, capsys, option, "--rollout.total_steps=1200")
-        assert "count at the start of a run alone" in error and text in error
+        assert "count only when a run starts" in error and text in error
     assert files_of(command_line.folder()) == before
 
 

@@ -157,7 +157,7 @@ class Algorithm(LightningModule):
         self._saved_optimizers: list[Any] | None = None
         """Of the checkpoint that is continued, until the optimizers are built."""
         self._has_new_options = False
-        """Whether the algorithm has other options than that of the checkpoint."""
+        """Whether the algorithm's options differ from the checkpoint's."""
         self._compile = compile
         self._seed = seed
         self._network_names: list[str] = []

@@ -25,8 +25,8 @@ class AllocationLimit(TorchDispatchMode):
     """End a block of code that builds networks beyond some size, before memory is filled.
 
     Args:
-        num_bytes: what its operations may allocate.
-        message: what the user is told otherwise.
+        num_bytes: the limit.
+        message: text of the error beyond it.
         counts_writes: whether every result of an operation counts; else only new tensors.
     """
 
@@ -86,7 +86,10 @@ class AllocationLimit(TorchDispatchMode):
             return func.overloadpacket(*args, **others | {"device": "meta"})
         except RuntimeError as error:  # a size below 0 or above 2^63
             first_line = (str(error).splitlines() or [""])[0]
-            raise ConfigurationError(f"{self._message} ({first_line})") from error
+            raise ConfigurationError(
+                f"networks cannot be built ({first_line}): check their sizes, or the file that they"
+                " come from"
+            ) from error
 
     def _count(self, made: Any) -> None:
         self._num_bytes += OPERATION_BYTES

@@ -53,7 +53,7 @@ def check_optimizer(
             _check_entry(index, entry, template[index])
 
 
-def use_options(saved: Any, optimizer: Optimizer) -> None:
+def replace_options(saved: Any, optimizer: Optimizer) -> None:
     """Replace the options of a saved state by an optimizer's own.
 
     A schedule's factor of the learning rate stays.

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.divergence import DivergenceGuard
-from mtrl_lightning.algorithms.optimizer_states import check_optimizer, use_options
+from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.algorithms.state import Generators, MeanMetrics
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
@@ -136,7 +136,7 @@ class Update:
     def use_own_options(self, saved: Any) -> None:
         """Replace the options in what an optimizer's ``state_dict`` returned by this one's."""
         assert self.optimizer is not None, "configure_optimizer comes before its state"
-        use_options(saved, self.optimizer)
+        replace_options(saved, self.optimizer)
 
     def __call__(self, losses: Callable[[], tuple[Tensor, Extra]]) -> Extra:
         """Make one step.

@@ -17,10 +17,8 @@ from mtrl_lightning.errors import RestartsExhaustedError
 from mtrl_lightning.session import PostStepCall, Session
 from mtrl_lightning.types import Mode
 
-NUM_RESULTS = 3
-"""Calls after a vector step, the first ones, that leave a result: its metrics, its best checkpoint.
-
-A checkpoint that is written later holds the end of the run."""
+NUM_RESULT_CALLS = 3
+"""The first of ``_post_step_calls`` leave results: ``evaluate``, ``log_metrics``, ``save_best``."""
 
 
 class Driver(SessionCallback, Checkpoint):
@@ -84,9 +82,9 @@ class Driver(SessionCallback, Checkpoint):
         self._next_call = None
 
     @property
-    def has_results_left(self) -> bool:
-        """Whether an interrupted run has to make up for results of its last vector step."""
-        return self._next_call is not None and self._next_call < NUM_RESULTS
+    def has_pending_results(self) -> bool:
+        """Whether evaluation, metrics or best checkpoint of the last vector step are missing."""
+        return self._next_call is not None and self._next_call < NUM_RESULT_CALLS
 
     def is_finished(self) -> bool:
         """Return whether all environment steps and their updates are made."""
@@ -209,8 +207,16 @@ class Driver(SessionCallback, Checkpoint):
         try:
             if is_whole and is_fitting and self.session.is_training:
                 self.session.save_interrupted()
+            ends_at_once = isinstance(exception, SystemExit) and not is_whole
+            if is_fitting and hasattr(self, "session") and not ends_at_once:
+                self._report_failure()
         finally:
             self._close()
+
+    def _report_failure(self) -> None:
+        if self.session.is_training:
+            for call in self.session.after_failure:
+                call()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the workers."""

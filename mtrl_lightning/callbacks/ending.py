@@ -8,20 +8,20 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 
-def summary(trainer: Trainer, env_steps: int, total_steps: int) -> str:
+def end_message(trainer: Trainer, env_steps: int, total_steps: int) -> str:
     """Return the lines that a run ends with.
 
     Args:
-        trainer: that trained.
-        env_steps: environment steps that were made.
-        total_steps: those that were wanted.
+        trainer: the trainer of the run.
+        env_steps: environment steps that were made, without those that filled a lost replay.
+        total_steps: environment steps that were asked for.
     """
     folder = Path(trainer.default_root_dir)
     lines = [f"The run ended after {env_steps:,} env steps. Its folder is {folder}"]
     if env_steps < total_steps:
         lines[0] = (
             f"The run ended early, after {env_steps:,} of {total_steps:,} env steps:"
-            f" {reason(trainer)}. Its folder is {folder}"
+            f" {stop_reason(trainer)}. Its folder is {folder}"
         )
     if (folder / "report.html").is_file():
         lines.append(f"  its curves and tables: {folder / 'report.html'}")
@@ -31,7 +31,7 @@ def summary(trainer: Trainer, env_steps: int, total_steps: int) -> str:
     return "\n".join(lines)
 
 
-def reason(trainer: Trainer) -> str:
+def stop_reason(trainer: Trainer) -> str:
     """Return why the trainer ended before all steps were made."""
     reasons = [_reason_of(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
     return "; ".join(filter(None, reasons)) or "a callback asked for it"

@@ -84,19 +84,20 @@ class MetricsCallback(SessionCallback):
                 logger.count_env_steps = lambda: session.counters.env_steps
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the protocol of a new run, and define the x-axis."""
+        """Start logging in a new run."""
         if not trainer.ckpt_path:
-            self._begin()
+            self._start_logging()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do so in a continued run, and drop rows later than the checkpoint.
+        """Start logging in a continued run.
 
-        Everything is restored by then: a run that cannot continue keeps its files as they are.
+        Everything is restored by now: a run that cannot continue leaves its files unchanged.
         """
         if trainer.ckpt_path:
-            self._begin()
+            self._start_logging()
 
-    def _begin(self) -> None:
+    def _start_logging(self) -> None:
+        """Log the protocol, define the x-axis, and drop rows later than the checkpoint."""
         env_steps = self.session.counters.env_steps
         protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
         versions = {f"version/{name}": importlib.metadata.version(name) for name in PACKAGES}

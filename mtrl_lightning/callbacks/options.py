@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -20,16 +20,23 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.runs import read_config
 
-WITHOUT_EFFECT = (
-    "checkpoint",
+RUN_SELECTION = (
     "ckpt_path",
     "config",
+    "name",
+    "overwrite_metrics",
+    "root",
+    "verbose",
+    "weights_only",
+)
+"""Options that choose a run and what is done with its files."""
+WITHOUT_EFFECT = (
+    *RUN_SELECTION,
+    "checkpoint",
     "data.seed",
     "evaluation",
     "metrics",
     "model.init_args.seed",
-    "name",
-    "overwrite_metrics",
     "replay",
     "rollout.check_every",
     "rollout.learner_threads",
@@ -42,29 +49,16 @@ WITHOUT_EFFECT = (
     "rollout.total_steps",
     "rollout.warmup_steps",
     "rollout.window",
-    "root",
-    "verbose",
-    "weights_only",
 )
 """Options, and sections of them, that do not change what is learned, or follow from others."""
 WITH_EFFECT = ("trainer.precision",)
 """Options of Lightning's trainer that do."""
 HPARAMS = "hparams.yaml"
 """The file of a run's folder that holds the options with which it was started or continued."""
-OF_A_COMMAND = (
-    "ckpt_path",
-    "config",
-    "name",
-    "overwrite_metrics",
-    "root",
-    "verbose",
-    "weights_only",
-)
-"""Options that choose a run and what is done with its files."""
-OF_THE_START = ("seed_everything",)
-"""Options that set what a continued run takes from its checkpoint: its random generators."""
-INITIAL_VALUES = (".initial", ".output_bound")
-"""Ends of the names of others: its weights."""
+START_ONLY = ("seed_everything",)
+"""Options that count when a run starts: a continued run restores its random generators."""
+INITIAL_VALUE_SUFFIXES = (".initial", ".output_bound")
+"""Ends of further names of this kind: a continued run restores the weights."""
 
 
 class OptionsCallback(SessionCallback):
@@ -91,10 +85,10 @@ class OptionsCallback(SessionCallback):
         check_started_alike(versions | dict(_flat(self._options)))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report which options differ from the checkpoint's.
+        """Log the options of a new run; in a continued one, compare them with the former.
 
         Raises:
-            ConfigurationError: if one of them would change nothing from here on.
+            ConfigurationError: if one that differs would change nothing from here on.
         """
         changed = self._changes() if trainer.ckpt_path else {}
         with distributed.together(ConfigurationError):
@@ -123,16 +117,16 @@ class OptionsCallback(SessionCallback):
                 self._show_in_tensorboard(logger)
 
     def _changes(self) -> dict[str, str]:
-        """Return the options that differ from those until now, with both values.
+        """Return the options that differ from the former ones, with both values.
 
-        The checkpoint has those that change what is learned, the run's folder also the others.
+        ``hparams.yaml`` has all; the checkpoint those that change what is learned, and goes first.
         """
         here = dict(_flat(self._options))
         there = {**self._recorded(), **self._former}
         return {
             name: f"{name} {there[name]} there and {here[name]} here"
             for name in sorted(here.keys() & there.keys())
-            if here[name] != there[name] and _is_compared(name)
+            if here[name] != there[name] and not _is_among(name, RUN_SELECTION)
         }
 
     def _recorded(self) -> dict[str, Any]:
@@ -143,23 +137,23 @@ class OptionsCallback(SessionCallback):
             return {}
 
     def _refuse_unused(self, changed: Mapping[str, str]) -> None:
-        if changed and self.session.is_finished():
+        if changed and self.session.has_nothing_left():
             raise ConfigurationError(
                 "the run has made all of its env steps, and other options would change nothing:"
                 f" {', '.join(changed.values())}. Give a rollout.total_steps above"
-                f" {self.session.counted_steps:,} to continue, or leave them out"
+                f" {self.session.counted_steps:,} to continue, or give the former values"
             )
         unused = set(self.session.unused_options())
         texts = [
             text
             for name, text in changed.items()
-            if name in unused or name in OF_THE_START or name.endswith(INITIAL_VALUES)
+            if name in unused or name in START_ONLY or name.endswith(INITIAL_VALUE_SUFFIXES)
         ]
         if texts:
             raise ConfigurationError(
-                "these options count at the start of a run alone, and a continued run has the"
-                f" checkpoint's state in their place: {', '.join(texts)}. Leave them out, or start"
-                " a new run"
+                "these options count only when a run starts; a continued one has the checkpoint's"
+                f" state in their place: {', '.join(texts)}. Give the former values, continue with"
+                " fit --resume RUN, or start a new run"
             )
 
     def _show_in_tensorboard(self, logger: TensorBoardLogger) -> None:
@@ -218,11 +212,12 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _has_effect(name: str) -> bool:
     if name.startswith("trainer."):
         return name in WITH_EFFECT
-    return not any(name == other or name.startswith(f"{other}.") for other in WITHOUT_EFFECT)
+    return not _is_among(name, WITHOUT_EFFECT)
 
 
-def _is_compared(name: str) -> bool:
-    return not any(name == other or name.startswith(f"{other}.") for other in OF_A_COMMAND)
+def _is_among(name: str, sections: Sequence[str]) -> bool:
+    """Return whether an option, or a section that it stands in, is in a list."""
+    return any(name == section or name.startswith(f"{section}.") for section in sections)
 
 
 def _is_mean(metric: str) -> bool:

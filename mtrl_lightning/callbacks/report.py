@@ -28,6 +28,7 @@ class ReportCallback(SessionCallback):
         """Register with the session."""
         super().setup(trainer, pl_module, stage)
         self.session.after_evaluation.append(self.write_if_affordable)
+        self.session.after_failure.append(self._write)
         self._budget = TimeBudget()
 
     def write_if_affordable(self) -> None:
@@ -38,13 +39,6 @@ class ReportCallback(SessionCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the page of the whole run."""
         self._write()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Write the page of what was trained until here."""
-        if hasattr(self, "session") and self.session.is_training:
-            self._write()
 
     @rank_zero_only
     def _write(self) -> None:

@@ -131,7 +131,7 @@ class RolloutCallback(Driver):
         session.total_steps = self.total_steps
         session.action_transforms = self._action_transforms
         self.loop = self._make_loop()
-        session.is_finished = self._has_ended
+        session.has_nothing_left = self._has_nothing_left
         session.unused_options = self.loop.unused_options
         if stage != TrainerFn.FITTING or session.is_open:
             return
@@ -250,9 +250,9 @@ class RolloutCallback(Driver):
         """Return whether all environment steps and their updates are made."""
         return self.loop.is_finished()
 
-    def _has_ended(self) -> bool:
+    def _has_nothing_left(self) -> bool:
         """Return whether the results of the last vector step are there, too."""
-        return self.is_finished() and not self.has_results_left
+        return self.is_finished() and not self.has_pending_results
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's state, which call is next, and the environments' states."""

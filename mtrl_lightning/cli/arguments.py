@@ -62,10 +62,11 @@ def _with_run(args: Sequence[str], flags: Collection[str]) -> list[str]:
             f"a run, {run}, and --ckpt_path are both given: give one of them."
             " In place of the run's folder, one of its checkpoints can be given"
         )
-    placing = [name for name in (option.split("=")[0] for option in others) if name in OF_A_NEW_RUN]
+    given = {option.split("=")[0] for option in others}
+    placing = [name for name in OF_A_NEW_RUN if name in given]
     if placing and command == "fit":
         raise ConfigurationError(
-            f"{placing[0]} is given for a run that goes on in its own folder, {run}: leave it out,"
+            f"{placing[0]} cannot be given with {RESUME}: the run continues in {run}. Leave it out,"
             " or copy the folder and resume the copy"
         )
     if WITHOUT_DASHES.match(run) and not Path(run).exists():

@@ -194,8 +194,12 @@ def play(options: argparse.Namespace) -> None:
         )
     print(table(recording, spec.has_success, spec.max_return))
     print(f"Videos in {folder}: {', '.join(path.name for path in recording.files.values())}")
-    if is_run(run_folder) and not is_in_training(run_folder):
-        write_report(run_folder)  # which has the videos in the run's folder
+    is_in_run = folder.resolve().is_relative_to(run_folder.resolve())
+    if is_in_run and is_run(run_folder) and not is_in_training(run_folder):
+        try:
+            write_report(run_folder)
+        except OSError as error:  # the videos are there
+            print(f"report.html could not be written: {error}", file=sys.stderr)
 
 
 def table(recording: Recording, has_success: bool, max_return: float | None = None) -> str:

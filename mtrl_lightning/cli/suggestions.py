@@ -25,9 +25,9 @@ CLASS_MODULES = (
     "lightning.pytorch.loggers",
 )
 """Where the classes are whose names can be misspelled."""
-UNKNOWN_ARGUMENTS = re.compile(r"unrecognized arguments: (.*)")
+UNRECOGNIZED = re.compile(r"unrecognized arguments: (.*)")
 UNKNOWN_KEY = re.compile(r"does not accept option '([\w.]+)'")
-UNKNOWN_ARGUMENT = re.compile(r"Option '([\w.]+)' is not accepted")
+UNACCEPTED = re.compile(r"Option '([\w.]+)' is not accepted")
 UNKNOWN_CLASS = re.compile(
     r"Expected a dot import path string: (\w+)"
     r"|module '[\w.]+' has no attribute '(\w+)'"
@@ -58,7 +58,7 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
         similar = _nearest(unknown, options)
         if similar is not None:
             found[unknown] = f"did you mean {similar}? There is no option {unknown}"
-    for unknown in UNKNOWN_ARGUMENT.findall(message):
+    for unknown in UNACCEPTED.findall(message):
         for path in CLASS_PATH.findall(message):
             similar = _nearest(unknown, _arguments_of(path))
             if similar not in (None, unknown):  # a base class may have it
@@ -95,7 +95,7 @@ def option_tips(message: str, options: Collection[str]) -> Iterator[tuple[str, s
         message: of a parser that did not recognize some arguments.
         options: names of those that there are, without dashes.
     """
-    for unknown in re.findall(r"(?<!\S)--([\w.]+)", "".join(UNKNOWN_ARGUMENTS.findall(message))):
+    for unknown in re.findall(r"(?<!\S)--([\w.]+)", "".join(UNRECOGNIZED.findall(message))):
         full = sorted(name for name in options if name.startswith(unknown))[:MAX_COMPLETIONS]
         similar = full or difflib.get_close_matches(unknown, options, n=1)
         if similar:
@@ -105,12 +105,12 @@ def option_tips(message: str, options: Collection[str]) -> Iterator[tuple[str, s
 def _tips_without_dashes(message: str, options: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield what was given as ``key=value`` with what to write instead."""
     commands = [command for command, _ in UNKNOWN_COMMAND.findall(message)]
-    text = " ".join([*UNKNOWN_ARGUMENTS.findall(message), *commands])
+    text = " ".join([*UNRECOGNIZED.findall(message), *commands])
     for key in WITHOUT_DASHES.findall(text):
         if key in options:
             yield key, f"options begin with two dashes: --{key}=VALUE"
         else:
-            yield FROM_MTRL, FROM_MTRL
+            yield FROM_MTRL, FROM_MTRL  # once for all such options
 
 
 def _nearest(unknown: str, names: Iterable[str]) -> str | None:

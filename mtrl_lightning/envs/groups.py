@@ -62,7 +62,10 @@ class LocalGroup:
         if self._group is not None:
             self._group.close()
 
-    kill = close
+    def kill(self) -> None:
+        """Close the environments; those that are broken may not be able to."""
+        with contextlib.suppress(Exception):
+            self.close()
 
 
 class WorkerGroup:

@@ -144,7 +144,7 @@ def _named(tasks: Any) -> dict[str, Any]:
             f"tasks is {tasks!r}: give a name to each environment, such as"
             ' {"light": "Pendulum-v1", "own": make_env}, or a list of ids'
         )
-    return {name: name for name in known_tasks(ids, ids)}
+    return {name: name for name in known_tasks(ids, ids)}  # refuses an id that is named twice
 
 
 class _SeededEpisodes(gym.Wrapper):

@@ -33,6 +33,7 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env, observation_size: int | None, action_size: int | None) -> None:
+        # without its arguments the environment would have no spec
         RecordConstructorArgs.__init__(
             self, observation_size=observation_size, action_size=action_size
         )

@@ -30,7 +30,7 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.progress import watched
+from mtrl_lightning.progress import polled_progress_bar
 from mtrl_lightning.saved import count, flag
 from mtrl_lightning.schema import info_column, step_fields
 from mtrl_lightning.types import StepResult
@@ -61,13 +61,15 @@ class VectorEnv(gym.vector.VectorEnv):
     and its place alone. Besides Gymnasium's ``step`` there are ``send`` and ``receive``, between
     which the caller may do other work.
 
-    It keeps Gymnasium's contract of vector environments with same-step autoreset, except for
-    ``info``: ``reset`` returns an empty one. ``step`` returns ``success`` alone, for every
-    environment and also of an episode's last step, whose ``final_info`` has ``success`` and the
-    episode's return ``r`` and length ``l``. Other values of ``info`` are those that the spec names,
-    in ``receive``. A step that is not valid after a restart has the reward 0 and no end in
-    ``step``; ``receive`` marks it. The observation space is the spec's, which a task's own space
-    may be smaller than. There is neither ``render`` nor ``set_attr``.
+    It keeps Gymnasium's contract of vector environments with same-step autoreset, with these
+    differences:
+
+    - ``reset`` returns an empty ``info``; that of ``step`` has ``success`` alone, and its
+      ``final_info`` also the episode's return ``r`` and length ``l``. What else the spec names is
+      in ``receive``.
+    - After a restart ``step`` reports the reward 0 and no end; ``receive`` marks such a step.
+    - A task's own observation space may be smaller than the spec's.
+    - There is neither ``render`` nor ``set_attr``.
 
     Args:
         benchmark: makes the environments.
@@ -481,8 +483,8 @@ class VectorEnv(gym.vector.VectorEnv):
         if self.fault is not None and method != "get_state":
             raise self.fault
         built_E = self._arrays["built"]
-        is_building = not built_E.all()  # it begins with the first question
-        with watched(
+        is_building = not built_E.all()  # workers build at their first request
+        with polled_progress_bar(
             "building environments",
             self.num_envs,
             lambda: int(built_E.sum()),

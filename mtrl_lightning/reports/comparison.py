@@ -211,8 +211,8 @@ def _have_intervals(methods: Sequence[Method], warnings: list[str]) -> bool:
     single = [method.label for method in methods if len(method.runs) < MIN_SEEDS]
     if single:
         warnings.append(
-            f"there are no intervals, which need at least {MIN_SEEDS} seeds; one seed each has"
-            f" {_listed(single)}. Train more with another --seed_everything"
+            f"there are no intervals: they need at least {MIN_SEEDS} seeds per method, and one"
+            f" seed each has {_listed(single)}. Train more with another --seed_everything"
         )
         return False
     few = [method.label for method in methods if len(method.runs) < FEW_SEEDS]

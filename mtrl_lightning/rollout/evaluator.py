@@ -16,7 +16,7 @@ from mtrl_lightning.errors import (
     EnvironmentFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.progress import shown
+from mtrl_lightning.progress import progress_bar
 from mtrl_lightning.rollout.collector import Collector, matched_policy, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.threads import one_thread
@@ -272,7 +272,7 @@ class Evaluator:
         quota_E = np.tile(shares, num_tasks)[places]
         finished: list[EvaluatedEpisode] = []
         most_steps = int(quota_E.max()) * self._benchmark.horizon_of(self._split)
-        with shown(f"evaluating ({self._split})", most_steps, self._progress) as show:
+        with progress_bar(f"evaluating ({self._split})", most_steps, self._progress) as show:
             for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
                 on_step()
                 finished += [EvaluatedEpisode(step, int(places[e.env]), e) for e in ended]

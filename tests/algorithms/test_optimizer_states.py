@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.algorithms.optimizer_states import check_optimizer, use_options
+from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.errors import ConfigurationError
 
 OPTIMIZERS = [
@@ -136,6 +136,6 @@ def test_new_options_keep_the_factor_of_a_schedule():
     parameters = [nn.Parameter(torch.zeros(2))]
     state = torch.optim.Adam(parameters, lr=0.1, eps=1e-5).state_dict()
     state["param_groups"][0] |= {"initial_lr": 0.1, "lr": 0.025}
-    use_options(state, torch.optim.Adam(parameters, lr=0.2, eps=1e-3))
+    replace_options(state, torch.optim.Adam(parameters, lr=0.2, eps=1e-3))
     group = state["param_groups"][0]
     assert (group["initial_lr"], group["lr"], group["eps"]) == (0.2, 0.05, 1e-3)

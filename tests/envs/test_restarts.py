@@ -405,6 +405,17 @@ def test_an_environment_that_breaks_at_every_reset_raises_past_the_budget():
         envs.reset(options={"fault": "raise_reset", "task": "task-1"})
 
 
+def test_environments_that_cannot_be_closed_are_rebuilt_as_others_are(monkeypatch):
+    def fail(group):
+        raise RuntimeError("the window is gone")
+
+    envs, told = make()
+    begin(envs)
+    monkeypatch.setattr("mtrl_lightning.envs.groups.EnvGroup.close", fail)
+    run(envs, actions())
+    assert len(told) == 1 and "RuntimeError: broken" in told[0]
+
+
 def test_an_action_that_is_not_a_number_is_the_policys_fault_and_no_restart():
     envs, told = make()
     begin(envs)

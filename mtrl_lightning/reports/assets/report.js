@@ -91,7 +91,9 @@ class Chart {
     this.legend = make(holder, "div", { class: "legend" });
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.leave());
-    window.addEventListener("resize", () => this.draw());
+    window.addEventListener("resize", () => {
+      if (this.width !== Math.max(this.holder.clientWidth, MIN_WIDTH)) this.draw();
+    });
     this.draw();
   }
 
