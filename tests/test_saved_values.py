@@ -2,6 +2,7 @@
 
 import io
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -305,10 +306,11 @@ def test_a_space_of_a_file_is_of_a_size_that_observations_have(tmp_path, space):
         load_policy(tmp_path / "a.ckpt")
 
 
-def test_options_of_a_checkpoint_are_compared_as_plain_values():
+def test_options_of_a_checkpoint_are_compared_as_plain_values(tmp_path):
     callback = OptionsCallback({"model": {"lr": 0.1}})
+    callback.session = SimpleNamespace(folder=tmp_path)
     callback.load_state_dict({"model.lr": torch.zeros(3)})
-    callback._warn_of_changes()
+    assert callback._changes() == {"model.lr": "model.lr torch.Tensor there and 0.1 here"}
 
 
 @pytest.mark.parametrize("change", [{"vector_steps": 2**31}, {"updates": 3}])

@@ -214,7 +214,7 @@ def test_one_seed_is_compared_with_a_sentence_in_place_of_intervals(runs, tmp_pa
     out = tmp_path / "out"
     main(["compare", str(runs / "mlp" / "version_1"), str(runs / others), f"--folder={out}"])
     printed = capsys.readouterr()
-    assert "warning: there are no intervals, which need at least 2 seeds" in printed.err
+    assert "warning: there are no intervals: they need at least 2 seeds per method" in printed.err
     num_single = 1 if others == "moe" else 2
     assert len(re.findall(r"network M", printed.err)) == num_single
     assert "[" not in printed.out and "| network MOORE | " in re.sub(" +", " ", printed.out)
