@@ -124,7 +124,7 @@ class CommandLine:
             subcommand,
             *config_args(*configs),
             *(SMALL if small else []),
-            f"--root={self.root}",
+            *([] if "--resume" in str(extra) else [f"--root={self.root}"]),
             *extra,
         ]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.callbacks import CheckpointCallback, InterruptionCallback
+from mtrl_lightning.callbacks import CheckpointCallback, RolloutCallback
 from tests.object_graph import graph_of
 from tests.test_exact_continuation import CONNECTORS
 
@@ -62,8 +62,11 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         write(self, best)
         graphs.setdefault(("saved", algorithm.counters.env_steps), graph_of(trainer, algorithm))
 
-    def walk(self, trainer, algorithm):
+    start = RolloutCallback.on_train_start
+
+    def walk_and_start(self, trainer, algorithm):
         graphs["continued"] = graph_of(trainer, algorithm)
+        start(self, trainer, algorithm)
 
     monkeypatch.setattr(CheckpointCallback, "_write", write_and_walk)
     options = [
@@ -87,7 +90,7 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         ]
     command_line("fit", *options)
     monkeypatch.setattr(CheckpointCallback, "_write", write)
-    monkeypatch.setattr(InterruptionCallback, "on_train_start", walk, raising=False)
+    monkeypatch.setattr(RolloutCallback, "on_train_start", walk_and_start)  # the last of all
     path = command_line.folder() / "checkpoints" / "step_000000000600.ckpt"
     command_line("fit", *options, f"--ckpt_path={path}", "--overwrite_metrics")
     before, after = living(graphs["saved", 600]), living(graphs["continued"])

@@ -530,16 +530,20 @@ def test_a_command_that_torchrun_starts_again_finds_its_own_checkpoints(monkeypa
     assert restart_origin("fit") == {"job": "tuesday", "command": "fit"}
 
 
-def test_a_job_of_torchrun_continues_only_when_it_is_started_again(command_line, monkeypatch):
+def test_a_job_of_torchrun_continues_only_when_it_is_started_again(
+    command_line, monkeypatch, caplog
+):
     """As one process, which ``torchrun --nproc-per-node 1`` starts."""
     for name, value in {"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     command_line("fit")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    command_line("fit")
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        command_line("fit")
     folders = list(command_line.folder().parent.iterdir())
     assert [path.name for path in folders] == ["version_0"]
-    assert (folders[0] / "config_from_000000000900.yaml").exists()
+    last = folders[0] / "checkpoints" / "last.ckpt"
+    assert f"torchrun started job job again: the run continues from {last}" in caplog.text
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     command_line("fit")
     assert len(list(command_line.folder().parent.iterdir())) == 2

@@ -26,21 +26,32 @@ class Logger:
         self.received.update(params)
 
 
-def start(options, former=None):
+@pytest.fixture
+def start(tmp_path):
     """Start a run with options, continued from one with others; return what a logger receives."""
-    callback = OptionsCallback(options)
-    if former is not None:
-        callback.load_state_dict(OptionsCallback(former).state_dict())
-    logger = Logger()
-    callback.on_fit_start(SimpleNamespace(loggers=[logger]), None)
-    return logger.received
+
+    def call(options, former=None):
+        callback = OptionsCallback(options)
+        callback.session = SimpleNamespace(
+            folder=tmp_path, has_nothing_left=lambda: False, unused_options=tuple
+        )
+        if former is not None:
+            callback.load_state_dict(OptionsCallback(former).state_dict())
+        logger = Logger()
+        trainer = SimpleNamespace(loggers=[logger], ckpt_path=former and "last.ckpt")
+        callback.on_fit_start(trainer, None)
+        assert bool(logger.received) is (former is None), "a continued run may still be refused"
+        callback.on_train_start(trainer, None)
+        return logger.received
+
+    return call
 
 
-def test_a_logger_receives_every_option():
-    assert start(OPTIONS) == OPTIONS
+def test_a_logger_receives_every_option(start):
+    assert start(OPTIONS) == start(OPTIONS, OPTIONS) == OPTIONS
 
 
-def test_a_continued_run_says_which_options_differ():
+def test_a_continued_run_says_which_options_differ(start):
     other = {
         **OPTIONS,
         "data": {"batch_size": 48, "capacity": 900},
@@ -55,7 +66,7 @@ def test_a_continued_run_says_which_options_differ():
         start(other, OPTIONS)
 
 
-def test_what_changes_nothing_that_is_learned_is_not_said():
+def test_what_changes_nothing_that_is_learned_is_not_said(start):
     other = {
         **OPTIONS,
         "name": "b",

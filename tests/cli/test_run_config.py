@@ -36,14 +36,14 @@ COMMANDS = {
 }
 
 
-def call(command, run, monkeypatch, capsys):
+def call(command, run, monkeypatch, capsys, *options):
     """Run a command in the run's parent folder, and return what it prints as errors."""
     monkeypatch.chdir(run.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)
     given = [f"--resume={run}"] if command == "fit" else [str(run)]
     capsys.readouterr()
-    main([command, *given, *COMMANDS[command]])
+    main([command, *given, *COMMANDS[command], *options])
     return capsys.readouterr().err
 
 
@@ -63,7 +63,8 @@ def test_classes_of_other_packages_are_named_once_before_they_are_imported(
     file.write_text(yaml.safe_dump(config))
     os.utime(file)  # the newest configuration of the run
     (run.parent / "own_parts.py").write_text(OWN)
-    printed = call(command, run, monkeypatch, capsys)
+    longer = ["--rollout.total_steps=1080"] if command == "fit" else []
+    printed = call(command, run, monkeypatch, capsys, *longer)
     assert printed.count("note:") == printed.count("own_parts is imported") == 1
     assert f"note: {file} names own_parts.Gentle, own_parts.Tasks, which" in printed
     assert printed.index("note:") < printed.index("own_parts is imported")
