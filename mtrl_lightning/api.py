@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import numbers
@@ -35,7 +34,7 @@ from mtrl_lightning.envs.benchmark import Benchmark, OnlyTasks, only_split, task
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, most_similar
 from mtrl_lightning.launch import TRAINER, Launch, fit, restart_origin, standard_callbacks
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.replay import MultiTaskData
@@ -63,7 +62,6 @@ SECTION_CLASSES = {
     "trainer": Trainer,
 }
 """The class that takes the options of each section, as the command line calls them."""
-SECTIONS = tuple(SECTION_CLASSES)
 RESERVED = {
     "data": ("benchmark", "batch_size", "capacity", "seed"),
     "rollout": (
@@ -150,7 +148,7 @@ def evaluate(
         ConfigurationError: if the split is not an evaluated one, a task is unknown, or the policy
             does not know a task.
     """
-    benchmark = _benchmark(benchmark)
+    benchmark = _resolved_benchmark(benchmark)
     policy = _resolved_policy(policy)
     if split is not None:
         benchmark = only_split(benchmark, split)
@@ -244,7 +242,7 @@ def train(
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
     given = _checked(sections)
-    benchmark = _benchmark(benchmark)
+    benchmark = _resolved_benchmark(benchmark)
     make_algorithm = _factory(algorithm)
     callbacks = _listed(callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
     example = "TensorBoardLogger('logs')"
@@ -344,7 +342,7 @@ def train(
             **TRAINER,
         },
     }
-    options = {section: options[section] | given[section] for section in SECTIONS}
+    options = {section: options[section] | given[section] for section in SECTION_CLASSES}
     described = {
         "name": name,
         "root": root,
@@ -410,11 +408,11 @@ def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """
     known = [*inspect.signature(train).parameters][:-1]
     for name in sections:
-        if name not in SECTIONS:
-            hint = _near(name, [*known, *SECTIONS]) or ": see help(train)"
+        if name not in SECTION_CLASSES:
+            hint = _question(name, [*known, *SECTION_CLASSES]) or ": see help(train)"
             raise ConfigurationError(f"train() has no option {name}{hint}")
     given: dict[str, dict[str, Any]] = {}
-    for section in SECTIONS:
+    for section in SECTION_CLASSES:
         options = sections.get(section, {})
         if not isinstance(options, Mapping):
             raise ConfigurationError(
@@ -424,7 +422,7 @@ def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         names = [*inspect.signature(SECTION_CLASSES[section]).parameters]
         for name in options:
             if name not in names:
-                hint = _near(name, names) or f": its options are {', '.join(names)}"
+                hint = _question(name, names) or f": its options are {', '.join(names)}"
                 raise ConfigurationError(f"{section} has no option {name!r}{hint}")
         given[section] = dict(options)
     for section, reserved in RESERVED.items():
@@ -441,10 +439,10 @@ def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return given
 
 
-def _near(name: str, known: Sequence[str]) -> str:
+def _question(name: str, known: Sequence[str]) -> str:
     """Return a question after the most similar name; empty if there is none."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f": did you mean {near[0]}?" if near else ""
+    similar = most_similar(name, known)
+    return "" if similar is None else f": did you mean {similar}?"
 
 
 def _resolved_policy(given: Any) -> Policy:
@@ -465,7 +463,7 @@ def _resolved_policy(given: Any) -> Policy:
     return given
 
 
-def _benchmark(benchmark: Any) -> Benchmark:
+def _resolved_benchmark(benchmark: Any) -> Benchmark:
     """Return the tasks.
 
     Raises:
@@ -521,7 +519,7 @@ def _whole(name: str, value: Any, least: int, most: int | None = None, hint: str
     """Return a number as an integer.
 
     Raises:
-        ConfigurationError: if it is none, or out of range.
+        ConfigurationError: if it is not a whole number, or out of range.
     """
     number = float(value) if isinstance(value, numbers.Real) else math.nan
     if not number.is_integer() or number < least or (most is not None and number > most):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 
@@ -53,6 +54,12 @@ class RankLostError(RuntimeError):
         super().__init__(message)
         self.ranks = tuple(ranks)
         self.is_silent = is_silent
+
+
+def most_similar(name: str, names: Iterable[str]) -> str | None:
+    """Return the most similar of some names; None if none is similar."""
+    similar = difflib.get_close_matches(name, list(names), n=1)
+    return similar[0] if similar else None
 
 
 def requirement(package: str) -> str:

@@ -428,5 +428,6 @@ def fit(
             with contextlib.suppress(RankLostError), distributed.long_wait():
                 distributed.total(0)
             raise
-    rollout = next(one for one in trainer.callbacks if isinstance(one, RolloutCallback))  # type: ignore[attr-defined]
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    rollout = next(one for one in callbacks if isinstance(one, RolloutCallback))
     rank_zero_info(end_message(trainer, rollout.session.counted_steps, rollout.total_steps))

@@ -13,9 +13,7 @@ POLL_SECONDS = 0.2
 
 
 @contextlib.contextmanager
-def progress_bar(
-    description: str, total: int, is_wanted: bool = True
-) -> Iterator[Callable[[int], None]]:
+def progress_bar(description: str, total: int, is_wanted: bool = True) -> Iterator[tqdm]:
     """Show a bar while a block of code works.
 
     Args:
@@ -24,13 +22,13 @@ def progress_bar(
         is_wanted: whether there is a bar at all.
 
     Yields:
-        A function that is called with how much has been done since the start.
+        The bar, whose ``update()`` counts one more.
     """
     hidden = None if is_wanted else True  # None: only where it is no terminal
     with tqdm(
         total=total, desc=description, leave=False, disable=hidden, dynamic_ncols=True
     ) as bar:
-        yield lambda done: bar.update(done - bar.n)
+        yield bar
 
 
 @contextlib.contextmanager
@@ -49,11 +47,11 @@ def polled_progress_bar(
         yield
         return
     has_ended = threading.Event()
-    with progress_bar(description, total) as show:
+    with progress_bar(description, total) as bar:
 
         def poll() -> None:
             while not has_ended.wait(POLL_SECONDS):
-                show(done())
+                bar.update(done() - bar.n)
 
         thread = threading.Thread(target=poll, daemon=True)
         thread.start()

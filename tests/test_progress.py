@@ -50,8 +50,8 @@ def test_building_and_evaluating_are_shown_on_a_terminal(command_line):
 
 
 def test_in_a_file_there_are_no_bars_and_no_thread(capsys):
-    with progress_bar("working", 10) as show:
-        show(3)
+    with progress_bar("working", 10) as bar:
+        bar.update(3)
     with polled_progress_bar("waiting", 10, lambda: 3):
         pass
     with polled_progress_bar("waiting", 10, lambda: 1 // 0, is_wanted=False):

@@ -203,20 +203,19 @@ class Driver(SessionCallback, Checkpoint):
         is_whole = isinstance(exception, (Interrupted, RestartsExhaustedError))
         if distributed.world_size() > 1:
             is_whole = is_whole and self._is_end_agreed
-        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        is_training = (
+            trainer.state.fn == TrainerFn.FITTING
+            and hasattr(self, "session")
+            and self.session.is_training
+        )
         try:
-            if is_whole and is_fitting and self.session.is_training:
+            if is_training and is_whole:
                 self.session.save_interrupted()
-            ends_at_once = isinstance(exception, SystemExit) and not is_whole
-            if is_fitting and hasattr(self, "session") and not ends_at_once:
-                self._report_failure()
+            if is_training and (is_whole or not isinstance(exception, SystemExit)):
+                for call in self.session.after_failure:
+                    call()
         finally:
             self._close()
-
-    def _report_failure(self) -> None:
-        if self.session.is_training:
-            for call in self.session.after_failure:
-                call()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the workers."""

@@ -22,6 +22,7 @@ NAMED_FILE = "--config."
 """What the options begin with that give a configuration file, each with a name of its own."""
 PRINT_CONFIG = "--print_config"
 """jsonargparse's option whose value stands behind an equals sign, if anywhere."""
+CHECKPOINT = "--ckpt_path"
 OF_A_NEW_RUN = ("--name", "--root")
 """Options that choose the folder of a new run."""
 TASKS = "--tasks"
@@ -57,12 +58,12 @@ def _with_run(args: Sequence[str], flags: Collection[str]) -> list[str]:
         return list(args)
     if run is None:
         return list(args)
-    if _has_checkpoint(others):
+    given = _option_names(others)
+    if CHECKPOINT in given:
         raise ConfigurationError(
             f"a run, {run}, and --ckpt_path are both given: give one of them."
             " In place of the run's folder, one of its checkpoints can be given"
         )
-    given = {option.split("=")[0] for option in others}
     placing = [name for name in OF_A_NEW_RUN if name in given]
     if placing and command == "fit":
         raise ConfigurationError(
@@ -116,7 +117,7 @@ def _without_run(args: Sequence[str], flags: Collection[str]) -> tuple[str | Non
             if (Path(argument) / CHECKPOINTS).is_dir():
                 swallowed = [waiting, argument]
             waiting = ""
-    if swallowed and not _has_checkpoint(args):
+    if swallowed and CHECKPOINT not in _option_names(args):
         raise ConfigurationError(
             f"{swallowed[0]} needs a value, and takes the run {swallowed[1]} for it: give the value"
             f" behind an equals sign, {swallowed[0]}=VALUE {swallowed[1]}"
@@ -138,8 +139,8 @@ def _is_option(argument: str) -> bool:
     return False
 
 
-def _has_checkpoint(args: Sequence[str]) -> bool:
-    return any(argument.split("=")[0] == "--ckpt_path" for argument in args)
+def _option_names(args: Sequence[str]) -> set[str]:
+    return {argument.split("=")[0] for argument in args}
 
 
 def _folder_and_checkpoint(run: Path, prefers_best: bool) -> tuple[Path, Path]:

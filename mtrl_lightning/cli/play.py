@@ -143,9 +143,8 @@ def play(options: argparse.Namespace) -> None:
     run_folder = run_folder_of(checkpoint)
     config = read_run_config(config_file_of(run_folder))
 
-    from tqdm import tqdm
-
     from mtrl_lightning.loading import load_policy
+    from mtrl_lightning.progress import progress_bar
     from mtrl_lightning.quiet import quiet
     from mtrl_lightning.reports.record import is_run
     from mtrl_lightning.reports.run_report import write_report
@@ -178,7 +177,7 @@ def play(options: argparse.Namespace) -> None:
     if policy.untrained_summary:
         print(policy.untrained_summary)
     total = options.episodes * benchmark.horizon_of(split)
-    with tqdm(total=total, desc="steps", leave=False, disable=None) as bar:
+    with progress_bar("steps", total) as bar:
         recording = record_videos(
             with_action_transforms(policy, action_transforms),
             benchmark,

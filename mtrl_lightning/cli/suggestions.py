@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtrl_lightning.errors import most_similar
+
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
@@ -55,23 +57,23 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
     options = sorted({name for parser in parsers for name in _options_of(parser)})
     found = {unknown: tip for unknown, tip in option_tips(message, options)}
     for unknown in UNKNOWN_KEY.findall(message):
-        similar = _nearest(unknown, options)
+        similar = most_similar(unknown, options)
         if similar is not None:
             found[unknown] = f"did you mean {similar}? There is no option {unknown}"
     for unknown in UNACCEPTED.findall(message):
         for path in CLASS_PATH.findall(message):
-            similar = _nearest(unknown, _arguments_of(path))
+            similar = most_similar(unknown, _arguments_of(path))
             if similar not in (None, unknown):  # a base class may have it
                 class_name = path.rpartition(".")[2]
                 found[unknown] = f"did you mean {similar}? {class_name} has no option {unknown}"
     for groups in UNKNOWN_CLASS.findall(message):
         unknown = "".join(groups)
-        similar = _nearest(unknown, _class_names())
+        similar = most_similar(unknown, _class_names())
         if similar is not None:
             found[unknown] = f"did you mean {similar}? No class is called {unknown}"
     found |= dict(_tips_without_dashes(message, options))
     for unknown, choices in UNKNOWN_COMMAND.findall(message):
-        similar = _nearest(unknown, re.findall(r"\w+", choices))
+        similar = most_similar(unknown, re.findall(r"\w+", choices))
         if similar is not None:
             found[unknown] = f"did you mean {similar}? There is no command {unknown}"
     for unknown in UNKNOWN_MODULE.findall(message):
@@ -111,11 +113,6 @@ def _tips_without_dashes(message: str, options: Collection[str]) -> Iterator[tup
             yield key, f"options begin with two dashes: --{key}=VALUE"
         else:
             yield FROM_MTRL, FROM_MTRL  # once for all such options
-
-
-def _nearest(unknown: str, names: Iterable[str]) -> str | None:
-    similar = difflib.get_close_matches(unknown, list(names), n=1)
-    return similar[0] if similar else None
 
 
 def _options_of(parser: ArgumentParser) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -20,7 +19,7 @@ from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.padding import pad_to_spec, padded_spaces, without_padding
 from mtrl_lightning.envs.pixels import Pixels
 from mtrl_lightning.envs.state import layers_of
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, most_similar
 from mtrl_lightning.types import EnvSpec
 
 MakeWrapper: TypeAlias = Callable[[gym.Env], gym.Env]
@@ -332,8 +331,8 @@ def _imported(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        near = difflib.get_close_matches(name, gymnasium_wrappers.__all__, n=1)
-        hint = f"; did you mean {GYMNASIUM}.{near[0]}?" if near else ""
+        similar = most_similar(name, gymnasium_wrappers.__all__)
+        hint = "" if similar is None else f"; did you mean {GYMNASIUM}.{similar}?"
         raise ConfigurationError(
             f"data.wrappers names {path!r}, which cannot be imported"
             f" ({type(error).__name__}: {error}){hint}"

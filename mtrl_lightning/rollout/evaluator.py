@@ -272,11 +272,11 @@ class Evaluator:
         quota_E = np.tile(shares, num_tasks)[places]
         finished: list[EvaluatedEpisode] = []
         most_steps = int(quota_E.max()) * self._benchmark.horizon_of(self._split)
-        with progress_bar(f"evaluating ({self._split})", most_steps, self._progress) as show:
+        with progress_bar(f"evaluating ({self._split})", most_steps, self._progress) as bar:
             for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
                 on_step()
                 finished += [EvaluatedEpisode(step, int(places[e.env]), e) for e in ended]
-                show(step + 1)
+                bar.update()
         return finished
 
     def summarize(self, finished: Iterable[EvaluatedEpisode]) -> Evaluation:
