@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import sys
@@ -16,7 +17,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
-from mtrl_lightning.algorithms.description import describe_spec, rebuild_spec
+from mtrl_lightning.algorithms.description import describe_algorithm, describe_spec, rebuild_spec
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     EvaluationCallback,
@@ -412,12 +413,66 @@ def test_a_default_without_a_name_is_the_classes_own(tmp_path):
     assert critic.defaults["lr"] == 3e-4
 
 
+class Middle(SAC):
+    """Names all of its options."""
+
+    def __init__(self, spec, *, kappa=0.5, tau=0.1, num_critics=3, actor=MLP, critic=MLP):
+        super().__init__(spec, tau=tau, num_critics=num_critics, actor=actor, critic=critic)
+        self.kappa = kappa
+
+
+class PassingOn(Middle):
+    """Has the options of its base, another default and one option more."""
+
+    def __init__(self, spec, *, omega=2.0, tau=0.2, **options):
+        super().__init__(spec, tau=tau, actor=SMALL, **options)
+        self.omega = omega
+
+
+def test_inherited_options_are_described_with_their_defaults(tmp_path):
+    algorithm = PassingOn(make_spec(), kappa=0.25, critic=SMALL)
+    described = dict(algorithm.description["init_args"])
+    critic = described.pop("critic")
+    assert critic["init_args"]["width"] == 16
+    # no actor, which the class sets itself, and nothing of SAC, which Middle does not pass on
+    assert described == {"omega": 2.0, "tau": 0.2, "kappa": 0.25, "num_critics": 3}
+    assert algorithm.hparams["actor"] == critic and algorithm.hparams["discount"] == 0.99
+    assert "_constructor_calls" not in vars(algorithm)
+    rebuilt = PassingOn.load_from_checkpoint(save(algorithm, tmp_path))
+    assert rebuilt.kappa == 0.25 and rebuilt.description == algorithm.description
+
+
+class WithOptions(nn.Module):
+    """A part whose options its subclass inherits."""
+
+    def __init__(self, spec, encoder, *, width=8, depth=1):
+        super().__init__()
+
+
+class InheritingOptions(WithOptions):
+    def __init__(self, spec, encoder, *, weight=0.5, depth=2, **options):
+        super().__init__(spec, encoder, depth=depth, **options)
+
+
+def test_inherited_options_of_a_part_are_described_with_their_defaults():
+    description = describe_algorithm(SAC, {"auxiliaries": [partial(InheritingOptions, weight=1)]})
+    (part,) = description["init_args"]["auxiliaries"]
+    assert part["init_args"] == {"weight": 1, "width": 8, "depth": 2}
+
+
+def test_a_wrong_argument_of_a_constructor_is_named():
+    with pytest.raises(TypeError, match=r"SAC.__init__\(\) got an unexpected .*'tua'"):
+        SAC(make_spec(), tua=0.1)
+    assert inspect.signature(PassingOn).parameters["omega"].default == 2.0
+
+
 class WithTeacher(SAC):
     """Builds another algorithm in its constructor."""
 
     def __init__(self, spec, *, discount=0.9, temperature=Temperature, **options):
+        first = SAC(spec, actor=SMALL, num_critics=3)
         super().__init__(spec, discount=discount, temperature=temperature, **options)
-        self.teachers = [SAC(spec, actor=SMALL, num_critics=3), Subclass(spec, scale=2.0)]
+        self.teachers = [first, Subclass(spec, scale=2.0)]
 
 
 def test_an_algorithm_that_another_builds_is_described_by_its_own_arguments(tmp_path):
@@ -427,7 +482,9 @@ def test_an_algorithm_that_another_builds_is_described_by_its_own_arguments(tmp_
     for teacher, other in zip(outer.teachers, alone, strict=True):
         assert teacher.description == other.description
         assert teacher.hparams == other.hparams
-    own = {name: outer.hparams[name] for name in ("discount", "seed", "num_critics")}
+    own = {
+        name: outer.description["init_args"][name] for name in ("discount", "seed", "num_critics")
+    }
     assert own == {"discount": 0.9, "seed": 7, "num_critics": 2}
     rebuilt = SAC.load_from_checkpoint(save(outer.teachers[0], tmp_path))
     assert changed(rebuilt, copy_of(outer.teachers[0])) == set()

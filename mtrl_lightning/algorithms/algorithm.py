@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
@@ -19,7 +17,6 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities.parsing import get_init_args
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,6 +28,8 @@ from mtrl_lightning.algorithms.description import (
     describe_algorithm,
     describe_spec,
     rebuild_algorithm,
+    record_arguments,
+    recorded_arguments,
     summarize,
     warn_of_unknown,
 )
@@ -112,6 +111,13 @@ class Algorithm(LightningModule):
     """Which numbers of an action are each task's own, ``[T, A]``; None if all are."""
     _task_R: Tensor
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Record what each class's own constructor is called with: checkpoints need it."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = record_arguments(cls.__init__)  # type: ignore[method-assign]
+
+    @record_arguments
     def __init__(
         self,
         spec: EnvSpec,
@@ -127,11 +133,10 @@ class Algorithm(LightningModule):
             raise ConfigurationError(
                 f"untrained_tasks is {untrained_tasks!r}: give one of {get_args(UntrainedTasks)}"
             )
-        calls = _constructor_calls(self, inspect.currentframe())
-        self.description = describe_algorithm(type(self), calls[-1])
+        own_arguments, all_arguments = recorded_arguments(self)
+        self.description = describe_algorithm(type(self), own_arguments)
         self._unknown_arguments = cannot_rebuild(self.description["init_args"])
-        every_argument = {name: value for call in calls for name, value in call.items()}
-        described = describe_algorithm(type(self), every_argument)["init_args"]
+        described = describe_algorithm(type(self), all_arguments)["init_args"]
         # lists, because loggers write them as YAML, which has no tuples
         self.save_hyperparameters(apply_to_collection(described, tuple, list))
         self.automatic_optimization = False
@@ -641,22 +646,6 @@ class Algorithm(LightningModule):
                 f" and {here} here ({len(wrong)} such weights);"
                 " use the config.yaml in its run's folder"
             )
-
-
-def _constructor_calls(algorithm: Algorithm, frame: FrameType | None) -> list[dict[str, Any]]:
-    """Return the arguments of an algorithm's constructors, from the base's to its own class's.
-
-    The constructor of another algorithm that builds this one is not among them.
-
-    Args:
-        algorithm: the algorithm that is being built.
-        frame: of the base's constructor.
-    """
-    calls = []
-    while frame and "__class__" in frame.f_locals and frame.f_locals.get("self") is algorithm:
-        calls.append(get_init_args(frame))
-        frame = frame.f_back
-    return calls
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections.abc
 import difflib
+import functools
 import importlib
 import inspect
 import math
@@ -16,7 +17,8 @@ import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -49,17 +51,88 @@ _DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeEr
 _SCRIPTS = ("__main__", "__mp_main__")
 """Names of the running script's module: another process has another module by this name."""
 
+_RECORDED = "_constructor_calls"
+"""The attribute that holds the calls while an object is being built."""
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
+
+
+class _Call(NamedTuple):
+    """A call of one class's constructor."""
+
+    named: dict[str, Any]
+    """The value of each parameter, defaults included, in the order of the signature."""
+    defaults: frozenset[str]
+    """Parameters that were not passed."""
+    more: dict[str, Any] | None
+    """What ``**kwargs`` received; None if the constructor has none."""
+
+
+def record_arguments(constructor: _Constructor) -> _Constructor:
+    """Return the constructor, which notes each call for ``recorded_arguments``."""
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        # in the object itself: another one, built by this constructor, has its own calls
+        vars(self).setdefault(_RECORDED, []).append(_bind(signature, self, args, kwargs))
+        constructor(self, *args, **kwargs)
+
+    return recorded  # type: ignore[return-value]
+
+
+def _bind(
+    signature: inspect.Signature, self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Call:
+    try:
+        bound = signature.bind(self, *args, **kwargs)
+    except TypeError:  # the constructor raises one that names it
+        return _Call({}, frozenset(), None)
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    named = {}
+    more = None
+    for parameter in list(signature.parameters.values())[1:]:  # without self
+        if parameter.kind is parameter.VAR_KEYWORD:
+            more = bound.arguments[parameter.name]
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            named[parameter.name] = bound.arguments[parameter.name]
+    return _Call(named, frozenset(named.keys() - given), more)
+
+
+def recorded_arguments(built: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the constructors of an object that is being built were called with.
+
+    Call it in the base's constructor, and once.
+
+    Returns:
+        The arguments that its class takes, defaults included, among them those that ``**kwargs``
+        passes on to a base; and the arguments of all of its constructors.
+    """
+    calls: list[_Call] = vars(built).pop(_RECORDED)  # from its own class's to the base's
+    of_all = {name: value for call in reversed(calls) for name, value in call.named.items()}
+    own_call = calls[0]
+    passed_on = own_call.more or {}
+    inherited = []
+    for call, base_call in pairwise(calls):
+        if call.more is None:
+            break
+        # what a class passes to its base by itself is no option of the class
+        options = base_call.defaults | passed_on.keys()
+        inherited.append({n: v for n, v in base_call.named.items() if n in options})
+    own = {name: value for call in reversed(inherited) for name, value in call.items()}
+    return {**own, **passed_on, **own_call.named}, {**of_all, **passed_on}
+
 
 def describe_algorithm(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Describe an algorithm by its class and the arguments of its constructor, defaults included.
 
     Args:
         kind: the algorithm's class.
-        given: the constructor's arguments by name; the spec is left out.
+        given: all arguments of the constructor by name; the spec is left out.
     """
     arguments = {name: value for name, value in given.items() if not isinstance(value, EnvSpec)}
     path = import_path(kind) or _qualified_name(kind)
-    return {_CLASS_PATH: path, _INIT_ARGS: _describe_arguments(kind, arguments)}
+    return {_CLASS_PATH: path, _INIT_ARGS: _describe_arguments(arguments, _signature(kind))}
 
 
 def summarize(description: Mapping[str, Any]) -> str:
@@ -222,7 +295,11 @@ def _describe(value: Any) -> Any:
     path = import_path(called)
     if path is None:
         return {_CANNOT_REBUILD: _in_words(value)}
-    arguments = _describe_arguments(called, given)
+    parameters = _signature(called)
+    arguments = _describe_arguments(given, parameters)
+    if not _is_of_torch(called):  # its optimizers have many options
+        defaults = _describe_defaults(parameters)
+        arguments |= {name: value for name, value in defaults.items() if name not in given}
     return {_CLASS_PATH: path, _INIT_ARGS: arguments} if arguments else {_CLASS_PATH: path}
 
 
@@ -245,30 +322,42 @@ def _called(factory: Any) -> tuple[Any, Mapping[str, Any]]:
     return (factory.args[-1] if is_from_yaml else None), factory.keywords
 
 
-def _describe_arguments(called: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe arguments; a default is included, because another version may have another one."""
+def _describe_arguments(
+    given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """Describe arguments; a default that cannot be rebuilt is left out: the class has it."""
     described = {name: _describe(value) for name, value in given.items()}
-    for name, parameter in _signature(called).items():
-        is_default = name in given and given[name] is parameter.default
-        if is_default and cannot_rebuild(described[name]):
-            del described[name]  # the class has it
-        if name in given or parameter.kind is not parameter.KEYWORD_ONLY or _is_of_torch(called):
-            continue
-        default = _describe(parameter.default)
-        if parameter.default is not parameter.empty and not cannot_rebuild(default):
-            described[name] = default
+    for name in given.keys() & parameters.keys():
+        if given[name] is parameters[name].default and cannot_rebuild(described[name]):
+            del described[name]
     return described
 
 
+def _describe_defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Describe the defaults of options, because another version may have others."""
+    options = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    described = {n: _describe(v) for n, v in options.items() if v is not inspect.Parameter.empty}
+    return {name: value for name, value in described.items() if not cannot_rebuild(value)}
+
+
 def _signature(called: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters by name; ``**kwargs`` of a class are those of its base."""
     try:
-        return inspect.signature(called).parameters
+        parameters = dict(inspect.signature(called).parameters)
     except (TypeError, ValueError):  # written in C
         return {}
+    more = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
+    if not more or not inspect.isclass(called):
+        return parameters
+    _, base, *_ = (kind for kind in called.__mro__ if "__init__" in vars(kind))
+    if base is object:
+        return parameters
+    del parameters[more[0]]
+    return {**_signature(base), **parameters}
 
 
 def _is_of_torch(called: Any) -> bool:
-    return called.__module__.split(".")[0] == "torch"  # its optimizers have many options
+    return called.__module__.split(".")[0] == "torch"
 
 
 def import_path(called: Any) -> str | None:

@@ -90,7 +90,9 @@ def test_hyper_parameters_are_plain_values(tmp_path):
     assert types_in(kept) <= set(PLAIN)
     assert "spec" not in kept
     assert kept["encoder"] == {"class_path": "tests.algorithms.test_sac.linear_encoder"}
-    assert kept["auxiliaries"] == [{"class_path": "tests.algorithms.test_sac.Reconstruction"}]
+    (auxiliary,) = kept["auxiliaries"]
+    assert auxiliary["class_path"] == "tests.algorithms.test_sac.Reconstruction"
+    assert auxiliary["init_args"]["learning_rate"] == 1e-3  # the default of an inherited option
 
 
 def test_what_a_subclass_saves_of_itself_is_left_out_if_it_is_not_plain(tmp_path):
