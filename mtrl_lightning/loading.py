@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import checkpoint_at
 from mtrl_lightning.types import EnvSpec, Mode, known_tasks
@@ -88,8 +89,7 @@ class LoadedPolicy:
             ConfigurationError: if the observation has another shape, or a task or the mode is
                 unknown.
         """
-        if mode not in get_args(Mode):
-            raise ConfigurationError(f"the mode is {mode!r}: give one of {get_args(Mode)}")
+        one_of(get_args(Mode), mode=mode)
         space = self.spec.observation_space
         try:
             observation_ED = np.asarray(observation, dtype=space.dtype)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.saved import count, flag, integer
 
 
@@ -14,16 +15,11 @@ class Every:
     Args:
         interval: interval in environment steps, at least 1.
         name: option that sets the interval, for the error message.
-
-    Raises:
-        ConfigurationError: if the interval is below 1.
     """
 
     def __init__(self, interval: int, name: str = "interval") -> None:
-        if interval < 1:
-            raise ConfigurationError(
-                f"{name} is {interval}: give a number of environment steps of at least 1"
-            )
+        named: dict[str, Any] = {name: interval}
+        at_least(1, hint=" environment step", **named)
         self.interval = interval
         self._last = 0
 
@@ -73,18 +69,11 @@ class UpdateRatio:
     Args:
         ratio: updates per vector step, above 0, may be a fraction.
         burst: updates due at the start (mtrl: as many as there were warm-up steps).
-
-    Raises:
-        ConfigurationError: if ``ratio`` is not above 0 or ``burst`` is negative.
     """
 
     def __init__(self, ratio: float, burst: int = 0) -> None:
-        if not ratio > 0 or not math.isfinite(ratio):
-            raise ConfigurationError(
-                f"updates_per_step is {ratio}: give a number above 0, such as 1 or 0.5"
-            )
-        if burst < 0:
-            raise ConfigurationError(f"warmup_updates is {burst}: give 0 or more")
+        above(0, finite=True, updates_per_step=ratio, hint=", such as 1 or 0.5")
+        at_least(0, warmup_updates=burst)
         self.ratio = ratio
         self.burst = burst
         self._start: tuple[int, int] | None = None

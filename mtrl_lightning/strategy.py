@@ -29,6 +29,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import distributed
+from mtrl_lightning.checks import above
 from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.rank_launcher import RankLauncher, end_with_first_process
@@ -159,8 +160,7 @@ def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT
         ConfigurationError: if there is another strategy, or not the number of processes.
         RankLostError: if not all processes that a launcher has started have come.
     """
-    if not rank_timeout > 0:
-        raise ConfigurationError(f"rollout.rank_timeout is {rank_timeout}: give seconds above 0")
+    above(0, rank_timeout=rank_timeout, prefix="rollout.", hint=" of seconds")
     distributed.start(rank_timeout)
     num_nodes = options.get("num_nodes") or 1
     devices = options.get("devices")

@@ -26,6 +26,7 @@ BENCHMARKS = {
 BASE = {
     "types",
     "schema",
+    "checks",
     "counters",
     "schedules",
     "errors",

@@ -325,7 +325,7 @@ def test_an_observation_of_another_shape_is_refused(policy, shape):
 def test_an_observation_that_is_no_array_and_an_unknown_mode_are_refused(policy):
     with pytest.raises(ConfigurationError, match=r"no array of numbers of the shape \(4,\)"):
         policy.act([[1.0, 2.0], [1.0]], 0)
-    with pytest.raises(ConfigurationError, match="the mode is 'best': give one of"):
+    with pytest.raises(ConfigurationError, match=r"^mode is 'best': give one of"):
         policy.act(OBSERVATION_ED, 0, "best")
 
 

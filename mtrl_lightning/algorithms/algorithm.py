@@ -44,6 +44,7 @@ from mtrl_lightning.algorithms.targets import assign_parameters
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.checkpoints import FORMAT, check_format, load_checkpoint
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
@@ -93,9 +94,6 @@ class Algorithm(LightningModule):
         untrained_tasks: what the policy is given for tasks that are evaluated without being
             trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
             or ``own``, the task's own ones, as they were initialized.
-
-    Raises:
-        ConfigurationError: if an option is out of its range.
     """
 
     policy_fields: tuple[Field, ...] = ()
@@ -129,10 +127,7 @@ class Algorithm(LightningModule):
         untrained_tasks: UntrainedTasks = "mean",
     ) -> None:
         super().__init__()
-        if untrained_tasks not in get_args(UntrainedTasks):
-            raise ConfigurationError(
-                f"untrained_tasks is {untrained_tasks!r}: give one of {get_args(UntrainedTasks)}"
-            )
+        one_of(get_args(UntrainedTasks), untrained_tasks=untrained_tasks)
         own_arguments, all_arguments = recorded_arguments(self)
         self.description = describe_algorithm(type(self), own_arguments)
         self._unknown_arguments = cannot_rebuild(self.description["init_args"])

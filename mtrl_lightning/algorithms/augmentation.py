@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.algorithms.transforms import Transform
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import is_picture
 from mtrl_lightning.types import EnvSpec, TransitionBatch
@@ -27,7 +28,7 @@ class RandomShift(Transform):
         padding: largest shift in pixels, at least 1; 4 in DrQ.
 
     Raises:
-        ConfigurationError: if observations are no pictures, or ``padding`` is below 1.
+        ConfigurationError: if observations are no pictures.
     """
 
     def __init__(self, spec: EnvSpec, padding: int = 4) -> None:
@@ -38,8 +39,7 @@ class RandomShift(Transform):
                 f" {spec.observation_space.shape}: take it out of model.init_args.transforms,"
                 " or choose an environment whose observations are pixels"
             )
-        if padding < 1:
-            raise ConfigurationError(f"RandomShift's padding is {padding}: give at least 1")
+        at_least(1, padding=padding, prefix="RandomShift's ")
         self._padding = padding
 
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:

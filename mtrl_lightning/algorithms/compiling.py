@@ -7,11 +7,12 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch.optim import Optimizer
 
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 
 Compile = Literal["none", "default", "cudagraphs"]
@@ -28,8 +29,7 @@ def compiled(function: F, how: Compile) -> F:
     Raises:
         ConfigurationError: if the option is unknown.
     """
-    if how not in ("none", "default", "cudagraphs"):
-        raise ConfigurationError(f"compile is {how!r}: give none, default or cudagraphs")
+    one_of(get_args(Compile), compile=how)
     if how == "none":
         return function
     fast = torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)

@@ -6,7 +6,6 @@ features that the policies share, ``A`` action.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +29,7 @@ from mtrl_lightning.algorithms.update import task_parameters
 from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.networks import (
@@ -111,8 +111,7 @@ class Distral(SAC):
         seed: of the weights and of all draws.
 
     Raises:
-        ConfigurationError: if a number is out of its range, or the task would be part of a
-            network's input.
+        ConfigurationError: if the task would be part of a network's input.
     """
 
     acting_networks = ("encoder", "actor", "distilled")
@@ -155,7 +154,9 @@ class Distral(SAC):
         max_skipped_updates: int = 100,
         seed: int = 0,
     ) -> None:
-        _check_weights(kappa, omega)
+        at_least(0, finite=True, kappa=kappa)
+        # without entropy, policies and distilled policy become deterministic together
+        above(0, finite=True, omega=omega)
         _check_conditioning(conditioning, actor, critic, spec.num_tasks)
         super().__init__(
             spec,
@@ -318,19 +319,6 @@ def _trained_parameters(networks: Sequence[nn.Module]) -> list[Parameter]:
     """Return what is trained, in the order in which ``Update`` adds up the norms."""
     found = task_parameters(networks)
     return [*found.shared, *found.own]
-
-
-def _check_weights(kappa: float, omega: float) -> None:
-    if not 0 <= kappa < math.inf:
-        raise ConfigurationError(
-            f"kappa is {kappa}: give a number above 0, or 0 for policies that are not pulled"
-            " towards the distilled one"
-        )
-    if not 0 < omega < math.inf:
-        raise ConfigurationError(
-            f"omega is {omega}: give a number above 0; without entropy, policies and distilled"
-            " policy become deterministic together"
-        )
 
 
 def _check_conditioning(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.errors import ConfigurationError, DivergenceError
+from mtrl_lightning.errors import DivergenceError
 
 OnNonfinite = Literal["stop", "skip"]
 """End the run, or leave the step out and count it."""
@@ -32,9 +33,6 @@ class DivergenceGuard:
         max_skipped: steps that may be skipped in a run, at least 0.
         task_names: of the trained tasks.
         counters: where skipped steps are counted.
-
-    Raises:
-        ConfigurationError: if an option is out of its range.
     """
 
     def __init__(
@@ -44,12 +42,8 @@ class DivergenceGuard:
         task_names: Sequence[str],
         counters: Counters,
     ) -> None:
-        if on_nonfinite not in ("stop", "skip"):
-            raise ConfigurationError(f"on_nonfinite is {on_nonfinite!r}: give stop or skip")
-        if max_skipped < 0:
-            raise ConfigurationError(
-                f"max_skipped_updates is {max_skipped}: give a number of updates of at least 0"
-            )
+        one_of(get_args(OnNonfinite), on_nonfinite=on_nonfinite)
+        at_least(0, max_skipped_updates=max_skipped)
         self._on_nonfinite = on_nonfinite
         self._max_skipped = max_skipped
         self._task_names = list(task_names)

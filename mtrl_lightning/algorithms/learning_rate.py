@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least
 
 
 class LearningRate:
@@ -32,14 +32,10 @@ class LinearRate(LearningRate):
 
     Args:
         final: factor at the end of the run (``rollout.total_steps``), at least 0.
-
-    Raises:
-        ConfigurationError: if it is negative.
     """
 
     def __init__(self, final: float = 0.0) -> None:
-        if not final >= 0:
-            raise ConfigurationError(f"the learning rate's final factor is {final}: give 0 or more")
+        at_least(0, final=final)
         self._final = final
 
     def factor(self, progress: float) -> float:

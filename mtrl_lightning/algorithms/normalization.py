@@ -21,7 +21,7 @@ from torch import Tensor
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.algorithms.reward_scale import RewardScale, check_discount
 from mtrl_lightning.algorithms.transforms import Transform
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.memory import to_device
 from mtrl_lightning.networks.encoder import fill_unseen
 from mtrl_lightning.rank_states import Share
@@ -106,9 +106,6 @@ class NormalizeObservation(Transform):
         epsilon: what is added to the variances, above 0; 1e-8 in Stable-Baselines3.
         freeze_after: environment steps after which the statistics no longer change, at least 1;
             null to let them change as long as the run lasts.
-
-    Raises:
-        ConfigurationError: if a number is out of its range.
     """
 
     mean_TD: Tensor
@@ -122,9 +119,8 @@ class NormalizeObservation(Transform):
         freeze_after: int | None = None,
     ) -> None:
         super().__init__(spec)
-        _check_ranges(clip, epsilon)
-        if freeze_after is not None and freeze_after < 1:
-            raise ConfigurationError(f"freeze_after is {freeze_after}: give at least 1, or null")
+        above(0, clip=clip, epsilon=epsilon)
+        at_least(1, freeze_after=freeze_after, hint=", or null")
         self._clip = clip
         self._epsilon = epsilon
         self._freeze_after = freeze_after
@@ -184,9 +180,6 @@ class NormalizeReward(RewardScale):
         clip: largest absolute value of a reward after the division, above 0; 10 in
             Stable-Baselines3.
         epsilon: what is added to the variances, above 0; 1e-8 in Stable-Baselines3.
-
-    Raises:
-        ConfigurationError: if a number is out of its range.
     """
 
     factor_T: Tensor
@@ -195,9 +188,8 @@ class NormalizeReward(RewardScale):
         self, spec: EnvSpec, discount: float = 0.99, clip: float = 10.0, epsilon: float = 1e-8
     ) -> None:
         super().__init__(spec)
-        _check_ranges(clip, epsilon)
-        if not 0 <= discount <= 1:
-            raise ConfigurationError(f"discount is {discount}: give a number from 0 to 1")
+        above(0, clip=clip, epsilon=epsilon)
+        within(0, 1, discount=discount)
         self._discount = discount
         self._clip = clip
         self._epsilon = epsilon
@@ -255,9 +247,3 @@ class NormalizeReward(RewardScale):
     def _use_moments(self) -> None:
         factor_T = (self.moments.variance_TD + self._epsilon).rsqrt()
         self.factor_T = to_device(factor_T.float(), self.factor_T.device)
-
-
-def _check_ranges(clip: float, epsilon: float) -> None:
-    for name, number in (("clip", clip), ("epsilon", epsilon)):
-        if not number > 0:
-            raise ConfigurationError(f"{name} is {number}: give a number above 0")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import above, within
 from mtrl_lightning.networks import Network, TaskModule
 
 
@@ -62,9 +62,6 @@ class PopArt(ReturnScale):
         step_size: how far the statistics move towards those of an iteration, above 0 and at most 1
             (``beta`` in the paper, for a minibatch there).
         min_std: smallest standard deviation, above 0 (1e-4 in the paper).
-
-    Raises:
-        ConfigurationError: if a number is out of its range.
     """
 
     mean_T: Tensor
@@ -75,11 +72,8 @@ class PopArt(ReturnScale):
         self, critic: Network, num_tasks: int, *, step_size: float = 0.3, min_std: float = 1e-4
     ) -> None:
         super().__init__(critic, num_tasks)
-        if not (0 < step_size <= 1 and min_std > 0):
-            raise ConfigurationError(
-                f"PopArt's step_size is {step_size}, its min_std {min_std}:"
-                " give 0 < step_size <= 1 and min_std > 0"
-            )
+        within(0, 1, above_low=True, step_size=step_size)
+        above(0, min_std=min_std)
         self.step_size = step_size
         self.min_std = min_std
         self.register_buffer("mean_T", torch.zeros(num_tasks))

@@ -25,6 +25,7 @@ from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.task_rows import apart, task_by_task
 from mtrl_lightning.algorithms.transforms import Transform
+from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
@@ -100,9 +101,6 @@ class PPO(Algorithm):
             trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
             or ``own``, the task's own ones, as they were initialized.
         seed: of the weights and of all draws.
-
-    Raises:
-        ConfigurationError: if a number is out of its range, or parts do not fit together.
     """
 
     acting_networks = ("encoder", "actor", "noise")
@@ -165,9 +163,10 @@ class PPO(Algorithm):
         self.collection = OnPolicy(num_steps, num_epochs, num_minibatches)
         self.computed_columns = ("advantage", "value", "target")
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
-        _check_ranges(self.collection, discount, gae_lambda, clip, value_clip, max_kl)
-        if not entropy_coef >= 0:
-            raise ConfigurationError(f"entropy_coef is {entropy_coef}: give 0 or more")
+        at_least(1, **self.collection._asdict())
+        within(0, 1, discount=discount, gae_lambda=gae_lambda)
+        above(0, clip=clip, value_clip=value_clip, max_kl=max_kl)
+        at_least(0, entropy_coef=entropy_coef)
         self.discount = discount
         self.gae_lambda = gae_lambda
         self.clip = clip
@@ -496,22 +495,3 @@ class PPO(Algorithm):
         tasks = [self.spec.task_names[task] for task in self.spec.train_tasks]
         values = zip(tasks, value_R.unbind(), strict=True)
         self.mean_metrics.add({f"{name}/{task}": value for task, value in values})
-
-
-def _check_ranges(
-    collection: OnPolicy,
-    discount: float,
-    gae_lambda: float,
-    clip: float,
-    value_clip: float | None,
-    max_kl: float | None,
-) -> None:
-    for name, number in collection._asdict().items():
-        if number < 1:
-            raise ConfigurationError(f"{name} is {number}: give at least 1")
-    for name, value in (("discount", discount), ("gae_lambda", gae_lambda)):
-        if not 0 <= value <= 1:
-            raise ConfigurationError(f"{name} is {value}: give a number from 0 to 1")
-    for name, limit in (("clip", clip), ("value_clip", value_clip), ("max_kl", max_kl)):
-        if limit is not None and not limit > 0:
-            raise ConfigurationError(f"{name} is {limit}: give a number above 0")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.algorithms.transforms import Transform
+from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import to_device
 from mtrl_lightning.rank_states import Share
@@ -63,17 +64,13 @@ class MeanReward(RewardScale):
     Args:
         spec: the tasks.
         max_factor: largest factor, at least 1, for a task that has hardly seen a reward.
-
-    Raises:
-        ConfigurationError: if ``max_factor`` is below 1.
     """
 
     factor_T: Tensor
 
     def __init__(self, spec: EnvSpec, max_factor: float = 1000.0) -> None:
         super().__init__(spec)
-        if not max_factor >= 1:
-            raise ConfigurationError(f"max_factor is {max_factor}: give at least 1")
+        at_least(1, max_factor=max_factor)
         self._max_factor = max_factor
         self.register_buffer("factor_T", torch.ones(spec.num_tasks))
 
@@ -104,9 +101,6 @@ class ReturnRange(RewardScale):
         spec: the tasks.
         discount: gamma of the returns, that of the critic.
         bound: magnitude that values should keep to, above 0; 10 in BRC.
-
-    Raises:
-        ConfigurationError: if a number is out of its range.
     """
 
     requires: ClassVar[tuple[str, ...]] = ("temperature_T", "target_entropy_T")
@@ -114,10 +108,8 @@ class ReturnRange(RewardScale):
 
     def __init__(self, spec: EnvSpec, discount: float = 0.99, bound: float = 10.0) -> None:
         super().__init__(spec)
-        if not (0 <= discount < 1 and bound > 0):
-            raise ConfigurationError(
-                f"discount is {discount} and bound {bound}: give 0 <= discount < 1 and bound > 0"
-            )
+        within(0, 1, below_high=True, discount=discount)
+        above(0, bound=bound)
         self._discount = discount
         self._bound = bound
         self._horizon = 1 / (1 - discount)

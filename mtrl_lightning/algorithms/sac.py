@@ -21,7 +21,7 @@ from torch.optim import Adam
 
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.checks import check_parts, check_ranges
+from mtrl_lightning.algorithms.checks import check_parts
 from mtrl_lightning.algorithms.compiling import Compile
 from mtrl_lightning.algorithms.divergence import OnNonfinite
 from mtrl_lightning.algorithms.reward_scale import RewardScale
@@ -34,7 +34,7 @@ from mtrl_lightning.algorithms.values import Scalar, Value
 from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least, increasing, within
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.networks import (
     MLP,
@@ -105,9 +105,6 @@ class SAC(Algorithm):
             trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
             or ``own``, the task's own ones, as they were initialized.
         seed: of the weights and of all draws.
-
-    Raises:
-        ConfigurationError: if a number is out of its range, or parts do not fit together.
     """
 
     acting_networks: tuple[str, ...] = ("encoder", "actor")
@@ -162,15 +159,12 @@ class SAC(Algorithm):
             max_skipped_updates=max_skipped_updates,
             untrained_tasks=untrained_tasks,
         )
-        check_ranges(
-            num_critics, discount, tau, actor_every, target_every, log_std_min, log_std_max
-        )
+        at_least(1, num_critics=num_critics, actor_every=actor_every, target_every=target_every)
+        within(0, 1, discount=discount)
+        within(0, 1, above_low=True, tau=tau)
+        increasing(log_std_min=log_std_min, log_std_max=log_std_max)
         encoder_tau = tau if encoder_tau is None else encoder_tau
-        if not 0 < encoder_tau <= 1:
-            raise ConfigurationError(
-                f"encoder_tau is {encoder_tau}: give a number above 0 and at most 1, or null for"
-                " tau's"
-            )
+        within(0, 1, above_low=True, encoder_tau=encoder_tau, hint=", or null for tau's")
         self.discount = discount
         self.actor_every = actor_every
         self.target_every = target_every

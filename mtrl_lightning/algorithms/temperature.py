@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import above
 
 
 class Temperature(nn.Module):
@@ -25,8 +25,7 @@ class Temperature(nn.Module):
 
     def __init__(self, num_tasks: int, *, initial: float = 1.0, per_task: bool = True) -> None:
         super().__init__()
-        if not initial > 0:
-            raise ConfigurationError(f"the initial temperature is {initial}: give a number above 0")
+        above(0, initial=initial, prefix="the temperature's ")
         self._num_tasks = num_tasks
         self.per_task = per_task
         num_temperatures = num_tasks if per_task else 1
@@ -47,16 +46,12 @@ class FixedTemperature(Temperature):
     Args:
         num_tasks: number of tasks, ``T``.
         value: the weight, above 0.
-
-    Raises:
-        ConfigurationError: if the value is not above 0.
     """
 
     is_learned = False
 
     def __init__(self, num_tasks: int, *, value: float = 0.1) -> None:
-        if not value > 0:
-            raise ConfigurationError(f"the fixed temperature is {value}: give a number above 0")
+        above(0, value=value, prefix="the fixed temperature's ")
         super().__init__(num_tasks, initial=value, per_task=False)
         log_alpha = self.log_alpha.detach()
         del self.log_alpha

@@ -21,6 +21,7 @@ from mtrl_lightning import distributed
 from mtrl_lightning.algorithms.divergence import DivergenceGuard
 from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.algorithms.state import Generators, MeanMetrics
+from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.memory import CPU
@@ -57,8 +58,7 @@ class Update:
         frozen: parameters that the losses depend on and do not train.
 
     Raises:
-        ConfigurationError: if the norm is not above 0, or the gradient method has no shared
-            parameter to work on.
+        ConfigurationError: if the gradient method has no shared parameter to work on.
     """
 
     def __init__(
@@ -77,11 +77,7 @@ class Update:
         weights: Callable[[], Tensor] | None = None,
         frozen: Sequence[Parameter] = (),
     ) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ConfigurationError(
-                f"{name}_max_grad_norm is {max_grad_norm}:"
-                " give a number above 0, or null for no clipping"
-            )
+        above(0, prefix=f"{name}_", hint=", or null for no clipping", max_grad_norm=max_grad_norm)
         self.name = name
         self.method = Mean(len(train_tasks)) if method is None else method
         self.task_parameters = task_parameters(modules)

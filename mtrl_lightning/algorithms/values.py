@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrl_lightning.algorithms import losses
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import above, at_least
 
 
 class Value(nn.Module):
@@ -84,19 +84,14 @@ class Categorical(Value):
     Args:
         num_bins: number of values, ``O``; 101 in BRC.
         bound: the values lie between ``-bound`` and ``bound``; 10 in BRC.
-
-    Raises:
-        ConfigurationError: if there are fewer than 2 bins or the bound is not above 0.
     """
 
     bin_O: Tensor
 
     def __init__(self, num_bins: int = 101, bound: float = 10.0) -> None:
         super().__init__()
-        if num_bins < 2 or not bound > 0:
-            raise ConfigurationError(
-                f"num_bins is {num_bins} and bound {bound}: give at least 2 bins and a bound > 0"
-            )
+        at_least(2, num_bins=num_bins)
+        above(0, bound=bound)
         self.out_dim = num_bins
         self._bound = bound
         self.register_buffer("bin_O", torch.linspace(-bound, bound, num_bins), persistent=False)

@@ -86,8 +86,7 @@ class ByHand(TaskWeighting):
         weights: task name to weight, 0 or above.
 
     Raises:
-        ConfigurationError: if a task is unknown or not trained on, a weight negative, or none above
-            0.
+        ConfigurationError: if a task is unknown or not trained on, or no weight is above 0.
     """
 
     weight_R: Tensor

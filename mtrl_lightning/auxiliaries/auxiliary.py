@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.types import EnvSpec, TransitionBatch
@@ -47,9 +48,6 @@ class Auxiliary(nn.Module):
         weight_decay: of this module's own parameters, at least 0; the encoder has none.
         after: which update its step follows: ``critic``, before the actor's, or ``targets``, as the
             last one.
-
-    Raises:
-        ConfigurationError: if a number is out of its range, or ``after`` is unknown.
     """
 
     buffers_of_each_rank: tuple[str, ...] = ()
@@ -66,18 +64,9 @@ class Auxiliary(nn.Module):
         after: AfterUpdate = "targets",
     ) -> None:
         super().__init__()
-        if every < 1:
-            raise ConfigurationError(
-                f"an auxiliary's every is {every}: give a number of updates of at least 1"
-            )
-        if weight_decay < 0:
-            raise ConfigurationError(
-                f"an auxiliary's weight_decay is {weight_decay}: give at least 0"
-            )
-        if after not in get_args(AfterUpdate):
-            raise ConfigurationError(
-                f"an auxiliary's after is {after!r}: give one of {get_args(AfterUpdate)}"
-            )
+        at_least(1, every=every)
+        at_least(0, weight_decay=weight_decay)
+        one_of(get_args(AfterUpdate), after=after)
         self.every = every
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay

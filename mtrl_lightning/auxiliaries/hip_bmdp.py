@@ -19,6 +19,7 @@ from torch import Tensor
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate, LossInputs
 from mtrl_lightning.auxiliaries.latent_dynamics import LatentDynamics, RewardFrom, model_inputs
 from mtrl_lightning.auxiliaries.transitions import Deterministic, Gaussians, TransitionModel
+from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.types import EnvSpec, TransitionBatch
@@ -63,8 +64,8 @@ class HiPBMDP(LatentDynamics):
         after: which update its step follows: ``critic``, or ``targets`` as in mtrl.
 
     Raises:
-        ConfigurationError: if fewer than two tasks are trained, the encoder has no context that is
-            learned, or an option is out of its range.
+        ConfigurationError: if fewer than two tasks are trained, or the encoder has no context that
+            is learned.
     """
 
     _task_R: Tensor
@@ -87,12 +88,8 @@ class HiPBMDP(LatentDynamics):
     ) -> None:
         _check_tasks(spec, num_others)
         _check_context(encoder)
-        if distance_weight < 0:
-            raise ConfigurationError(f"distance_weight is {distance_weight}: give at least 0")
-        if distance_loss not in get_args(DistanceLoss):
-            raise ConfigurationError(
-                f"distance_loss is {distance_loss!r}: give one of {get_args(DistanceLoss)}"
-            )
+        at_least(0, distance_weight=distance_weight)
+        one_of(get_args(DistanceLoss), distance_loss=distance_loss)
         super().__init__(
             spec,
             encoder,

@@ -28,9 +28,8 @@ from mtrl_lightning.auxiliaries.transitions import (
     TransitionModel,
     hidden_layer,
 )
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.networks.encoder import Encoder
-from mtrl_lightning.networks.experts import require_at_least_one
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 RewardFrom = Literal["features", "next_features"]
@@ -60,7 +59,7 @@ class LatentDynamics(Auxiliary):
         after: which update its step follows: ``critic`` in deep_bisim4control, ``targets`` in mtrl.
 
     Raises:
-        ConfigurationError: if the encoder has nothing to train, or an option is out of its range.
+        ConfigurationError: if the encoder has nothing to train.
     """
 
     def __init__(
@@ -85,11 +84,8 @@ class LatentDynamics(Auxiliary):
             after=after,
         )
         require_trained_encoder(encoder, type(self).__name__)
-        require_at_least_one(width=width)
-        if reward_from not in get_args(RewardFrom):
-            raise ConfigurationError(
-                f"reward_from is {reward_from!r}: give one of {get_args(RewardFrom)}"
-            )
+        at_least(1, width=width)
+        one_of(get_args(RewardFrom), reward_from=reward_from)
         latent_dim = encoder.latent_dim
         # the encoder's output, so that the context is counted
         in_dim = encoder.out_dim + spec.action_space.shape[0]

@@ -20,7 +20,7 @@ from mtrl_lightning.auxiliaries.auxiliary import (
     LossInputs,
     require_trained_encoder,
 )
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks import is_picture
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.types import EnvSpec, TransitionBatch
@@ -50,8 +50,7 @@ class Reconstruction(Auxiliary):
         after: which update its step follows: ``targets``, as in SAC-AE, or ``critic``.
 
     Raises:
-        ConfigurationError: if the encoder has nothing to train or no decoder, or a number is out of
-            its range.
+        ConfigurationError: if the encoder has nothing to train or no decoder.
     """
 
     mask_TD: Tensor | None
@@ -79,8 +78,7 @@ class Reconstruction(Auxiliary):
             after=after,
         )
         require_trained_encoder(encoder, type(self).__name__)
-        if latent_weight < 0:
-            raise ConfigurationError(f"latent_weight is {latent_weight}: give at least 0")
+        at_least(0, latent_weight=latent_weight)
         self._latent_weight = latent_weight
         self._train_tasks = spec.train_tasks
         self.decoder = encoder.make_decoder()

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.experts import require_at_least_one
+from mtrl_lightning.checks import above, at_least, increasing
 
 
 class Gaussians(NamedTuple):
@@ -62,14 +61,11 @@ class Deterministic(TransitionModel):
         in_dim: number of inputs.
         latent_dim: number of latent features.
         width: size of the hidden layer; 512 in DeepMDP's implementation for continuous control.
-
-    Raises:
-        ConfigurationError: if ``width`` is below 1.
     """
 
     def __init__(self, in_dim: int, latent_dim: int, *, width: int = 512) -> None:
         super().__init__(in_dim, latent_dim)
-        require_at_least_one(width=width)
+        at_least(1, width=width)
         self.layers = nn.Sequential(*hidden_layer(in_dim, width), nn.Linear(width, latent_dim))
 
     def forward(self, x_BI: Tensor) -> Gaussians:
@@ -91,10 +87,6 @@ class Probabilistic(TransitionModel):
         width: size of the hidden layer; 512 in deep_bisim4control.
         min_std: lower bound of the standard deviations, above 0; 1e-4 in deep_bisim4control.
         max_std: upper bound; 10 in deep_bisim4control.
-
-    Raises:
-        ConfigurationError: if ``width`` is below 1, or the bounds are not in
-            ``0 < min_std < max_std``.
     """
 
     def __init__(
@@ -107,11 +99,9 @@ class Probabilistic(TransitionModel):
         max_std: float = 10.0,
     ) -> None:
         super().__init__(in_dim, latent_dim)
-        require_at_least_one(width=width)
-        if not 0 < min_std < max_std:
-            raise ConfigurationError(
-                f"min_std is {min_std} and max_std {max_std}: give 0 < min_std < max_std"
-            )
+        at_least(1, width=width)
+        above(0, min_std=min_std)
+        increasing(min_std=min_std, max_std=max_std)
         self._min_std = min_std
         self._max_std = max_std
         self.hidden = nn.Sequential(*hidden_layer(in_dim, width))
@@ -136,10 +126,6 @@ class TransitionEnsemble(TransitionModel):
         width: size of each hidden layer.
         min_std: lower bound of the standard deviations, above 0.
         max_std: upper bound.
-
-    Raises:
-        ConfigurationError: if ``size`` or ``width`` is below 1, or the bounds are not
-            ``0 < min_std < max_std``.
     """
 
     def __init__(
@@ -153,7 +139,7 @@ class TransitionEnsemble(TransitionModel):
         max_std: float = 10.0,
     ) -> None:
         super().__init__(in_dim, latent_dim)
-        require_at_least_one(size=size)
+        at_least(1, size=size)
         self.members = nn.ModuleList(
             Probabilistic(in_dim, latent_dim, width=width, min_std=min_std, max_std=max_std)
             for _ in range(size)

@@ -43,9 +43,6 @@ class ReplayCallback(SessionCallback):
         restore: whether a continued run reads the replay of its checkpoint.
         delete_at_end: whether the files are deleted when the run has ended by itself: it can then
             be continued only with ``replay.restore`` false. An interrupted run keeps them.
-
-    Raises:
-        ConfigurationError: if a number is out of range.
     """
 
     key = "replay"

@@ -14,6 +14,7 @@ from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.pictures import log_tensorboard_image
 from mtrl_lightning.callbacks.signals import Interrupted
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.video import (
@@ -53,8 +54,8 @@ class VideoCallback(SessionCallback):
         timeout: seconds to wait for a worker before the recording is given up.
 
     Raises:
-        ConfigurationError: if a number is out of range; at the start of training, if the tasks or
-            the split are unknown, or no video can be made on this machine.
+        ConfigurationError: at the start of training, if the tasks or the split are unknown, or no
+            video can be made on this machine.
     """
 
     key = "video"
@@ -72,16 +73,9 @@ class VideoCallback(SessionCallback):
         num_workers: int | None = None,
         timeout: float = 300.0,
     ) -> None:
-        if every < 1 or num_episodes < 1 or first_episode < 0:
-            raise ConfigurationError(
-                f"VideoCallback: every is {every}, num_episodes {num_episodes}: give at least 1;"
-                f" first_episode is {first_episode}: give at least 0"
-            )
-        if timeout <= 0 or (num_workers is not None and num_workers < 0):
-            raise ConfigurationError(
-                f"VideoCallback: timeout is {timeout}: give a number above 0;"
-                f" num_workers is {num_workers}: give 0 or more, or null"
-            )
+        at_least(1, every=every, num_episodes=num_episodes, prefix="VideoCallback's ")
+        at_least(0, first_episode=first_episode, num_workers=num_workers, prefix="VideoCallback's ")
+        above(0, timeout=timeout, prefix="VideoCallback's ")
         self._every = every
         self._tasks = tasks
         self._split = split

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import above
 from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
@@ -264,11 +265,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
         )
-    if spec.max_return is not None and not spec.max_return > 0:
-        raise ConfigurationError(
-            f"max_return is {spec.max_return}: give the largest return of an episode, above 0, or"
-            " None"
-        )
+    above(0, max_return=spec.max_return, hint=", the largest return of an episode, or None")
     _check_frame_stack(spec)
     _check_sizes(spec, "observation_sizes", spec.observation_space)
     _check_sizes(spec, "action_sizes", spec.action_space)

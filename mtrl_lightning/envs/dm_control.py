@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import above, within
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.dm_control_domains import import_suite, load
 from mtrl_lightning.envs.dm_control_env import FastStepper, OwnStepper, SuiteEnv
@@ -68,7 +69,7 @@ class SuiteTasks(Benchmark):
         fast: step with cheaper code, if the installed version was compared.
 
     Raises:
-        ConfigurationError: if a task cannot be used, or a number is out of range.
+        ConfigurationError: if a task cannot be used.
     """
 
     def __init__(
@@ -82,16 +83,9 @@ class SuiteTasks(Benchmark):
     ) -> None:
         self.task_names = tuple(task_names)
         import_suite()  # says what to install, before versions are looked up
-        if not 1 <= horizon <= MAX_HORIZON:
-            raise ConfigurationError(
-                f"horizon is {horizon}: dm_control's episodes have 1 to {MAX_HORIZON} control steps"
-            )
-        if not 1 <= action_repeat <= horizon:
-            raise ConfigurationError(
-                f"action_repeat is {action_repeat}: give 1 to the horizon, {horizon} control steps"
-            )
-        if not 0 < reward_scale < math.inf:
-            raise ConfigurationError(f"reward_scale is {reward_scale}: give a number above 0")
+        within(1, MAX_HORIZON, horizon=horizon, hint=" of control steps")
+        within(1, horizon, action_repeat=action_repeat, hint=", the horizon in control steps")
+        above(0, finite=True, reward_scale=reward_scale)
         if horizon % action_repeat:
             warnings.warn(
                 f"action_repeat {action_repeat} does not divide the horizon of {horizon} control"
@@ -204,8 +198,8 @@ class DMControl(SuiteTasks):
             not compared.
 
     Raises:
-        ConfigurationError: if dm_control is missing, a task is unknown or named twice or has
-            unbounded actions, or a number is out of range.
+        ConfigurationError: if dm_control is missing, or a task is unknown or named twice or has
+            unbounded actions.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.envs.dm_control import MAX_HORIZON, SuiteTasks
 from mtrl_lightning.envs.dm_control_domains import import_suite, load
 from mtrl_lightning.errors import ConfigurationError
@@ -184,8 +185,8 @@ class DMControlFamily(SuiteTasks):
             not compared.
 
     Raises:
-        ConfigurationError: if dm_control is missing, the family or the task is unknown, a value is
-            given twice or is invalid for the model, or a number is out of range.
+        ConfigurationError: if dm_control is missing, the family or the task is unknown, or a value
+            is given twice or is invalid for the model.
     """
 
     def __init__(
@@ -317,10 +318,7 @@ def _task_of(family: Family, task: str | None) -> str:
         return family.task
     domain, _, _ = family.task.partition("-")
     known = ["-".join(pair) for pair in import_suite().ALL_TASKS if pair[0] == domain]
-    if task not in known:
-        raise ConfigurationError(
-            f"task is {task!r}: give one of this family's domain, {', '.join(known)}"
-        )
+    one_of(known, task=task, hint=", the tasks of this family's domain")
     return task
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs import observations
 from mtrl_lightning.envs.actions import what_is_wrong
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec
@@ -60,8 +61,7 @@ class GymnasiumTasks(Benchmark):
     ) -> None:
         if not tasks:
             raise ConfigurationError("tasks is empty: name at least one environment")
-        if horizon is not None and horizon < 1:
-            raise ConfigurationError(f"horizon is {horizon}: give a number of steps of at least 1")
+        at_least(1, horizon=horizon)
         self.tasks = _named(tasks)
         self.horizon = horizon
         self.has_success = has_success

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import at_least, one_of, within
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.metaworld_fast import fast_class, unchecked_versions
 from mtrl_lightning.envs.metaworld_goals import drawn_goals
@@ -48,8 +49,7 @@ class MetaWorld(Benchmark):
             ``compute_reward``, by which checkers recognize environments with goals in dictionaries.
 
     Raises:
-        ConfigurationError: if MetaWorld is missing, a task is unknown or named twice, or a number
-            is out of range.
+        ConfigurationError: if MetaWorld is missing, or a task is unknown or named twice.
     """
 
     def __init__(
@@ -63,19 +63,10 @@ class MetaWorld(Benchmark):
         evaluation_horizon: int | None = None,
     ) -> None:
         suite = import_simulated("metaworld", "metaworld")
-        if not 1 <= num_goals <= MAX_GOALS:
-            raise ConfigurationError(
-                f"num_goals is {num_goals}: MetaWorld draws 1 to {MAX_GOALS} goals per task"
-            )
-        for name, steps in (("horizon", horizon), ("evaluation_horizon", evaluation_horizon)):
-            if steps is not None and steps < 1:
-                raise ConfigurationError(f"{name} is {steps}: give a number of steps of at least 1")
-        if reward_version not in ("v1", "v2"):
-            raise ConfigurationError(
-                f"reward_version is {reward_version!r}: MetaWorld has v1 and v2"
-            )
-        if goal_seed < 0:
-            raise ConfigurationError(f"goal_seed is {goal_seed}: give 0 or more")
+        within(1, MAX_GOALS, num_goals=num_goals)
+        at_least(1, horizon=horizon, evaluation_horizon=evaluation_horizon)
+        one_of(("v1", "v2"), reward_version=reward_version)
+        at_least(0, goal_seed=goal_seed)
         if isinstance(tasks, str):
             names = list(_named_set(suite, tasks))
         else:

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmark import Benchmark, BenchmarkWrapper
 from mtrl_lightning.envs.drawing import SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
@@ -43,8 +44,7 @@ class VideoFormat(NamedTuple):
                 raise ConfigurationError(
                     f"the video's {name} is {pixels}: give an even number of at least 32 pixels"
                 )
-        if self.fps < 1:
-            raise ConfigurationError(f"the video's fps is {self.fps}: give at least 1")
+        at_least(1, fps=self.fps, prefix="the video's ")
         return self
 
 

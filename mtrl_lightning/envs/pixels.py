@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.envs.benchmark import Benchmark, BenchmarkWrapper, check_spec
 from mtrl_lightning.envs.drawing import Quality, SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
@@ -42,8 +43,8 @@ class Pixels(BenchmarkWrapper):
         multisampling: whether edges are smooth.
 
     Raises:
-        ConfigurationError: if a number is out of range, an episode is shorter than the stack, an
-            environment cannot be drawn, or nothing on this machine can draw.
+        ConfigurationError: if an episode is shorter than the stack, an environment cannot be drawn,
+            or nothing on this machine can draw.
     """
 
     def __init__(
@@ -58,13 +59,8 @@ class Pixels(BenchmarkWrapper):
     ) -> None:
         super().__init__(benchmark)
         spec = benchmark.spec
-        if size < 1:
-            raise ConfigurationError(f"size is {size}: give the pixels of a picture's side, as 84")
-        if not 1 <= frame_stack <= spec.horizon:
-            raise ConfigurationError(
-                f"frame_stack is {frame_stack}: give at least 1 frame and at most {spec.horizon},"
-                " the environment steps of an episode"
-            )
+        at_least(1, size=size, hint=" pixel, such as 84")
+        within(1, spec.horizon, frame_stack=frame_stack, hint=", the steps of an episode")
         self.size = size
         self.frame_stack = frame_stack
         self.drawn_camera = camera

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import EnvSpec
 
 STEP = 0.2
@@ -35,10 +35,7 @@ class ToyReach(Benchmark):
     """
 
     def __init__(self, num_tasks: int = 3, horizon: int = 20) -> None:
-        if num_tasks < 1 or horizon < 1:
-            raise ConfigurationError(
-                f"num_tasks {num_tasks} and horizon {horizon} must both be at least 1"
-            )
+        at_least(1, num_tasks=num_tasks, horizon=horizon)
         self.num_tasks = num_tasks
         self.horizon = horizon
 
@@ -71,11 +68,9 @@ class ToyConflict(Benchmark):
     """
 
     def __init__(self, num_tasks: int = 6, horizon: int = 20, reward_spread: float = 10.0) -> None:
-        if num_tasks < 2 or horizon < 1 or not reward_spread > 0:
-            raise ConfigurationError(
-                f"num_tasks {num_tasks} must be at least 2, horizon {horizon} at least 1"
-                f" and reward_spread {reward_spread} above 0"
-            )
+        at_least(2, num_tasks=num_tasks)
+        at_least(1, horizon=horizon)
+        above(0, reward_spread=reward_spread)
         self.num_tasks = num_tasks
         self.horizon = horizon
         self.reward_spread = reward_spread

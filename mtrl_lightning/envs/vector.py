@@ -18,6 +18,7 @@ from gymnasium.error import (
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.arrays import SharedMemory, arrays_in, num_bytes
 from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.env_group import GroupPlan
@@ -90,8 +91,8 @@ class VectorEnv(gym.vector.VectorEnv):
         progress: whether a bar shows how many environments are built, on a terminal.
 
     Raises:
-        ConfigurationError: if the split or a task is unknown, the number of workers is negative, or
-            the benchmark's spec or the benchmark itself cannot be used.
+        ConfigurationError: if the split or a task is unknown, or the benchmark's spec or the
+            benchmark itself cannot be used.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -114,10 +115,7 @@ class VectorEnv(gym.vector.VectorEnv):
             raise ConfigurationError(
                 f"unknown split {split!r}: the benchmark has {', '.join(benchmark.splits)}"
             )
-        if num_workers is not None and num_workers < 0:
-            raise ConfigurationError(
-                f"num_workers is {num_workers}: give 0 (in this process) or more"
-            )
+        at_least(0, num_workers=num_workers, hint=", 0 for this process")
         spec = check_spec(benchmark.spec)
         if not tasks or not all(0 <= task < spec.num_tasks for task in tasks):
             raise ConfigurationError(

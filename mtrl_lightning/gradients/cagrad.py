@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients
 
@@ -44,21 +44,14 @@ class CAGrad(GradientMethod):
             other tasks form one group with their mean gradient (CAGrad-Fast, equation 4; ``|S|`` is
             4 on MT10 and 8 on MT50), which costs ``num_sampled + 1`` backward passes. None: all
             tasks one by one.
-
-    Raises:
-        ConfigurationError: if ``c`` is negative or ``num_sampled`` is below 1.
     """
 
     averages_gradients = True
 
     def __init__(self, num_tasks: int, *, c: float = 0.5, num_sampled: int | None = None) -> None:
         super().__init__(num_tasks)
-        if not c >= 0:
-            raise ConfigurationError(f"CAGrad's c is {c}: give a number of at least 0, such as 0.5")
-        if num_sampled is not None and num_sampled < 1:
-            raise ConfigurationError(
-                f"CAGrad's num_sampled is {num_sampled}: give at least 1, or null for all tasks"
-            )
+        at_least(0, c=c, prefix="CAGrad's ", hint=", such as 0.5")
+        at_least(1, num_sampled=num_sampled, prefix="CAGrad's ", hint=", or null for all tasks")
         self.c = c
         self.num_sampled = num_sampled
 

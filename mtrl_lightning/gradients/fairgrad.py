@@ -7,14 +7,12 @@ Shapes: ``R`` trained tasks, ``P`` tasks whose gradient is not zero.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
@@ -68,19 +66,13 @@ class FairGrad(GradientMethod):
             MT10 and MT50 commands): 0 for the mean gradient, 1 for proportional fairness. As it
             grows, the update approaches the one that maximizes the smallest improvement. Near 0 it
             approaches the mean only where the mean improves every task.
-
-    Raises:
-        ConfigurationError: if ``alpha`` is negative or not finite.
     """
 
     averages_gradients = True
 
     def __init__(self, num_tasks: int, *, alpha: float = 2.0) -> None:
         super().__init__(num_tasks)
-        if not 0 <= alpha < math.inf:
-            raise ConfigurationError(
-                f"FairGrad's alpha is {alpha}: give a finite number of at least 0, such as 2"
-            )
+        at_least(0, finite=True, alpha=alpha, prefix="FairGrad's ", hint=", such as 2")
         self.alpha = alpha
 
     def backward(

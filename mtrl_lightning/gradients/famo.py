@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
 from mtrl_lightning.gradients.task_gradients import weight_statistics
@@ -41,9 +41,6 @@ class FAMO(GradientMethod):
         lr: Adam's learning rate for ``xi``, above 0 (``beta`` in the paper; 0.025).
         decay: weight decay of ``xi``, at least 0 (``gamma`` in the paper; 0.001 or 0.01, and 0.01
             in its MT10 command).
-
-    Raises:
-        ConfigurationError: if ``lr`` is not above 0 or ``decay`` is negative.
     """
 
     is_one_pass = True
@@ -51,11 +48,8 @@ class FAMO(GradientMethod):
 
     def __init__(self, num_tasks: int, *, lr: float = 0.025, decay: float = 0.01) -> None:
         super().__init__(num_tasks)
-        if not lr > 0 or not decay >= 0:
-            raise ConfigurationError(
-                f"FAMO's lr is {lr} and its decay {decay}:"
-                " give an lr above 0, such as 0.025, and a decay of at least 0, such as 0.01"
-            )
+        above(0, lr=lr, prefix="FAMO's ", hint=", such as 0.025")
+        at_least(0, decay=decay, prefix="FAMO's ", hint=", such as 0.01")
         self.decay = decay
         self.shifted = ShiftedLosses(num_tasks)
         self.optimizer = WeightOptimizer(num_tasks, lr)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
@@ -46,9 +47,6 @@ class GradNorm(GradientMethod):
         num_tasks: number of trained tasks, ``R``.
         asymmetry: how strongly slower tasks are favoured, at least 0 (``alpha`` in the paper; 1.5).
         lr: Adam's learning rate for the weights, above 0 (0.025 in the paper).
-
-    Raises:
-        ConfigurationError: if ``asymmetry`` is negative or ``lr`` is not above 0.
     """
 
     weight_R: Tensor
@@ -56,11 +54,8 @@ class GradNorm(GradientMethod):
 
     def __init__(self, num_tasks: int, *, asymmetry: float = 1.5, lr: float = 0.025) -> None:
         super().__init__(num_tasks)
-        if not asymmetry >= 0 or not lr > 0:
-            raise ConfigurationError(
-                f"GradNorm's asymmetry is {asymmetry} and its lr {lr}:"
-                " give an asymmetry of at least 0, such as 1.5, and an lr above 0, such as 0.025"
-            )
+        at_least(0, asymmetry=asymmetry, prefix="GradNorm's ", hint=", such as 1.5")
+        above(0, lr=lr, prefix="GradNorm's ", hint=", such as 0.025")
         self.asymmetry = asymmetry
         self.shifted = ShiftedLosses(num_tasks)
         self.optimizer = WeightOptimizer(num_tasks, lr)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
@@ -57,9 +57,6 @@ class NashMTL(GradientMethod):
             the authors' program); None for no clipping.
         update_every: number of updates for which the weights are kept (1, 50 and 100 in the paper's
             MT10 experiments).
-
-    Raises:
-        ConfigurationError: if ``max_norm`` is not above 0 or ``update_every`` is below 1.
     """
 
     averages_gradients = True
@@ -70,12 +67,8 @@ class NashMTL(GradientMethod):
         self, num_tasks: int, *, max_norm: float | None = None, update_every: int = 1
     ) -> None:
         super().__init__(num_tasks)
-        if max_norm is not None and not max_norm > 0:
-            raise ConfigurationError(
-                f"Nash-MTL's max_norm is {max_norm}: give a number above 0, or null for no clipping"
-            )
-        if update_every < 1:
-            raise ConfigurationError(f"Nash-MTL's update_every is {update_every}: give at least 1")
+        above(0, max_norm=max_norm, prefix="Nash-MTL's ", hint=", or null for no clipping")
+        at_least(1, update_every=update_every, prefix="Nash-MTL's ")
         self.max_norm = max_norm
         self.update_every = update_every
         self.register_buffer(

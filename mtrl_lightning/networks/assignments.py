@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mtrl_lightning.checks import above, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.hidden import HiddenLayers
@@ -182,9 +183,6 @@ class Gate(Assignment):
         conditioning: task conditioning, the input of the perceptron; it is not trained.
         width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 in mtrl.
-
-    Raises:
-        ConfigurationError: if ``num_chosen`` is below 1 or above ``num_experts``.
     """
 
     def __init__(
@@ -198,10 +196,7 @@ class Gate(Assignment):
         depth: int = 2,
     ) -> None:
         super().__init__(num_tasks, num_experts)
-        if not 1 <= num_chosen <= num_experts:
-            raise ConfigurationError(
-                f"num_chosen is {num_chosen}: choose from 1 to all {num_experts} experts"
-            )
+        within(1, num_experts, num_chosen=num_chosen, hint=", the number of experts")
         self._num_chosen = num_chosen
         self.scores = _Scores(num_tasks, num_experts, conditioning, width, depth)
 
@@ -226,9 +221,6 @@ class Attention(Assignment):
         conditioning: task conditioning, the input of the perceptron; it is not trained.
         width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 in mtrl.
-
-    Raises:
-        ConfigurationError: if ``temperature`` is not above 0.
     """
 
     def __init__(
@@ -242,10 +234,7 @@ class Attention(Assignment):
         depth: int = 2,
     ) -> None:
         super().__init__(num_tasks, num_experts)
-        if not temperature > 0:
-            raise ConfigurationError(
-                f"Attention's temperature is {temperature}: give a number above 0"
-            )
+        above(0, temperature=temperature, prefix="Attention's ")
         self._temperature = temperature
         self.scores = _Scores(num_tasks, num_experts, conditioning, width, depth)
 

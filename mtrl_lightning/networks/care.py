@@ -41,8 +41,7 @@ class CARE(Encoder):
         context_dim: size of the context, ``C``, equal to ``out_dim``.
 
     Raises:
-        ConfigurationError: if observations are images, ``context_dim`` differs from ``out_dim``, or
-            a size is below 1.
+        ConfigurationError: if observations are images, or ``context_dim`` differs from ``out_dim``.
     """
 
     context: TaskEncoder

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network
@@ -94,15 +95,11 @@ class Embedding(TaskConditioning):
         num_tasks: number of tasks, ``T``.
         dim: size of a vector, ``C``; 32 in BRC, 50 in mtrl.
         unit_norm: whether vectors are normalized to unit length in the forward pass.
-
-    Raises:
-        ConfigurationError: if ``dim`` is below 1.
     """
 
     def __init__(self, num_tasks: int, *, dim: int = 32, unit_norm: bool = False) -> None:
         super().__init__(num_tasks)
-        if dim < 1:
-            raise ConfigurationError(f"a task embedding's dim is {dim}: it must be at least 1")
+        at_least(1, dim=dim, prefix="a task embedding's ")
         self.out_dim = dim
         self._unit_norm = unit_norm
         self.weight_TC = nn.Parameter(torch.randn(num_tasks, dim))
@@ -123,9 +120,6 @@ class TaskEncoder(TaskConditioning):
         out_dim: output size, ``C``; 50 in CARE.
         embedding: task conditioning, the input of the perceptron: learned vectors of size 50 by
             default, or for example a frozen ``Language``.
-
-    Raises:
-        ConfigurationError: if ``width``, ``depth`` or ``out_dim`` is below 1.
     """
 
     tasks_T: Tensor
@@ -142,10 +136,7 @@ class TaskEncoder(TaskConditioning):
         ),
     ) -> None:
         super().__init__(num_tasks)
-        if out_dim < 1:
-            raise ConfigurationError(
-                f"a task encoder's out_dim is {out_dim}: it must be at least 1"
-            )
+        at_least(1, out_dim=out_dim, prefix="a task encoder's ")
         self.out_dim = out_dim
         self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)
         self.embedding = embedding(num_tasks)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.network import is_captured, uniform_
 
 
@@ -29,9 +29,6 @@ class Experts(nn.Module):
         width: size of a hidden layer.
         depth: number of hidden layers, each followed by ReLU; 0 for one linear map.
         relu_last: whether ReLU also follows the output layer.
-
-    Raises:
-        ConfigurationError: if ``depth`` is negative or another size is below 1.
     """
 
     def __init__(
@@ -45,9 +42,8 @@ class Experts(nn.Module):
         relu_last: bool = False,
     ) -> None:
         super().__init__()
-        require_at_least_one(num_experts=num_experts, in_dim=in_dim, out_dim=out_dim, width=width)
-        if depth < 0:
-            raise ConfigurationError(f"depth is {depth}: it must be at least 0")
+        at_least(1, num_experts=num_experts, in_dim=in_dim, out_dim=out_dim, width=width)
+        at_least(0, depth=depth)
         self.num_experts = num_experts
         self.out_dim = out_dim
         self._relu_last = relu_last
@@ -164,14 +160,3 @@ def he_uniform_(weight: Tensor) -> None:
     """
     bound = math.sqrt(6 / weight.shape[-2])
     nn.init.uniform_(weight, -bound, bound)
-
-
-def require_at_least_one(**sizes: int) -> None:
-    """Check that all sizes are at least 1.
-
-    Raises:
-        ConfigurationError: naming the first size below 1.
-    """
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigurationError(f"{name} is {size}: it must be at least 1")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
-from mtrl_lightning.networks.experts import require_at_least_one
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
 
@@ -41,8 +41,7 @@ class FiLM(Network):
             the algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
-        ConfigurationError: if ``width`` or ``depth`` is below 1, or the conditioning has no
-            features.
+        ConfigurationError: if the conditioning has no features.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class FiLM(Network):
         conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        require_at_least_one(depth=depth, width=width)
+        at_least(1, depth=depth, width=width)
         self.conditioning = require_task_input(
             (conditioning or OneHot)(num_tasks), "FiLM", "scales and shifts"
         )

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrl_lightning import products
-from mtrl_lightning.networks.network import check_layers, he_linear, is_captured
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.networks.network import he_linear, is_captured
 
 MAX_ROW_FRACTION = 0.75
 """Rows without a gradient are left out if at most this fraction of the rows has one."""
@@ -45,13 +46,10 @@ class HiddenLayers(nn.Sequential):
         width: size of a hidden layer.
         depth: number of hidden layers.
         layer_norm: whether LayerNorm follows each linear map.
-
-    Raises:
-        ConfigurationError: if ``width`` or ``depth`` is below 1.
     """
 
     def __init__(self, in_dim: int, width: int, depth: int, layer_norm: bool) -> None:
-        check_layers(width, depth)
+        at_least(1, width=width, depth=depth)
         layers: list[nn.Module] = []
         for i in range(depth):
             linear = he_linear(in_dim if i == 0 else width, width)

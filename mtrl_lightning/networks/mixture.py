@@ -11,6 +11,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.assignments import Assignment, Average
 from mtrl_lightning.networks.encoder import Encoder
@@ -31,7 +32,7 @@ class MixtureOfEncoders(Encoder):
         assignment: weights ``a`` of the perceptrons, given the task.
 
     Raises:
-        ConfigurationError: if observations are images, or a size is below 1.
+        ConfigurationError: if observations are images.
     """
 
     def __init__(
@@ -68,9 +69,5 @@ def make_encoders(
             f"observations have the shape {observation_space.shape}:"
             " a mixture of encoders needs state vectors, use another encoder for images"
         )
-    if min(num_experts, width, depth, out_dim) < 1:
-        raise ConfigurationError(
-            f"num_experts is {num_experts}, width {width}, depth {depth} and out_dim {out_dim}:"
-            " all must be at least 1"
-        )
+    at_least(1, num_experts=num_experts, width=width, depth=depth, out_dim=out_dim)
     return Experts(num_experts, observation_space.shape[0], out_dim, width=width, depth=depth)

@@ -31,9 +31,6 @@ class MLP(Network):
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
         conditioning: task conditioning, appended to the input; None for the
             algorithm's ``conditioning``, or else the one-hot.
-
-    Raises:
-        ConfigurationError: if ``width`` or ``depth`` is below 1.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class MLPEncoder(ProjectedEncoder):
             losses alone, ``(num_tasks) -> TaskConditioning``; None for none.
 
     Raises:
-        ConfigurationError: if observations are images, or a size is below 1.
+        ConfigurationError: if observations are images.
     """
 
     def __init__(

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
-from mtrl_lightning.networks.experts import Experts, require_at_least_one
+from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.multi_head import LinearHeads
 from mtrl_lightning.networks.network import Network
 
@@ -44,8 +45,8 @@ class MOORE(Network):
             algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
-        ConfigurationError: if a size is below 1, ``num_experts`` is above ``width``, or the
-            conditioning has no features.
+        ConfigurationError: if ``num_experts`` is above ``width``, or the conditioning has no
+            features.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class MOORE(Network):
         conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        require_at_least_one(width=width, depth=depth, num_experts=num_experts)
+        at_least(1, width=width, depth=depth, num_experts=num_experts)
         if num_experts > width:
             raise ConfigurationError(
                 f"num_experts is {num_experts} and width {width}: set num_experts to at most width,"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts, tasks_in_order
 from mtrl_lightning.networks.hidden import HiddenLayers
@@ -40,9 +40,6 @@ class MultiHead(Network):
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
         conditioning: task conditioning, appended to the input; None for the
             algorithm's ``conditioning``, or else the one-hot.
-
-    Raises:
-        ConfigurationError: if ``head_width`` is negative, or ``width`` or ``depth`` is below 1.
     """
 
     def __init__(
@@ -60,10 +57,7 @@ class MultiHead(Network):
         conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        if head_width < 0:
-            raise ConfigurationError(
-                f"head_width is {head_width}: give a size above 0, or 0 for linear heads"
-            )
+        at_least(0, head_width=head_width, hint=", 0 for linear heads")
         self.conditioning = (conditioning or OneHot)(num_tasks)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from mtrl_lightning.errors import ConfigurationError
-
 
 class TaskModule(nn.Module):
     """A module that says which of its parameters several tasks use."""
@@ -86,15 +84,3 @@ def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
     nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
     nn.init.zeros_(linear.bias)
     return linear
-
-
-def check_layers(width: int, depth: int) -> None:
-    """Check that width and depth are at least 1.
-
-    Raises:
-        ConfigurationError: if one of them is below 1.
-    """
-    if depth < 1 or width < 1:
-        raise ConfigurationError(
-            f"a network's depth is {depth} and its width {width}: both must be at least 1"
-        )

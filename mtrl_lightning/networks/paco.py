@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import (
     NeedsTaskNames,
@@ -22,7 +23,7 @@ from mtrl_lightning.networks.conditioning import (
     TaskConditioning,
     require_task_input,
 )
-from mtrl_lightning.networks.experts import he_uniform_, require_at_least_one, tasks_in_order
+from mtrl_lightning.networks.experts import he_uniform_, tasks_in_order
 from mtrl_lightning.networks.network import Network, uniform_
 
 
@@ -53,8 +54,8 @@ class PaCo(Network):
             algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
-        ConfigurationError: if a size is below 1, ``max_loss`` is not above 0 or set although ``w``
-            is no table, or the conditioning has no features.
+        ConfigurationError: if ``max_loss`` is set although ``w`` is no table, or the conditioning
+            has no features.
     """
 
     tasks_T1: Tensor
@@ -73,7 +74,7 @@ class PaCo(Network):
         conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        require_at_least_one(width=width, depth=depth, num_sets=num_sets)
+        at_least(1, width=width, depth=depth, num_sets=num_sets)
         self.conditioning = require_task_input((conditioning or OneHot)(num_tasks), "PaCo")
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):

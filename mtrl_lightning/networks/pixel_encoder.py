@@ -16,9 +16,9 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
-from mtrl_lightning.networks.experts import require_at_least_one
 from mtrl_lightning.networks.projection import ProjectedEncoder, orthogonal_linear
 
 KERNEL = 3
@@ -48,8 +48,7 @@ class PixelEncoder(ProjectedEncoder):
             of the time of an update in bf16-mixed on a CPU (``docs/pixels.md``).
 
     Raises:
-        ConfigurationError: if observations are no pictures of bytes or too small for the strides,
-            or a number is below 1.
+        ConfigurationError: if observations are no pictures of bytes, or too small for the strides.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class PixelEncoder(ProjectedEncoder):
     ) -> None:
         super().__init__(observation_space, num_tasks)
         require_pictures(observation_space, type(self).__name__)
-        require_at_least_one(channels=channels, strides=min(strides, default=0))
+        at_least(1, channels=channels, strides=min(strides, default=0))
         self._observation_shape = observation_space.shape
         self._channels = channels
         self._strides = list(strides)

@@ -15,9 +15,9 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.encoder import Encoder
-from mtrl_lightning.networks.experts import require_at_least_one
 from mtrl_lightning.networks.network import Network
 
 
@@ -76,11 +76,8 @@ class ProjectedEncoder(Encoder):
             shared_dim: number of features of the layers, ``F``.
             latent_dim: number of projected features, ``Z``.
             context: the tasks' context; None for none.
-
-        Raises:
-            ConfigurationError: if ``latent_dim`` is below 1.
         """
-        require_at_least_one(out_dim=latent_dim)
+        at_least(1, out_dim=latent_dim)
         self.out_dim = latent_dim
         if context is not None:
             self.context = context(self._num_tasks)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mtrl_lightning.networks.network import check_layers, he_linear
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.networks.network import he_linear
 
 
 def residual_layers(in_dim: int, width: int, depth: int) -> nn.Sequential:
@@ -24,11 +25,8 @@ def residual_layers(in_dim: int, width: int, depth: int) -> nn.Sequential:
         width: size of every layer.
         depth: number of blocks, of two linear layers each; 2 in the papers' critics, 1 in their
             actors.
-
-    Raises:
-        ConfigurationError: if ``width`` or ``depth`` is below 1.
     """
-    check_layers(width, depth)
+    at_least(1, width=width, depth=depth)
     blocks = (_Block(width) for _ in range(depth))
     return nn.Sequential(he_linear(in_dim, width), nn.LayerNorm(width), nn.ReLU(), *blocks)
 

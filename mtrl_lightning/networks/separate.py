@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import Tensor
 from torch.nn import Parameter
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.experts import TaskExperts, require_at_least_one
+from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.network import Network
 
 
@@ -25,9 +26,6 @@ class Separate(Network):
         width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers; 3 in MetaWorld's protocols.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
-
-    Raises:
-        ConfigurationError: if a size is below 1.
     """
 
     def __init__(
@@ -41,7 +39,7 @@ class Separate(Network):
         output_bound: float = 3e-3,
     ) -> None:
         super().__init__()
-        require_at_least_one(depth=depth)
+        at_least(1, depth=depth)
         self.own = TaskExperts(
             num_tasks, in_dim, out_dim, width=width, depth=depth, output_bound=output_bound
         )

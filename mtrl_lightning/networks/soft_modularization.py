@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
-from mtrl_lightning.networks.experts import Experts, require_at_least_one
+from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
 
 ROUTING_BOUND = 3e-3
@@ -56,7 +57,7 @@ class SoftModularization(Network):
             algorithm's ``conditioning``, or else the one-hot.
 
     Raises:
-        ConfigurationError: if a size is below 1, or the conditioning has no features.
+        ConfigurationError: if the conditioning has no features.
     """
 
     def __init__(
@@ -73,9 +74,7 @@ class SoftModularization(Network):
         conditioning: Callable[[int], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        require_at_least_one(
-            width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim
-        )
+        at_least(1, width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim)
         self.conditioning = require_task_input(
             (conditioning or OneHot)(num_tasks), "SoftModularization", "its routing"
         )

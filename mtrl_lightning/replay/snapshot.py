@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import Storage
 from mtrl_lightning.saved import count
@@ -40,22 +41,13 @@ class ReplaySnapshots:
         folder: where the chunks are kept; made when first needed.
         chunk_mebibytes: size of a chunk.
         save_last: transitions that are saved, the newest of all rings together; None for all.
-
-    Raises:
-        ConfigurationError: if a chunk would have no size, or no transition would be saved.
     """
 
     def __init__(
         self, folder: Path, chunk_mebibytes: float = 32.0, save_last: int | None = None
     ) -> None:
-        if not chunk_mebibytes > 0:
-            raise ConfigurationError(
-                f"replay.chunk_mebibytes is {chunk_mebibytes}: give a number above 0"
-            )
-        if save_last is not None and save_last < 1:
-            raise ConfigurationError(
-                f"replay.save_last is {save_last}: give at least 1 (null saves all transitions)"
-            )
+        above(0, chunk_mebibytes=chunk_mebibytes, prefix="replay.")
+        at_least(1, save_last=save_last, prefix="replay.", hint=", or null for all transitions")
         self.folder = folder
         self._chunk_bytes = chunk_mebibytes * MEBIBYTE
         self._save_last = save_last

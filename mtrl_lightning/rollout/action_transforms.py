@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import above, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import Share
 from mtrl_lightning.types import Chosen, EnvSpec, Mode, Policy
@@ -68,14 +69,10 @@ class ClipAction(ActionTransform):
 
     Args:
         bound: largest absolute value, above 0 and at most 1.
-
-    Raises:
-        ConfigurationError: if the bound is out of its range.
     """
 
     def __init__(self, bound: float) -> None:
-        if not 0 < bound <= 1:
-            raise ConfigurationError(f"bound is {bound}: give a number above 0 and at most 1")
+        within(0, 1, above_low=True, bound=bound)
         self._bound = bound
 
     def transform(
@@ -91,9 +88,6 @@ class ScaleAction(ActionTransform):
     Args:
         factor: of every number of an action, not 0; below 1 for slower or gentler motions, negative
             to turn them around.
-
-    Raises:
-        ConfigurationError: if the factor is 0 or not finite.
     """
 
     def __init__(self, factor: float) -> None:
@@ -113,14 +107,10 @@ class ActionNoise(ActionTransform):
 
     Args:
         std: standard deviation of each number's noise, above 0.
-
-    Raises:
-        ConfigurationError: if ``std`` is not above 0.
     """
 
     def __init__(self, std: float) -> None:
-        if not 0 < std < np.inf:
-            raise ConfigurationError(f"std is {std}: give a number above 0")
+        above(0, finite=True, std=std)
         self._std = std
         self._generator = np.random.default_rng(0)
 

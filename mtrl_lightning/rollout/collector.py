@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.envs.simulator import from_text, to_text
@@ -115,7 +116,7 @@ class Collector:
             in the transitions.
 
     Raises:
-        ConfigurationError: if the window is below 1, or the policy does not know a task.
+        ConfigurationError: if the policy does not know a task.
     """
 
     def __init__(
@@ -128,8 +129,7 @@ class Collector:
         listeners: Sequence[EpisodeListener] = (),
         action_transforms: Sequence[ActionTransform] = (),
     ) -> None:
-        if window < 1:
-            raise ConfigurationError(f"window is {window}: give a number of episodes of at least 1")
+        at_least(1, window=window)
         self.envs = envs
         self.policy = policy
         self.counters = Counters() if counters is None else counters
@@ -308,8 +308,7 @@ class Collector:
         """
         if (num_steps is None) == (num_episodes is None):
             raise ConfigurationError("give either num_steps or num_episodes")
-        if (num_steps or num_episodes or 0) < 1:
-            raise ConfigurationError("num_steps or num_episodes must be at least 1")
+        at_least(1, num_steps=num_steps, num_episodes=num_episodes)
         if (
             force_reset
             or seed is not None

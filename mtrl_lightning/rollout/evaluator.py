@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec, tasks_of
 from mtrl_lightning.envs.vector import VectorEnv
 from mtrl_lightning.envs.wrapped import with_layers_of
@@ -160,7 +161,7 @@ class Evaluator:
             terminal.
 
     Raises:
-        ConfigurationError: if a number is below 1, or the split is unknown.
+        ConfigurationError: if the split is unknown.
     """
 
     def __init__(
@@ -177,11 +178,7 @@ class Evaluator:
         share: tuple[int, int] = (0, 1),
         progress: bool = False,
     ) -> None:
-        if num_episodes < 1 or envs_per_task < 1:
-            raise ConfigurationError(
-                f"evaluation num_episodes is {num_episodes},"
-                f" envs_per_task {envs_per_task}: give 1 or more"
-            )
+        at_least(1, num_episodes=num_episodes, envs_per_task=envs_per_task, prefix="evaluation.")
         self._benchmark = benchmark
         self._num_episodes = num_episodes
         self._split = split

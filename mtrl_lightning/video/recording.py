@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of
 from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rendering import restored_variables
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.collector import matched_policy
@@ -105,11 +105,8 @@ def record_videos(
         OSError: if a file cannot be written.
     """
     check_encoder()
-    if num_episodes < 1 or first_episode < 0:
-        raise ConfigurationError(
-            f"num_episodes is {num_episodes}, first_episode {first_episode}: give at least 1"
-            " episode, and a number of at least 0 for the first"
-        )
+    at_least(1, num_episodes=num_episodes)
+    at_least(0, first_episode=first_episode)
     video = (format or VideoFormat()).check()
     split = chosen_split(benchmark, split)
     numbers = chosen_tasks(benchmark, tasks, split)

@@ -82,7 +82,7 @@ def test_distrals_target_is_one_graph_also_with_tasks_that_are_not_trained():
 
 def test_an_unknown_option_is_an_error_at_once():
     with pytest.raises(
-        ConfigurationError, match="compile is 'graphs': give none, default or cudagraphs"
+        ConfigurationError, match="compile is 'graphs': give one of none, default, cudagraphs"
     ):
         make_sac(compile="graphs")
 

@@ -495,10 +495,10 @@ EMBEDDED = partial(MLP, width=8, depth=1, conditioning=Embedding)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kappa": -0.1}, r"kappa is -0\.1: give a number above 0, or 0"),
+        ({"kappa": -0.1}, r"kappa is -0\.1: give a finite number of at least 0"),
         ({"kappa": math.nan}, "kappa is nan"),
         ({"kappa": math.inf}, "kappa is inf"),
-        ({"omega": 0.0}, r"omega is 0\.0: give a number above 0"),
+        ({"omega": 0.0}, r"omega is 0\.0: give a finite number above 0"),
         ({"omega": -1.0}, r"omega is -1\.0"),
         ({"omega": math.nan}, "omega is nan"),
         ({"conditioning": Embedding}, "Set model.init_args.conditioning to null"),

@@ -214,7 +214,7 @@ def test_networks_are_repaired_also_where_the_step_is_skipped(where):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore': give stop or skip"),
+        ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore': give one of stop, skip"),
         ({"max_skipped_updates": -1}, "max_skipped_updates is -1"),
     ],
 )

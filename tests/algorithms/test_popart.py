@@ -306,8 +306,8 @@ def test_a_step_is_one_of_unnormalized_regression_with_a_scaled_learning_rate(dr
         ({"step_size": 1.5}, r"step_size is 1\.5"),
         ({"step_size": -0.1}, r"step_size is -0\.1"),
         ({"step_size": math.nan}, "step_size is nan"),
-        ({"min_std": 0.0}, r"min_std 0\.0"),
-        ({"min_std": -1.0}, r"min_std -1\.0"),
+        ({"min_std": 0.0}, r"min_std is 0\.0"),
+        ({"min_std": -1.0}, r"min_std is -1\.0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, named):

@@ -803,7 +803,7 @@ def test_the_factors_of_the_schedules_by_hand():
 
 @pytest.mark.parametrize("final", [-0.1, math.nan])
 def test_a_negative_final_factor_is_refused(final):
-    with pytest.raises(ConfigurationError, match=f"final factor is {final}"):
+    with pytest.raises(ConfigurationError, match=f"final is {final}"):
         LinearRate(final)
 
 

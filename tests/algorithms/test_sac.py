@@ -923,8 +923,8 @@ def test_a_batch_is_not_changed():
         ({"discount": 1.01}, r"discount is 1\.01"),
         ({"discount": -0.1}, r"discount is -0\.1"),
         ({"discount": float("nan")}, "discount is nan"),
-        ({"tau": 0.0}, r"tau 0\.0"),
-        ({"tau": 1.5}, r"tau 1\.5"),
+        ({"tau": 0.0}, r"tau is 0\.0"),
+        ({"tau": 1.5}, r"tau is 1\.5"),
         ({"log_std_min": 2.0}, r"log_std_min 2\.0"),
     ],
 )

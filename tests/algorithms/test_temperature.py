@@ -56,7 +56,7 @@ def test_the_values_are_for_reading():
 
 @pytest.mark.parametrize("initial", [0.0, -1.0, float("nan")])
 def test_a_value_that_is_not_above_zero_is_refused(initial):
-    with pytest.raises(ConfigurationError, match="initial temperature"):
+    with pytest.raises(ConfigurationError, match="temperature's initial is"):
         Temperature(3, initial=initial)
 
 

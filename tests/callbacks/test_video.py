@@ -169,7 +169,7 @@ def test_an_interruption_gives_the_recording_up_and_the_run_ends_at_its_own_chec
     ("options", "message"),
     [
         ({"every": 0}, "every is 0"),
-        ({"num_episodes": 0}, "num_episodes 0"),
+        ({"num_episodes": 0}, "num_episodes is 0"),
         ({"timeout": 0}, "timeout is 0"),
         ({"width": 33}, "width is 33"),
         ({"tasks": ["gaol-1"]}, "unknown task 'gaol-1': did you mean goal-1"),

@@ -177,7 +177,7 @@ def test_check_spec_refuses_duplicates_and_unbounded_actions():
     assert check_spec(spec) is spec
     with pytest.raises(ConfigurationError, match="duplicate tasks"):
         check_spec(spec._replace(task_names=("a", "a")))
-    with pytest.raises(ConfigurationError, match=r"max_return is -1\.0: give the largest return"):
+    with pytest.raises(ConfigurationError, match=r"max_return is -1\.0: give a number above 0"):
         check_spec(spec._replace(max_return=-1.0))
     for low, high in ((-1.0, 2.0), (-2.0, 1.0), (0.0, 1.0)):
         with pytest.raises(ConfigurationError, match="RescaleAction"):

@@ -359,11 +359,14 @@ def test_training_gives_the_same_with_workers_as_without(command_line):
         ({"tasks": ["walker-run", "walker-run"]}, "duplicate tasks"),
         ({"tasks": []}, "no task is named"),
         ({"tasks": ["lqr-lqr_2_1"]}, "lqr_2_1': its actions are not bounded"),
-        ({"action_repeat": 0}, "action_repeat is 0: give 1 to the horizon, 1000"),
-        ({"action_repeat": 6, "horizon": 5}, "action_repeat is 6: give 1 to the horizon, 5"),
-        ({"horizon": 0}, "horizon is 0: dm_control's episodes have 1 to 1000"),
+        ({"action_repeat": 0}, "action_repeat is 0: give a number from 1 to 1000, the horizon"),
+        (
+            {"action_repeat": 6, "horizon": 5},
+            "action_repeat is 6: give a number from 1 to 5",
+        ),
+        ({"horizon": 0}, "horizon is 0: give a number from 1 to 1000"),
         ({"horizon": 1001}, "horizon is 1001"),
-        ({"reward_scale": 0.0}, "reward_scale is 0.0: give a number above 0"),
+        ({"reward_scale": 0.0}, "reward_scale is 0.0: give a finite number above 0"),
         ({"reward_scale": float("nan")}, "reward_scale is nan"),
     ],
 )

@@ -164,9 +164,9 @@ def test_metaworld_is_drawn_from_above_if_its_camera_is_chosen(suite):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "size is 0: give the pixels"),
-        ({"frame_stack": 0}, "frame_stack is 0: give at least 1 frame and at most 4"),
-        ({"frame_stack": 5}, "frame_stack is 5: give at least 1 frame and at most 4, the env"),
+        ({"size": 0}, "size is 0: give at least 1 pixel"),
+        ({"frame_stack": 0}, "frame_stack is 0: give a number from 1 to 4"),
+        ({"frame_stack": 5}, "frame_stack is 5: give a number from 1 to 4, the steps"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(options, message):

@@ -186,9 +186,9 @@ def test_the_sizes_are_the_papers():
     [
         (lambda: make(context_dim=4), "context_dim is 4 and out_dim 3"),
         (lambda: make(num_experts=0), "num_experts is 0"),
-        (lambda: make(depth=0), "depth 0"),
-        (lambda: make(width=0), "width 0"),
-        (lambda: make(out_dim=0, context_dim=0), "out_dim 0"),
+        (lambda: make(depth=0), "depth is 0: give at least 1"),
+        (lambda: make(width=0), "width is 0: give at least 1"),
+        (lambda: make(out_dim=0, context_dim=0), "out_dim is 0: give at least 1"),
         (lambda: CARE(Box(0, 1, (3, 8, 8)), 2), r"the shape \(3, 8, 8\)"),
         (lambda: set_task_names(CARE(SPACE, 1), ["goal-99"]), "no embedding of the task goal-99"),
     ],

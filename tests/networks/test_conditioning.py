@@ -221,7 +221,7 @@ def test_the_state_holds_all(kind):
         (lambda: Embedding(3, dim=0), "dim is 0"),
         (lambda: TaskEncoder(3, out_dim=0), "out_dim is 0"),
         (lambda: TaskEncoder(3, depth=0), "depth is 0"),
-        (lambda: TaskEncoder(3, width=-1), "width -1"),
+        (lambda: TaskEncoder(3, width=-1), "width is -1: give at least 1"),
     ],
 )
 def test_wrong_numbers_are_refused(build, message):

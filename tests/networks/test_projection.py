@@ -181,7 +181,7 @@ TINY = Box(0, 255, (3, 3, 14, 30), np.uint8)
         (partial(PixelEncoder, strides=(2, 0)), PICTURES, "strides is 0"),
         (partial(PixelEncoder, strides=()), PICTURES, "strides is 0"),
         (partial(PixelEncoder, out_dim=0), PICTURES, "out_dim is 0"),
-        (partial(MLPEncoder, width=0), VECTORS, "width 0"),
+        (partial(MLPEncoder, width=0), VECTORS, "width is 0: give at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, space, message):

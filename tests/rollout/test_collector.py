@@ -285,7 +285,7 @@ def test_exploring_is_the_default():
 def test_bad_numbers_are_refused_before_anything_is_stepped(arguments):
     policy = Recorder()
     collector = scripted(policy=policy)
-    with pytest.raises(ConfigurationError, match="num_steps or num_episodes"):
+    with pytest.raises(ConfigurationError, match=r"num_steps|num_episodes"):
         collector.sample(**arguments)
     assert not policy.modes
 

@@ -330,7 +330,7 @@ def test_other_splits_have_a_prefix_of_their_own():
     "arguments", [{"num_episodes": 0}, {"num_episodes": 1, "envs_per_task": 0}]
 )
 def test_numbers_below_one_are_refused(arguments):
-    with pytest.raises(ConfigurationError, match="give 1 or more"):
+    with pytest.raises(ConfigurationError, match="give at least 1"):
         Evaluator(Scripted(), **arguments)
 
 

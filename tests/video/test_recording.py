@@ -110,7 +110,7 @@ def test_one_task_of_another_split(tmp_path):
         ({"tasks": ["goal-1", "goal-1"]}, "duplicate tasks"),
         ({"split": "trian"}, "unknown split 'trian': did you mean train"),
         ({"num_episodes": 0}, "num_episodes is 0"),
-        ({"first_episode": -1}, "first_episode -1"),
+        ({"first_episode": -1}, "first_episode is -1"),
         ({"format": VideoFormat(95, 64)}, "width is 95"),
     ],
 )

@@ -1,0 +1,96 @@
+"""Checks of options' ranges, with one message: ``discount is 1.5: give a number from 0 to 1``.
+
+Every check names the option by its keyword. None means that an option is off, and passes; what is
+no number, NaN among it, never does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection
+from numbers import Real
+from typing import Any
+
+from mtrl_lightning.errors import ConfigurationError
+
+
+def at_least(
+    low: float, /, *, finite: bool = False, prefix: str = "", hint: str = "", **options: Any
+) -> None:
+    """Check that numbers are ``low`` or more.
+
+    Args:
+        low: the smallest number that is allowed.
+        finite: whether infinity is refused.
+        prefix: stands before the option's name, as in ``rollout.`` or ``CAGrad's ``.
+        hint: stands after the range, as in ``, or null for all tasks``.
+        options: the numbers by name.
+    """
+    high = math.inf if finite else math.nan
+    wanted = f"a finite number of at least {low}" if finite else f"at least {low}"
+    _check(lambda number: low <= number != high, wanted, prefix, hint, options)
+
+
+def above(
+    low: float, /, *, finite: bool = False, prefix: str = "", hint: str = "", **options: Any
+) -> None:
+    """Check that numbers are above ``low``, and with ``finite`` that they are not infinite."""
+    high = math.inf if finite else math.nan
+    wanted = f"a finite number above {low}" if finite else f"a number above {low}"
+    _check(lambda number: low < number != high, wanted, prefix, hint, options)
+
+
+def within(
+    low: float,
+    high: float,
+    /,
+    *,
+    above_low: bool = False,
+    below_high: bool = False,
+    prefix: str = "",
+    hint: str = "",
+    **options: Any,
+) -> None:
+    """Check that numbers are from ``low`` to ``high``, without these themselves where so asked."""
+    wanted = f"a number from {low} to {high}"
+    if above_low or below_high:
+        wanted = (
+            f"a number {'above' if above_low else 'of at least'} {low}"
+            f" and {'below' if below_high else 'at most'} {high}"
+        )
+
+    def is_within(number: float) -> bool:
+        is_inside = low < number if above_low else low <= number
+        return is_inside and (number < high if below_high else number <= high)
+
+    _check(is_within, wanted, prefix, hint, options)
+
+
+def increasing(*, prefix: str = "", **options: float) -> None:
+    """Check that each number is above the one before it."""
+    numbers = list(options.values())
+    if not all(low < high for low, high in itertools.pairwise(numbers)):
+        given = ", ".join(f"{name} {value}" for name, value in options.items())
+        raise ConfigurationError(f"{prefix}{given}: give {' < '.join(options)}")
+
+
+def one_of(
+    choices: Collection[Any], /, *, prefix: str = "", hint: str = "", **options: Any
+) -> None:
+    """Check that values are among the choices."""
+    for name, value in options.items():
+        if value not in choices:
+            names = ", ".join(map(str, choices))
+            raise ConfigurationError(f"{prefix}{name} is {value!r}: give one of {names}{hint}")
+
+
+def _check(
+    is_allowed: Callable[[Any], bool], wanted: str, prefix: str, hint: str, options: dict[str, Any]
+) -> None:
+    for name, value in options.items():
+        if value is None:
+            continue
+        if not isinstance(value, Real) or not is_allowed(value):
+            given = str(value) if isinstance(value, Real) else repr(value)
+            raise ConfigurationError(f"{prefix}{name} is {given}: give {wanted}{hint}")
