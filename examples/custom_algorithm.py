@@ -154,5 +154,7 @@ class DDPG(Algorithm):
 if __name__ == "__main__":
     small = partial(MLP, width=64, depth=2)
     agent = partial(DDPG, actor=small, critic=small)
-    run = train(ToyReach(), agent, total_steps=6_000, batch_size=96, num_workers=0, name="ddpg")
+    run = train(
+        ToyReach(), agent, total_steps=6_000, data={"batch_size": 96}, num_workers=0, name="ddpg"
+    )
     print(run.evaluation["eval/success"])

@@ -55,6 +55,11 @@ if __name__ == "__main__":
         critic_optimizer=adam,
     )
     run = train(
-        ToyConflict(), agent, total_steps=6_000, batch_size=96, num_workers=0, name="equal_norms"
+        ToyConflict(),
+        agent,
+        total_steps=6_000,
+        data={"batch_size": 96},
+        num_workers=0,
+        name="equal_norms",
     )
     print(run.evaluation["eval/success"])

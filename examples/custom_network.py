@@ -54,5 +54,7 @@ if __name__ == "__main__":
         actor_optimizer=adam,
         critic_optimizer=adam,
     )
-    run = train(ToyReach(), agent, total_steps=6_000, batch_size=96, num_workers=0, name="gated")
+    run = train(
+        ToyReach(), agent, total_steps=6_000, data={"batch_size": 96}, num_workers=0, name="gated"
+    )
     print(run.evaluation["eval/success"])

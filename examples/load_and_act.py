@@ -20,7 +20,7 @@ if __name__ == "__main__":
         critic_optimizer=adam,
     )
     tasks = ToyReach()
-    run = train(tasks, agent, total_steps=6_000, batch_size=96, num_workers=0, name="toy")
+    run = train(tasks, agent, total_steps=6_000, data={"batch_size": 96}, num_workers=0, name="toy")
 
     policy = load_policy(run.checkpoint)  # needs neither a trainer nor the benchmark
     print(policy.task_names, policy.env_steps)

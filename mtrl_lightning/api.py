@@ -6,6 +6,7 @@ import inspect
 import math
 import numbers
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,27 +16,24 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning import algorithms, distributed
+from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.description import import_path
-from mtrl_lightning.callbacks import (
-    CheckpointCallback,
-    EvaluationCallback,
-    MetricsCallback,
-    MetricsCSV,
-    ReplayCallback,
-    ResetCallback,
-    RolloutCallback,
-)
-from mtrl_lightning.callbacks.rollout import check_copies
+from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmark import Benchmark, OnlyTasks, only_split, tasks_of, with_info
 from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError, most_similar
-from mtrl_lightning.launch import TRAINER, Launch, fit, restart_origin, standard_callbacks
+from mtrl_lightning.launch import (
+    FIXED_TRAINER_OPTIONS,
+    fit,
+    prepare,
+    restart_origin,
+    standard_callbacks,
+)
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import (
@@ -45,48 +43,35 @@ from mtrl_lightning.replay.datamodule import (
 )
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
-from mtrl_lightning.strategy import processes_for
+from mtrl_lightning.run.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
 from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""
-
-SECTION_CLASSES = {
-    "data": MultiTaskData,
-    "rollout": RolloutCallback,
-    "evaluation": EvaluationCallback,
-    "metrics": MetricsCallback,
-    "replay": ReplayCallback,
-    "checkpoint": CheckpointCallback,
-    "resets": ResetCallback,
-    "trainer": Trainer,
+TRAINER = {
+    "accelerator": "auto",
+    "devices": 1,
+    "precision": "32-true",
+    "enable_model_summary": False,
 }
-"""The class that takes the options of each section, as the command line calls them."""
-RESERVED = {
-    "data": ("benchmark", "batch_size", "capacity", "seed"),
-    "rollout": (
-        "total_steps",
-        "warmup_steps",
-        "updates_per_step",
-        "envs_per_task",
-        "num_workers",
-        "listeners",
-        "seed",
-    ),
-    "evaluation": ("every", "num_episodes"),
-    "metrics": ("every",),
-    "checkpoint": ("every",),
-    "trainer": (
-        "default_root_dir",
-        "logger",
-        "callbacks",
-        "accelerator",
-        "devices",
-        "precision",
-        "strategy",
-    ),
+"""Defaults of Lightning's trainer that differ from Lightning's, as in ``configs/base.yaml``."""
+FORMER_ARGUMENTS = {
+    "batch_size": "data.batch_size",
+    "capacity": "data.capacity",
+    "warmup_steps": "rollout.warmup_steps",
+    "updates_per_step": "rollout.updates_per_step",
+    "envs_per_task": "rollout.envs_per_task",
+    "listeners": "rollout.listeners",
+    "evaluation_every": "evaluation.every",
+    "num_episodes": "evaluation.num_episodes",
+    "metrics_every": "metrics.every",
+    "checkpoint_every": "checkpoint.every",
+    "progress_bar": "trainer.enable_progress_bar",
+    "accelerator": "trainer.accelerator",
+    "devices": "trainer.devices",
+    "precision": "trainer.precision",
 }
-"""Options that ``train`` takes as arguments of its own, or sets."""
+"""Arguments that ``train`` had up to version 0.2, and the options that replace them."""
 
 
 class Run(NamedTuple):
@@ -168,71 +153,45 @@ def train(
     benchmark: Benchmark | str,
     algorithm: Callable[..., Algorithm] | str,
     *,
-    total_steps: int,
+    total_steps: int | None = None,
     seed: int = 1,
     name: str = "run",
     root: str = "runs",
     ckpt_path: str | None = None,
-    batch_size: int | None = None,
-    capacity: int | None = None,
-    warmup_steps: int | None = None,
-    updates_per_step: float | None = None,
-    envs_per_task: int = 1,
-    num_workers: int | None = None,
-    evaluation_every: int | None = None,
-    num_episodes: int = 10,
-    metrics_every: int | None = None,
-    checkpoint_every: int | None = None,
-    callbacks: Sequence[Callback] | Callback = (),
-    listeners: Sequence[EpisodeListener] = (),
-    loggers: Sequence[Logger] | Logger = (),
-    progress_bar: bool = True,
-    accelerator: str = "auto",
-    devices: int = 1,
-    precision: str = "32-true",
     overwrite_metrics: bool = False,
-    **sections: dict[str, Any],
+    num_workers: int | None = None,
+    callbacks: Sequence[Callback] | Callback = (),
+    loggers: Sequence[Logger] | Logger = (),
+    **sections: Any,
 ) -> Run:
-    """Train an algorithm on a benchmark; what is not given is derived and printed.
+    """Train an algorithm on a benchmark.
+
+    Schedules, warm-up, batch size and capacity are derived from the benchmark and ``total_steps``
+    where they are not given, and printed.
 
     Args:
         benchmark: the tasks; or the id of a Gymnasium environment, ``"Pendulum-v1"``, as the only
             one.
         algorithm: a class such as ``SAC`` or ``PPO``, its name, or ``partial(SAC, actor=...)``.
-        total_steps: environment steps after which training ends.
+        total_steps: environment steps after which training ends: ``rollout.total_steps``.
         seed: of weights, environments and all draws, also of this process's own generators.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
         root: folder of all runs.
         ckpt_path: continue from this checkpoint; from the last one of this run's folder; or from
             ``last`` or ``best`` of the newest run of that name.
-        batch_size: transitions of a batch; rounded to a multiple of the trained tasks. This and the
-            next three are options of off-policy algorithms.
-        capacity: transitions that the replay keeps.
-        warmup_steps: environment steps with random actions before the first update.
-        updates_per_step: updates per step of all environments; None for 1.
-        envs_per_task: copies of each task's environment.
-        num_workers: worker processes that step environments; None for the cores but one, for all if
-            the algorithm is on-policy.
-        evaluation_every: environment steps between two evaluations; there is one at the end, too.
-        num_episodes: test episodes per task in an evaluation.
-        metrics_every: environment steps between two rows of metrics.
-        checkpoint_every: environment steps between two checkpoints.
-        callbacks: further callbacks. A progress bar, such as Lightning's ``RichProgressBar``, takes
-            the place of this package's.
-        listeners: called at the events of every training episode.
-        loggers: loggers beside ``metrics.csv``.
-        progress_bar: whether a progress bar is shown.
-        accelerator: as Lightning's ``Trainer`` takes it.
-        devices: processes on this machine, each with its own device and its share of environments,
-            replay and batch. Lightning starts the script again for each of them; ``torchrun`` and
-            ``srun`` start them all themselves, also on several machines
-            (``trainer={"num_nodes": 2}``).
-        precision: ``32-true`` or ``bf16-mixed``.
         overwrite_metrics: whether the run may continue from an older checkpoint than its last one,
             which deletes the later rows of ``metrics.csv``.
-        sections: further options of the parts of a run by the names of the command line's
-            sections: ``data``, ``rollout``, ``evaluation``, ``metrics``, ``replay``,
-            ``checkpoint``, ``resets``, each a dictionary; ``trainer`` for Lightning's ``Trainer``.
+        num_workers: worker processes that step environments, ``rollout.num_workers``; None for the
+            cores but one, for all if the algorithm is on-policy.
+        callbacks: further callbacks. A progress bar, such as Lightning's ``RichProgressBar``, takes
+            the place of this package's.
+        loggers: loggers beside ``metrics.csv``.
+        sections: the options of the command line by section, each a dictionary:
+            ``evaluation={"every": 5_000, "num_episodes": 20}``. ``data`` for ``MultiTaskData``,
+            ``rollout`` for ``RolloutCallback``, ``evaluation``, ``metrics``, ``replay``,
+            ``checkpoint`` and ``resets`` for the callbacks of these names, ``trainer`` for
+            Lightning's ``Trainer``, on one device unless ``devices`` is given. A batch size is
+            rounded to a multiple of the trained tasks.
 
     Returns:
         The run, with its folder, its last evaluation and its policy.
@@ -241,150 +200,188 @@ def train(
         ConfigurationError: if an option cannot work.
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
-    given = _checked(sections)
-    benchmark = _resolved_benchmark(benchmark)
-    make_algorithm = _factory(algorithm)
-    callbacks = _listed(callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
-    example = "TensorBoardLogger('logs')"
-    loggers = _listed(loggers, Logger, "loggers", example, "; metrics.csv is always written")
-    listeners = _listed(listeners, EpisodeListener, "listeners", "MyListener()")
+    given = _given_options(sections)
     seed = _whole("seed", seed, 0, 2**32 - 1, "; for another one in every run, randrange(2**32)")
-    total_steps = _whole("total_steps", total_steps, 1)
-    envs_per_task = _whole("envs_per_task", envs_per_task, 1)
-    check_trainer_options(given["trainer"])
-    excluded = given["data"].get("exclude_from_training") or ()
+    _set(given, "data.benchmark", benchmark, "benchmark")
+    for option in SEEDS:
+        _set(given, option, seed, "seed")
+    for option, value, argument in (
+        ("rollout.total_steps", total_steps, "total_steps"),
+        ("rollout.num_workers", num_workers, "num_workers"),
+        ("trainer.callbacks", callbacks, "callbacks"),
+        ("trainer.logger", loggers, "loggers"),
+    ):
+        if value is not None and value != ():
+            _set(given, option, value, argument)
+    if "total_steps" not in given["rollout"]:
+        raise ConfigurationError("total_steps is missing: give the environment steps of the run")
+    given["trainer"] = TRAINER | given["trainer"]
+    options = complete(given)
+    data, rollout = options["data"], options["rollout"]
+
+    benchmark = _resolved_benchmark(data.pop("benchmark"))
+    make_algorithm = _factory(algorithm)
+    given_callbacks = options["trainer"].pop("callbacks")
+    callbacks = _listed(given_callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
+    example = "TensorBoardLogger('logs')"
+    hint = "; metrics.csv is always written"
+    loggers = _listed(options["trainer"].pop("logger"), Logger, "loggers", example, hint)
+    rollout["listeners"] = _listed(
+        rollout["listeners"], EpisodeListener, "listeners", "MyListener()"
+    )
+    total_steps = _whole("total_steps", rollout["total_steps"], 1)
+    rollout["total_steps"] = total_steps
+    rollout["envs_per_task"] = _whole("rollout.envs_per_task", rollout["envs_per_task"], 1)
+    check_trainer_options(options["trainer"])
+    excluded = data["exclude_from_training"] or ()
     num_tasks = max(1, len(trained_spec(benchmark, excluded).train_tasks))
-    num_envs = num_tasks * envs_per_task
+    num_envs = num_tasks * rollout["envs_per_task"]
     if total_steps < 2 * num_envs:
         raise ConfigurationError(
             f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
             f" {num_envs} environments"
         )
+
     seed_everything(seed, verbose=False)
-    benchmark = with_wrappers(benchmark, given["data"].get("wrappers"))
-    benchmark = with_pixels(benchmark, given["data"].get("pixels"))
-    info_options = (given["data"].get("info_keys"), given["data"].get("store_info", False))
-    reporting = with_info(benchmark, *info_options)  # as the data do, so that the specs are equal
+    benchmark = with_pixels(with_wrappers(benchmark, data["wrappers"]), data["pixels"])
+    # as MultiTaskData does it, so that both have the same spec
+    reporting = with_info(benchmark, data["info_keys"], data["store_info"])
     with AllocationLimit.of_machine():
         model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
     origin = restart_origin(f"{sys.argv} {name}")
-    asked_for = {"accelerator": accelerator, "devices": devices, **given["trainer"]}
-    rank_timeout = given["rollout"].get("rank_timeout", distributed.RANK_TIMEOUT)
-    processes = processes_for(asked_for, rank_timeout)
-    with distributed.together(ConfigurationError):
-        check_copies(envs_per_task, processes.number)
-    launch = Launch(
-        root,
-        name,
-        ckpt_path,
-        given["replay"].get("restore", True),
-        origin,
-        overwrite_metrics,
-        processes.number,
+    launch, processes = prepare(options, root, name, ckpt_path, origin, overwrite_metrics)
+    schedules = _schedules(benchmark, num_envs, total_steps, options["evaluation"]["num_episodes"])
+    for section, every in schedules.items():
+        if given[section].get("every") is None:
+            options[section]["every"] = every
+    if model.collection is None:
+        batch_size = data["batch_size"]
+        if batch_size is None:
+            batch_size = ROWS_PER_TASK * num_tasks
+        batch_size = _whole("data.batch_size", batch_size, 1)
+        data["batch_size"] = _multiple(batch_size, num_tasks * processes.number)
+        if data["capacity"] is None:
+            limit = min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks)
+            capacity = max(_multiple(limit, num_envs), data["batch_size"])
+            data["capacity"] = launch.saved_capacity() or capacity
+        if rollout["warmup_steps"] is None:
+            rollout["warmup_steps"] = _warmup_steps(total_steps, num_envs)
+    shown = {f"{section}.every": options[section]["every"] for section in schedules}
+    shown |= {f"data.{option}": data[option] for option in ("batch_size", "capacity")}
+    shown |= {"rollout.warmup_steps": rollout["warmup_steps"]}
+    texts = [f"{option} {value:,}" for option, value in shown.items() if value is not None]
+    rank_zero_info(", ".join(texts))
+
+    described = {"name": name, "root": root, "seed_everything": seed, "model": model.description}
+    described |= {
+        **options,
+        "data": {"benchmark": dict(benchmark.spec.protocol), **data},
+        "rollout": {
+            **rollout,
+            "action_transforms": [
+                _described(transform) for transform in rollout["action_transforms"] or ()
+            ]
+            or None,
+        },
+    }
+    has_bar = options["trainer"]["enable_progress_bar"] is not False
+    with launch.hold():
+        # the benchmark has its wrappers and pixels already
+        of_data = MultiTaskData(benchmark, **{**data, "wrappers": None, "pixels": None})
+        parts = {section: kind(**options[section]) for section, kind in CALLBACKS.items()}
+        launch.check(of_data.spec, must_match=True)
+        trainer = Trainer(
+            **{
+                **options["trainer"],
+                **FIXED_TRAINER_OPTIONS,
+                "default_root_dir": str(launch.folder),
+                "strategy": processes.strategy,
+                "logger": [MetricsCSV(str(launch.folder)), *loggers],
+                "callbacks": [
+                    *parts.values(),
+                    *standard_callbacks(True, has_bar, origin, described, callbacks),
+                    *callbacks,
+                ],
+            }
+        )
+        check_trainer(trainer)
+        fit(trainer, model, of_data, launch.checkpoint)
+    return Run(
+        launch.folder,
+        dict(parts["evaluation"].session.results),
+        LoadedPolicy(model.cpu()),
+        benchmark,
+        rollout["action_transforms"] or (),
     )
+
+
+def _given_options(sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the given options of every section; arguments of former versions are moved there.
+
+    Raises:
+        ConfigurationError: naming what ``train`` does not have.
+    """
+    given: dict[str, Any] = {section: sections.get(section, {}) for section in SECTIONS}
+    complete(given)  # names what is unknown
+    given = {section: dict(options) for section, options in given.items()}
+    if given["trainer"].get("default_root_dir") is not None:
+        raise ConfigurationError("trainer has default_root_dir: give root and name in its place")
+    for name, value in sections.items():
+        if name in SECTIONS:
+            continue
+        if name not in FORMER_ARGUMENTS:
+            raise ConfigurationError(f"train() has no option {name}{_similar_option(name)}")
+        section, option = FORMER_ARGUMENTS[name].split(".")
+        warnings.warn(
+            f"{name} of train() is now an option of its section: give"
+            f" {section}={{{option!r}: {value!r}}}",
+            FutureWarning,
+            stacklevel=3,
+        )
+        if value is not None:
+            _set(given, FORMER_ARGUMENTS[name], value, name)
+    return given
+
+
+def _similar_option(name: str) -> str:
+    """Return the end of a message about an unknown argument: a question after a similar one."""
+    arguments = [*inspect.signature(train).parameters][:-1]
+    known = {known: known for known in [*arguments, *SECTIONS]}
+    for section in SECTIONS:
+        for option in options_of(section):
+            known.setdefault(option, f"{section}={{{option!r}: ...}}")
+    similar = most_similar(name, known)
+    return ": see help(train)" if similar is None else f": did you mean {known[similar]}?"
+
+
+def _set(given: dict[str, dict[str, Any]], option: str, value: Any, argument: str) -> None:
+    """Set an option of a section for which ``train`` has an argument.
+
+    Raises:
+        ConfigurationError: if the section has another value.
+    """
+    section, name = option.split(".")
+    other = given[section].setdefault(name, value)
+    if other is not value and other != value:
+        raise ConfigurationError(
+            f"{argument} is {value!r} and {option} is {other!r}: give one of them"
+        )
+
+
+def _schedules(
+    benchmark: Benchmark, num_envs: int, total_steps: int, num_episodes: int
+) -> dict[str, int]:
+    """Return the environment steps between two evaluations, rows of metrics and checkpoints."""
     # an evaluation steps environments no more than the training between two evaluations
     steps_of_evaluation = sum(
         num_episodes * benchmark.horizon_of(split) * len(tasks_of(benchmark, split))
         for split in benchmark.splits[1:]
     )
-    derived = {
-        "evaluation_every": _round_up(max(steps_of_evaluation, total_steps // 10)),
-        "metrics_every": _round_up(max(num_envs, total_steps // 200)),
-        "checkpoint_every": _round_up(max(num_envs, total_steps // 5)),
+    return {
+        "evaluation": _round_up(max(steps_of_evaluation, total_steps // 10)),
+        "metrics": _round_up(max(num_envs, total_steps // 200)),
+        "checkpoint": _round_up(max(num_envs, total_steps // 5)),
     }
-    if model.collection is None:
-        derived |= {
-            "batch_size": ROWS_PER_TASK * num_tasks,
-            "capacity": min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks),
-            "warmup_steps": _warmup_steps(total_steps, num_envs),
-        }
-    arguments = {
-        "batch_size": batch_size,
-        "capacity": launch.saved_capacity() if capacity is None else capacity,
-        "warmup_steps": warmup_steps,
-        "evaluation_every": evaluation_every,
-        "metrics_every": metrics_every,
-        "checkpoint_every": checkpoint_every,
-    }
-    chosen = derived | {name: value for name, value in arguments.items() if value is not None}
-    if chosen.get("batch_size", 0) > 0:
-        chosen["batch_size"] = _multiple(chosen["batch_size"], num_tasks * processes.number)
-    if "capacity" in derived and arguments["capacity"] is None:
-        chosen["capacity"] = max(_multiple(chosen["capacity"], num_envs), chosen["batch_size"])
-    rank_zero_info(", ".join(f"{option} {value:,}" for option, value in chosen.items()))
-    options: dict[str, dict[str, Any]] = {
-        "data": {
-            "batch_size": chosen.get("batch_size"),
-            "capacity": chosen.get("capacity"),
-            "seed": seed,
-        },
-        "rollout": {
-            "total_steps": total_steps,
-            "warmup_steps": chosen.get("warmup_steps"),
-            "updates_per_step": updates_per_step,
-            "envs_per_task": envs_per_task,
-            "num_workers": num_workers,
-            "listeners": list(listeners),
-            "seed": seed,
-        },
-        "evaluation": {"every": chosen["evaluation_every"], "num_episodes": num_episodes},
-        "metrics": {"every": chosen["metrics_every"]},
-        "replay": {},
-        "checkpoint": {"every": chosen["checkpoint_every"]},
-        "resets": {},
-        "trainer": {
-            "accelerator": accelerator,
-            "devices": devices,
-            "strategy": processes.strategy,
-            "precision": precision,
-            "enable_progress_bar": progress_bar,
-            "enable_model_summary": False,
-            **TRAINER,
-        },
-    }
-    options = {section: options[section] | given[section] for section in SECTION_CLASSES}
-    described = {
-        "name": name,
-        "root": root,
-        "seed_everything": seed,
-        "model": model.description,
-        **options,
-        "data": {"benchmark": dict(benchmark.spec.protocol), **options["data"]},
-    }
-    action_transforms = options["rollout"].get("action_transforms") or ()
-    described["rollout"] = options["rollout"] | {
-        "action_transforms": [_described(transform) for transform in action_transforms] or None
-    }
-    with launch.hold():
-        # the benchmark has its wrappers and pixels already
-        of_data = {**options["data"], "wrappers": None, "pixels": None}
-        data = MultiTaskData(benchmark, **of_data)
-        evaluation = EvaluationCallback(**options["evaluation"])
-        parts = [
-            RolloutCallback(**options["rollout"]),
-            evaluation,
-            MetricsCallback(**options["metrics"]),
-            ReplayCallback(**options["replay"]),
-            CheckpointCallback(**options["checkpoint"]),
-            ResetCallback(**options["resets"]),
-            *standard_callbacks(True, progress_bar, origin, described, callbacks),
-        ]
-        launch.check(data.spec, must_match=True)
-        trainer = Trainer(
-            default_root_dir=str(launch.folder),
-            logger=[MetricsCSV(str(launch.folder)), *loggers],
-            callbacks=[*parts, *callbacks],
-            **options["trainer"],
-        )
-        check_trainer(trainer)
-        fit(trainer, model, data, launch.checkpoint)
-    return Run(
-        launch.folder,
-        dict(evaluation.session.results),
-        LoadedPolicy(model.cpu()),
-        benchmark,
-        action_transforms,
-    )
 
 
 def _described(transform: ActionTransform) -> dict[str, Any]:
@@ -398,51 +395,6 @@ def _described(transform: ActionTransform) -> dict[str, Any]:
         "class_path": import_path(kind) or callable_name(kind),
         "init_args": plain_values(attributes),
     }
-
-
-def _checked(sections: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the options of every section, empty where none are given.
-
-    Raises:
-        ConfigurationError: naming options that ``train`` does not have there.
-    """
-    known = [*inspect.signature(train).parameters][:-1]
-    for name in sections:
-        if name not in SECTION_CLASSES:
-            hint = _question(name, [*known, *SECTION_CLASSES]) or ": see help(train)"
-            raise ConfigurationError(f"train() has no option {name}{hint}")
-    given: dict[str, dict[str, Any]] = {}
-    for section in SECTION_CLASSES:
-        options = sections.get(section, {})
-        if not isinstance(options, Mapping):
-            raise ConfigurationError(
-                f"{section} is {options!r}: give a dictionary of its options, such as"
-                f" {section}={{...}} (see help(train))"
-            )
-        names = [*inspect.signature(SECTION_CLASSES[section]).parameters]
-        for name in options:
-            if name not in names:
-                hint = _question(name, names) or f": its options are {', '.join(names)}"
-                raise ConfigurationError(f"{section} has no option {name!r}{hint}")
-        given[section] = dict(options)
-    for section, reserved in RESERVED.items():
-        twice = sorted(set(given[section]) & set(reserved))
-        if twice:
-            raise ConfigurationError(
-                f"{section} has {', '.join(twice)}: train() sets that itself; use its own arguments"
-                " (see help(train))"
-            )
-    if "learner_threads" in given["rollout"]:
-        raise ConfigurationError(
-            "rollout learner_threads is an option of the command line: call torch.set_num_threads"
-        )
-    return given
-
-
-def _question(name: str, known: Sequence[str]) -> str:
-    """Return a question after the most similar name; empty if there is none."""
-    similar = most_similar(name, known)
-    return "" if similar is None else f": did you mean {similar}?"
 
 
 def _resolved_policy(given: Any) -> Policy:

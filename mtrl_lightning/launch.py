@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -36,7 +37,9 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.ending import end_message
+from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
+from mtrl_lightning.callbacks.trainer_options import check_trainer_options
 from mtrl_lightning.callbacks.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, RankLostError
@@ -44,6 +47,7 @@ from mtrl_lightning.quiet import quiet
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.run.sections import LEARNING_OPTIONS
 from mtrl_lightning.runs import (
     check_name,
     discard_unstarted,
@@ -56,11 +60,12 @@ from mtrl_lightning.runs import (
     versions,
 )
 from mtrl_lightning.saved import restoring
+from mtrl_lightning.strategy import Processes, processes_for
 from mtrl_lightning.types import EnvSpec
 
 WANDB_RUN = "wandb_run"
 """Key of the mark of a checkpoint that a run in a W&B sweep wrote: the run's id."""
-TRAINER: dict[str, Any] = {
+FIXED_TRAINER_OPTIONS: dict[str, Any] = {
     "max_epochs": -1,
     "max_steps": -1,
     "num_sanity_val_steps": 0,
@@ -377,6 +382,47 @@ def _requeued(
     return None
 
 
+def prepare(
+    options: Mapping[str, Mapping[str, Any]],
+    root: str,
+    name: str,
+    ckpt_path: str | None,
+    origin: dict[str, str] | None,
+    overwrite_metrics: bool,
+    fitting: bool = True,
+) -> tuple[Launch, Processes]:
+    """Check the options that concern all processes of a run, connect them, and find its folder.
+
+    Args:
+        options: all options of the run by section.
+        root: folder of all runs.
+        name: name of the run.
+        ckpt_path: the checkpoint or run to continue, as ``Launch`` takes it.
+        origin: marks the checkpoints of a run that a scheduler starts again.
+        overwrite_metrics: whether later rows of ``metrics.csv`` may be deleted.
+        fitting: whether it trains.
+
+    Raises:
+        ConfigurationError: if an option cannot work, or there is no such checkpoint.
+    """
+    check_trainer_options(options["trainer"])
+    processes = processes_for(options["trainer"], options["rollout"]["rank_timeout"])
+    if fitting:
+        # before Lightning starts the other processes
+        with distributed.together(ConfigurationError):
+            check_copies(options["rollout"]["envs_per_task"], processes.number)
+    launch = Launch(
+        root,
+        name,
+        ckpt_path,
+        restore_replay=fitting and options["replay"]["restore"],
+        origin=origin if fitting else None,
+        overwrite_metrics=overwrite_metrics,
+        num_processes=processes.number,
+    )
+    return launch, processes
+
+
 def standard_callbacks(
     fitting: bool,
     progress_bar: bool,
@@ -396,7 +442,7 @@ def standard_callbacks(
     callbacks: list[Callback] = []
     if fitting:
         callbacks += [CurvesCallback(), ReportCallback(), InterruptionCallback(origin)]
-        callbacks += [OptionsCallback(options or {}), PicturesCallback()]
+        callbacks += [OptionsCallback(options or {}, LEARNING_OPTIONS), PicturesCallback()]
     if progress_bar and not any(isinstance(callback, ProgressBar) for callback in given):
         callbacks.append(EnvStepProgressBar())
     return callbacks
@@ -410,6 +456,10 @@ def fit(
     Raises:
         Interrupted: if a signal ended the run, which is saved by then.
     """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    rollout = next(one for one in callbacks if isinstance(one, RolloutCallback))
+    if rollout.learner_threads is not None:
+        torch.set_num_threads(rollout.learner_threads)
     rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
     with quiet():
         try:
@@ -428,6 +478,4 @@ def fit(
             with contextlib.suppress(RankLostError), distributed.long_wait():
                 distributed.total(0)
             raise
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    rollout = next(one for one in callbacks if isinstance(one, RolloutCallback))
     rank_zero_info(end_message(trainer, rollout.session.counted_steps, rollout.total_steps))

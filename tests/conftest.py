@@ -80,12 +80,12 @@ def _resolved(names, options):
 
 def short_train(benchmark, algorithm, *, total_steps, **options):
     """Train an off-policy algorithm as ``train`` does, for a few steps whatever is asked for."""
-    options |= {
-        "batch_size": 12,
-        "num_episodes": 1,
-        "progress_bar": False,
-        "evaluation": {"num_workers": 0},
+    short = {
+        "data": {"batch_size": 12},
+        "evaluation": {"num_episodes": 1, "num_workers": 0},
+        "trainer": {"enable_progress_bar": False},
     }
+    options |= {section: options.get(section, {}) | given for section, given in short.items()}
     return train(benchmark, algorithm, total_steps=min(total_steps, 120), **options)
 
 

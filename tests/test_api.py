@@ -32,6 +32,7 @@ from mtrl_lightning import (
     train,
 )
 from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
+from mtrl_lightning.api import FORMER_ARGUMENTS
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     CurvesCallback,
@@ -47,26 +48,28 @@ from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.launch import fit
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.rollout import ActionNoise, ScaleAction, TransformedPolicy
+from mtrl_lightning.reports import defaults
+from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
+from mtrl_lightning.run.sections import SECTIONS
 from mtrl_lightning.runs import new_run_folder
 
 SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width=16))
 HERE = {"num_workers": 0}
 """Options that step environments in this process."""
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False}
 
 
 def small(benchmark, root, **options):
     """Train a small network for 900 env steps."""
-    given = {"total_steps": 900, "num_episodes": 2, **options}
+    evaluation = {"num_episodes": 2, **HERE, **options.pop("evaluation", {})}
     return train(
         benchmark,
-        given.pop("algorithm", SMALL_SAC),
+        options.pop("algorithm", SMALL_SAC),
         root=str(root),
         num_workers=0,
-        evaluation=HERE,
-        accelerator="cpu",
-        progress_bar=False,
-        **given,
+        evaluation=evaluation,
+        trainer=QUIET | options.pop("trainer", {}),
+        **{"total_steps": 900, **options},
     )
 
 
@@ -93,17 +96,18 @@ def test_a_run_has_its_folder_its_last_evaluation_and_a_policy(tmp_path):
 
 def test_what_is_not_given_is_derived_and_printed(tmp_path, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        run = small(ToyReach(3), tmp_path, batch_size=100)
+        run = small(ToyReach(3), tmp_path, data={"batch_size": 100})
     text = caplog.text
-    assert "batch_size 99" in text, "rounded to equal shares"
-    for option in ("capacity", "warmup_steps", "evaluation_every", "checkpoint_every"):
+    assert "data.batch_size 99" in text, "rounded to equal shares"
+    names = ("data.capacity", "rollout.warmup_steps", "evaluation.every", "checkpoint.every")
+    for option in names:
         assert f"{option} " in text
     assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 900
 
 
 @pytest.mark.parametrize(("num_tasks", "batch_size"), [(1, 1), (2, 7), (3, 1000), (5, 3)])
 def test_any_number_of_tasks_works_with_any_batch(tmp_path, num_tasks, batch_size):
-    run = small(ToyReach(num_tasks), tmp_path, total_steps=60, batch_size=batch_size)
+    run = small(ToyReach(num_tasks), tmp_path, total_steps=60, data={"batch_size": batch_size})
     assert 0 <= run.evaluation["eval/success"] <= 1
 
 
@@ -124,12 +128,11 @@ def test_the_command_line_and_train_make_the_same_run(command_line, tmp_path):
         algorithm=algorithm,
         name="called",
         seed=3,
-        batch_size=96,
-        capacity=30_000,
-        warmup_steps=300,
-        evaluation_every=300,
-        metrics_every=150,
-        checkpoint_every=300,
+        data={"batch_size": 96, "capacity": 30_000},
+        rollout={"warmup_steps": 300},
+        evaluation={"every": 300},
+        metrics={"every": 150},
+        checkpoint={"every": 300},
     )
     assert command_line.rows("called") == command_line.rows("typed")
     one, other = (
@@ -204,12 +207,11 @@ def test_the_order_of_the_callbacks_is_without_effect(tmp_path):
 
 def test_a_run_continues_exactly(tmp_path):
     options = {
-        "batch_size": 96,
-        "capacity": 900,
-        "warmup_steps": 300,
-        "evaluation_every": 300,
-        "metrics_every": 150,
-        "checkpoint_every": 300,
+        "data": {"batch_size": 96, "capacity": 900},
+        "rollout": {"warmup_steps": 300},
+        "evaluation": {"every": 300},
+        "metrics": {"every": 150},
+        "checkpoint": {"every": 300},
     }
     small(ToyReach(3), tmp_path, name="whole", total_steps=1200, **options)
     small(ToyReach(3), tmp_path, name="parts", total_steps=750, **options)
@@ -228,8 +230,11 @@ def test_a_run_continues_exactly(tmp_path):
     [
         ({"total_steps": 5}, "total_steps is 5: give at least 6"),
         ({"rolout": {"window": 3}}, "no option rolout"),
-        ({"rollout": {"learner_threads": 2}}, "call torch.set_num_threads"),
-        ({"warmup_steps": 900}, "must be above"),
+        ({"rollout": {"warmup_steps": 900}}, "must be above"),
+        ({"rollout": {"total_steps": 60}}, "total_steps is 900 and rollout.total_steps is 60"),
+        ({"data": {"seed": 2}}, "seed is 1 and data.seed is 2: give one of them"),
+        ({"trainer": {"default_root_dir": "x"}}, "give root and name in its place"),
+        ({"total_steps": None}, "total_steps is missing"),
         ({"data": {"exclude_from_training": ["goal-9"]}}, "unknown task 'goal-9'"),
         ({"checkpoint": {"best_metric": "eval/sucess"}}, "best_metric is 'eval/sucess'"),
         ({"ckpt_path": "last"}, "has a last.ckpt"),
@@ -258,7 +263,12 @@ def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, opti
             "replay has no option 'zzz': its options are sa",
         ),
         (ToyReach(2), SAC, {"data": 3}, r"data is 3: give a dictionary .* data=\{...\}"),
-        (ToyReach(2), SAC, {"warmup_step": 3}, "no option warmup_step: did you mean warmup_steps"),
+        (
+            ToyReach(2),
+            SAC,
+            {"warmup_step": 3},
+            r"no option warmup_step: did you mean rollout={'warmup_steps': \.\.\.}\?",
+        ),
         (
             ToyReach(2),
             SAC,
@@ -271,9 +281,14 @@ def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, opti
         (ToyReach(2), SAC, {"seed": 2**40}, r"give a whole number from 0 to 4,294,967,295; for"),
         (ToyReach(2), SAC, {"total_steps": "300"}, "total_steps is '300': give a whole number"),
         (ToyReach(2), SAC, {"total_steps": math.inf}, "total_steps is inf: give a whole number"),
-        (ToyReach(2), SAC, {"listeners": 3}, r"listeners is 3: give a list of objects, such as"),
+        (ToyReach(2), SAC, {"rollout": {"listeners": 3}}, r"listeners is 3: give a list of obj"),
         (ToyReach(2), None, {}, "the algorithm is None: give a class such as SAC"),
-        (ToyReach(2), SAC, {"envs_per_task": 0}, "envs_per_task is 0: give a whole number of at"),
+        (
+            ToyReach(2),
+            SAC,
+            {"rollout": {"envs_per_task": 0}},
+            "envs_per_task is 0: give a whole number of at",
+        ),
     ],
 )
 def test_what_has_no_single_meaning_names_the_form_that_works(
@@ -282,6 +297,78 @@ def test_what_has_no_single_meaning_names_the_form_that_works(
     with pytest.raises(ConfigurationError, match=message):
         train(benchmark, algorithm, **{"total_steps": 300, "root": str(tmp_path)} | options)
     assert not any(tmp_path.iterdir())
+
+
+FORMER = {
+    "batch_size": ("data", "batch_size", 12),
+    "capacity": ("data", "capacity", 300),
+    "warmup_steps": ("rollout", "warmup_steps", 30),
+    "updates_per_step": ("rollout", "updates_per_step", 0.5),
+    "envs_per_task": ("rollout", "envs_per_task", 2),
+    "listeners": ("rollout", "listeners", [EpisodeListener()]),
+    "evaluation_every": ("evaluation", "every", 60),
+    "num_episodes": ("evaluation", "num_episodes", 1),
+    "metrics_every": ("metrics", "every", 30),
+    "checkpoint_every": ("checkpoint", "every", 60),
+    "progress_bar": ("trainer", "enable_progress_bar", False),
+    "accelerator": ("trainer", "accelerator", "cpu"),
+    "devices": ("trainer", "devices", 1),
+    "precision": ("trainer", "precision", "32-true"),
+}
+"""Arguments of version 0.2: the section and the name of the option, and a value."""
+
+
+def test_arguments_of_version_0_2_make_the_same_run_and_name_their_options(tmp_path):
+    assert set(FORMER) == set(FORMER_ARGUMENTS)
+    former = {name: value for name, (_, _, value) in FORMER.items()}
+    present = {}
+    for section, option, value in FORMER.values():
+        present.setdefault(section, {})[option] = value
+    common = {"total_steps": 120, "root": str(tmp_path), "num_workers": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one = train(ToyReach(2), SMALL_SAC, name="former", evaluation=HERE, **former, **common)
+    texts = [str(warning.message) for warning in caught if warning.category is FutureWarning]
+    for name, (section, option, value) in FORMER.items():
+        wanted = f"{name} of train() is now an option of its section: give {section}={{'{option}'"
+        assert [text for text in texts if text == f"{wanted}: {value!r}}}"], name
+    assert {warning.filename for warning in caught if warning.category is FutureWarning} == {
+        __file__
+    }
+    present["evaluation"] |= HERE
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        other = train(ToyReach(2), SMALL_SAC, name="present", **present, **common)
+    assert rows_of(one.folder) == rows_of(other.folder)
+    message = r"batch_size is 12 and data\.batch_size is 24"
+    with pytest.warns(FutureWarning), pytest.raises(ConfigurationError, match=message):
+        train(ToyReach(2), SMALL_SAC, batch_size=12, data={"batch_size": 24}, **common)
+
+
+def test_the_report_compares_with_the_defaults_of_the_same_sections():
+    assert {name: defaults._imported(path) for name, path in defaults.SECTIONS.items()} == SECTIONS
+
+
+def test_threads_of_the_learner_are_set(tmp_path):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+
+    class Watching(Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(torch.get_num_threads())
+
+    try:
+        small(
+            ToyReach(2),
+            tmp_path,
+            total_steps=60,
+            rollout={"learner_threads": 1},
+            callbacks=Watching(),
+        )
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [1]
 
 
 def test_an_environment_in_place_of_a_benchmark_names_what_makes_it(tmp_path):
@@ -301,8 +388,8 @@ def test_what_has_one_meaning_works(tmp_path):
         tmp_path,
         algorithm="SAC",
         total_steps=3e2,
-        num_episodes=1,
-        warmup_steps=280,
+        evaluation={"num_episodes": 1},
+        rollout={"warmup_steps": 280},
         loggers=CSVLogger(str(tmp_path), name="other"),
         callbacks=LearningRateMonitor(),
         seed=np.int64(3),
@@ -337,8 +424,8 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(tmp_path):
 
 def test_an_evaluation_steps_environments_no_more_than_training_does(tmp_path, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        small(ToyReach(3, horizon=50), tmp_path, num_episodes=4)
-    assert "evaluation_every 600" in caplog.text, "4 episodes of 50 steps of 3 tasks"
+        small(ToyReach(3, horizon=50), tmp_path, evaluation={"num_episodes": 4})
+    assert "evaluation.every 600" in caplog.text, "4 episodes of 50 steps of 3 tasks"
 
 
 def test_a_replay_on_disk_is_in_the_runs_folder(tmp_path, monkeypatch):
@@ -408,7 +495,11 @@ class Watching(Callback):
 def test_lightnings_callbacks_see_the_evaluations(tmp_path):
     watch = EarlyStopping("eval/return", patience=1, mode="min")
     watching = Watching()
-    options = {"total_steps": 9000, "warmup_steps": 30, "evaluation_every": 30}
+    options = {
+        "total_steps": 9000,
+        "rollout": {"warmup_steps": 30},
+        "evaluation": {"every": 30},
+    }
     run = small(ToyReach(1), tmp_path, callbacks=[watching, watch], **options)
     assert watching.hooks == ["start", "epoch_start", "epoch_end", "end"] * len(watching.returns)
     logged = [float(row["eval/return"]) for row in rows_of(run.folder) if row.get("eval/return")]
@@ -435,7 +526,7 @@ def test_a_benchmark_without_a_split_to_evaluate_trains(tmp_path):
 
 def test_a_run_that_cannot_start_leaves_no_folder(tmp_path):
     with pytest.raises(ConfigurationError, match="precision is 64-true"):
-        small(ToyReach(2), tmp_path, precision="64-true")
+        small(ToyReach(2), tmp_path, trainer={"precision": "64-true"})
     assert not list(tmp_path.glob("run/version_*"))
 
 
@@ -506,7 +597,7 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
         ),
         callbacks=[kept],
         total_steps=140,
-        evaluation_every=140,
+        evaluation={"every": 140},
         data={"wrappers": [partial(FrameStackObservation, stack_size=3), FlattenObservation]},
         rollout={"action_transforms": transforms},
     )
@@ -560,7 +651,7 @@ def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path):
                 ToyReach(2, horizon=5),
                 tmp_path,
                 total_steps=total_steps,
-                num_episodes=1,
+                evaluation={"num_episodes": 1},
                 rollout={"action_transforms": transforms},
                 **options,
             )

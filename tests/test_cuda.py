@@ -114,15 +114,11 @@ def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
         partial(SAC, encoder=Convolutions, actor=small, critic=small),
         total_steps=120,
         root=str(tmp_path),
-        batch_size=8,
-        capacity=48,  # the rings wrap around
-        warmup_steps=10,
-        num_episodes=1,
-        progress_bar=False,
-        accelerator="gpu",
+        data={"batch_size": 8, "capacity": 48, "on_device": on_device},  # the rings wrap around
+        rollout={"warmup_steps": 10},
         num_workers=0,
-        evaluation={"num_workers": 0},
-        data={"on_device": on_device},
+        evaluation={"num_episodes": 1, "num_workers": 0},
+        trainer={"enable_progress_bar": False, "accelerator": "gpu"},
     )
     buffer = run.algorithm.trainer.datamodule.buffer
     assert buffer.storage.device.type == ("cuda" if on_device else "cpu")

@@ -170,10 +170,9 @@ def test_every_metric_of_a_run_is_on_its_page(algorithm, tmp_path):
         benchmark,
         partial(algorithm, actor=SMALL, critic=SMALL),
         total_steps=120,
-        num_episodes=1,
         num_workers=0,
-        evaluation={"num_workers": 0},
-        progress_bar=False,
+        evaluation={"num_episodes": 1, "num_workers": 0},
+        trainer={"enable_progress_bar": False},
         root=str(tmp_path),
     )
     logged = set(read_metrics(run.folder))

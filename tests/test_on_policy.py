@@ -310,11 +310,9 @@ def test_one_thread_computes_while_environments_are_stepped_and_all_while_it_lea
             partial(PPO, actor=small, critic=small, num_steps=10, num_epochs=1, num_minibatches=2),
             total_steps=60,
             num_workers=0,
-            num_episodes=1,
-            evaluation={"num_workers": 0},
+            evaluation={"num_episodes": 1, "num_workers": 0},
             root=str(tmp_path),
-            progress_bar=False,
-            accelerator="cpu",
+            trainer={"enable_progress_bar": False, "accelerator": "cpu"},
         )
         assert threads == {"act": {1}, "update": {2}}
         assert torch.get_num_threads() == 2
@@ -332,12 +330,10 @@ def test_early_stopping_ends_a_run_in_the_middle_of_a_collection(tmp_path):
         partial(PPO, actor=small, critic=small, num_steps=40, num_epochs=2, num_minibatches=2),
         total_steps=1200,
         num_workers=0,
-        evaluation_every=150,
-        num_episodes=1,
+        evaluation={"every": 150, "num_episodes": 1},
         root=str(tmp_path),
         callbacks=[stop],
-        progress_bar=False,
-        accelerator="cpu",
+        trainer={"enable_progress_bar": False, "accelerator": "cpu"},
     )
     assert run.algorithm.counters.env_steps == 300
     assert run.algorithm.counters.env_steps % 120
@@ -403,9 +399,8 @@ def test_ppo_trains_by_default_and_prints_its_minibatches(tmp_path, caplog):
         total_steps=3000,
         root=str(tmp_path),
         num_workers=0,
-        num_episodes=1,
-        evaluation={"num_workers": 0},
-        progress_bar=False,
+        evaluation={"num_episodes": 1, "num_workers": 0},
+        trainer={"enable_progress_bar": False},
     )
     # 200 steps of 3 environments: 10 minibatches of 20 rows of each task
     assert run.algorithm.counters.updates == 5 * 10
@@ -470,7 +465,7 @@ def test_train_refuses_options_of_a_replay(tmp_path):
             ToyReach(num_tasks=3),
             PPO,
             total_steps=1200,
-            batch_size=96,
+            data={"batch_size": 96},
             root=str(tmp_path),
             num_workers=0,
         )

@@ -42,16 +42,12 @@ def trained(benchmark, root, steps, **options):
         partial(SAC, encoder=Convolutions, actor=small, critic=small),
         total_steps=steps,
         root=str(root),
-        batch_size=8,
-        capacity=48,  # the rings wrap around
-        warmup_steps=10,
-        num_episodes=1,
-        checkpoint_every=steps // 2,
-        checkpoint={"keep_last": -1},
-        evaluation_every=1_000,
-        metrics_every=HALF,
-        progress_bar=False,
-        evaluation={"num_workers": 0},
+        data={"batch_size": 8, "capacity": 48},  # the rings wrap around
+        rollout={"warmup_steps": 10},
+        checkpoint={"every": steps // 2, "keep_last": -1},
+        evaluation={"every": 1_000, "num_episodes": 1, "num_workers": 0},
+        metrics={"every": HALF},
+        trainer={"enable_progress_bar": False},
         replay={"chunk_mebibytes": 0.01},
         **options,
     )

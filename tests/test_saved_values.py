@@ -307,7 +307,7 @@ def test_a_space_of_a_file_is_of_a_size_that_observations_have(tmp_path, space):
 
 
 def test_options_of_a_checkpoint_are_compared_as_plain_values(tmp_path):
-    callback = OptionsCallback({"model": {"lr": 0.1}})
+    callback = OptionsCallback({"model": {"lr": 0.1}}, ["model"])
     callback.session = SimpleNamespace(folder=tmp_path)
     callback.load_state_dict({"model.lr": torch.zeros(3)})
     assert callback._changes() == {"model.lr": "model.lr torch.Tensor there and 0.1 here"}

@@ -51,6 +51,8 @@ class SessionCallback(Callback):
 
     key: ClassVar[str]
     """Name of its state in a checkpoint."""
+    learning_options: ClassVar[tuple[str, ...]] = ()
+    """Arguments that change what is learned: a continued run warns if one differs."""
     session: Session
 
     @property

@@ -30,29 +30,8 @@ RUN_SELECTION = (
     "weights_only",
 )
 """Options that choose a run and what is done with its files."""
-WITHOUT_EFFECT = (
-    *RUN_SELECTION,
-    "checkpoint",
-    "data.seed",
-    "evaluation",
-    "metrics",
-    "model.init_args.seed",
-    "replay",
-    "rollout.check_every",
-    "rollout.learner_threads",
-    "rollout.listeners",
-    "rollout.max_restarts",
-    "rollout.num_workers",
-    "rollout.rank_timeout",
-    "rollout.seed",
-    "rollout.timeout",
-    "rollout.total_steps",
-    "rollout.warmup_steps",
-    "rollout.window",
-)
-"""Options, and sections of them, that do not change what is learned, or follow from others."""
-WITH_EFFECT = ("trainer.precision",)
-"""Options of Lightning's trainer that do."""
+MODEL_SEED = "model.init_args.seed"
+"""The algorithm's seed, which follows from ``seed_everything``."""
 HPARAMS = "hparams.yaml"
 """The file of a run's folder that holds the options with which it was started or continued."""
 START_ONLY = ("seed_everything",)
@@ -66,12 +45,14 @@ class OptionsCallback(SessionCallback):
 
     Args:
         options: sections and their options by name, as ``config.yaml`` holds them.
+        learning_options: names of options, and of sections of them, that change what is learned.
     """
 
     key = "options"
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], learning_options: Sequence[str]) -> None:
         self._options = plain(options)
+        self._learning_options = learning_options
         self._former: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -93,7 +74,7 @@ class OptionsCallback(SessionCallback):
         changed = self._changes() if trainer.ckpt_path else {}
         with distributed.together(ConfigurationError):
             self._refuse_unused(changed)
-        effective = [text for name, text in changed.items() if _has_effect(name)]
+        effective = [text for name, text in changed.items() if self._has_effect(name)]
         if effective:
             rank_zero_warn(
                 "the run continues with other options than its checkpoint's:"
@@ -179,7 +160,10 @@ class OptionsCallback(SessionCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options that change what is learned, by their full names."""
-        return {name: value for name, value in _flat(self._options) if _has_effect(name)}
+        return {name: value for name, value in _flat(self._options) if self._has_effect(name)}
+
+    def _has_effect(self, name: str) -> bool:
+        return name != MODEL_SEED and _is_among(name, self._learning_options)
 
     def restore(self, state_dict: dict[str, Any]) -> None:
         """Keep the checkpoint's options, to compare."""
@@ -207,12 +191,6 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{name}.{key}" if name else key)
     else:
         yield name, value
-
-
-def _has_effect(name: str) -> bool:
-    if name.startswith("trainer."):
-        return name in WITH_EFFECT
-    return not _is_among(name, WITHOUT_EFFECT)
 
 
 def _is_among(name: str, sections: Sequence[str]) -> bool:

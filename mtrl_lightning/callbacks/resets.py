@@ -31,6 +31,7 @@ class ResetCallback(SessionCallback):
     """
 
     key = "resets"
+    learning_options = ("every", "times")
 
     def __init__(self, every: int | None = None, times: int | None = None) -> None:
         if times is not None and (times < 1 or every is None):

@@ -43,8 +43,8 @@ class RolloutCallback(Driver):
         envs_per_task: copies of each task's environment, over all processes.
         num_workers: worker processes that step environments; 0 for this process. Null for the cores
             but one, which learns meanwhile; for all cores if the algorithm is on-policy.
-        learner_threads: threads of PyTorch on the CPU, set by the command line; null leaves its own
-            choice, one per core, which is slow where small networks share the cores with
+        learner_threads: threads of PyTorch on the CPU, set for the whole process; null leaves its
+            own choice, one per core, which is slow where small networks share the cores with
             environments.
         window: finished episodes per task over which ``rollout/...`` metrics are averaged.
         timeout: seconds to wait for a worker before it counts as hung.
@@ -66,6 +66,13 @@ class RolloutCallback(Driver):
     Raises:
         ConfigurationError: if a number is out of range.
     """
+
+    learning_options = (
+        "warmup_updates",
+        "updates_per_step",
+        "envs_per_task",
+        "action_transforms",
+    )
 
     def __init__(
         self,

@@ -12,7 +12,6 @@ import uuid
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from jsonargparse import ActionYesNo, ArgumentError, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import (
@@ -28,20 +27,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from mtrl_lightning import __version__, distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.allocation import AllocationLimit
-from mtrl_lightning.callbacks import (
-    CheckpointCallback,
-    EvaluationCallback,
-    MetricsCallback,
-    MetricsCSV,
-    ReplayCallback,
-    ResetCallback,
-    RolloutCallback,
-)
+from mtrl_lightning.callbacks import MetricsCallback, MetricsCSV
 from mtrl_lightning.callbacks.metrics import saved_wandb_id
 from mtrl_lightning.callbacks.options import plain
-from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.signals import requeue_signal
-from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
+from mtrl_lightning.callbacks.trainer_options import check_trainer
 from mtrl_lightning.cli.config_files import ConfigFileParser
 from mtrl_lightning.cli.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
 from mtrl_lightning.cli.suggestions import suggestions
@@ -56,18 +46,18 @@ from mtrl_lightning.errors import (
     import_optional,
 )
 from mtrl_lightning.launch import (
-    TRAINER,
-    Launch,
+    FIXED_TRAINER_OPTIONS,
     fit,
+    prepare,
     restart_origin,
     standard_callbacks,
 )
 from mtrl_lightning.memory import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.run.sections import CALLBACKS, SECTIONS, SEEDS
 from mtrl_lightning.runs import VALIDATIONS, ensure_writable, replacing
 from mtrl_lightning.saved import restoring
-from mtrl_lightning.strategy import processes_for
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
 """What a user does without the package of a logger."""
@@ -123,7 +113,7 @@ class MultiTaskCLI(LightningCLI):
                 load_from_checkpoint_support=False,
                 save_config_callback=_SaveConfig,
                 save_config_kwargs={"overwrite": True},
-                trainer_defaults=dict(TRAINER),
+                trainer_defaults=dict(FIXED_TRAINER_OPTIONS),
                 parser_class=ConfigFileParser,
                 parser_kwargs={
                     "prog": PROGRAM,
@@ -221,17 +211,10 @@ class MultiTaskCLI(LightningCLI):
             help="continue from an older checkpoint than the last, which deletes the later rows of"
             " metrics.csv",
         )
-        for callback, section in (
-            (ResetCallback, "resets"),
-            (RolloutCallback, "rollout"),
-            (EvaluationCallback, "evaluation"),
-            (MetricsCallback, "metrics"),
-            (ReplayCallback, "replay"),
-            (CheckpointCallback, "checkpoint"),
-        ):
+        for section, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, section)
         parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
-        for target in ("model.init_args.seed", "data.seed", "rollout.seed"):
+        for target in ("model.init_args.seed", *SEEDS):
             parser.link_arguments("seed_everything", target)
 
     def _parse_ckpt_path(self) -> None:
@@ -246,27 +229,20 @@ class MultiTaskCLI(LightningCLI):
         config.trainer.logger = _one_of_each(config.trainer.logger)
         self._given = self.config.clone()
         is_fitting = self.subcommand == "fit"
-        check_trainer_options(vars(config.trainer))
         if not is_fitting and not config.ckpt_path:
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
         if not is_fitting and config.json is not None:
             ensure_writable(Path(config.json).parent)
-        trainer_options = vars(config.trainer)
-        self._processes = processes_for(trainer_options, config.rollout.rank_timeout)
-        if is_fitting:
-            # before Lightning starts the other processes
-            with distributed.together(ConfigurationError):
-                check_copies(config.rollout.envs_per_task, self._processes.number)
-        self._launch = Launch(
+        self._launch, self._processes = prepare(
+            {section: vars(config[section]) for section in SECTIONS},
             config.root,
             config.name,
             None if config.ckpt_path is None else str(config.ckpt_path),
-            restore_replay=is_fitting and config.replay.restore,
-            origin=self._origin if is_fitting else None,
-            overwrite_metrics=config.overwrite_metrics,
-            num_processes=self._processes.number,
+            self._origin,
+            config.overwrite_metrics,
+            is_fitting,
         )
         if self._launch.checkpoint is not None:
             config.ckpt_path = str(self._launch.checkpoint)
@@ -346,7 +322,7 @@ class MultiTaskCLI(LightningCLI):
 
     def fit(self, model: Algorithm, **kwargs: Any) -> None:
         """Train."""
-        set_process_options(self._get(self.config_init, "rollout").learner_threads)
+        keep_freed_memory()
         fit(self.trainer, model, self.datamodule, self._launch.checkpoint)
 
     def validate(self, **kwargs: Any) -> None:
@@ -401,17 +377,6 @@ def build_parser() -> LightningArgumentParser:
     with contextlib.suppress(_ParserBuiltError):
         command_line.__init__([])  # type: ignore[misc]
     return command_line.parser
-
-
-def set_process_options(learner_threads: int | None) -> None:
-    """Set what concerns the whole process, which only the command line does.
-
-    Args:
-        learner_threads: threads of PyTorch on the CPU; None leaves its own choice.
-    """
-    keep_freed_memory()
-    if learner_threads is not None:
-        torch.set_num_threads(learner_threads)
 
 
 def _as_list(given: Any) -> list[Any]:

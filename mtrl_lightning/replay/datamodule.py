@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -69,6 +69,20 @@ class MultiTaskData(LightningDataModule):
         ConfigurationError: if a task is unknown, all are excluded, the batch cannot be shared out
             equally, or the capacity is smaller than a batch.
     """
+
+    learning_options: ClassVar[tuple[str, ...]] = (
+        "benchmark",
+        "batch_size",
+        "capacity",
+        "exclude_from_training",
+        "memory_map",
+        "on_device",
+        "wrappers",
+        "pixels",
+        "info_keys",
+        "store_info",
+    )
+    """Arguments that change what is learned: a continued run warns if one differs."""
 
     def __init__(
         self,

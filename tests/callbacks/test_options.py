@@ -7,6 +7,7 @@ from jsonargparse import Namespace
 
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks.options import OptionsCallback, plain
+from mtrl_lightning.run.sections import LEARNING_OPTIONS
 
 OPTIONS = {
     "seed_everything": 3,
@@ -31,12 +32,12 @@ def start(tmp_path):
     """Start a run with options, continued from one with others; return what a logger receives."""
 
     def call(options, former=None):
-        callback = OptionsCallback(options)
+        callback = OptionsCallback(options, LEARNING_OPTIONS)
         callback.session = SimpleNamespace(
             folder=tmp_path, has_nothing_left=lambda: False, unused_options=tuple
         )
         if former is not None:
-            callback.load_state_dict(OptionsCallback(former).state_dict())
+            callback.load_state_dict(OptionsCallback(former, LEARNING_OPTIONS).state_dict())
         logger = Logger()
         trainer = SimpleNamespace(loggers=[logger], ckpt_path=former and "last.ckpt")
         callback.on_fit_start(trainer, None)

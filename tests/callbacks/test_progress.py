@@ -53,8 +53,7 @@ def test_a_progress_bar_of_lightnings_takes_the_place_of_ours(command_line, tmp_
         root=str(tmp_path),
         callbacks=[kind(), Watching()],
         num_workers=0,
-        num_episodes=1,
-        evaluation={"num_workers": 0},
+        evaluation={"num_episodes": 1, "num_workers": 0},
     )
     assert shown == [kind]
     bar = [f"--trainer.callbacks+={kind.__name__}", "--trainer.enable_progress_bar=true"]

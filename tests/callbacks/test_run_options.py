@@ -120,7 +120,7 @@ def test_train_takes_listeners_and_stores_info_in_the_replay(tmp_path):
     run = small(
         Reporting(2, horizon=7),
         tmp_path,
-        listeners=[diary],
+        rollout={"listeners": [diary]},
         total_steps=280,
         data={"info_keys": ["place", "steps"], "store_info": True},
     )
@@ -158,7 +158,7 @@ def test_environments_are_remade_in_the_middle_of_an_iteration(tmp_path):
         algorithm=SMALL_PPO,
         callbacks=[Shorter()],
         total_steps=480,
-        metrics_every=60,
+        metrics={"every": 60},
     )
     curves = read_metrics(run.folder)
     assert curves["rollout/length_min"][1][-1] == 4 and curves["rollout/length_max"][1][0] == 7

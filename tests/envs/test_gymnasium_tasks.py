@@ -247,17 +247,21 @@ def test_a_pendulum_beside_mujoco_tasks_trains_and_continues_exactly(tmp_path):
     sac = functools.partial(SAC, actor=narrow, critic=narrow)
 
     def run(name, total_steps, **options):
-        schedules = {"warmup_steps": 12, "capacity": 120, "evaluation_every": 60}
+        sections = {
+            "rollout": {"warmup_steps": 12},
+            "data": {"capacity": 120},
+            "evaluation": {"every": 60},
+            "metrics": {"every": 30},
+            "checkpoint": {"every": 60},
+        }
         return short_train(
             benchmark,
             sac,
             total_steps=total_steps,
             name=name,
             root=str(tmp_path),
-            metrics_every=30,
-            checkpoint_every=60,
             num_workers=0,
-            **schedules,
+            **sections,
             **options,
         )
 

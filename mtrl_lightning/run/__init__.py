@@ -1,0 +1,1 @@
+"""One run: its parts, its folder and its start."""
