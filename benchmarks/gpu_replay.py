@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.gpu_setup import Setup, Sizes
 from benchmarks.gpu_sheet import Sheet, cells_of
@@ -23,7 +23,7 @@ from benchmarks.replay import timed
 from benchmarks.replays import vector_step
 from benchmarks.updaters import Work, direct_update
 from mtrl_lightning.memory import CPU
-from mtrl_lightning.replay import ReplayBuffer, ReplayDataset
+from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
 
 
@@ -100,11 +100,29 @@ def note_draws(
     note_calls(calls, title, where, sizes, sheet)
 
 
+class Batches(IterableDataset):
+    """Sample batches from a replay buffer for ever.
+
+    Args:
+        buffer: to sample from.
+        batch_size: rows of a batch, over all tasks.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, batch_size: int) -> None:
+        self._buffer = buffer
+        self._batch_size = batch_size
+
+    def __iter__(self) -> Iterator[TransitionBatch]:
+        """Sample batches."""
+        while True:
+            yield self._buffer.sample(self._batch_size)
+
+
 def stream(
     buffer: ReplayBuffer, batch_size: int, device: torch.device, pin_memory: bool = False
 ) -> Callable[[], TransitionBatch]:
     """Return what draws the next batch as ``MultiTaskData`` and Lightning do, or pinned."""
-    loader = DataLoader(ReplayDataset(buffer, batch_size), batch_size=None, pin_memory=pin_memory)
+    loader = DataLoader(Batches(buffer, batch_size), batch_size=None, pin_memory=pin_memory)
     batches = iter(loader)
     return lambda: move_data_to_device(next(batches), device)
 

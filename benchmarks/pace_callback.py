@@ -37,21 +37,19 @@ class PaceCallback(Callback):
         if not trainer.is_global_zero:
             return
         if self._pacer is None:
-            watches = [pl_module.stopwatch]
             more: dict[str, Any] = {}
             data = trainer.datamodule  # type: ignore[attr-defined]
-            if data is not None:  # a benchmark may give the trainer a loader alone
-                watches.append(data.session.transitions.stopwatch)
-                if self._num_episodes:
-                    examiner = Examiner(data.session.benchmark, self._num_episodes)
-                    more["examine"] = lambda: examiner.examine(
-                        pl_module, pl_module.counters.env_steps, pl_module.counters.updates
-                    )
+            # a benchmark may give the trainer a loader alone
+            if data is not None and self._num_episodes:
+                examiner = Examiner(data.session.benchmark, self._num_episodes)
+                more["examine"] = lambda: examiner.examine(
+                    pl_module, pl_module.counters.env_steps, pl_module.counters.updates
+                )
             counters = pl_module.counters
             about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
             self._pacer = Pacer(
                 *self._given,
-                lambda: {k: v for w in watches for k, v in w.drain().items()},
+                pl_module.stopwatch.drain,
                 about,
                 **more,
             )

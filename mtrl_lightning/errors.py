@@ -41,6 +41,12 @@ class DriftError(RuntimeError):
     """Processes that train the same run no longer have the same weights or statistics."""
 
 
+class Interrupted(SystemExit):
+    """A signal interrupted the run; the exit code is 128 plus its number, as in shells."""
+
+    is_on_all_ranks = True
+
+
 class RankLostError(RuntimeError):
     """Another process that trains the same run has ended, or did not answer.
 

@@ -38,11 +38,11 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.ending import end_message
 from mtrl_lightning.callbacks.rollout import check_copies
-from mtrl_lightning.callbacks.signals import Interrupted, requeue, slurm_job
+from mtrl_lightning.callbacks.signals import requeue, slurm_job
 from mtrl_lightning.callbacks.trainer_options import check_trainer_options
 from mtrl_lightning.callbacks.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
-from mtrl_lightning.errors import ConfigurationError, RankLostError
+from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import MultiTaskData
@@ -71,7 +71,7 @@ FIXED_TRAINER_OPTIONS: dict[str, Any] = {
     "num_sanity_val_steps": 0,
     "use_distributed_sampler": False,
 }
-"""Options of Lightning's trainer for a run that its own driver ends."""
+"""Options of Lightning's trainer for a run that its own loop ends."""
 PLACE_VARIABLE = "MTRL_LIGHTNING_RUN"
 """Environment variable by which processes that Lightning starts learn where the run's files are."""
 FOLDER_TIMEOUT = 60.0
@@ -478,4 +478,4 @@ def fit(
             with contextlib.suppress(RankLostError), distributed.long_wait():
                 distributed.total(0)
             raise
-    rank_zero_info(end_message(trainer, rollout.session.counted_steps, rollout.total_steps))
+    rank_zero_info(end_message(trainer, rollout.session.loop.counted_steps, rollout.total_steps))

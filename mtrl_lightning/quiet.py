@@ -9,14 +9,17 @@ from collections.abc import Iterator
 
 HARMLESS_WARNINGS = (
     ".*LeafSpec",  # Lightning's own use of torch
-    "Your `IterableDataset` has `__len__` defined",  # ours never ends, see ReplayDataset
+    "Your `IterableDataset` has `__len__` defined",  # ours has no length, see TrainingLoop
     "Be aware that when using `ckpt_path`",  # callbacks that only train are left out of validate
     "Total length of `list` across ranks is zero",  # evaluation runs in a callback
     "The '.*_dataloader' does not have many workers",  # batches come from the replay in memory
 )
 """Beginnings of warnings, as regular expressions."""
-UNWANTED_MESSAGES = ("💡 Tip", "TPU available")
-"""Beginnings of log messages: Lightning advertises services, and lists what no algorithm uses."""
+UNWANTED_MESSAGES = ("💡 Tip", "TPU available", "Trainer was signaled to stop but")
+"""Beginnings of log messages: advertisements, what no algorithm uses, what is the rule here.
+
+A run that is asked to stop finishes its vector step: see ``RolloutCallback.on_train_start``.
+"""
 LOGGER = "lightning.pytorch.utilities.rank_zero"
 """Lightning's logger of messages that only the first process prints."""
 

@@ -49,6 +49,7 @@ ROOMS = {
     "gradients",
     "auxiliaries",
     "algorithms",
+    "run",
     "callbacks",
     "video",
     "reports",
@@ -65,9 +66,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"networks", "gradients", "auxiliaries", "checkpoints"},
     "checkpoints": set(),
     "loading": {"algorithms", "checkpoints", "runs"},
-    "session": {"envs", "rollout", "replay", "algorithms"},
+    "run": {"envs", "rollout", "replay", "algorithms", "callbacks"},
     "callbacks": {
-        "session",
+        "run",
         "rollout",
         "replay",
         "algorithms",
@@ -92,7 +93,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "rank_launcher": set(),
     "strategy": {"rank_launcher"},
-    "run": {"callbacks", "replay"},
     "launch": {
         "callbacks",
         "algorithms",

@@ -16,7 +16,7 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.wandb_files import read_offline_runs, records
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.session import Session
+from mtrl_lightning.run.session import Session
 from tests.conftest import CONFIGS, ROOT
 
 wandb = pytest.importorskip("wandb")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.callbacks import CheckpointCallback, RolloutCallback
+from mtrl_lightning.callbacks import CheckpointCallback
+from mtrl_lightning.run.loop import TrainingLoop
 from tests.object_graph import graph_of
 from tests.test_exact_continuation import CONNECTORS
 
@@ -19,19 +20,18 @@ DEAD = {
     r"MetricsCallback\._measured": "times",
     r"\._arrays\.|\._buffer|\.envs\._groups\.\d+\._asked": "the last step's values, never read",
     r"update.*\.grad_norm": "of the last step, read right after it",
-    r"RolloutCallback\._is_step_under_way": "set when a batch begins",
     r"\._announced_builds_E": "each process builds the environments and calls the listeners",
-    r"session\.is_training": "set by the driver, which Lightning calls last, when training starts",
-    r"RolloutCallback\._next_call": "the rest of the list is done when a continued run starts",
+    r"session\.is_training": "set by the loop, when training starts",
+    r"loop\._next_action": "the rest of the list is done when a continued run starts",
     r"MetricsCallback\._csv_fingerprint": "of the checkpoint that is continued",
     r"OptionsCallback\._former": "options of the checkpoint that is continued",
     r"EvaluationCallback\._evaluators\.": "each evaluation resets them by the episode's number",
     r"algorithm\.generators\._": "made when first used; their states are compared",
     r"InterruptionCallback\._former": "handlers of this process",
     r"'target_encoder'\._seen": "it observes nothing itself, and gets copies of the statistics",
-    r"CheckpointCallback\.(folder|_saved_at)": "set by the continuation",
-    r"CheckpointCallback\._manifests_of_files": "read again from the folder's files",
-    r"ReplayCallback\._snapshots\.folder": "set by the continuation",
+    r"(CheckpointCallback|session\.checkpoints)\.(folder|_saved_at)": "set by the continuation",
+    r"(CheckpointCallback|session\.checkpoints)\._manifests_of_files": "read again",
+    r"(ReplayCallback|session\.replay_files)\._snapshots\.folder": "set by the continuation",
     r"(Curves|Report)Callback\._": "times, and whether it has warned",
     r"_SaveConfig|EnvStepProgressBar": "Lightning's own",
     r"_metric_attributes|_param_requires_grad_state": "Lightning's own",
@@ -62,11 +62,11 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         write(self, best)
         graphs.setdefault(("saved", algorithm.counters.env_steps), graph_of(trainer, algorithm))
 
-    start = RolloutCallback.on_train_start
+    begin = TrainingLoop._begin
 
-    def walk_and_start(self, trainer, algorithm):
-        graphs["continued"] = graph_of(trainer, algorithm)
-        start(self, trainer, algorithm)
+    def walk_and_begin(self):
+        graphs["continued"] = graph_of(self.session.trainer, self.session.algorithm)
+        begin(self)
 
     monkeypatch.setattr(CheckpointCallback, "_write", write_and_walk)
     options = [
@@ -90,7 +90,7 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
         ]
     command_line("fit", *options)
     monkeypatch.setattr(CheckpointCallback, "_write", write)
-    monkeypatch.setattr(RolloutCallback, "on_train_start", walk_and_start)  # the last of all
+    monkeypatch.setattr(TrainingLoop, "_begin", walk_and_begin)
     path = command_line.folder() / "checkpoints" / "step_000000000600.ckpt"
     command_line("fit", *options, f"--ckpt_path={path}", "--overwrite_metrics")
     before, after = living(graphs["saved", 600]), living(graphs["continued"])

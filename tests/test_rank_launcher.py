@@ -12,8 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from mtrl_lightning import distributed, launch, rank_launcher
-from mtrl_lightning.callbacks.signals import Interrupted
-from mtrl_lightning.errors import ConfigurationError, RankLostError
+from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
 from mtrl_lightning.launch import PLACE_VARIABLE, Launch
 from mtrl_lightning.rank_launcher import RankLauncher
 from mtrl_lightning.strategy import RanksStrategy, connecting, is_first_start, unused_part

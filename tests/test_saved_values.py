@@ -24,7 +24,6 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint import _check_counts
-from mtrl_lightning.callbacks.off_policy import OffPolicyLoop
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
@@ -311,21 +310,3 @@ def test_options_of_a_checkpoint_are_compared_as_plain_values(tmp_path):
     callback.session = SimpleNamespace(folder=tmp_path)
     callback.load_state_dict({"model.lr": torch.zeros(3)})
     assert callback._changes() == {"model.lr": "model.lr torch.Tensor there and 0.1 here"}
-
-
-@pytest.mark.parametrize("change", [{"vector_steps": 2**31}, {"updates": 3}])
-def test_no_more_updates_are_owed_than_the_run_has_made_steps(change):
-    """Both would be waited for without an end."""
-    callback = RolloutCallback(total_steps=10)
-
-    class Session:
-        counters = Counters(env_steps=30, vector_steps=10, updates=7)
-
-    callback.session = Session()
-    loop = OffPolicyLoop(callback, 10, 1, UpdateRatio(1))
-    state = {"warmup": {"over": True}, "ratio": {"vector_steps": 3, "updates": 7}}
-    loop.load_state_dict(state)
-    for name, value in change.items():
-        setattr(Session.counters, name, value)
-    with pytest.raises(ValueError, match=r"vector steps|updates"):
-        loop.load_state_dict(state)

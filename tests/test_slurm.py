@@ -6,9 +6,11 @@ import types
 import psutil
 import pytest
 
-from mtrl_lightning.callbacks import InterruptionCallback, RolloutCallback
+from mtrl_lightning.callbacks import InterruptionCallback
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
-from mtrl_lightning.callbacks.signals import Interrupted, requeue, requeue_signal, slurm_job
+from mtrl_lightning.callbacks.signals import requeue, requeue_signal, slurm_job
+from mtrl_lightning.errors import Interrupted
+from mtrl_lightning.run.loop import TrainingLoop
 from tests.test_interruption import wait_for
 
 JOB = {
@@ -105,15 +107,15 @@ def test_a_requeued_job_continues_in_its_folder(command_line, slurm, monkeypatch
 def test_a_signal_that_comes_twice_after_a_batch_was_checked_is_not_lost(
     command_line, slurm, monkeypatch, number
 ):
-    real = RolloutCallback.on_train_batch_end
+    real = TrainingLoop._check_signals
 
-    def signalled(callback, trainer, algorithm, *args):
-        real(callback, trainer, algorithm, *args)
-        if algorithm.counters.env_steps == 330:
+    def signalled(loop):
+        real(loop)
+        if loop.session.counters.env_steps == 330:
             signal.raise_signal(number)
             signal.raise_signal(number)
 
-    monkeypatch.setattr(RolloutCallback, "on_train_batch_end", signalled)
+    monkeypatch.setattr(TrainingLoop, "_check_signals", signalled)
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

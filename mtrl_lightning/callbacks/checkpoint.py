@@ -22,6 +22,7 @@ from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
+from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schedules import Every
@@ -118,10 +119,9 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                     path.unlink(missing_ok=True)
         if type(trainer.strategy.checkpoint_io) in (TorchCheckpointIO, DurableIO):
             trainer.strategy.checkpoint_io = DurableIO(self.session)
-        self.session.save_best = self.save_if_best
-        self.session.save_last = self.save_if_due
-        self.session.save_at_start = self.save_at_start
-        self.session.save_interrupted = self.save_interrupted
+        self.session.checkpoints = self
+        self.session.after_step["save_best"] = StepAction(self.save_if_best)
+        self.session.after_step["save_last"] = StepAction(self.save_if_due, self.save_at_start)
 
     def _check_best_metric(self) -> None:
         known = metric_names(self.session.benchmark)

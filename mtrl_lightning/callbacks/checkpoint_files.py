@@ -19,8 +19,8 @@ from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import replay_folder
 from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.run.session import Session
 from mtrl_lightning.saved import restoring
-from mtrl_lightning.session import Session
 
 __all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 

@@ -13,19 +13,20 @@ from tqdm import tqdm
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.progress import shows_progress
-from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.callbacks.trainer_options import check_early_stopping
 from mtrl_lightning.envs.benchmark import tasks_of
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import (
     ConfigurationError,
     EnvironmentFaultError,
+    Interrupted,
     PolicyFaultError,
     RestartsExhaustedError,
 )
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import metric_names
+from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every
 from mtrl_lightning.types import Policy
 
@@ -108,8 +109,9 @@ class EvaluationCallback(SessionCallback):
         """Prepare an evaluator for each split but the first, which is trained on."""
         super().setup(trainer, pl_module, stage)
         self._trainer = trainer
-        self.session.evaluate = self.evaluate_if_due
-        self.session.evaluate_at_start = self.evaluate_at_start
+        self.session.after_step["evaluate"] = StepAction(
+            self.evaluate_if_due, self.evaluate_at_start
+        )
         benchmark = self.session.benchmark
         if stage == TrainerFn.FITTING:
             check_early_stopping(trainer, metric_names(benchmark))
@@ -136,7 +138,7 @@ class EvaluationCallback(SessionCallback):
         return default_num_workers(num_envs, 0, distributed.local_size())
 
     def _note_restart(self, reason: str) -> None:
-        self.session.own_counters.worker_restarts += 1
+        self.session.local_counters.worker_restarts += 1
         distributed.warn(f"the evaluation is repeated with new environments: {reason}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

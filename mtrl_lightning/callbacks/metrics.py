@@ -15,10 +15,16 @@ from lightning.pytorch.loggers import WandbLogger
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.csv_logger import MetricsCSV
+from mtrl_lightning.callbacks.rollout_metrics import (
+    episode_metrics,
+    joined_windows,
+    rollout_metrics,
+)
 from mtrl_lightning.callbacks.system import SystemUse
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.evaluator import metric_names
+from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
@@ -78,7 +84,7 @@ class MetricsCallback(SessionCallback):
         """Register the metrics with the session, and let loggers know its environment steps."""
         super().setup(trainer, pl_module, stage)
         session = self.session
-        session.log_metrics = self.log_if_due
+        session.after_step["log_metrics"] = StepAction(self.log_if_due)
         for logger in session.loggers:
             if isinstance(logger, (MetricsCSV, EnvStepWandbLogger)):
                 logger.count_env_steps = lambda: session.counters.env_steps
@@ -113,7 +119,7 @@ class MetricsCallback(SessionCallback):
         for logger in loggers:
             if isinstance(logger, EnvStepWandbLogger):
                 logger.continue_from(self._wandb_id, env_steps)
-                logger.is_interrupted = lambda: self.session.received_signal() != 0
+                logger.is_interrupted = lambda: self.session.received_signal != 0
                 logger.define_metrics(metric_names(self.session.benchmark))
                 logger.resume_from(rows, env_steps)
             elif isinstance(logger, WandbLogger):
@@ -129,12 +135,13 @@ class MetricsCallback(SessionCallback):
         is_due = self._every(env_steps)
         if not is_due and not at_end:
             return
-        algorithm = self.session.algorithm
+        session = self.session
+        algorithm = session.algorithm
         so_far = algorithm.mean_metrics.state_dict()
-        windows = self.session.joined_windows()
-        rollout = self.session.rollout_metrics(windows) | self.session.episode_metrics(windows)
+        windows = joined_windows(session)
+        rollout = rollout_metrics(session, windows) | episode_metrics(session, windows)
         system = {} if self._system is None else self._system.metrics(algorithm.device)
-        self.session.log(algorithm.drain_metrics() | rollout | self._time() | system)
+        session.log(algorithm.drain_metrics() | rollout | self._time() | system)
         if not is_due:
             # a run that is prolonged averages over the whole interval, as if it had not ended
             algorithm.mean_metrics.load_state_dict(so_far)
@@ -146,7 +153,6 @@ class MetricsCallback(SessionCallback):
         updates = counters.updates - self._measured_updates
         self._start_interval()
         seconds = self.session.stopwatch.drain()
-        seconds["sample"] = self.session.transitions.stopwatch.drain().get("sample", 0.0)
         rates = {
             "time/env_steps_per_second": env_steps / elapsed,
             "time/updates_per_second": updates / elapsed,

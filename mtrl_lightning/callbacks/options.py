@@ -118,13 +118,13 @@ class OptionsCallback(SessionCallback):
             return {}
 
     def _refuse_unused(self, changed: Mapping[str, str]) -> None:
-        if changed and self.session.has_nothing_left():
+        if changed and self.session.loop.has_nothing_left():
             raise ConfigurationError(
                 "the run has made all of its env steps, and other options would change nothing:"
                 f" {', '.join(changed.values())}. Give a rollout.total_steps above"
-                f" {self.session.counted_steps:,} to continue, or give the former values"
+                f" {self.session.loop.counted_steps:,} to continue, or give the former values"
             )
-        unused = set(self.session.unused_options())
+        unused = set(self.session.loop.unused_options())
         texts = [
             text
             for name, text in changed.items()

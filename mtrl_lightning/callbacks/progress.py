@@ -9,8 +9,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from mtrl_lightning.callbacks.rollout_metrics import rollout_metrics
 from mtrl_lightning.rollout.evaluator import main_metric, metric_prefix
-from mtrl_lightning.session import Session
+from mtrl_lightning.run.session import Session
 
 SECONDS_IN_A_FILE = 30.0
 """Between two lines of the bar in a file, where each refresh adds a line."""
@@ -49,7 +50,7 @@ class EnvStepProgressBar(ProgressBar):
         self._session = Session.of(trainer, pl_module)
         self._session.after_vector_step.append(self._advance)
         self._bar = tqdm(
-            total=self._session.total_steps,
+            total=self._session.loop.last_step,
             initial=self._session.counters.env_steps,
             unit=" env steps",
             unit_scale=True,
@@ -69,7 +70,7 @@ class EnvStepProgressBar(ProgressBar):
 
     def _advance(self, env_steps: int) -> None:
         if self._bar is not None and self._session is not None:
-            self._bar.total = self._session.total_steps  # grows while a lost replay is filled
+            self._bar.total = self._session.loop.last_step  # grows while a lost replay is filled
             self._bar.update(env_steps - self._bar.n)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,7 +98,7 @@ def shows_progress(trainer: Trainer) -> bool:
 
 
 def _latest(session: Session) -> dict[str, str]:
-    rollout = session.rollout_metrics()
+    rollout = rollout_metrics(session, session.collector.windows)
     splits = session.benchmark.splits[1:]
     prefix = metric_prefix(splits[0]) if splits else "eval"
     shown = prefix.replace("_", " ")

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from mtrl_lightning import saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every
 
 
@@ -46,7 +47,7 @@ class ResetCallback(SessionCallback):
         """Register the resets with the session."""
         super().setup(trainer, pl_module, stage)
         if self._every is not None:
-            self.session.reset_networks = self.reset_if_due
+            self.session.after_step["reset_networks"] = StepAction(self.reset_if_due)
 
     def reset_if_due(self, env_steps: int, at_end: bool) -> None:
         """Reset when it is due; what was due before the first call is left out."""

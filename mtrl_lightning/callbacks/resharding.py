@@ -32,8 +32,8 @@ from mtrl_lightning.rank_states import (
     state_for,
     with_part,
 )
+from mtrl_lightning.run.session import Session
 from mtrl_lightning.saved import HINT, restoring
-from mtrl_lightning.session import Session
 
 
 def reshard(checkpoint: dict[str, Any], rank: int, size: int, session: Session) -> dict[str, Any]:

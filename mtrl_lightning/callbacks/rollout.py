@@ -1,4 +1,4 @@
-"""The training environments, stepped by the loop that the algorithm needs."""
+"""The training environments of a run, and the loop that steps them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning import distributed
+from mtrl_lightning.algorithms.reward_scale import RewardScale
+from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
-from mtrl_lightning.callbacks.driver import Driver, Loop
-from mtrl_lightning.callbacks.off_policy import OffPolicyLoop, check_warmup
-from mtrl_lightning.callbacks.on_policy import OnPolicyLoop
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
 from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.precision import check_precision
+from mtrl_lightning.replay.datamodule import check_share, refuse_replay_options
+from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener
+from mtrl_lightning.run.loop import TrainingLoop
+from mtrl_lightning.run.session import Session, StepAction
+from mtrl_lightning.saved import HINT
 from mtrl_lightning.schedules import Every, UpdateRatio
 
+WARMUP_STEPS = 10_000
+"""Environment steps of the warm-up if none are given."""
 
-class RolloutCallback(Driver):
-    """Step the training environments, in turn with the updates that the algorithm makes.
 
-    An off-policy algorithm fills its replay and learns from it at the same time
-    (``OffPolicyLoop``). An on-policy one collects an iteration and then learns from that alone
-    (``OnPolicyLoop``).
+class RolloutCallback(SessionCallback):
+    """Own the training environments, which are stepped in turn with the algorithm's updates.
+
+    An off-policy algorithm fills its replay and learns from it at the same time. An on-policy one
+    collects an iteration and then learns from that alone. ``TrainingLoop`` has the order.
 
     Args:
         total_steps: environment steps after which training ends; an on-policy algorithm finishes
@@ -67,6 +73,7 @@ class RolloutCallback(Driver):
         ConfigurationError: if a number is out of range.
     """
 
+    key = "rollout"
     learning_options = (
         "warmup_updates",
         "updates_per_step",
@@ -108,8 +115,7 @@ class RolloutCallback(Driver):
             )
         if warmup_steps is not None:
             check_warmup(warmup_steps, total_steps)
-        super().__init__()
-        self._warmup_steps = warmup_steps
+        self._warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
         self._ratio = UpdateRatio(
             1.0 if updates_per_step is None else updates_per_step, warmup_updates
         )
@@ -120,7 +126,7 @@ class RolloutCallback(Driver):
             "rollout.warmup_updates": warmup_updates or None,
             "rollout.updates_per_step": updates_per_step,
         }
-        self._check = Every(check_every, "rollout.check_every")
+        self._drift_check = Every(check_every, "rollout.check_every")
         self._envs_per_task = envs_per_task
         self._num_workers = num_workers
         self._window = window
@@ -135,47 +141,58 @@ class RolloutCallback(Driver):
         """Start the training environments and take the memory for their transitions."""
         super().setup(trainer, pl_module, stage)
         session = self.session
-        session.total_steps = self.total_steps
         session.action_transforms = self._action_transforms
-        self.loop = self._make_loop()
-        session.has_nothing_left = self._has_nothing_left
-        session.unused_options = self.loop.unused_options
+        session.loop = TrainingLoop(session, self.total_steps, self._warmup_steps, self._ratio)
         if stage != TrainerFn.FITTING or session.is_open:
             return
+        session.after_step["check_drift"] = StepAction(self._check_drift)
         device = trainer.strategy.root_device
         all_tasks = np.repeat(session.spec.train_tasks, self._envs_per_task)
         with distributed.together(ConfigurationError):
             self._check_timeouts()
             check_checkpoint_callbacks(trainer)
             check_precision(trainer.precision, device)
-            places = self._own_places(len(session.spec.train_tasks))
-            self.loop.check(len(all_tasks))
+            indices = self._local_indices(len(session.spec.train_tasks))
+            self._check_options(len(all_tasks))
             session.algorithm.check_device(device)
-        tasks = all_tasks[places].tolist()
+        envs = self._start_envs(all_tasks[indices].tolist(), indices, shows_progress(trainer))
+        for index, transform in enumerate(self._action_transforms):
+            # never an environment's key, whose length differs or whose second number is not 0
+            rank = distributed.rank()
+            key = (index, 0, rank) if rank else (index, 0)
+            seeding = np.random.SeedSequence(self._seed, spawn_key=key)
+            transform.seed(int(seeding.generate_state(1)[0]))
+        _print_summary(session, envs)
+        with distributed.together(ConfigurationError):
+            session.open(envs, self._window, device, self._listeners)
+        if session.algorithm.collection is not None:
+            self._print_whole_iterations()
+
+    def _start_envs(self, tasks: list[int], indices: list[int], progress: bool) -> VectorEnv:
         num_workers = self._num_workers
         if num_workers is None:
-            spare = 0 if session.algorithm.collection is not None else 1
+            spare = 0 if self.session.algorithm.collection is not None else 1
             num_workers = default_num_workers(len(tasks), spare, distributed.local_size())
         envs = VectorEnv(
-            session.benchmark,
+            self.session.benchmark,
             tasks,
             seed=self._seed,
             num_workers=num_workers,
             timeout=self._timeout,
             max_restarts=self._max_restarts,
-            on_restart=lambda reason: session.note_restart(envs, reason),
-            places=places,
-            progress=shows_progress(trainer),
+            on_restart=lambda reason: self._note_restart(envs, reason),
+            places=indices,
+            progress=progress,
         )
-        for place, transform in enumerate(self._action_transforms):
-            # never an environment's key, whose length differs or whose second number is not 0
-            rank = distributed.rank()
-            key = (place, 0, rank) if rank else (place, 0)
-            seeding = np.random.SeedSequence(self._seed, spawn_key=key)
-            transform.seed(int(seeding.generate_state(1)[0]))
-        with distributed.together(ConfigurationError):
-            session.open(envs, self._window, device, self._listeners)
-        self.loop.open()
+        return envs
+
+    def _note_restart(self, envs: VectorEnv, reason: str) -> None:
+        """Count environments that were rebuilt after a fault, and report why."""
+        self.session.local_counters.worker_restarts += 1
+        distributed.warn(
+            f"environments are rebuilt, restart {envs.num_restarts} of at most"
+            f" {envs.max_restarts}: {reason}"
+        )
 
     def _check_timeouts(self) -> None:
         if distributed.world_size() > 1 and self._rank_timeout <= self._timeout:
@@ -184,8 +201,8 @@ class RolloutCallback(Driver):
                 f" {self._timeout:g} s, for which a process waits for a worker that hangs"
             )
 
-    def _own_places(self, num_tasks: int) -> list[int]:
-        """Return the places of this process' environments among all: a part of each task's copies.
+    def _local_indices(self, num_tasks: int) -> list[int]:
+        """Return the indices of this process' environments among all: a part of each task's.
 
         Raises:
             ConfigurationError: if the copies cannot be shared out equally.
@@ -196,82 +213,167 @@ class RolloutCallback(Driver):
         share = np.array_split(range(copies), num_processes)[distributed.rank()]
         return [task * copies + int(copy) for task in range(num_tasks) for copy in share]
 
-    def _make_loop(self) -> Loop:
-        if self.session.algorithm.collection is not None:
-            return OnPolicyLoop(self, self.total_steps, self._off_policy_options)
-        return OffPolicyLoop(self, self.total_steps, self._warmup_steps, self._ratio)
+    def _check_options(self, num_envs: int) -> None:
+        """Check the options that depend on the algorithm, before environments are started.
+
+        Raises:
+            ConfigurationError: if they do not fit.
+        """
+        data = self.session.data
+        num_tasks = len(self.session.spec.train_tasks)
+        collection = self.session.algorithm.collection
+        if collection is not None:
+            refuse_replay_options({**data.given_replay_options, **self._off_policy_options})
+            rows_per_task(num_envs // distributed.world_size(), num_tasks, collection)
+            return
+        check_warmup(self._warmup_steps, self.total_steps)
+        check_share(data.batch_size, num_tasks, distributed.world_size())
+        if data.capacity < num_envs:
+            raise ConfigurationError(
+                f"data.capacity is {data.capacity} for {num_envs} environments"
+                " (rollout.envs_per_task each task): give at least one transition per environment"
+            )
+
+    def _print_whole_iterations(self) -> None:
+        buffer = self.session.rollout_buffer
+        rows = buffer.collection.num_steps * buffer.num_envs * distributed.world_size()
+        if self.total_steps % rows:
+            whole = -(-self.total_steps // rows) * rows
+            rank_zero_info(
+                f"rollout.total_steps {self.total_steps:,} is rounded up to {whole:,},"
+                f" whole iterations of {rows:,} env steps"
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Step until there is something to learn from; do what an interruption left undone.
+        """Let the end of the loop alone end the run.
 
         Raises:
-            ConfigurationError: if an environment cannot be used.
+            ConfigurationError: if a restored iteration lacks what the algorithm learns from.
         """
-        session = self.session
-        session.is_training = True
-        if not session.collector.has_started:
-            session.collector.reset()
-        self.warn_of_lost_states()
-        if session.counters.env_steps == 0:
-            session.evaluate_at_start()
-            session.save_at_start()
-        self.loop.start()
-        if self.is_finished():
-            rank_zero_info(
-                f"{session.counted_steps:,} env steps are made already:"
-                " raise rollout.total_steps to continue"
+        self._check_columns()
+        # Lightning then waits for the iterator's end where something asks it to stop
+        trainer.fit_loop.min_epochs = trainer.current_epoch + 1
+        trainer.val_check_batch = float("inf")  # evaluations have a schedule of their own
+
+    def _check_columns(self) -> None:
+        algorithm = self.session.algorithm
+        if algorithm.collection is None or not self.session.rollout_buffer.has_begun:
+            return
+        found = set(self.session.rollout_buffer.computed_columns)
+        needed = set(algorithm.computed_columns)
+        may_replace = {field.name for field in algorithm.policy_fields}
+        if needed and not needed <= found <= needed | may_replace:
+            raise ConfigurationError(
+                f"the checkpoint's iteration has the computed columns {', '.join(sorted(found))},"
+                f" this algorithm needs {', '.join(sorted(needed))}: {HINT}"
             )
-            trainer.should_stop = True
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Do what the loop does before an update."""
-        self.loop.before_batch()
-        self.session.stopwatch.start("update")
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Do what the loop does after an update."""
-        self.session.stopwatch.stop("update")
-        self.hold_back_stop()
-        self.loop.after_batch()
-
-    def complete_step(self) -> None:
-        """Do what is due after a vector step whose updates are made.
-
-        Raises:
-            DriftError: if the processes of the run no longer have the same weights.
-        """
-        if self._check(self.session.counters.env_steps):
+    def _check_drift(self, env_steps: int, at_end: bool) -> None:
+        if self._drift_check(env_steps):
             check_equal(self.session.algorithm)
-        super().complete_step()
-
-    def is_finished(self) -> bool:
-        """Return whether all environment steps and their updates are made."""
-        return self.loop.is_finished()
-
-    def _has_nothing_left(self) -> bool:
-        """Return whether the results of the last vector step are there, too."""
-        return self.is_finished() and not self.has_pending_results
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's state, which call is next, and the environments' states."""
-        own = {"check": self._check.state_dict()}
-        return self.loop.state_dict() | super().state_dict() | own
+        """Return the loop's state, the schedule of the drift check and the environments' states."""
+        session = self.session
+        return {
+            **session.loop.state_dict(),
+            "collector": session.collector.state_dict() if session.is_open else {},
+            "check": self._drift_check.state_dict(),
+        }
 
     def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
-        super().restore(state_dict)
-        self._check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in this version
+        self._drift_check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in 0.3
         if self.session.is_open and state_dict["collector"]:
-            self.loop.load_state_dict(state_dict)
+            self.session.loop.load_state_dict(state_dict)
+            self.session.collector.load_state_dict(state_dict["collector"])
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Save a run that was interrupted or is out of restarts; end the workers."""
+        try:
+            if trainer.state.fn == TrainerFn.FITTING and hasattr(self, "session"):
+                self._end_failed(exception)
+        finally:
+            self._close(trainer)
+
+    def _end_failed(self, exception: BaseException) -> None:
+        session = self.session
+        if not session.is_training:
+            return
+        is_whole = isinstance(exception, (Interrupted, RestartsExhaustedError))
+        if distributed.world_size() > 1:
+            is_whole = is_whole and session.loop.is_end_synced
+        if is_whole and session.checkpoints is not None:
+            session.checkpoints.save_interrupted()
+        if is_whole or not isinstance(exception, SystemExit):
+            for call in session.after_failure:
+                call()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End the workers."""
+        self._close(trainer)
+
+    def _close(self, trainer: Trainer) -> None:
+        trainer.fit_loop.min_epochs = None  # as it was: a trainer may fit once more
+        if hasattr(self, "session"):
+            self.session.close()
+
+
+def _print_summary(session: Session, envs: VectorEnv) -> None:
+    """Print what is trained, on which tasks, and how many environments this process steps."""
+    protocol = {key: v for key, v in session.spec.protocol.items() if key != "wrappers"}
+    rank_zero_info(", ".join(f"{key} {value}" for key, value in protocol.items()))
+    algorithm = session.algorithm
+    for line in (_pipeline(session), algorithm.summary, algorithm.untrained_summary):
+        if line:
+            rank_zero_info(line)
+    num_processes = distributed.world_size()
+    each = distributed.each_of()
+    rank_zero_info(
+        f"{each}Stepping {envs.num_envs} environments of {len(session.spec.train_tasks)} tasks"
+        f" in {envs.num_workers} workers"
+    )
+    if num_processes > 1 and algorithm.collection is None:
+        batch_size = session.data.batch_size
+        rank_zero_info(
+            f"{each}{batch_size // num_processes:,} of the {batch_size:,} transitions of a batch"
+        )
+
+
+def _pipeline(session: Session) -> str:
+    """Return what changes observations, rewards and actions on their way; empty for nothing."""
+    wrappers = str(session.spec.protocol.get("wrappers", ""))
+    transforms = [
+        type(transform).__name__
+        for transform in session.algorithm.transforms
+        if type(transform) is not RewardScale  # which leaves rewards as they are
+    ]
+    action_transforms = [type(transform).__name__ for transform in session.action_transforms]
+    pipelines = []
+    if wrappers or transforms:
+        steps = ["environment", wrappers, "stored", *transforms, "learner"]
+        steps = [step for step in steps if step]
+        pipelines.append(f"Observations and rewards: {' > '.join(steps)}")
+    if action_transforms:
+        steps = ["policy", "stored", *action_transforms, "environment"]
+        pipelines.append(f"Actions: {' > '.join(steps)}")
+    return ". ".join(pipelines)
+
+
+def check_warmup(warmup_steps: int, total_steps: int) -> None:
+    """Check the environment steps of the warm-up and of the run.
+
+    Raises:
+        ConfigurationError: if there is no warm-up, or nothing after it.
+    """
+    if warmup_steps < 1:
+        raise ConfigurationError(f"rollout.warmup_steps is {warmup_steps}: give at least 1")
+    if total_steps <= warmup_steps:
+        raise ConfigurationError(
+            f"rollout.total_steps {total_steps} must be above rollout.warmup_steps {warmup_steps}"
+        )
 
 
 def check_copies(copies: int, num_processes: int) -> None:

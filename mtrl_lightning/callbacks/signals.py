@@ -16,15 +16,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
+from mtrl_lightning.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 UNSAVED = b"\nInterrupted twice: the run ends at once, unsaved since its last checkpoint\n"
-
-
-class Interrupted(SystemExit):
-    """A signal interrupted the run; the exit code is 128 plus its number, as in shells."""
-
-    is_on_all_ranks = True
 
 
 class InterruptionCallback(SessionCallback):
@@ -53,10 +48,14 @@ class InterruptionCallback(SessionCallback):
         self._replaced_handlers: dict[int, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Register the check with the session, which is made where the run's state is whole."""
+        """Register with the session, which checks for a signal where the run's state is whole."""
         super().setup(trainer, pl_module, stage)
-        self.session.check_signals = self.check
-        self.session.received_signal = lambda: self._received or 0
+        self.session.signals = self
+
+    @property
+    def received_signal(self) -> int:
+        """Number of the signal that this process has received; 0 for none."""
+        return self._received or 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Install the handler; Python allows that only in the main thread."""
@@ -80,7 +79,7 @@ class InterruptionCallback(SessionCallback):
         """Raise ``Interrupted`` if a signal was received; the run's state must be complete."""
         received = self._received
         if distributed.world_size() > 1:
-            received = self.session.agreement.signal or None
+            received = self.session.rank_status.signal or None
         if received is not None:
             raise Interrupted(128 + received)
 

@@ -13,9 +13,8 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.pictures import log_tensorboard_image
-from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.checks import above, at_least
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.video import (
     Recording,
@@ -124,7 +123,7 @@ class VideoCallback(SessionCallback):
     def _record_if_due(self) -> None:
         self._num_evaluations += 1
         env_steps = self.session.counters.env_steps
-        is_last = self._is_ending or env_steps >= self.session.total_steps
+        is_last = self._is_ending or env_steps >= self.session.loop.last_step
         self._is_last_recorded = is_last or self._num_evaluations % self._every == 0
         if self._is_last_recorded:
             with self.session.stopwatch.measure("evaluate"):

@@ -2,17 +2,14 @@
 
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.datamodule import MultiTaskData
-from mtrl_lightning.replay.dataset import ReplayDataset
 from mtrl_lightning.replay.frames import FrameStorage
-from mtrl_lightning.replay.rollout_buffer import RolloutBuffer, RolloutDataset
+from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.snapshot import ReplaySnapshots
 
 __all__ = [
     "FrameStorage",
     "MultiTaskData",
     "ReplayBuffer",
-    "ReplayDataset",
     "ReplaySnapshots",
     "RolloutBuffer",
-    "RolloutDataset",
 ]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning import distributed
-from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay.frames import make_storage
@@ -74,7 +73,6 @@ class ReplayBuffer:
         self._ring_RM, self._is_ring_RM = _rings_of_tasks(task_E, spec.train_tasks)
         self._task_R = torch.tensor(spec.train_tasks, dtype=torch.int64, device=device)
         self._generator = torch.Generator().manual_seed(distributed.seed_of_rank(seed))
-        self.stopwatch = Stopwatch()
 
     def __len__(self) -> int:
         """Return the number of transitions held."""

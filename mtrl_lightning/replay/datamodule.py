@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from mtrl_lightning import distributed
 from mtrl_lightning.envs.benchmark import Benchmark, check_spec, tasks_of, with_info
@@ -30,6 +30,11 @@ EMPTY: dict[str, Any] = {"fields": [], "capacity": 0, "added": [], "oldest": [],
 """The manifest of no replay."""
 
 
+NO_LOOP = (
+    "the run has no RolloutCallback, which collects what is learned from:"
+    " add one to the trainer's callbacks"
+)
+"""The error of a trainer that has data and no environments to step."""
 ROWS_PER_TASK = 128
 """Transitions per task in a batch of MetaWorld+'s protocol."""
 TRANSITIONS_PER_TASK = 100_000
@@ -122,8 +127,6 @@ class MultiTaskData(LightningDataModule):
         self.rollout_buffer: RolloutBuffer | None = None
         """What an on-policy algorithm learns from, in place of the buffer."""
         self._opened_for: tuple[Any, ...] = ()
-        self.stream: IterableDataset | None = None
-        """What training batches are drawn from; the driver of the run decides."""
         self.manifest: dict[str, Any] | None = None
         """The replay's files according to the last checkpoint; None if they are not saved."""
 
@@ -223,18 +226,14 @@ class MultiTaskData(LightningDataModule):
     def _forget(self, opened_for: tuple[Any, ...]) -> None:
         self.buffer = None
         self.rollout_buffer = None
-        self.stream = None
         self._opened_for = opened_for
 
     def train_dataloader(self) -> DataLoader:
-        """Return the endless stream of batches."""
-        if self.stream is None or self.trainer is None:
-            raise ConfigurationError(
-                "the run has no RolloutCallback, which collects what is learned from:"
-                " add one to the trainer's callbacks"
-            )
+        """Return the loop of the run, which yields a batch for every update."""
+        if self.session is None:
+            raise ConfigurationError(NO_LOOP)
         # a generator of its own, because DataLoader draws a worker seed even without workers
-        return DataLoader(self.stream, batch_size=None, generator=torch.Generator())
+        return DataLoader(self.session.loop, batch_size=None, generator=torch.Generator())
 
     def val_dataloader(self) -> DataLoader | list:
         """Return one empty batch, around which ``EvaluationCallback`` runs; none while fitting."""

@@ -6,20 +6,17 @@ Shapes: ``S`` steps of an iteration, ``E`` environments, ``N = S * E`` rows, ``R
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from mtrl_lightning import distributed, saved
-from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.replay.buffer import batch_of
-from mtrl_lightning.replay.dataset import ENDLESS
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch, Transitions
 
@@ -58,7 +55,6 @@ class RolloutBuffer:
     ) -> None:
         self.collection = collection
         self.num_envs = len(tasks)
-        self.stopwatch = Stopwatch()
         self._task_E = np.asarray(tasks, np.int64)
         self._device = device
         self._rows_per_task = rows_per_task(len(tasks), len(spec.train_tasks), collection)
@@ -263,28 +259,6 @@ def _check_column(name: str, column: np.ndarray, shape: tuple[int, ...], dtype: 
             f"the checkpoint's iteration has {column.dtype} {list(column.shape)} for {name}, not"
             f" {dtype} {list(shape)}: continue from another checkpoint"
         )
-
-
-class RolloutDataset(IterableDataset[TransitionBatch]):
-    """Hand out the minibatches of one iteration after another, each when it is asked for.
-
-    Args:
-        buffer: what to take them from.
-    """
-
-    def __init__(self, buffer: RolloutBuffer) -> None:
-        self._buffer = buffer
-
-    def __len__(self) -> int:
-        """Return a number that is never reached."""
-        return ENDLESS
-
-    def __iter__(self) -> Iterator[TransitionBatch]:
-        """Hand out minibatches."""
-        while True:
-            with self._buffer.stopwatch.measure("sample"):
-                batch = self._buffer.next_minibatch()
-            yield batch
 
 
 def rows_per_task(num_envs: int, num_tasks: int, collection: OnPolicy) -> int:

@@ -1,1 +1,1 @@
-"""One run: its parts, its folder and its start."""
+"""A run: its parts, its loop, and where its files are."""

@@ -33,9 +33,8 @@ def start(tmp_path):
 
     def call(options, former=None):
         callback = OptionsCallback(options, LEARNING_OPTIONS)
-        callback.session = SimpleNamespace(
-            folder=tmp_path, has_nothing_left=lambda: False, unused_options=tuple
-        )
+        loop = SimpleNamespace(has_nothing_left=lambda: False, unused_options=tuple)
+        callback.session = SimpleNamespace(folder=tmp_path, loop=loop)
         if former is not None:
             callback.load_state_dict(OptionsCallback(former, LEARNING_OPTIONS).state_dict())
         logger = Logger()

@@ -173,7 +173,7 @@ def test_the_replay_is_deleted_when_the_run_has_ended_by_itself(command_line, ca
 
     folder = command_line.folder()
     stopped = stop_in(MetricsCallback, "log_if_due", lambda: run(330))
-    assert stopped["rollout"]["next_call"] == 1
+    assert stopped["rollout"]["next_call"] == "log_metrics"
     assert [*(folder / "replay").iterdir()], "an interrupted run keeps its replay"
     run(330, "--ckpt_path=last")
     assert not (folder / "replay").exists()

@@ -13,9 +13,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from mtrl_lightning import SAC, read_metrics
 from mtrl_lightning.callbacks import VideoCallback, video
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
-from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
 from mtrl_lightning.networks import MLP
 from tests.conftest import short_train
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import IterableDataset
 
 from mtrl_lightning.envs.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
-from mtrl_lightning.replay import MultiTaskData, ReplayDataset, ReplaySnapshots, datamodule
+from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots, datamodule
 from mtrl_lightning.replay.datamodule import EMPTY, manifest_of
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
@@ -45,16 +46,28 @@ def make_data(num_tasks=3, batch_size=6, capacity=30, **options):
     return MultiTaskData(Numbers(make_spec(num_tasks)), batch_size, capacity, **options)
 
 
+class Batches(IterableDataset):
+    """Stand for the loop of a run, which samples in this way."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        while True:
+            yield self.data.buffer.sample(self.data.batch_size)
+
+
 def trainer_on(device="cpu"):
     """What the data ask a trainer for."""
     return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))
 
 
 def opened(data, folder=Path("unused"), device=CPU):
-    """Do what the driver of a run does."""
+    """Take the memory, as a run does."""
     data.trainer = trainer_on(device)
     tasks = data.spec.train_tasks
-    data.stream = ReplayDataset(data.open_replay(tasks, folder, device), data.batch_size)
+    data.open_replay(tasks, folder, device)
+    data.session = SimpleNamespace(loop=Batches(data))
     return data
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.replay import RolloutDataset, rollout_buffer
+from mtrl_lightning.replay import rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import OnPolicy
@@ -221,16 +220,6 @@ def test_an_iteration_is_copied_to_the_device_once(monkeypatch):
         assert buffer.collected().columns["reward"][-1, -1] == -2 * last, "of this iteration"
         buffer.clear()
         copied.clear()
-
-
-def test_the_stream_hands_out_the_minibatches_and_measures_the_time():
-    buffer, other = ready(), ready()
-    stream = RolloutDataset(buffer)
-    assert len(stream) >= 10**12
-    for batch in islice(stream, NUM_EPOCHS * NUM_MINIBATCHES):
-        assert_same_batch(batch, other.next_minibatch())
-    assert buffer.is_used_up
-    assert set(buffer.stopwatch.drain()) == {"sample"}
 
 
 def test_the_memory_is_that_of_one_iteration():

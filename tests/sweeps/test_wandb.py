@@ -9,11 +9,10 @@ import pytest
 import yaml
 
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback, read_metrics
-from mtrl_lightning.callbacks.signals import Interrupted
 from mtrl_lightning.callbacks.wandb_files import records
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.lightning_cli import main
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, Interrupted
 from mtrl_lightning.launch import Launch, restart_origin
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 from tests.conftest import CONFIGS, ROOT, parser

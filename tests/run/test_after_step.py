@@ -6,15 +6,18 @@ import os
 import signal
 
 import pytest
+import torch
 
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     EvaluationCallback,
     MetricsCallback,
     ResetCallback,
-    RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.run import loop
+from mtrl_lightning.run.session import StepAction
 from tests.test_exact_continuation import assert_same_end
 
 EVERYTHING = (
@@ -28,10 +31,10 @@ EVERYTHING = (
 )
 ACTIONS = {
     "evaluate": (EvaluationCallback, "evaluate_if_due"),
-    "metrics": (MetricsCallback, "log_if_due"),
-    "best": (CheckpointCallback, "save_if_best"),
-    "resets": (ResetCallback, "reset_if_due"),
-    "last": (CheckpointCallback, "save_if_due"),
+    "log_metrics": (MetricsCallback, "log_if_due"),
+    "save_best": (CheckpointCallback, "save_if_best"),
+    "reset_networks": (ResetCallback, "reset_if_due"),
+    "save_last": (CheckpointCallback, "save_if_due"),
 }
 
 
@@ -46,25 +49,42 @@ def test_after_a_vector_step_everything_happens_in_one_order(command_line, monke
 
         monkeypatch.setattr(owner, method, noting)
     command_line("fit", *EVERYTHING)
-    order = ["evaluate", "metrics", "best", "resets", "last"]
     for env_steps in range(303, 900, 3):
-        assert [name for step, name in seen if step == env_steps] == order
+        assert [name for step, name in seen if step == env_steps] == [*ACTIONS]
 
 
-def test_one_more_thing_after_a_vector_step_is_one_entry(command_line, monkeypatch):
-    seen = []
+class EpisodeCounts(SessionCallback):
+    """One more thing after a vector step, with its state."""
 
-    def count_episodes(self):
-        def note(env_steps, at_end):
-            seen.append((env_steps, self.session.counters.episodes))
+    key = "episode_counts"
 
-        return (*original(self), note)
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
 
-    original = RolloutCallback._post_step_calls
-    monkeypatch.setattr(RolloutCallback, "_post_step_calls", count_episodes)
-    command_line("fit")
+    def setup(self, trainer, pl_module, stage):
+        super().setup(trainer, pl_module, stage)
+        self.session.after_step["count_episodes"] = StepAction(self.count)
+
+    def count(self, env_steps, at_end):
+        self.seen.append([env_steps, self.session.counters.episodes])
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+
+def test_one_more_thing_after_a_vector_step_is_one_entry_and_one_class(command_line, monkeypatch):
+    order = (*loop.AFTER_STEP[:2], "count_episodes", *loop.AFTER_STEP[2:])
+    monkeypatch.setattr(loop, "AFTER_STEP", order)
+    command_line("fit", f"--trainer.callbacks={__name__}.EpisodeCounts")
+    path = command_line.folder() / "checkpoints" / "last.ckpt"
+    seen = torch.load(path, weights_only=True)["callbacks"]["episode_counts"]["seen"]
     assert [step for step, _ in seen] == list(range(303, 901, 3))
     assert seen[-1][1] == 45
+
+
+def test_an_action_that_the_list_does_not_have_is_no_silent_mistake(command_line):
+    with pytest.raises(AssertionError, match="count_episodes"):
+        command_line("fit", f"--trainer.callbacks={__name__}.EpisodeCounts")
 
 
 @pytest.mark.parametrize("action", [*ACTIONS])
@@ -87,8 +107,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
     assert exit_info.value.code == 143
     last = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
     assert last["mtrl_lightning"]["counters"]["env_steps"] == 600
-    place = list(ACTIONS).index(action)
-    assert last["callbacks"]["rollout"]["next_call"] == place
+    assert last["callbacks"]["rollout"]["next_call"] == action
     monkeypatch.setattr(owner, method, original)
     command_line("fit", *EVERYTHING, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")

@@ -1,0 +1,67 @@
+"""Metrics of training episodes, as they are logged and shown in the progress bar."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mtrl_lightning import distributed
+from mtrl_lightning.rollout.episodes import EpisodeWindows, named
+from mtrl_lightning.run.session import Session
+
+
+def joined_windows(session: Session) -> EpisodeWindows:
+    """Return the windows of finished episodes of all processes."""
+    windows = session.collector.windows
+    if distributed.world_size() == 1:
+        return windows
+    return EpisodeWindows.joined(distributed.gather(windows.state_dict()))
+
+
+def rollout_metrics(session: Session, windows: EpisodeWindows) -> dict[str, float]:
+    """Return ``rollout/return``, ``rollout/success``, ``rollout/length`` and ``fault/...``.
+
+    A benchmark without success has no ``rollout/success``.
+
+    The former are means over the windows of finished episodes, on average and for each task;
+    the latter are counts since the run began.
+
+    Args:
+        session: the run.
+        windows: of finished episodes.
+    """
+    counters = session.counters
+    metrics: dict[str, float] = {
+        "fault/worker_restarts": counters.worker_restarts,
+        "fault/dropped_transitions": counters.dropped_transitions,
+        "fault/skipped_updates": counters.skipped_updates,
+    }
+    summary = windows.summary()
+    spec = session.spec
+    measured = ("return", "success", "length") if spec.has_success else ("return", "length")
+    for name in measured if summary else ():
+        means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
+        over_all = float(np.mean(list(means.values())))
+        metrics |= named(f"rollout/{name}", over_all, means, spec.task_names)
+    return metrics
+
+
+def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, float]:
+    """Return what is logged of finished episodes beside the means of ``rollout_metrics``.
+
+    ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
+    mean over those that this process finished since the last call; see
+    ``EpisodeWindows.metrics`` for the others.
+
+    Args:
+        session: the run.
+        windows: of finished episodes.
+    """
+    names = session.spec.task_names
+    counts = {task: float(windows.count_T[task]) for task in session.spec.train_tasks}
+    metrics = named("rollout/episodes", session.counters.episodes, counts, names)
+    metrics |= windows.metrics(names)
+    seconds = session.collector.times.drain()
+    if seconds:
+        mean = float(np.mean(list(seconds.values())))
+        metrics |= named("time/seconds_per_episode", mean, seconds, names)
+    return metrics

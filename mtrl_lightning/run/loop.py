@@ -1,0 +1,435 @@
+"""How a run trains: the loop from which Lightning takes a batch for every update.
+
+Lightning asks an iterable for batches and makes an update with each, so the iterable is the loop:
+it steps the environments, and yields where an update happens. ``_off_policy`` and ``_on_policy``
+are the two ways to train; ``AFTER_STEP`` is what follows a vector step, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import IterableDataset
+
+from mtrl_lightning import distributed, saved
+from mtrl_lightning.errors import EnvironmentFaultError, Interrupted, RestartsExhaustedError
+from mtrl_lightning.run.ranks import RankStatus, sync_ranks
+from mtrl_lightning.run.session import Session
+from mtrl_lightning.schedules import Until, UpdateRatio
+from mtrl_lightning.threads import one_thread
+from mtrl_lightning.types import Mode, TransitionBatch
+
+AFTER_STEP = (
+    "check_drift",
+    "evaluate",
+    "log_metrics",
+    "save_best",
+    "reset_networks",
+    "save_last",
+)
+"""What happens after a vector step whose updates are made, in this order.
+
+A callback registers each of its actions under one of these names in ``session.after_step``.
+"""
+RESULTS = AFTER_STEP[: AFTER_STEP.index("reset_networks")]
+"""Actions that leave results of the step: a run is not finished before they are done."""
+ACTIONS_OF_FORMAT_3 = ("evaluate", "log_metrics", "save_best", "reset_networks", "save_last", None)
+"""Checkpoints of earlier versions have the index of the next action in this list."""
+
+ENDLESS = 10**12
+"""Length reported to Lightning, which fetches a dataset without length one batch too early."""
+
+
+class TrainingLoop(IterableDataset[TransitionBatch]):
+    """Step the environments, and yield a batch for every update.
+
+    While a batch is out, Lightning makes the update; then it asks for the next batch, and the
+    iterator goes on below its ``yield``. Only the end of the iterator ends a run, also if something
+    else asks the trainer to stop: the vector step is finished first.
+
+    A checkpoint that one of the actions after a vector step writes, or that is written when one is
+    interrupted, names the action that is next: the resumed run starts there.
+
+    With several processes each steps its own environments. After each vector step they exchange
+    their counts, so that schedules, the end of the run, signals and faults are the same on all.
+
+    Args:
+        session: the run's parts.
+        total_steps: environment steps after which training ends; an on-policy algorithm finishes
+            its iteration.
+        warmup_steps: off-policy only: environment steps with uniformly random actions before the
+            first update.
+        ratio: off-policy only: updates per vector step.
+    """
+
+    def __init__(
+        self, session: Session, total_steps: int, warmup_steps: int, ratio: UpdateRatio
+    ) -> None:
+        self.session = session
+        self.total_steps = total_steps
+        self.refill_steps = 0
+        """Environment steps that filled a lost replay: they come on top of the total."""
+        self.is_end_synced = False
+        """Whether all processes are ended by the same exception, and can save the run."""
+        self._warmup = Until(warmup_steps)
+        self._ratio = ratio
+        self._next_action: str | None = None
+        """The next one of ``AFTER_STEP``; None when all are done."""
+        self._wants_stop = False
+        """Whether something on this process has asked to end the run, and not all know it yet."""
+
+    def __len__(self) -> int:
+        """Return a number that is never reached."""
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[TransitionBatch]:
+        """Train; the iterator steps nothing before its first batch is asked for."""
+        self._begin()
+        yield from self._off_policy() if self._is_off_policy else self._on_policy()
+        self.session.trainer.should_stop = True  # else Lightning starts another epoch
+
+    def _off_policy(self) -> Iterator[TransitionBatch]:
+        """Warm up; then step the environments, and yield a batch for every update that is owed.
+
+        The workers step while the learner updates: actions are sent before a batch is handed out,
+        and the transitions are received after its update. The batch is sampled first. So an update
+        learns from the transitions up to the previous vector step, and the actions are those of the
+        weights before the update, whatever the number of workers.
+        """
+        session = self.session
+        self._warm_up()
+        self._refill()
+        if session.counters.updates == 0:
+            session.begin_learning()
+        self._ratio.start(session.counters.vector_steps, session.counters.updates)
+        if not self._owes_update():
+            self._finish_interrupted_step()
+        self._report_nothing_to_do()
+
+        while not self._is_at_end():
+            with session.stopwatch.measure("sample"):
+                batch = session.replay.sample(session.data.batch_size // distributed.world_size())
+            is_step_pending = False
+            while not self._owes_update(is_step_pending):
+                if is_step_pending:
+                    self._receive()
+                self._send("explore")
+                is_step_pending = True
+
+            session.stopwatch.start("update")
+            yield batch  # Lightning calls training_step with it, while the workers step
+            session.stopwatch.stop("update")
+            self._defer_stop()
+
+            if is_step_pending:
+                self._receive()
+            if self._owes_update():
+                self._check_faults()
+            else:
+                self._finish_step()
+            self._check_signals()
+
+    def _on_policy(self) -> Iterator[TransitionBatch]:
+        """Collect an iteration, yield its minibatches, and collect the next.
+
+        While environments are stepped nothing learns, so that the workers have all cores, and the
+        other way round. Every vector step is finished at once, the last of an iteration after its
+        updates.
+        """
+        session = self.session
+        buffer = session.rollout_buffer
+        if not buffer.has_begun:
+            self._finish_interrupted_step()
+        self._report_nothing_to_do()
+
+        while not self._is_at_end():
+            if not buffer.has_begun:
+                self._collect()
+                if not buffer.is_full:
+                    return  # something has asked to end the run
+                self._begin_iteration()
+            with session.stopwatch.measure("sample"):
+                batch = buffer.next_minibatch()
+
+            session.stopwatch.start("update")
+            yield batch  # Lightning calls training_step with it
+            session.stopwatch.stop("update")
+            self._defer_stop()
+
+            if session.algorithm.is_iteration_over():
+                buffer.skip_rest()
+            if buffer.is_used_up:
+                session.algorithm.end_iteration(buffer.collected())
+                buffer.clear()
+                self._finish_step()
+            self._sync_ranks()
+            self._check_signals()
+
+    def _begin(self) -> None:
+        """Start the episodes; evaluate and save a new run before its first step if wanted."""
+        session = self.session
+        unknown = session.after_step.keys() - set(AFTER_STEP)
+        assert not unknown, f"add {unknown} to AFTER_STEP, where its order is"
+        session.is_training = True
+        if not session.collector.has_started:
+            session.collector.reset()
+        for task, reason in session.collector.envs.unsavable().items():
+            rank_zero_warn(
+                f"the state of {task}'s environment cannot be saved ({reason}):"
+                " a continued run starts new episodes there, and is not the uninterrupted run"
+            )
+        if session.counters.env_steps == 0:
+            for name in AFTER_STEP:
+                if name in session.after_step:
+                    session.after_step[name].at_start()
+
+    def _warm_up(self) -> None:
+        """Step with random actions, unless a checkpoint says that the warm-up is over."""
+        counters = self.session.counters
+        if self._warmup(counters.env_steps):
+            rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
+        while self._warmup(counters.env_steps):
+            self._send("random")
+            self._receive()
+            self._check_signals()
+
+    def _refill(self) -> None:
+        """Collect as much as a warm-up if the replay was not restored with the checkpoint."""
+        counters = self.session.counters
+        num_missing = self._num_missing()
+        if num_missing <= 0 or self.is_finished():
+            return
+        rank_zero_info(
+            f"Filling the replay with {num_missing:,} env steps of the policy, on top of"
+            f" rollout.total_steps {self.total_steps:,}"
+        )
+        while self._num_missing() > 0:
+            steps_before = counters.env_steps
+            self._send("explore")
+            self._receive()
+            self.refill_steps += counters.env_steps - steps_before
+            self._check_signals()
+        self._ratio.restart(counters.vector_steps, counters.updates)
+
+    def _num_missing(self) -> int:
+        """Return the number of transitions that the replay lacks before an update."""
+        replay = self.session.replay
+        needed = min(self._warmup.limit, replay.certain_size * distributed.world_size())
+        return needed - distributed.total(len(replay))
+
+    def _collect(self) -> None:
+        """Step until the iteration is complete, or something asks to end the run."""
+        buffer = self.session.rollout_buffer
+        with one_thread():
+            while not buffer.is_full and not self._should_stop:
+                self._send("explore")
+                self._receive()
+                if not buffer.is_full:
+                    self._finish_step()
+                    self._check_signals()
+
+    def _begin_iteration(self) -> None:
+        """Let the algorithm compute what its updates need, such as advantages."""
+        session = self.session
+        buffer = session.rollout_buffer
+        steps_before = session.counters.env_steps - distributed.total(len(buffer))
+        progress = min(steps_before / self.total_steps, 1.0)
+        with session.stopwatch.measure("update"):
+            with distributed.together(EnvironmentFaultError):
+                collected = buffer.collected()
+            buffer.begin(session.algorithm.begin_iteration(collected, progress))
+
+    def _send(self, mode: Mode) -> None:
+        """Choose actions and let the environments step."""
+        with self.session.stopwatch.measure("act"):
+            self.session.collector.send(mode)
+
+    def _receive(self) -> None:
+        """Wait for the step that ``_send`` started, and keep its transitions to learn from."""
+        session = self.session
+        episodes = session.counters.episodes
+        with session.stopwatch.measure("step"):
+            transitions, _ = session.collector.receive()
+            self._sync_ranks()
+        session.transitions.add(transitions)
+        session.algorithm.observe(transitions, session.counters.episodes > episodes)
+        for call in session.after_vector_step:
+            call(session.counters.env_steps)
+
+    def _finish_step(self) -> None:
+        """Do what is due after a vector step whose updates are made."""
+        self._next_action = AFTER_STEP[0]
+        self._check_faults()
+        self._continue_actions()
+
+    def _finish_interrupted_step(self) -> None:
+        """Do what an interruption left undone."""
+        self._continue_actions()
+        # a run that is prolonged skipped the reset that was due at its previous end
+        self._act("reset_networks")
+
+    def _continue_actions(self) -> None:
+        if self._next_action is None:
+            return
+        for index in range(AFTER_STEP.index(self._next_action), len(AFTER_STEP)):
+            name = AFTER_STEP[index]
+            # set before the action: a checkpoint that the action writes must resume after it
+            self._next_action = AFTER_STEP[index + 1] if index + 1 < len(AFTER_STEP) else None
+            try:
+                self._act(name)
+            except (Interrupted, RestartsExhaustedError):
+                self._next_action = name
+                self.is_end_synced = True
+                raise
+
+    def _act(self, name: str) -> None:
+        action = self.session.after_step.get(name)
+        if action is not None:
+            action.run(self.session.counters.env_steps, self._is_at_end())
+
+    def _owes_update(self, is_step_pending: bool = False) -> bool:
+        """Return whether an update has to be made before the next vector step."""
+        counters = self.session.counters
+        return self._ratio.due(counters.vector_steps + is_step_pending, counters.updates)
+
+    @property
+    def _is_off_policy(self) -> bool:
+        return self.session.algorithm.collection is None
+
+    @property
+    def last_step(self) -> int:
+        """The environment step after which training ends."""
+        return self.total_steps + self.refill_steps
+
+    @property
+    def counted_steps(self) -> int:
+        """Environment steps made of those asked for, without those that filled a lost replay."""
+        return self.session.counters.env_steps - self.refill_steps
+
+    def is_finished(self) -> bool:
+        """Return whether all environment steps and their updates are made."""
+        if self.session.counters.env_steps < self.last_step:
+            return False
+        if self._is_off_policy:
+            return self._ratio.has_started and not self._owes_update()
+        return self.session.rollout_buffer.is_empty
+
+    def has_nothing_left(self) -> bool:
+        """Return whether the results of the last vector step are there, too."""
+        return self.is_finished() and self._next_action not in RESULTS
+
+    @property
+    def _should_stop(self) -> bool:
+        """Whether something, such as early stopping, has asked the trainer to end the run."""
+        return self.session.trainer.should_stop
+
+    def _is_at_end(self) -> bool:
+        return self.is_finished() or self._should_stop
+
+    def _report_nothing_to_do(self) -> None:
+        if self.is_finished():
+            rank_zero_info(
+                f"{self.counted_steps:,} env steps are made already:"
+                " raise rollout.total_steps to continue"
+            )
+
+    def unused_options(self) -> Collection[str]:
+        """Return the options of a warm-up that is over; its length also fills a lost replay."""
+        return ("rollout.warmup_updates",) if self._ratio.has_started else ()
+
+    def _sync_ranks(self) -> None:
+        """Exchange counts and requests with the other processes."""
+        sync_ranks(self.session, self._wants_stop)
+        if self.session.rank_status.is_stop_wanted:
+            self._wants_stop = False
+            self.session.trainer.should_stop = True
+
+    def _defer_stop(self) -> None:
+        """Let all processes end after the same step if something on this one wants to end."""
+        trainer = self.session.trainer
+        if distributed.world_size() == 1 or not trainer.should_stop:
+            return
+        if not self.session.rank_status.is_stop_wanted:
+            self._wants_stop = True
+            trainer.should_stop = False
+
+    def _check_signals(self) -> None:
+        """Raise ``Interrupted`` if a signal came; the run's state must be whole."""
+        try:
+            self.session.check_signals()
+        except Interrupted:
+            self.is_end_synced = True
+            raise
+
+    def _check_faults(self) -> None:
+        """Raise the fault for which no restart was left, now that the state is whole.
+
+        The restarts of all processes count.
+        """
+        envs = self.session.collector.envs
+        if distributed.world_size() == 1:
+            if envs.fault is not None:
+                raise envs.fault
+            return
+        status: RankStatus = self.session.rank_status
+        if status.faulty_rank is not None:
+            self.is_end_synced = True
+            distributed.raise_together(envs.fault, [RestartsExhaustedError])
+        if status.restarts > (envs.max_restarts or 0):
+            self.is_end_synced = True
+            exhausted = RestartsExhaustedError(
+                f"environments were rebuilt {status.restarts} times on all processes together,"
+                f" and rollout.max_restarts is {envs.max_restarts}: see the warnings above"
+            )
+            exhausted.is_on_all_ranks = True  # type: ignore[attr-defined]
+            raise exhausted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the next action; of an off-policy algorithm also the schedules."""
+        state: dict[str, Any] = {"next_call": self._next_action}
+        if self._is_off_policy:
+            state |= {
+                "warmup": self._warmup.state_dict(),
+                "ratio": self._ratio.state_dict(),
+                "refill_steps": self.refill_steps,
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
+        self._next_action = _saved_action(state["next_call"])
+        if not self._is_off_policy:
+            return
+        self._warmup.load_state_dict(state["warmup"])
+        self._ratio.load_state_dict(state["ratio"])
+        counters = self.session.counters
+        refill_steps = state.get("refill_steps", 0)  # versions before 0.3 have none
+        self.refill_steps = saved.count(refill_steps, "refill_steps", counters.env_steps)
+        # each vector step has stepped an environment: more of them would owe updates without an end
+        if counters.vector_steps > counters.env_steps + counters.dropped_transitions:
+            raise ValueError(f"{counters.vector_steps} vector steps in {counters.env_steps} steps")
+        if state["ratio"] and state["ratio"]["updates"] > counters.updates:
+            raise ValueError(f"{counters.updates} updates, and more when learning began")
+        saved_ratio = state["ratio"].get("ratio", self._ratio.ratio)  # likewise
+        if saved.number(saved_ratio, "ratio.ratio") != self._ratio.ratio:
+            self._ratio.restart(counters.vector_steps, counters.updates)
+
+
+def _saved_action(saved_action: Any) -> str | None:
+    """Return the next action of a checkpoint.
+
+    Raises:
+        ValueError: if there is no such action.
+    """
+    if type(saved_action) is int:
+        index = saved.count(saved_action, "rollout.next_call", len(ACTIONS_OF_FORMAT_3) - 1)
+        return ACTIONS_OF_FORMAT_3[index]
+    if saved_action is not None and saved_action not in AFTER_STEP:
+        raise ValueError(f"rollout.next_call {saved_action!r}")
+    return saved_action

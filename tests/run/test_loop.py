@@ -1,0 +1,173 @@
+"""In which order environments are stepped, batches sampled and updates made; stops in between."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch import Callback
+from torch.utils.data import IterableDataset
+
+from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.api import train
+from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
+from mtrl_lightning.run.loop import ACTIONS_OF_FORMAT_3, AFTER_STEP, RESULTS, TrainingLoop
+from mtrl_lightning.schedules import UpdateRatio
+
+OFF_POLICY = {"total_steps": 24, "warmup_steps": 12, "capacity": 3_000, "batch_size": 6}
+ON_POLICY = {"total_steps": 12}
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Return a list to which the events of runs are appended."""
+    found = []
+
+    def note(owner, method, name):
+        original = getattr(owner, method)
+
+        def noting(self, *args, **options):
+            found.append(name or args[0])
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(owner, method, noting)
+
+    note(TrainingLoop, "_send", None)  # by its mode
+    note(TrainingLoop, "_receive", "receive")
+    note(ReplayBuffer, "sample", "sample")
+    note(RolloutBuffer, "next_minibatch", "sample")
+    note(SAC, "update", "update")
+    note(PPO, "update", "update")
+    note(TrainingLoop, "_finish_step", "finish")
+    return found
+
+
+def run(algorithm, folder, **options):
+    """Train on three toy tasks, in this process."""
+    return train(
+        ToyReach(),
+        algorithm,
+        root=str(folder),
+        num_workers=0,
+        num_episodes=1,
+        progress_bar=False,
+        accelerator="cpu",
+        evaluation={"num_workers": 0},
+        **options,
+    )
+
+
+RANDOM_STEP = ["random", "receive"]
+STEP = ["explore", "receive"]
+OVERLAPPED = ["sample", "explore", "update", "receive", "finish"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (1, OVERLAPPED * 4),
+        (0.5, ["sample", *STEP, "explore", "update", "receive", "finish"] * 2),
+        (2, [*OVERLAPPED[:-1], "sample", "update", "finish"] * 4),
+    ],
+)
+def test_an_off_policy_run_samples_and_acts_before_each_update_and_receives_after_it(
+    tmp_path, events, ratio, expected
+):
+    run(SAC, tmp_path, updates_per_step=ratio, **OFF_POLICY)
+    assert events == RANDOM_STEP * 4 + expected
+
+
+def test_an_on_policy_run_collects_an_iteration_and_then_learns_from_it_alone(tmp_path, events):
+    algorithm = lambda spec, seed: PPO(  # noqa: E731
+        spec, num_steps=2, num_epochs=1, num_minibatches=2, seed=seed
+    )
+    run(algorithm, tmp_path, **ON_POLICY)
+    iteration = [*STEP, "finish", *STEP, "sample", "update", "sample", "update", "finish"]
+    assert events == iteration * 2
+
+
+class StopAfter(Callback):
+    """Ask the trainer to stop after an update, as Lightning's ``Timer`` does."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if pl_module.counters.updates == self.updates:
+            trainer.should_stop = True
+
+
+def test_a_stop_in_the_middle_of_a_vector_step_waits_for_its_end(tmp_path, events, caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        ended = run(SAC, tmp_path, callbacks=StopAfter(2), **OFF_POLICY)
+    assert events == RANDOM_STEP * 4 + OVERLAPPED * 2
+    assert "eval/return" in ended.evaluation
+    checkpoint = load_checkpoint(ended.checkpoint)
+    assert checkpoint["mtrl_lightning"]["counters"]["env_steps"] == 18
+    assert checkpoint["callbacks"]["rollout"]["next_call"] not in RESULTS
+    printed = "\n".join(caplog.messages)
+    assert "signaled to stop" not in printed and "ended early, after 18 of 24" in printed
+
+
+def test_the_iterator_does_nothing_before_a_batch_is_asked_for():
+    loop = TrainingLoop(None, 10, 1, UpdateRatio(1))  # a session would be needed to step
+    assert isinstance(loop, IterableDataset)
+    iter(loop)
+    assert len(loop) >= 10**12
+
+
+def test_a_trainer_may_fit_a_second_time(tmp_path):
+    """The limit that lets the loop end its run alone is not left behind."""
+    limits = []
+
+    class Limits(Callback):
+        def on_train_end(self, trainer, pl_module):
+            limits.append(trainer.fit_loop.min_epochs)
+
+        def teardown(self, trainer, pl_module, stage):
+            self.trainer = trainer
+
+    watching = Limits()
+    run(SAC, tmp_path, callbacks=watching, **OFF_POLICY)
+    assert limits == [1] and watching.trainer.fit_loop.min_epochs is None
+
+
+def loop_of(counters):
+    session = SimpleNamespace(counters=counters, algorithm=SimpleNamespace(collection=None))
+    return TrainingLoop(session, 10, 1, UpdateRatio(1))
+
+
+STATE = {"next_call": None, "warmup": {"over": True}, "ratio": {"vector_steps": 3, "updates": 7}}
+
+
+@pytest.mark.parametrize("change", [{"vector_steps": 2**31}, {"updates": 3}])
+def test_no_more_updates_are_owed_than_the_run_has_made_steps(change):
+    """Both would be waited for without an end."""
+    loop = loop_of(Counters(env_steps=30, vector_steps=10, updates=7))
+    loop.load_state_dict(STATE)
+    loop = loop_of(Counters(**{"env_steps": 30, "vector_steps": 10, "updates": 7, **change}))
+    with pytest.raises(ValueError, match=r"vector steps|updates"):
+        loop.load_state_dict(STATE)
+
+
+@pytest.mark.parametrize("index", range(len(ACTIONS_OF_FORMAT_3)))
+def test_the_next_action_of_an_earlier_version_is_an_index(index):
+    loop = loop_of(Counters(env_steps=30, vector_steps=10, updates=7))
+    loop.load_state_dict(STATE | {"next_call": index})
+    assert loop.state_dict()["next_call"] == ACTIONS_OF_FORMAT_3[index]
+
+
+@pytest.mark.parametrize("action", [*AFTER_STEP, None])
+def test_the_next_action_is_saved_by_name(action):
+    loop = loop_of(Counters(env_steps=30, vector_steps=10, updates=7))
+    loop.load_state_dict(STATE | {"next_call": action})
+    assert loop.state_dict()["next_call"] == action
+
+
+@pytest.mark.parametrize("action", [6, -1, True, "evaluation", 1.0, []])
+def test_another_next_action_is_refused(action):
+    with pytest.raises(ValueError, match="next_call"):
+        loop_of(Counters()).load_state_dict(STATE | {"next_call": action})
