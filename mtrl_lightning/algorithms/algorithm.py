@@ -86,12 +86,14 @@ class Algorithm(LightningModule):
     Args:
         spec: the tasks.
         seed: of the weights and of all draws.
-        compile: ``default`` compiles what is passed to ``compiled`` with ``torch.compile``,
-            ``cudagraphs`` also launches it as CUDA graphs.
+        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
+            launches them as CUDA graphs; meant for a GPU, slower on a CPU. The first updates wait
+            for the compiler.
         on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
-            ``stop`` ends the run, ``skip`` leaves the step out and counts it.
+            ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
+            it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
         max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
-        untrained_tasks: what the policy is given for tasks that are evaluated without being
+        untrained_tasks: what the networks are given for tasks that are evaluated without being
             trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
             or ``own``, the task's own ones, as they were initialized.
     """
@@ -105,6 +107,8 @@ class Algorithm(LightningModule):
     for ``policy_fields``. Empty if the names are not known: any of a checkpoint are taken then."""
     acting_networks: tuple[str, ...] = ()
     """Names of the networks that ``policy`` uses; empty if it may use all of them."""
+    fixed_options: tuple[str, ...] = ()
+    """Options of a base class that the class sets itself, and so does not take."""
     action_mask_TA: Tensor | None
     """Which numbers of an action are each task's own, ``[T, A]``; None if all are."""
     _task_R: Tensor
@@ -119,7 +123,7 @@ class Algorithm(LightningModule):
     def __init__(
         self,
         spec: EnvSpec,
-        seed: int,
+        seed: int = 0,
         *,
         compile: Compile = "none",
         on_nonfinite: OnNonfinite = "stop",

@@ -74,7 +74,13 @@ def record_arguments(constructor: _Constructor) -> _Constructor:
     @functools.wraps(constructor)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
         # in the object itself: another one, built by this constructor, has its own calls
-        vars(self).setdefault(_RECORDED, []).append(_bind(signature, self, args, kwargs))
+        calls = vars(self).setdefault(_RECORDED, [])
+        fixed = [name for name in type(self).fixed_options if name in kwargs]
+        if fixed and not calls:
+            raise ConfigurationError(
+                f"{type(self).__name__} takes no option {', '.join(fixed)}: it sets it itself"
+            )
+        calls.append(_bind(signature, self, args, kwargs))
         constructor(self, *args, **kwargs)
 
     return recorded  # type: ignore[return-value]
@@ -85,8 +91,13 @@ def _bind(
 ) -> _Call:
     try:
         bound = signature.bind(self, *args, **kwargs)
-    except TypeError:  # the constructor raises one that names it
-        return _Call({}, frozenset(), None)
+    except TypeError:
+        # an option that ``**kwargs`` passed on: the error names the class that was given it
+        for name in kwargs.keys() - signature.parameters.keys():
+            raise TypeError(
+                f"{type(self).__qualname__}.__init__() got an unexpected keyword argument {name!r}"
+            ) from None
+        return _Call({}, frozenset(), None)  # the constructor raises one that names it
     given = set(bound.arguments)
     bound.apply_defaults()
     named = {}
@@ -353,7 +364,9 @@ def _signature(called: Any) -> Mapping[str, inspect.Parameter]:
     if base is object:
         return parameters
     del parameters[more[0]]
-    return {**_signature(base), **parameters}
+    fixed = getattr(called, "fixed_options", ())
+    inherited = {name: p for name, p in _signature(base).items() if name not in fixed}
+    return {**inherited, **parameters}
 
 
 def _is_of_torch(called: Any) -> bool:

@@ -11,32 +11,23 @@ from functools import partial
 from typing import Any
 
 import torch
-from gymnasium.spaces import Box
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms import losses
-from mtrl_lightning.algorithms.compiling import Compile
-from mtrl_lightning.algorithms.divergence import OnNonfinite
-from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.task_rows import task_by_task
 from mtrl_lightning.algorithms.temperature import FixedTemperature
-from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.algorithms.update import task_parameters
-from mtrl_lightning.algorithms.values import Scalar, Value
-from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
-from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.gradients import Mean
 from mtrl_lightning.networks import (
     MLP,
     Encoder,
     HasTaskOutputs,
-    Identity,
     NeedsTaskNames,
     Network,
     NoConditioning,
@@ -67,54 +58,37 @@ class Distral(SAC):
     ``kappa`` 0 the tasks' networks are those of separate SACs with the temperature ``omega``. The
     encoder is shared by all tasks and by the distilled policy, and must not depend on the task.
 
+    Compiled networks (``compile``) compute all tasks' rows, which costs ``R`` times as much.
+
     Args:
         spec: the tasks; filled in from the data.
         actor: architecture of every policy, ``(in_dim, out_dim, num_tasks) -> Network``; each
             task's and the distilled one are built for a single task.
         critic: architecture of each task's Q functions, likewise.
-        encoder: maps observations to what the networks see; trained by the critics' loss.
         conditioning: None, or one without features: no network receives the task.
-        actor_gradient: how the tasks' losses of the distilled policy become one gradient. The
-            tasks' own policies share nothing.
-        critic_gradient: how the tasks' critic losses become one gradient of the encoder. It is
-            without effect if the encoder has no weights: the critics share nothing.
         kappa: weight of the divergence from the distilled policy, at least 0 (``c_KL`` in the
             paper). 0 leaves the tasks' policies alone; the distilled policy still learns from them.
         omega: weight of the entropy, above 0 (``c_Ent`` in the paper). At 0, nothing would keep
             policies and distilled policy from becoming deterministic together.
-        value: what a critic's outputs mean, and how it learns.
-        task_weighting: how much each task's losses count.
-        reward_scale: brings the tasks' rewards to one scale when they are sampled.
-        transforms: further changes of sampled batches and of observations, after the reward scale.
-        auxiliaries: further losses that train the encoder.
-        num_critics: Q functions of a task of which the smallest counts, ``Q``; at least 1.
-        discount: gamma, between 0 and 1.
-        tau: how far the targets move at each of their updates, above 0 and at most 1.
-        log_std_min: lower clamp of the policies' log standard deviations.
-        log_std_max: upper clamp of the policies' log standard deviations.
-        actor_every: critic updates between two updates of the policies, at least 1.
-        target_every: critic updates between two target updates, at least 1.
-        actor_max_grad_norm: norm to which the gradient of each task's policy is clipped; None for
-            no clipping.
-        critic_max_grad_norm: the same for each task's critics, and for the encoder.
-        distilled_max_grad_norm: the same for the distilled policy.
-        actor_optimizer: optimizer of the tasks' policies.
-        critic_optimizer: optimizer of the critics and the encoder.
+        distilled_max_grad_norm: norm to which the distilled policy's gradient is clipped; None for
+            no clipping. The norms of the actor's and the critics' gradients are each task's own.
         distilled_optimizer: optimizer of the distilled policy.
-        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
-            launches them as CUDA graphs; compiled networks compute all tasks' rows, which costs
-            ``R`` times as much.
-        on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
-            ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
-            it in ``fault/skipped_updates``.
-        max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
-        seed: of the weights and of all draws.
+        options: those of SAC that are not in ``fixed_options``. ``actor_gradient`` combines the
+            tasks' losses of the distilled policy: the tasks' own policies share nothing.
+            ``critic_gradient`` combines those of the encoder.
 
     Raises:
         ConfigurationError: if the task would be part of a network's input.
     """
 
     acting_networks = ("encoder", "actor", "distilled")
+    fixed_options = (
+        "temperature",
+        "temperature_optimizer",
+        "target_entropy",
+        "encoder_tau",
+        "untrained_tasks",
+    )
     actor: OnePerTask
     distilled: OneForAll
     untrained_T: Tensor
@@ -125,34 +99,12 @@ class Distral(SAC):
         *,
         actor: Callable[[int, int, int], Network] = MLP,
         critic: Callable[[int, int, int], Network] = MLP,
-        encoder: Callable[[Box, int], Encoder] = Identity,
         conditioning: Callable[[int], TaskConditioning] | None = None,
-        actor_gradient: Callable[[int], GradientMethod] = Mean,
-        critic_gradient: Callable[[int], GradientMethod] = Mean,
         kappa: float = 0.05,
         omega: float = 0.05,
-        value: Callable[[], Value] = Scalar,
-        task_weighting: Callable[[EnvSpec], TaskWeighting] = EqualWeights,
-        reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
-        transforms: list[Callable[[EnvSpec], Transform]] | None = None,
-        auxiliaries: list[Callable[[EnvSpec, Encoder], Auxiliary]] | None = None,
-        num_critics: int = 2,
-        discount: float = 0.99,
-        tau: float = 0.005,
-        log_std_min: float = -20.0,
-        log_std_max: float = 2.0,
-        actor_every: int = 1,
-        target_every: int = 1,
-        actor_max_grad_norm: float | None = 1.0,
-        critic_max_grad_norm: float | None = 1.0,
         distilled_max_grad_norm: float | None = 1.0,
-        actor_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
-        critic_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
         distilled_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
-        compile: Compile = "none",
-        on_nonfinite: OnNonfinite = "stop",
-        max_skipped_updates: int = 100,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         at_least(0, finite=True, kappa=kappa)
         # without entropy, policies and distilled policy become deterministic together
@@ -162,32 +114,13 @@ class Distral(SAC):
             spec,
             actor=actor,
             critic=critic,
-            encoder=encoder,
             conditioning=conditioning,
-            actor_gradient=actor_gradient,
-            critic_gradient=critic_gradient,
-            value=value,
-            task_weighting=task_weighting,
-            reward_scale=reward_scale,
-            transforms=transforms,
             temperature=partial(FixedTemperature, value=omega),
-            auxiliaries=auxiliaries,
-            num_critics=num_critics,
-            discount=discount,
-            tau=tau,
-            log_std_min=log_std_min,
-            log_std_max=log_std_max,
-            actor_every=actor_every,
-            target_every=target_every,
-            actor_max_grad_norm=actor_max_grad_norm,
-            critic_max_grad_norm=critic_max_grad_norm,
-            actor_optimizer=actor_optimizer,
-            critic_optimizer=critic_optimizer,
-            compile=compile,
-            on_nonfinite=on_nonfinite,
-            max_skipped_updates=max_skipped_updates,
+            temperature_optimizer=Adam,  # nothing is left to learn
+            target_entropy=None,
+            encoder_tau=None,
             untrained_tasks="own",  # `policy` has the distilled policy for them
-            seed=seed,
+            **options,
         )
         _check_encoder(self.encoder)
         self.kappa = kappa

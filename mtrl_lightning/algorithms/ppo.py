@@ -18,8 +18,6 @@ from torch.optim import Adam
 from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import advantages
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.compiling import Compile
-from mtrl_lightning.algorithms.divergence import OnNonfinite
 from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
@@ -41,7 +39,6 @@ from mtrl_lightning.networks import (
     TaskNoise,
     with_conditioning,
 )
-from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
 
@@ -91,16 +88,7 @@ class PPO(Algorithm):
         critic_max_grad_norm: the same for the critic and the encoder.
         actor_optimizer: optimizer of the actor and the noise.
         critic_optimizer: optimizer of the critic and the encoder.
-        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
-            launches them as CUDA graphs; meant for a GPU, slower on a CPU.
-        on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
-            ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
-            it in ``fault/skipped_updates``.
-        max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
-        untrained_tasks: what the networks are given for tasks that are evaluated without being
-            trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
-            or ``own``, the task's own ones, as they were initialized.
-        seed: of the weights and of all draws.
+        options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
     """
 
     acting_networks = ("encoder", "actor", "noise")
@@ -143,20 +131,9 @@ class PPO(Algorithm):
         critic_max_grad_norm: float | None = 1.0,
         actor_optimizer: OptimizerCallable = lambda p: Adam(p, lr=5e-4, eps=1e-5, fused=True),
         critic_optimizer: OptimizerCallable = lambda p: Adam(p, lr=5e-4, eps=1e-5, fused=True),
-        compile: Compile = "none",
-        on_nonfinite: OnNonfinite = "stop",
-        max_skipped_updates: int = 100,
-        untrained_tasks: UntrainedTasks = "mean",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            spec,
-            seed,
-            compile=compile,
-            on_nonfinite=on_nonfinite,
-            max_skipped_updates=max_skipped_updates,
-            untrained_tasks=untrained_tasks,
-        )
+        super().__init__(spec, **options)
         if num_minibatches is None:
             candidates = range(1, MOST_MINIBATCHES + 1)
             num_minibatches = max(n for n in candidates if num_steps % n == 0)

@@ -22,8 +22,6 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.checks import check_parts
-from mtrl_lightning.algorithms.compiling import Compile
-from mtrl_lightning.algorithms.divergence import OnNonfinite
 from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.algorithms.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.algorithms.task_rows import task_by_task
@@ -47,7 +45,6 @@ from mtrl_lightning.networks import (
     with_conditioning,
     with_projection,
 )
-from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 
@@ -94,17 +91,7 @@ class SAC(Algorithm):
         actor_optimizer: optimizer of the actor.
         critic_optimizer: optimizer of the critics and the encoder.
         temperature_optimizer: optimizer of the temperature.
-        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
-            launches them as CUDA graphs; meant for a GPU, slower on a CPU. The first updates wait
-            for the compiler.
-        on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
-            ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
-            it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
-        max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
-        untrained_tasks: what the networks are given for tasks that are evaluated without being
-            trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
-            or ``own``, the task's own ones, as they were initialized.
-        seed: of the weights and of all draws.
+        options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
     """
 
     acting_networks: tuple[str, ...] = ("encoder", "actor")
@@ -145,20 +132,9 @@ class SAC(Algorithm):
         actor_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
         critic_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
         temperature_optimizer: OptimizerCallable = lambda p: Adam(p, lr=3e-4, eps=1e-5, fused=True),
-        compile: Compile = "none",
-        on_nonfinite: OnNonfinite = "stop",
-        max_skipped_updates: int = 100,
-        untrained_tasks: UntrainedTasks = "mean",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            spec,
-            seed,
-            compile=compile,
-            on_nonfinite=on_nonfinite,
-            max_skipped_updates=max_skipped_updates,
-            untrained_tasks=untrained_tasks,
-        )
+        super().__init__(spec, **options)
         at_least(1, num_critics=num_critics, actor_every=actor_every, target_every=target_every)
         within(0, 1, discount=discount)
         within(0, 1, above_low=True, tau=tau)
@@ -179,7 +155,7 @@ class SAC(Algorithm):
         self.value = value()
         self.add_networks()
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed + 1)
+            torch.default_generator.manual_seed(self._seed + 1)
             self.auxiliaries = nn.ModuleList(make(spec, self.encoder) for make in auxiliaries or [])
         self.generators.per_rank |= {f"auxiliary_{i}" for i in range(len(self.auxiliaries))}
         self.temperature = temperature(spec.num_tasks)

@@ -44,7 +44,8 @@ class Auxiliary(nn.Module):
         spec: the tasks.
         encoder: the encoder that the loss trains.
         every: critic updates between two steps of this loss, at least 1.
-        learning_rate: of Adam, over the encoder's and this module's own parameters.
+        learning_rate: of Adam, over the encoder's (and its context's) and this module's own
+            parameters; 1e-3 in SAC-AE, deep_bisim4control and mtrl.
         weight_decay: of this module's own parameters, at least 0; the encoder has none.
         after: which update its step follows: ``critic``, before the actor's, or ``targets``, as the
             last one.

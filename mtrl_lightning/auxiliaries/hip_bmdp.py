@@ -10,15 +10,14 @@ features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate, LossInputs
-from mtrl_lightning.auxiliaries.latent_dynamics import LatentDynamics, RewardFrom, model_inputs
-from mtrl_lightning.auxiliaries.transitions import Deterministic, Gaussians, TransitionModel
+from mtrl_lightning.auxiliaries.auxiliary import LossInputs
+from mtrl_lightning.auxiliaries.latent_dynamics import LatentDynamics, model_inputs
+from mtrl_lightning.auxiliaries.transitions import Gaussians
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
@@ -54,14 +53,7 @@ class HiPBMDP(LatentDynamics):
         distance_loss: ``absolute``, the paper's, or ``squared``, its code's and mtrl's.
         num_others: other tasks that each transition is compared with, drawn at each update, at
             least 1; None for all of them.
-        transition: the transition model, ``(in_dim, latent_dim) -> TransitionModel``.
-        width: size of the reward model's hidden layer; 512 in mtrl.
-        reward_from: what the reward model sees: ``features``, what ``T`` sees; ``next_features``, a
-            draw of ``T``, as in mtrl.
-        every: critic updates between two steps of this loss, at least 1.
-        learning_rate: of Adam, also of the context; 1e-3 in mtrl.
-        weight_decay: of the models, at least 0; 1e-7 in mtrl.
-        after: which update its step follows: ``critic``, or ``targets`` as in mtrl.
+        options: those of ``LatentDynamics``.
 
     Raises:
         ConfigurationError: if fewer than two tasks are trained, or the encoder has no context that
@@ -78,29 +70,13 @@ class HiPBMDP(LatentDynamics):
         distance_weight: float = 0.01,
         distance_loss: DistanceLoss = "squared",
         num_others: int | None = None,
-        transition: Callable[[int, int], TransitionModel] = Deterministic,
-        width: int = 512,
-        reward_from: RewardFrom = "features",
-        every: int = 1,
-        learning_rate: float = 1e-3,
-        weight_decay: float = 1e-7,
-        after: AfterUpdate = "critic",
+        **options: Any,
     ) -> None:
         _check_tasks(spec, num_others)
         _check_context(encoder)
         at_least(0, distance_weight=distance_weight)
         one_of(get_args(DistanceLoss), distance_loss=distance_loss)
-        super().__init__(
-            spec,
-            encoder,
-            transition=transition,
-            width=width,
-            reward_from=reward_from,
-            every=every,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            after=after,
-        )
+        super().__init__(spec, encoder, **options)
         self._distance_weight = distance_weight
         self._distance_loss = distance_loss
         self._num_others = num_others

@@ -11,7 +11,7 @@ inputs of the models, ``K`` members of an ensemble, ``Z`` latent features.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +53,9 @@ class LatentDynamics(Auxiliary):
         width: size of the reward model's hidden layer; 512 in deep_bisim4control.
         reward_from: what the reward model sees: ``features``, what ``T`` sees, as in
             deep_bisim4control; ``next_features``, a draw of ``T``, as in mtrl.
-        every: critic updates between two steps of this loss, at least 1.
-        learning_rate: of Adam; 1e-3 in deep_bisim4control.
         weight_decay: of the models, at least 0; 1e-7 in deep_bisim4control.
         after: which update its step follows: ``critic`` in deep_bisim4control, ``targets`` in mtrl.
+        options: those of ``Auxiliary``.
 
     Raises:
         ConfigurationError: if the encoder has nothing to train.
@@ -70,19 +69,11 @@ class LatentDynamics(Auxiliary):
         transition: Callable[[int, int], TransitionModel] = Deterministic,
         width: int = 512,
         reward_from: RewardFrom = "features",
-        every: int = 1,
-        learning_rate: float = 1e-3,
         weight_decay: float = 1e-7,
         after: AfterUpdate = "critic",
+        **options: Any,
     ) -> None:
-        super().__init__(
-            spec,
-            encoder,
-            every=every,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            after=after,
-        )
+        super().__init__(spec, encoder, weight_decay=weight_decay, after=after, **options)
         require_trained_encoder(encoder, type(self).__name__)
         at_least(1, width=width)
         one_of(get_args(RewardFrom), reward_from=reward_from)

@@ -9,13 +9,14 @@ stacked frames, ``H`` height, ``W`` width, ``Z`` latent features.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mtrl_lightning.auxiliaries.auxiliary import (
-    AfterUpdate,
     Auxiliary,
     LossInputs,
     require_trained_encoder,
@@ -44,10 +45,8 @@ class Reconstruction(Auxiliary):
         spec: the tasks.
         encoder: the encoder that the loss trains.
         latent_weight: weight of the latent features' size, ``lambda``, at least 0; 1e-6 in SAC-AE.
-        every: critic updates between two steps of this loss, at least 1.
-        learning_rate: of Adam; 1e-3 in SAC-AE.
         weight_decay: of the decoder, at least 0; 1e-7 in SAC-AE.
-        after: which update its step follows: ``targets``, as in SAC-AE, or ``critic``.
+        options: those of ``Auxiliary``.
 
     Raises:
         ConfigurationError: if the encoder has nothing to train or no decoder.
@@ -64,19 +63,10 @@ class Reconstruction(Auxiliary):
         encoder: Encoder,
         *,
         latent_weight: float = 1e-6,
-        every: int = 1,
-        learning_rate: float = 1e-3,
         weight_decay: float = 1e-7,
-        after: AfterUpdate = "targets",
+        **options: Any,
     ) -> None:
-        super().__init__(
-            spec,
-            encoder,
-            every=every,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            after=after,
-        )
+        super().__init__(spec, encoder, weight_decay=weight_decay, **options)
         require_trained_encoder(encoder, type(self).__name__)
         at_least(0, latent_weight=latent_weight)
         self._latent_weight = latent_weight

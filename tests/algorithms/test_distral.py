@@ -512,6 +512,10 @@ EMBEDDED = partial(MLP, width=8, depth=1, conditioning=Embedding)
         ({"encoder": partial(CARE, conditioning=Embedding)}, "the encoder CARE depends on"),
         ({"task_weighting": ByTemperature}, "needs temperatures that are learned"),
         ({"distilled_max_grad_norm": 0.0}, "distilled_max_grad_norm is 0"),
+        *(
+            ({name: None}, f"Distral takes no option {name}: it sets it itself")
+            for name in Distral.fixed_options
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, message):

@@ -1,0 +1,39 @@
+"""Options that a class inherits, as the command line shows them."""
+
+from __future__ import annotations
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Distral
+from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, LatentDynamics, Reconstruction
+
+
+def options_of(kind: type) -> set[str]:
+    """Return the names of the options that the command line has for a class, each with a help."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(kind, "part")
+    prefix = "part."
+    actions = [action for action in parser._actions if action.dest.startswith(prefix)]
+    helps = [action for action in actions if not action.dest.endswith(".help")]
+    assert all(action.help for action in helps)
+    return {action.dest.removeprefix(prefix).split(".")[0] for action in helps}
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        (SAC, Algorithm),
+        (PPO, Algorithm),
+        (LatentDynamics, Auxiliary),
+        (HiPBMDP, LatentDynamics),
+        (Reconstruction, Auxiliary),
+    ],
+)
+def test_a_class_has_the_options_of_its_base(kind, base):
+    assert options_of(kind) > options_of(base)
+
+
+def test_distral_has_sacs_options_but_those_that_it_sets_itself():
+    own = {"kappa", "omega", "distilled_optimizer", "distilled_max_grad_norm"}
+    assert options_of(Distral) == options_of(SAC) - set(Distral.fixed_options) | own
