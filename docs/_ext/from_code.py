@@ -16,7 +16,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +35,29 @@ def described_arguments(docstring: str) -> dict[str, str]:
     entries = re.split(r"^ {4}(?=\w+: )", section.group(1) if section else "", flags=re.MULTILINE)
     named = (entry.partition(": ") for entry in entries if entry.strip())
     return {name.strip(): " ".join(text.split()) for name, _, text in named}
+
+
+def constructors(kind: type) -> list[type]:
+    """Return a class and the bases whose options it inherits by ``**options``."""
+    found = []
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            found.append(base)
+            parameters = inspect.signature(base).parameters.values()
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return found
+
+
+def described_options(kinds: list[type], fixed: Sequence[str]) -> dict[str, str]:
+    """Return the descriptions of a class's options, its own first, by name."""
+    found: dict[str, str] = {}
+    for kind in kinds:
+        inherited = described_arguments(inspect.getdoc(kind) or "")
+        found |= {name: text for name, text in inherited.items() if name not in found}
+    parameters = [p for kind in kinds for p in inspect.signature(kind).parameters.values()]
+    names = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - set(fixed)
+    return {name: text for name, text in found.items() if name in names}
 
 
 def default_texts(kind: type) -> dict[str, str]:
@@ -72,6 +95,7 @@ class Options(SphinxDirective):
     """List the options of a class; each line of the content says when to change one of them.
 
     A line is ``name: when``. An option without a line, and a line without an option, are errors.
+    With ``own``, inherited options are left out.
     """
 
     required_arguments = 1
@@ -79,6 +103,7 @@ class Options(SphinxDirective):
     option_spec: ClassVar[dict[str, Any]] = {
         "prefix": directives.unchanged,
         "skip": directives.unchanged,
+        "own": directives.flag,
     }
 
     def run(self) -> list[nodes.Node]:
@@ -86,7 +111,8 @@ class Options(SphinxDirective):
         path = self.arguments[0]
         module, _, name = path.rpartition(".")
         kind = getattr(importlib.import_module(module), name)
-        described = described_arguments(inspect.getdoc(kind) or "")
+        kinds = [kind] if "own" in self.options else constructors(kind)
+        described = described_options(kinds, getattr(kind, "fixed_options", ()))
         for skipped in self.options.get("skip", "").split():
             described.pop(skipped)
         when = dict(line.split(": ", 1) for line in self.content if line.strip())
@@ -97,7 +123,7 @@ class Options(SphinxDirective):
                 f"{path}: options without a line 'name: when to change it': {missing};"
                 f" lines without an option: {unknown}"
             )
-        defaults = default_texts(kind)
+        defaults = {n: text for base in reversed(kinds) for n, text in default_texts(base).items()}
         prefix = self.options.get("prefix", "")
         lines: list[str] = []
         for option, text in described.items():

@@ -1,5 +1,6 @@
 """LightningModules that learn from a ``TransitionBatch``; they import no environments."""
 
+from mtrl_lightning.algorithms.actor_critic import ActorCritic
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.augmentation import RandomShift
 from mtrl_lightning.algorithms.distral import Distral
@@ -18,6 +19,7 @@ from mtrl_lightning.algorithms.weighting import ByHand, ByTemperature, EqualWeig
 __all__ = [
     "PPO",
     "SAC",
+    "ActorCritic",
     "Algorithm",
     "ByHand",
     "ByTemperature",

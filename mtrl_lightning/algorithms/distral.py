@@ -218,7 +218,7 @@ class Distral(SAC):
             policy = self.policy(batch.observation_BD, batch.task_B)
             shared_BF = self.encoder.shared_features(batch.observation_BD, batch.task_B)
         output_B2A = task_by_task(self.actor_gradient, self.distilled, 0, shared_BF)
-        kl_B = policy.kl(self._distribution(output_B2A, batch.task_B))
+        kl_B = policy.kl(self.distribution(output_B2A, batch.task_B))
         kl_R = losses.per_task(kl_B, self.num_trained)
         return kl_R, kl_R.detach()
 
@@ -229,12 +229,12 @@ class Distral(SAC):
         if self.num_trained < self.spec.num_tasks:
             is_untrained_B1 = self.untrained_T[task_B][:, None]
             output_B2A = torch.where(is_untrained_B1, self.distilled(shared_BF), output_B2A)
-        return self._distribution(output_B2A, task_B)
+        return self.distribution(output_B2A, task_B)
 
     def distilled_policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         """Return the distilled policy's distribution; the task says which actions are padding."""
         output_B2A = self.distilled(self.encoder.shared_features(observation_BD, task_B))
-        return self._distribution(output_B2A, task_B)
+        return self.distribution(output_B2A, task_B)
 
     def _untrained_explanation(self) -> str:
         return "The distilled policy acts on them"

@@ -43,26 +43,27 @@ class PolyakAverage:
         targets: Sequence[nn.Module],
         tau: float | Sequence[float],
     ) -> None:
-        self._sources: list[Tensor] = [
-            parameter for module in sources for parameter in module.parameters()
-        ]
-        self._targets: list[Tensor] = [
-            parameter for module in targets for parameter in module.parameters()
-        ]
-        assert len(self._sources) == len(self._targets)
-        taus = [tau] * len(sources) if isinstance(tau, (int, float)) else tau
+        self._sources: list[Tensor] = []
+        self._targets: list[Tensor] = []
         self._moved: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         """For each tau, the targets' and the sources' parameters that move by it."""
-        for own_tau, source, target in zip(taus, sources, targets, strict=True):
-            moved, towards = self._moved.setdefault(own_tau, ([], []))
-            moved += target.parameters()
-            towards += source.parameters()
-        self._buffers = []
-        for source, target in zip(sources, targets, strict=True):
-            persistent = source.state_dict().keys()
-            self._buffers += [
-                (source, target, name) for name, _ in source.named_buffers() if name in persistent
-            ]
+        self._buffers: list[tuple[nn.Module, nn.Module, str]] = []
+        taus = [tau] * len(sources) if isinstance(tau, (int, float)) else tau
+        for source, target, own_tau in zip(sources, targets, taus, strict=True):
+            self.add(source, target, own_tau)
+
+    def add(self, source: nn.Module, target: nn.Module, tau: float) -> None:
+        """Let one more target move towards its source."""
+        assert len(list(source.parameters())) == len(list(target.parameters()))
+        self._sources += source.parameters()
+        self._targets += target.parameters()
+        moved, towards = self._moved.setdefault(tau, ([], []))
+        moved += target.parameters()
+        towards += source.parameters()
+        persistent = source.state_dict().keys()
+        self._buffers += [
+            (source, target, name) for name, _ in source.named_buffers() if name in persistent
+        ]
 
     @torch.no_grad()
     def step(self) -> None:

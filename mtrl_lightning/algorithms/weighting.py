@@ -26,8 +26,8 @@ class TaskWeighting(nn.Module):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
 
-    def check(self, temperature: Temperature) -> None:
-        """Check that the temperature is what the weights need.
+    def check(self, temperature: Temperature | None) -> None:
+        """Check that the temperature is what the weights need; None for an algorithm without one.
 
         Raises:
             ConfigurationError: if it is not.
@@ -60,8 +60,13 @@ class ByTemperature(TaskWeighting):
         spec: the tasks.
     """
 
-    def check(self, temperature: Temperature) -> None:
+    def check(self, temperature: Temperature | None) -> None:
         """Refuse one temperature for all: it would weight nothing."""
+        if temperature is None:
+            raise ConfigurationError(
+                "task_weighting ByTemperature needs temperatures, and the algorithm has none:"
+                " set task_weighting to EqualWeights or ByHand"
+            )
         if not temperature.is_learned:
             raise ConfigurationError(
                 "task_weighting ByTemperature needs temperatures that are learned, and this one is"
