@@ -19,6 +19,7 @@ from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
+from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import manifests_of
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
@@ -63,9 +64,6 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue``
             warns, keeps the former ones and tries again when the next is due; ``stop`` ends the
             run. The last one of a run has to succeed.
-
-    Raises:
-        ConfigurationError: if an option is out of range.
     """
 
     key = "checkpoint"
@@ -80,12 +78,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         on_error: Literal["continue", "stop"] = "continue",
         at_start: bool = False,
     ) -> None:
-        if keep_last < -1:
-            raise ConfigurationError(
-                f"checkpoint.keep_last is {keep_last}: give -1 (all), 0 (none) or a number"
-            )
-        if best_mode not in ("max", "min"):
-            raise ConfigurationError(f"checkpoint.best_mode is {best_mode!r}: give max or min")
+        at_least(-1, prefix="checkpoint.", hint=" (-1 for all, 0 for none)", keep_last=keep_last)
+        one_of(("max", "min"), prefix="checkpoint.", best_mode=best_mode)
         self._every = Every(every, "checkpoint.every")
         self.keep_last = keep_last
         self.keep_best = keep_best

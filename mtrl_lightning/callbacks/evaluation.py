@@ -14,10 +14,10 @@ from mtrl_lightning import distributed, saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_early_stopping
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.envs.benchmark import tasks_of
 from mtrl_lightning.envs.vector import default_num_workers
 from mtrl_lightning.errors import (
-    ConfigurationError,
     EnvironmentFaultError,
     Interrupted,
     PolicyFaultError,
@@ -73,9 +73,6 @@ class EvaluationCallback(SessionCallback):
         timeout: seconds to wait for a worker before it counts as hung.
         max_restarts: how often, from one start of the program to its end, an evaluation is repeated
             because an environment or its worker broke. At the next fault the run saves and ends.
-
-    Raises:
-        ConfigurationError: if a number is out of range.
     """
 
     key = "evaluation"
@@ -90,11 +87,8 @@ class EvaluationCallback(SessionCallback):
         max_restarts: int = 10,
         at_start: bool = False,
     ) -> None:
-        if timeout <= 0 or max_restarts < 0:
-            raise ConfigurationError(
-                f"evaluation.timeout is {timeout}: give a number above 0;"
-                f" evaluation.max_restarts is {max_restarts}: give 0 or more"
-            )
+        above(0, prefix="evaluation.", timeout=timeout)
+        at_least(0, prefix="evaluation.", max_restarts=max_restarts)
         self._every = Every(every, "evaluation.every")
         self._num_episodes = num_episodes
         self._envs_per_task = envs_per_task

@@ -63,9 +63,6 @@ class MetricsCallback(SessionCallback):
         every: environment steps between two rows.
         system: whether a row also has ``system/``: the load of the processor and the memory that
             this process and its workers use.
-
-    Raises:
-        ConfigurationError: if ``every`` is below 1.
     """
 
     key = "metrics"

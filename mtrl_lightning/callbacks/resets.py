@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning import saved
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every
@@ -26,16 +27,14 @@ class ResetCallback(SessionCallback):
     Args:
         every: environment steps between two resets, after the warm-up; null for none.
         times: number of resets, the last of which should leave time to learn; null for no limit.
-
-    Raises:
-        ConfigurationError: if a number is below 1.
     """
 
     key = "resets"
     learning_options = ("every", "times")
 
     def __init__(self, every: int | None = None, times: int | None = None) -> None:
-        if times is not None and (times < 1 or every is None):
+        at_least(1, prefix="resets.", times=times)
+        if times is not None and every is None:
             raise ConfigurationError(
                 f"resets.times is {times}, resets.every {every}: give both, or times null"
             )

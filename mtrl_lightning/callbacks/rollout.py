@@ -15,6 +15,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
@@ -68,9 +69,6 @@ class RolloutCallback(SessionCallback):
             same weights, statistics and optimizer states; a difference ends the run. One process
             checks nothing.
         seed: of the environments and the action transforms.
-
-    Raises:
-        ConfigurationError: if a number is out of range.
     """
 
     key = "rollout"
@@ -99,20 +97,16 @@ class RolloutCallback(SessionCallback):
         rank_timeout: float = RANK_TIMEOUT,
         seed: int = 0,
     ) -> None:
-        if envs_per_task < 1 or total_steps < 1:
-            raise ConfigurationError(
-                f"rollout.envs_per_task is {envs_per_task}, rollout.total_steps {total_steps}:"
-                " give at least 1"
-            )
-        if learner_threads is not None and learner_threads < 1:
-            raise ConfigurationError(
-                f"rollout.learner_threads is {learner_threads}: give at least 1, or null"
-            )
-        if window < 1 or timeout <= 0 or max_restarts < 0:
-            raise ConfigurationError(
-                f"rollout.window is {window}, rollout.timeout {timeout}: both must be above 0;"
-                f" rollout.max_restarts is {max_restarts}: give 0 or more"
-            )
+        at_least(
+            1,
+            prefix="rollout.",
+            total_steps=total_steps,
+            envs_per_task=envs_per_task,
+            window=window,
+        )
+        at_least(1, prefix="rollout.", hint=", or null", learner_threads=learner_threads)
+        at_least(0, prefix="rollout.", max_restarts=max_restarts)
+        above(0, prefix="rollout.", timeout=timeout)
         if warmup_steps is not None:
             check_warmup(warmup_steps, total_steps)
         self._warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
@@ -368,8 +362,7 @@ def check_warmup(warmup_steps: int, total_steps: int) -> None:
     Raises:
         ConfigurationError: if there is no warm-up, or nothing after it.
     """
-    if warmup_steps < 1:
-        raise ConfigurationError(f"rollout.warmup_steps is {warmup_steps}: give at least 1")
+    at_least(1, prefix="rollout.", warmup_steps=warmup_steps)
     if total_steps <= warmup_steps:
         raise ConfigurationError(
             f"rollout.total_steps {total_steps} must be above rollout.warmup_steps {warmup_steps}"
