@@ -7,9 +7,10 @@ from mtrl_lightning.rollout.action_transforms import (
     ScaleAction,
     TransformedPolicy,
 )
-from mtrl_lightning.rollout.collector import Collector, EpisodeListener, Sample
+from mtrl_lightning.rollout.collector import Collector, Sample
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
+from mtrl_lightning.rollout.listeners import EpisodeListener
 
 __all__ = [
     "ActionNoise",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,10 +19,10 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rank_states import Rules, Share, join
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
+from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
+from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.saved import HINT, restoring
 from mtrl_lightning.types import (
-    Chosen,
-    EnvSpec,
     Episode,
     Mode,
     Policy,
@@ -41,54 +41,6 @@ class Sample(NamedTuple):
     """The episodes that ended meanwhile."""
     weights_seq_no: int = 0
     """Number of updates that the weights which acted have had; 0 if the policy has no weights."""
-
-
-class EpisodeListener:
-    """Is called at the events of training episodes; override those you want.
-
-    ``env`` is an environment's place in the vector. A listener whose state is to be saved with the
-    checkpoints overrides ``state_dict`` and ``load_state_dict``.
-    """
-
-    def on_environment_created(self, env: int, task: int) -> None:
-        """Called when an environment was built: before its first episode, and when it is rebuilt.
-
-        A resumed run builds all of them, and then continues their episodes.
-        """
-
-    def on_episode_created(self, env: int, task: int) -> None:
-        """Called before the first observation of a new episode is there."""
-
-    def on_episode_started(self, env: int, task: int, observation_D: npt.NDArray) -> None:
-        """Called with an episode's first observation."""
-
-    def on_episode_stepped(self, env: int, task: int, return_: float, length: int) -> None:
-        """Called at every step, with the return and the length so far."""
-
-    def on_episode_ended(self, env: int, episode: Episode) -> None:
-        """Called when an episode has finished."""
-
-    def on_sample_end(self, sample: Sample) -> None:
-        """Called before ``Collector.sample`` returns; training does not call that."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it, as plain values."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it; called only if the checkpoint has kept anything."""
-
-    @staticmethod
-    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of one process when a run continues with another number of them.
-
-        Here a process keeps its own, and a new one has none.
-
-        Args:
-            states: of this listener on all processes of the checkpoint.
-            share: which process it is, and where its environments were.
-        """
-        return share.own(states) or {}
 
 
 COMPONENTS = ("windows", "episodes", "listeners", "action_transforms")
@@ -140,8 +92,7 @@ class Collector:
         """Wall-clock seconds of finished episodes."""
         self._running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
         self._unreported_info = set(envs.spec_.info_keys)
-        self._announced_builds_E = np.zeros(envs.num_envs, np.int64)
-        """How often each environment was built when the listeners were called last."""
+        self._events = EpisodeEvents(self.listeners, envs)
         self._env_E = np.arange(envs.num_envs)
         self._observation_ED: npt.NDArray | None = None
         self._action_EA: npt.NDArray[np.float32] | None = None
@@ -180,12 +131,12 @@ class Collector:
         """
         assert self._action_EA is None, "a step is under way"
         everywhere = range(self.envs.num_envs)
-        self._announce_environments()
-        self._notify(lambda listener, e, task: listener.on_episode_created(e, task), everywhere)
+        self._events.built()
+        self._events.created(everywhere)
         self._running.reset()
         self._observation_ED, _ = self.envs.reset(seed=seed)
         self.times.start(slice(None))
-        self._notify_started(self._observation_ED, everywhere)
+        self._events.started(self._observation_ED, everywhere)
 
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
         """Build every environment again, as for a curriculum that changes them.
@@ -214,7 +165,7 @@ class Collector:
         assert self._action_EA is None, "a step is under way"
         if self._observation_ED is None:
             self.reset()
-        self._announce_environments()
+        self._events.built()
         assert self._observation_ED is not None
         # a copy, because this observation becomes part of the transition, and a policy may write
         # into what it is given (MetaWorld's scripted door-open policy does)
@@ -270,9 +221,7 @@ class Collector:
         self.counters.env_steps += int(result.valid_E.sum())
         self.counters.dropped_transitions += int((~result.valid_E).sum())
         self.counters.episodes += len(ended)
-        if self.listeners:
-            self._announce_environments()
-            self._notify_step(ended, result.observation_ED, done_E)
+        self._events.stepped(self._running, ended, result.observation_ED, done_E)
         return transitions, ended
 
     def step(self, mode: Mode) -> tuple[Transitions, dict[int, Episode]]:
@@ -373,45 +322,6 @@ class Collector:
                 stacklevel=2,
             )
             self._unreported_info = set()
-
-    def _announce_environments(self) -> None:
-        """Call the listeners for environments that were built since the last call."""
-        if not self.listeners:
-            return
-        builds_E = self.envs.builds_E
-        new = np.flatnonzero(builds_E > self._announced_builds_E).tolist()
-        self._announced_builds_E = builds_E.copy()
-        self._notify(lambda listener, e, task: listener.on_environment_created(e, task), new)
-
-    def _notify(
-        self, call: Callable[[EpisodeListener, int, int], None], which: Sequence[int] | range
-    ) -> None:
-        for listener in self.listeners:
-            for e in which:
-                call(listener, int(e), int(self.envs.task_E[e]))
-
-    def _notify_started(self, observation_ED: npt.NDArray, which: Sequence[int] | range) -> None:
-        self._notify(
-            lambda listener, e, task: listener.on_episode_started(e, task, observation_ED[e]), which
-        )
-
-    def _notify_step(
-        self, ended: dict[int, Episode], observation_ED: npt.NDArray, done_E: npt.NDArray[np.bool_]
-    ) -> None:
-        def stepped(listener: EpisodeListener, e: int, task: int) -> None:
-            if e in ended:
-                return_ = ended[e].return_
-                length = ended[e].length
-            else:
-                return_ = self._running.return_E[e]
-                length = self._running.length_E[e]
-            listener.on_episode_stepped(e, task, float(return_), int(length))
-
-        self._notify(stepped, range(self.envs.num_envs))
-        self._notify(lambda listener, e, _: listener.on_episode_ended(e, ended[e]), list(ended))
-        new = np.flatnonzero(done_E).tolist()
-        self._notify(lambda listener, e, task: listener.on_episode_created(e, task), new)
-        self._notify_started(observation_ED, new)
 
     def get_state(self, components: Sequence[str] = COMPONENTS) -> dict[str, Any]:
         """Return parts of the state as plain values, for ``set_state``.
@@ -544,95 +454,6 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it; see ``set_state``."""
         self.set_state(state)
-
-
-class _MatchedPolicy:
-    """A policy in environments whose tasks have other numbers, or are padded to another size.
-
-    Args:
-        policy: chooses the actions.
-        own: the policy's tasks.
-        spec: the environments' tasks.
-    """
-
-    def __init__(self, policy: Policy, own: EnvSpec, spec: EnvSpec) -> None:
-        self.spec = spec
-        self._policy = policy
-        self._own = own
-        numbers = {name: task for task, name in enumerate(own.task_names)}
-        # tasks that the policy does not know are not stepped
-        self._own_task_T = np.array([numbers.get(name, -1) for name in spec.task_names])
-
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
-        """Choose actions ``[E, A]`` of the environments' size for their tasks' numbers."""
-        own_ED = _padded_to(observation_ED, self._own.observation_space.shape)
-        chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode)
-        action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, None)
-        action_EA = _padded_to(np.asarray(action_EA), self.spec.action_space.shape)
-        return action_EA if fields is None else (action_EA, fields)
-
-
-def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Policy:
-    """Return the policy for the tasks of a benchmark, which are matched by name.
-
-    The benchmark may have a part of the policy's tasks, in any order, and pad them to another size.
-    A policy that has no ``spec`` knows no names: it is returned as it is, and is given the
-    benchmark's numbers.
-
-    Args:
-        policy: chooses the actions.
-        spec: of the benchmark.
-        tasks: the numbers in ``spec.task_names`` of those that it acts in.
-
-    Returns:
-        The policy itself if numbers and sizes are the same on both sides.
-
-    Raises:
-        ConfigurationError: naming the tasks that the policy does not know, or one whose observation
-            or action has another shape.
-    """
-    own = getattr(policy, "spec", None)
-    if not isinstance(own, EnvSpec):
-        return policy
-    names = [spec.task_names[task] for task in dict.fromkeys(tasks)]
-    unknown = [name for name in names if name not in own.task_names]
-    if unknown:
-        raise ConfigurationError(
-            f"the policy does not know {', '.join(unknown)}: its tasks are"
-            f" {', '.join(own.task_names)}. Give a benchmark of some of these, in any order"
-        )
-    for name in names:
-        for what in ("observation", "action"):
-            shape = _own_shape(own, what, name)
-            shape_here = _own_shape(spec, what, name)
-            if shape != shape_here:
-                raise ConfigurationError(
-                    f"the {what} of {name} has the shape {shape} in the policy and {shape_here} in"
-                    " the benchmark: give a benchmark with the wrappers and pixels that the policy"
-                    " was trained with"
-                )
-    is_same = own.task_names == spec.task_names and all(
-        getattr(own, space).shape == getattr(spec, space).shape
-        for space in ("observation_space", "action_space")
-    )
-    return policy if is_same else _MatchedPolicy(policy, own, spec)
-
-
-def _own_shape(spec: EnvSpec, what: str, task: str) -> tuple[int, ...]:
-    """Return the shape of a task's own observation or action."""
-    sizes: Sequence[int] = getattr(spec, f"{what}_sizes")
-    return (sizes[spec.task_names.index(task)],) if sizes else getattr(spec, f"{what}_space").shape
-
-
-def _padded_to(rows_EN: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
-    """Return rows with more zeros behind, or with fewer."""
-    if rows_EN.shape[1:] == shape:
-        return rows_EN
-    (size,) = shape
-    padded_EN = np.zeros((len(rows_EN), size), rows_EN.dtype)
-    kept = min(size, rows_EN.shape[1])
-    padded_EN[:, :kept] = rows_EN[:, :kept]
-    return padded_EN
 
 
 def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:

@@ -18,8 +18,9 @@ from mtrl_lightning.errors import (
     RestartsExhaustedError,
 )
 from mtrl_lightning.progress import progress_bar
-from mtrl_lightning.rollout.collector import Collector, matched_policy, quotas
+from mtrl_lightning.rollout.collector import Collector, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
+from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import EnvSpec, Episode, Policy
 

@@ -16,7 +16,7 @@ from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompr
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.rendering import restored_variables
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.rollout.collector import matched_policy
+from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode, Policy, known_tasks
 from mtrl_lightning.video.drawing import Mosaic, labelled

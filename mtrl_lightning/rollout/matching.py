@@ -1,0 +1,100 @@
+"""A policy for the tasks of a benchmark, matched by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import Chosen, EnvSpec, Mode, Policy
+
+
+class _MatchedPolicy:
+    """A policy in environments whose tasks have other numbers, or are padded to another size.
+
+    Args:
+        policy: chooses the actions.
+        own: the policy's tasks.
+        spec: the environments' tasks.
+    """
+
+    def __init__(self, policy: Policy, own: EnvSpec, spec: EnvSpec) -> None:
+        self.spec = spec
+        self._policy = policy
+        self._own = own
+        numbers = {name: task for task, name in enumerate(own.task_names)}
+        # tasks that the policy does not know are not stepped
+        self._own_task_T = np.array([numbers.get(name, -1) for name in spec.task_names])
+
+    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
+        """Choose actions ``[E, A]`` of the environments' size for their tasks' numbers."""
+        own_ED = _padded_to(observation_ED, self._own.observation_space.shape)
+        chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode)
+        action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, None)
+        action_EA = _padded_to(np.asarray(action_EA), self.spec.action_space.shape)
+        return action_EA if fields is None else (action_EA, fields)
+
+
+def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Policy:
+    """Return the policy for the tasks of a benchmark, which are matched by name.
+
+    The benchmark may have a part of the policy's tasks, in any order, and pad them to another size.
+    A policy that has no ``spec`` knows no names: it is returned as it is, and is given the
+    benchmark's numbers.
+
+    Args:
+        policy: chooses the actions.
+        spec: of the benchmark.
+        tasks: the numbers in ``spec.task_names`` of those that it acts in.
+
+    Returns:
+        The policy itself if numbers and sizes are the same on both sides.
+
+    Raises:
+        ConfigurationError: naming the tasks that the policy does not know, or one whose observation
+            or action has another shape.
+    """
+    own = getattr(policy, "spec", None)
+    if not isinstance(own, EnvSpec):
+        return policy
+    names = [spec.task_names[task] for task in dict.fromkeys(tasks)]
+    unknown = [name for name in names if name not in own.task_names]
+    if unknown:
+        raise ConfigurationError(
+            f"the policy does not know {', '.join(unknown)}: its tasks are"
+            f" {', '.join(own.task_names)}. Give a benchmark of some of these, in any order"
+        )
+    for name in names:
+        for what in ("observation", "action"):
+            shape = _own_shape(own, what, name)
+            shape_here = _own_shape(spec, what, name)
+            if shape != shape_here:
+                raise ConfigurationError(
+                    f"the {what} of {name} has the shape {shape} in the policy and {shape_here} in"
+                    " the benchmark: give a benchmark with the wrappers and pixels that the policy"
+                    " was trained with"
+                )
+    is_same = own.task_names == spec.task_names and all(
+        getattr(own, space).shape == getattr(spec, space).shape
+        for space in ("observation_space", "action_space")
+    )
+    return policy if is_same else _MatchedPolicy(policy, own, spec)
+
+
+def _own_shape(spec: EnvSpec, what: str, task: str) -> tuple[int, ...]:
+    """Return the shape of a task's own observation or action."""
+    sizes: Sequence[int] = getattr(spec, f"{what}_sizes")
+    return (sizes[spec.task_names.index(task)],) if sizes else getattr(spec, f"{what}_space").shape
+
+
+def _padded_to(rows_EN: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
+    """Return rows with more zeros behind, or with fewer."""
+    if rows_EN.shape[1:] == shape:
+        return rows_EN
+    (size,) = shape
+    padded_EN = np.zeros((len(rows_EN), size), rows_EN.dtype)
+    kept = min(size, rows_EN.shape[1])
+    padded_EN[:, :kept] = rows_EN[:, :kept]
+    return padded_EN
