@@ -46,9 +46,9 @@ from mtrl_lightning.gradients import (
     PCGrad,
 )
 from mtrl_lightning.memory import keep_freed_memory
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.types import EnvSpec, TransitionBatch
 
-METHODS: dict[str, Callable[[int], GradientMethod]] = {
+METHODS: dict[str, Callable[[EnvSpec], GradientMethod]] = {
     "mean": Mean,
     "famo": FAMO,
     "gradnorm": GradNorm,

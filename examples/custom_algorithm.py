@@ -41,7 +41,7 @@ class DDPG(Algorithm):
 
     Args:
         spec: the tasks; filled in from the data.
-        actor: network of the policy, ``(in_dim, out_dim, num_tasks) -> Network``.
+        actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of the Q function, likewise.
         gradient: how the tasks' losses become one gradient, for actor and critic.
         discount: gamma, between 0 and 1.
@@ -60,9 +60,9 @@ class DDPG(Algorithm):
         self,
         spec: EnvSpec,
         *,
-        actor: Callable[[int, int, int], Network] = MLP,
-        critic: Callable[[int, int, int], Network] = MLP,
-        gradient: Callable[[int], GradientMethod] = Mean,
+        actor: Callable[[int, int, EnvSpec], Network] = MLP,
+        critic: Callable[[int, int, EnvSpec], Network] = MLP,
+        gradient: Callable[[EnvSpec], GradientMethod] = Mean,
         discount: float = 0.99,
         tau: float = 0.005,
         noise_std: float = 0.2,
@@ -95,12 +95,11 @@ class DDPG(Algorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build what a reset of the networks replaces."""
         (observation_dim,) = self.spec.observation_space.shape
-        num_tasks = self.spec.num_tasks
         return {
-            "actor": self._make_actor(observation_dim, self.action_dim, num_tasks),
-            "critic": self._make_critic(observation_dim + self.action_dim, 1, num_tasks),
-            "actor_gradient": self._make_gradient(self.num_trained),
-            "critic_gradient": self._make_gradient(self.num_trained),
+            "actor": self._make_actor(observation_dim, self.action_dim, self.spec),
+            "critic": self._make_critic(observation_dim + self.action_dim, 1, self.spec),
+            "actor_gradient": self._make_gradient(self.spec),
+            "critic_gradient": self._make_gradient(self.spec),
         }
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> NoisyAction:

@@ -13,18 +13,19 @@ from mtrl_lightning import SAC, Temperature, ToyConflict, train
 from mtrl_lightning.gradients import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.networks import MultiHead
+from mtrl_lightning.types import EnvSpec
 
 
 class EqualNorms(GradientMethod):
     """Average the tasks' gradients after bringing each to the mean norm.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
         power: 1 for equal norms, 0 for the plain mean.
     """
 
-    def __init__(self, num_tasks: int, *, power: float = 1.0) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec: EnvSpec, *, power: float = 1.0) -> None:
+        super().__init__(spec)
         self.power = power  # state that changes belongs into a buffer: it is then in checkpoints
 
     def backward(

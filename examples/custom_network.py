@@ -10,6 +10,7 @@ from torch.optim import Adam
 
 from mtrl_lightning import SAC, Temperature, ToyReach, train
 from mtrl_lightning.networks import Network
+from mtrl_lightning.types import EnvSpec
 
 
 class GatedMLP(Network):
@@ -20,17 +21,17 @@ class GatedMLP(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of the hidden layers, ``H``.
     """
 
-    def __init__(self, in_dim: int, out_dim: int, num_tasks: int, *, width: int = 400) -> None:
+    def __init__(self, in_dim: int, out_dim: int, spec: EnvSpec, *, width: int = 400) -> None:
         super().__init__()
         self.trunk = nn.Sequential(
             nn.Linear(in_dim, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
         )
         # different gates from the start: the task is no input of the layers
-        self.gate_TH = Parameter(torch.randn(num_tasks, width))
+        self.gate_TH = Parameter(torch.randn(spec.num_tasks, width))
         self.head = nn.Linear(width, out_dim)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:

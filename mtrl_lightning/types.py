@@ -67,6 +67,20 @@ class EnvSpec(NamedTuple):
         return len(self.task_names)
 
     @property
+    def num_trained(self) -> int:
+        """Number of trained tasks, ``R``."""
+        return len(self.train_tasks)
+
+    def of_task(self, task: int) -> EnvSpec:
+        """Return the spec of one task alone, for a network of its own."""
+        return self._replace(
+            task_names=(self.task_names[task],),
+            train_tasks=(0,),
+            observation_sizes=self.observation_sizes[task : task + 1],
+            action_sizes=self.action_sizes[task : task + 1],
+        )
+
+    @property
     def observation_mask_TD(self) -> npt.NDArray[np.bool_]:
         """Which numbers of an observation are each task's own, ``[T, D]``."""
         return _mask(self.num_tasks, self.observation_space, self.observation_sizes)

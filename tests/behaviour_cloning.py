@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from gymnasium.spaces import Box
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
@@ -59,9 +58,9 @@ class BehaviourCloning(Algorithm):
         self,
         spec: EnvSpec,
         *,
-        actor: Callable[[int, int, int], Network] = MLP,
-        encoder: Callable[[Box, int], Encoder] = Identity,
-        gradient: Callable[[int], GradientMethod] = Mean,
+        actor: Callable[[int, int, EnvSpec], Network] = MLP,
+        encoder: Callable[[EnvSpec], Encoder] = Identity,
+        gradient: Callable[[EnvSpec], GradientMethod] = Mean,
         reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
         optimizer: OptimizerCallable = lambda p: Adam(p, lr=1e-3),
         max_grad_norm: float | None = 1.0,
@@ -82,12 +81,12 @@ class BehaviourCloning(Algorithm):
         )
 
     def make_networks(self) -> dict[str, nn.Module]:
-        encoder = self._make_encoder(self.spec.observation_space, self.spec.num_tasks)
-        sizes = (encoder.out_dim, 2 * self.action_dim, self.spec.num_tasks)
+        encoder = self._make_encoder(self.spec)
+        sizes = (encoder.out_dim, 2 * self.action_dim, self.spec)
         return {
             "encoder": encoder,
             "actor": self._make_actor(*sizes),
-            "gradient": self._make_gradient(self.num_trained),
+            "gradient": self._make_gradient(self.spec),
         }
 
     def update(self, batch: TransitionBatch) -> None:

@@ -60,7 +60,7 @@ SMALL = partial(MLP, width=16, depth=1, output_bound=0.3)
 class Tanh(Network):
     """A network that is not of the package."""
 
-    def __init__(self, in_dim, out_dim, num_tasks, *, width=8):
+    def __init__(self, in_dim, out_dim, spec, *, width=8):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(in_dim, width), nn.Tanh(), nn.Linear(width, out_dim))
 
@@ -68,12 +68,12 @@ class Tanh(Network):
         return self.layers(x_BD)
 
     @classmethod
-    def wide(cls, in_dim, out_dim, num_tasks):
-        return cls(in_dim, out_dim, num_tasks, width=32)
+    def wide(cls, in_dim, out_dim, spec):
+        return cls(in_dim, out_dim, spec, width=32)
 
 
-def make_tanh(in_dim, out_dim, num_tasks, *, width=8):
-    return Tanh(in_dim, out_dim, num_tasks, width=width)
+def make_tanh(in_dim, out_dim, spec, *, width=8):
+    return Tanh(in_dim, out_dim, spec, width=width)
 
 
 Imported = type("Imported", (Tanh,), {"__module__": "elsewhere"})
@@ -359,8 +359,8 @@ def test_a_policy_is_in_evaluation_mode_and_any_algorithm_can_be_wrapped(sac):
 
 
 def unsaved_factories():
-    def local(in_dim, out_dim, num_tasks):
-        return SMALL(in_dim, out_dim, num_tasks)
+    def local(in_dim, out_dim, spec):
+        return SMALL(in_dim, out_dim, spec)
 
     return {
         "lambda": (lambda *sizes: SMALL(*sizes), "actor", "<lambda>"),

@@ -22,13 +22,13 @@ HALF = 30
 class Convolutions(Encoder):
     """The smallest encoder of stacked frames."""
 
-    def __init__(self, observation_space, num_tasks):
-        super().__init__(observation_space, num_tasks)
-        num_frames, num_colors, *_ = observation_space.shape
+    def __init__(self, spec):
+        super().__init__(spec)
+        num_frames, num_colors, *_ = spec.observation_space.shape
         self.layers = nn.Sequential(
             nn.Conv2d(num_frames * num_colors, 4, 5, stride=4), nn.ReLU(), nn.Flatten()
         )
-        frames = torch.zeros(1, *observation_space.shape)
+        frames = torch.zeros(1, *spec.observation_space.shape)
         self.out_dim = self.layers(frames.flatten(1, 2)).shape[1]
 
     def forward(self, observation_BD, task_B):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium.spaces import Box
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
@@ -62,7 +61,7 @@ class ActorCritic(Algorithm):
 
     Args:
         spec: the tasks; filled in from the data.
-        actor: network of the policy, ``(in_dim, out_dim, num_tasks) -> Network``.
+        actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of each Q function, likewise.
         encoder: maps observations to what actor and critics see; trained by the critic's loss.
         conditioning: how the task is given to actor and critics; None for each network's own, the
@@ -101,12 +100,12 @@ class ActorCritic(Algorithm):
         self,
         spec: EnvSpec,
         *,
-        actor: Callable[[int, int, int], Network] = MLP,
-        critic: Callable[[int, int, int], Network] = MLP,
-        encoder: Callable[[Box, int], Encoder] = Identity,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
-        actor_gradient: Callable[[int], GradientMethod] = Mean,
-        critic_gradient: Callable[[int], GradientMethod] = Mean,
+        actor: Callable[[int, int, EnvSpec], Network] = MLP,
+        critic: Callable[[int, int, EnvSpec], Network] = MLP,
+        encoder: Callable[[EnvSpec], Encoder] = Identity,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
+        actor_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
+        critic_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
         value: Callable[[], Value] = Scalar,
         task_weighting: Callable[[EnvSpec], TaskWeighting] = EqualWeights,
         reward_scale: Callable[[EnvSpec], RewardScale] = RewardScale,
@@ -134,8 +133,8 @@ class ActorCritic(Algorithm):
         self.tau = tau
         self.actor_every = actor_every
         self.target_every = target_every
-        self._make_actor = with_conditioning(actor, conditioning, spec.num_tasks)
-        self._make_critic = with_conditioning(critic, conditioning, spec.num_tasks)
+        self._make_actor = with_conditioning(actor, conditioning, spec)
+        self._make_critic = with_conditioning(critic, conditioning, spec)
         self._make_encoder = encoder
         self._make_actor_gradient = actor_gradient
         self._make_critic_gradient = critic_gradient
@@ -187,7 +186,7 @@ class ActorCritic(Algorithm):
 
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, critics and both gradient methods."""
-        encoder = self._make_encoder(self.spec.observation_space, self.spec.num_tasks)
+        encoder = self._make_encoder(self.spec)
         actor_sizes = (encoder.out_dim, self.outputs_per_action * self.action_dim)
         critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim)
         return {
@@ -197,20 +196,20 @@ class ActorCritic(Algorithm):
                 lambda: self.make_task_network(self._make_critic, *critic_sizes),
                 self._num_critics,
             ),
-            "actor_gradient": self._make_actor_gradient(self.num_trained),
-            "critic_gradient": self._make_critic_gradient(self.num_trained),
+            "actor_gradient": self._make_actor_gradient(self.spec),
+            "critic_gradient": self._make_critic_gradient(self.spec),
         }
 
-    def make_policy(self, encoder: Encoder, in_dim: int, out_dim: int, num_tasks: int) -> Network:
+    def make_policy(self, encoder: Encoder, in_dim: int, out_dim: int, spec: EnvSpec) -> Network:
         """Build a network of the features that the actor shares with the critics."""
         assert in_dim == encoder.out_dim
-        return with_projection(self._make_actor, encoder, out_dim, num_tasks)
+        return with_projection(self._make_actor, encoder, out_dim, spec)
 
     def make_task_network(
-        self, make: Callable[[int, int, int], Network], in_dim: int, out_dim: int
+        self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int
     ) -> Network:
         """Build a network of all tasks: the actor, or one critic."""
-        return make(in_dim, out_dim, self.spec.num_tasks)
+        return make(in_dim, out_dim, self.spec)
 
     def critic_update_options(self) -> dict[str, Any]:
         """Return how the tasks' critic losses become one gradient: options of ``Update``."""

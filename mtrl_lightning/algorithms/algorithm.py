@@ -34,6 +34,7 @@ from mtrl_lightning.algorithms.description import (
     warn_of_unknown,
 )
 from mtrl_lightning.algorithms.divergence import DivergenceGuard, OnNonfinite
+from mtrl_lightning.algorithms.factories import check_factories
 from mtrl_lightning.algorithms.state import (
     Generators,
     MeanMetrics,
@@ -52,9 +53,6 @@ from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.networks import (
     ActionDistribution,
     MeanOfTrained,
-    set_observation_sizes,
-    set_task_names,
-    set_train_tasks,
     zero_padding,
 )
 from mtrl_lightning.networks.untrained import UntrainedTasks
@@ -133,6 +131,7 @@ class Algorithm(LightningModule):
         super().__init__()
         one_of(get_args(UntrainedTasks), untrained_tasks=untrained_tasks)
         own_arguments, all_arguments = recorded_arguments(self)
+        check_factories(type(self), own_arguments)
         self.description = describe_algorithm(type(self), own_arguments)
         self._unknown_arguments = cannot_rebuild(self.description["init_args"])
         described = describe_algorithm(type(self), all_arguments)["init_args"]
@@ -301,7 +300,7 @@ class Algorithm(LightningModule):
             generators=self.generators,
             metrics=self.mean_metrics,
             guard=self.guard,
-            train_tasks=self.spec.train_tasks,
+            spec=self.spec,
             **options,
         )
         self.updates.append(update)
@@ -516,14 +515,7 @@ class Algorithm(LightningModule):
     def _build_networks(self, seed: int) -> dict[str, nn.Module]:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            networks = self.make_networks()
-        for network in networks.values():
-            if self._replaces_untrained:
-                set_train_tasks(network, self.spec.train_tasks)
-            set_task_names(network, self.spec.task_names)
-            if self.spec.observation_sizes:
-                set_observation_sizes(network, self.spec.observation_sizes)
-        return networks
+            return self.make_networks()
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics, averaged since the last call."""

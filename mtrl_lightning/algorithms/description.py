@@ -143,7 +143,7 @@ def describe_algorithm(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     arguments = {name: value for name, value in given.items() if not isinstance(value, EnvSpec)}
     path = import_path(kind) or _qualified_name(kind)
-    return {_CLASS_PATH: path, _INIT_ARGS: _describe_arguments(arguments, _signature(kind))}
+    return {_CLASS_PATH: path, _INIT_ARGS: _describe_arguments(arguments, parameters_of(kind))}
 
 
 def summarize(description: Mapping[str, Any]) -> str:
@@ -302,11 +302,11 @@ def _describe(value: Any) -> Any:
         return type(value)(_describe(item) for item in value)
     if isinstance(value, Mapping) and _is_plain_mapping(value):
         return {name: _describe(item) for name, item in value.items()}
-    called, given = _called(value)
+    called, given = called_by(value)
     path = import_path(called)
     if path is None:
         return {_CANNOT_REBUILD: _in_words(value)}
-    parameters = _signature(called)
+    parameters = parameters_of(called)
     arguments = _describe_arguments(given, parameters)
     if not _is_of_torch(called):  # its optimizers have many options
         defaults = _describe_defaults(parameters)
@@ -319,12 +319,12 @@ def _is_plain_mapping(value: Mapping[Any, Any]) -> bool:
     return names_are_text and not {_CLASS_PATH, _CANNOT_REBUILD} & set(value)
 
 
-def _called(factory: Any) -> tuple[Any, Mapping[str, Any]]:
+def called_by(factory: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return what a factory calls, None if that is not known, and with which keyword arguments."""
     if not isinstance(factory, partial):
         return factory, {}
     if not factory.args:
-        called, given = _called(factory.func)
+        called, given = called_by(factory.func)
         return called, {**given, **factory.keywords}
     # jsonargparse gives partial(its own function, ..., class, **init_args) for a class in YAML
     function = factory.func
@@ -351,7 +351,7 @@ def _describe_defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str,
     return {name: value for name, value in described.items() if not cannot_rebuild(value)}
 
 
-def _signature(called: Any) -> Mapping[str, inspect.Parameter]:
+def parameters_of(called: Any) -> Mapping[str, inspect.Parameter]:
     """Return the parameters by name; ``**kwargs`` of a class are those of its base."""
     try:
         parameters = dict(inspect.signature(called).parameters)
@@ -365,7 +365,7 @@ def _signature(called: Any) -> Mapping[str, inspect.Parameter]:
         return parameters
     del parameters[more[0]]
     fixed = getattr(called, "fixed_options", ())
-    inherited = {name: p for name, p in _signature(base).items() if name not in fixed}
+    inherited = {name: p for name, p in parameters_of(base).items() if name not in fixed}
     return {**inherited, **parameters}
 
 
@@ -402,7 +402,7 @@ def _is_name(path: str) -> bool:
 
 
 def _in_words(value: Any) -> str:
-    called, _ = _called(value)
+    called, _ = called_by(value)
     if inspect.isclass(called) or inspect.isroutine(called):
         kind = "class" if inspect.isclass(called) else "function"
         return f"the {kind} {_qualified_name(called)}"
@@ -453,7 +453,7 @@ def _rebuild_arguments(
     called: Any, described: Mapping[str, Any], where: str, trusted: Sequence[str]
 ) -> dict[str, Any]:
     _check_names(called, described, where or "the checkpoint")
-    hints = _type_hints(called)
+    hints = type_hints(called)
     rebuilt = {}
     for name, value in described.items():
         argument = f"{where}.{name}" if where else name
@@ -559,7 +559,7 @@ def _check_names(called: Any, given: Mapping[Any, Any], where: str) -> None:
     Raises:
         ConfigurationError: if it does not.
     """
-    parameters = _signature(called)
+    parameters = parameters_of(called)
     if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for name in given:
@@ -571,7 +571,7 @@ def _check_names(called: Any, given: Mapping[Any, Any], where: str) -> None:
             )
 
 
-def _type_hints(called: Any) -> dict[str, Any]:
+def type_hints(called: Any) -> dict[str, Any]:
     """Return the types of a constructor's arguments, as far as they can be known."""
     classes = called.__mro__[::-1] if inspect.isclass(called) else (called,)
     hints: dict[str, Any] = {}

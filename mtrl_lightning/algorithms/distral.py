@@ -28,7 +28,6 @@ from mtrl_lightning.networks import (
     MLP,
     Encoder,
     HasTaskOutputs,
-    NeedsTaskNames,
     Network,
     NoConditioning,
     OneForAll,
@@ -62,7 +61,7 @@ class Distral(SAC):
 
     Args:
         spec: the tasks; filled in from the data.
-        actor: architecture of every policy, ``(in_dim, out_dim, num_tasks) -> Network``; each
+        actor: architecture of every policy, ``(in_dim, out_dim, spec) -> Network``; each
             task's and the distilled one are built for a single task.
         critic: architecture of each task's Q functions, likewise.
         conditioning: None, or one without features: no network receives the task.
@@ -97,9 +96,9 @@ class Distral(SAC):
         self,
         spec: EnvSpec,
         *,
-        actor: Callable[[int, int, int], Network] = MLP,
-        critic: Callable[[int, int, int], Network] = MLP,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
+        actor: Callable[[int, int, EnvSpec], Network] = MLP,
+        critic: Callable[[int, int, EnvSpec], Network] = MLP,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
         kappa: float = 0.05,
         omega: float = 0.05,
         distilled_max_grad_norm: float | None = 1.0,
@@ -109,7 +108,7 @@ class Distral(SAC):
         at_least(0, finite=True, kappa=kappa)
         # without entropy, policies and distilled policy become deterministic together
         above(0, finite=True, omega=omega)
-        _check_conditioning(conditioning, actor, critic, spec.num_tasks)
+        _check_conditioning(conditioning, actor, critic, spec)
         super().__init__(
             spec,
             actor=actor,
@@ -143,15 +142,15 @@ class Distral(SAC):
         encoder = networks["encoder"]
         assert isinstance(encoder, Encoder)
         make = partial(self.make_policy, encoder)
-        distilled = OneForAll(encoder.out_dim, 2 * self.action_dim, make=make)
+        distilled = OneForAll(encoder.out_dim, 2 * self.action_dim, self.spec, make=make)
         return {**networks, "distilled": distilled}
 
     def make_task_network(
-        self, make: Callable[[int, int, int], Network], in_dim: int, out_dim: int
+        self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int
     ) -> Network:
         """Build one network for each trained task."""
         tasks = self.spec.train_tasks
-        return OnePerTask(in_dim, out_dim, self.spec.num_tasks, make=make, tasks=tasks)
+        return OnePerTask(in_dim, out_dim, self.spec, make=make, tasks=tasks)
 
     def critic_update_options(self) -> dict[str, Any]:
         """Combine the tasks' gradients of the encoder; clip each task's critics apart."""
@@ -160,12 +159,12 @@ class Distral(SAC):
         options = super().critic_update_options()
         if encoder:
             return {**options, "clip_groups": [encoder, *groups]}
-        return {**options, "method": Mean(self.num_trained), "clip_groups": groups}
+        return {**options, "method": Mean(self.spec), "clip_groups": groups}
 
     def actor_update_options(self) -> dict[str, Any]:
         """Clip each task's policy apart; they share nothing."""
         return {
-            "method": Mean(self.num_trained),
+            "method": Mean(self.spec),
             "weights": self.task_weights,
             "clip_groups": [_trained_parameters([member]) for member in self.actor.members],
         }
@@ -255,10 +254,10 @@ def _trained_parameters(networks: Sequence[nn.Module]) -> list[Parameter]:
 
 
 def _check_conditioning(
-    conditioning: Callable[[int], TaskConditioning] | None,
+    conditioning: Callable[[EnvSpec], TaskConditioning] | None,
     actor: Callable[..., Network],
     critic: Callable[..., Network],
-    num_tasks: int,
+    spec: EnvSpec,
 ) -> None:
     """Check that no task input is asked for.
 
@@ -270,7 +269,7 @@ def _check_conditioning(
         options = network.keywords if isinstance(network, partial) else {}
         places[f"{name}.init_args.conditioning"] = options.get("conditioning")
     for place, given in places.items():
-        if given is not None and given(num_tasks).out_dim > 0:
+        if given is not None and given(spec).out_dim > 0:
             raise ConfigurationError(
                 "Distral gives no network the task: each task has networks of its own, and the"
                 f" distilled policy acts on tasks it has not seen. Set model.init_args.{place} to"
@@ -285,7 +284,7 @@ def _check_encoder(encoder: Encoder) -> None:
         ConfigurationError: if it does.
     """
     for part in encoder.modules():
-        sees_task = isinstance(part, (HasTaskOutputs, NeedsTaskNames))
+        sees_task = isinstance(part, HasTaskOutputs)
         if sees_task and not isinstance(part, NoConditioning):
             raise ConfigurationError(
                 f"the encoder {type(encoder).__name__} depends on the task"

@@ -13,19 +13,20 @@ from torch.nn import Parameter
 
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.networks import Network, TaskModule
+from mtrl_lightning.types import EnvSpec
 
 
 class ReturnScale(TaskModule):
     """The scale of a critic's targets; this one leaves them as they are.
 
-    Built by a factory ``(critic, num_tasks) -> ReturnScale``.
+    Built by a factory ``(spec, critic) -> ReturnScale``.
 
     Args:
+        spec: the tasks.
         critic: the network whose outputs are scaled.
-        num_tasks: number of tasks, ``T``.
     """
 
-    def __init__(self, critic: Network, num_tasks: int) -> None:
+    def __init__(self, spec: EnvSpec, critic: Network) -> None:
         super().__init__()
 
     def forward(self, output_B1: Tensor, task_B: Tensor) -> Tensor:
@@ -57,8 +58,8 @@ class PopArt(ReturnScale):
     output layer per task (``Network.scale_outputs``) gets a learned factor and offset per task.
 
     Args:
+        spec: the tasks.
         critic: the network whose outputs are scaled.
-        num_tasks: number of tasks, ``T``.
         step_size: how far the statistics move towards those of an iteration, above 0 and at most 1
             (``beta`` in the paper, for a minibatch there).
         min_std: smallest standard deviation, above 0 (1e-4 in the paper).
@@ -69,13 +70,14 @@ class PopArt(ReturnScale):
     is_known_T: Tensor
 
     def __init__(
-        self, critic: Network, num_tasks: int, *, step_size: float = 0.3, min_std: float = 1e-4
+        self, spec: EnvSpec, critic: Network, *, step_size: float = 0.3, min_std: float = 1e-4
     ) -> None:
-        super().__init__(critic, num_tasks)
+        super().__init__(spec, critic)
         within(0, 1, above_low=True, step_size=step_size)
         above(0, min_std=min_std)
         self.step_size = step_size
         self.min_std = min_std
+        num_tasks = spec.num_tasks
         self.register_buffer("mean_T", torch.zeros(num_tasks))
         self.register_buffer("variance_T", torch.ones(num_tasks))
         self.register_buffer("is_known_T", torch.zeros(num_tasks, dtype=torch.bool))

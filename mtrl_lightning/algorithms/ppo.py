@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from gymnasium.spaces import Box
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
@@ -55,7 +54,7 @@ class PPO(Algorithm):
 
     Args:
         spec: the tasks; filled in from the data.
-        actor: network of the policy, ``(in_dim, out_dim, num_tasks) -> Network``.
+        actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of the values, likewise.
         encoder: maps observations to what actor and critic see; trained by the critic's loss. Its
             statistics move between iterations only.
@@ -109,14 +108,14 @@ class PPO(Algorithm):
         self,
         spec: EnvSpec,
         *,
-        actor: Callable[[int, int, int], Network] = MLP,
-        critic: Callable[[int, int, int], Network] = MLP,
-        encoder: Callable[[Box, int], Encoder] = Identity,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
-        actor_gradient: Callable[[int], GradientMethod] = Mean,
-        critic_gradient: Callable[[int], GradientMethod] = Mean,
-        return_scale: Callable[[Network, int], ReturnScale] = PopArt,
-        noise: Callable[[int, int], ExplorationNoise] = TaskNoise,
+        actor: Callable[[int, int, EnvSpec], Network] = MLP,
+        critic: Callable[[int, int, EnvSpec], Network] = MLP,
+        encoder: Callable[[EnvSpec], Encoder] = Identity,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
+        actor_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
+        critic_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
+        return_scale: Callable[[EnvSpec, Network], ReturnScale] = PopArt,
+        noise: Callable[[EnvSpec], ExplorationNoise] = TaskNoise,
         learning_rate: Callable[[], LearningRate] = ConstantRate,
         num_steps: int = 200,
         num_epochs: int = 8,
@@ -151,8 +150,8 @@ class PPO(Algorithm):
         self.entropy_coef = entropy_coef
         self.max_kl = max_kl
         self.learning_rate = learning_rate()
-        self._make_actor = with_conditioning(actor, conditioning, spec.num_tasks)
-        self._make_critic = with_conditioning(critic, conditioning, spec.num_tasks)
+        self._make_actor = with_conditioning(actor, conditioning, spec)
+        self._make_critic = with_conditioning(critic, conditioning, spec)
         self._make_encoder = encoder
         self._make_return_scale = return_scale
         self._make_noise = noise
@@ -185,19 +184,18 @@ class PPO(Algorithm):
 
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, noise, critic, the scale of returns and the gradient methods."""
-        num_tasks = self.spec.num_tasks
-        encoder = self._make_encoder(self.spec.observation_space, num_tasks)
-        noise = self._make_noise(num_tasks, self.action_dim)
+        encoder = self._make_encoder(self.spec)
+        noise = self._make_noise(self.spec)
         num_outputs = noise.outputs_per_action * self.action_dim
-        critic = self._make_critic(encoder.out_dim, 1, num_tasks)
+        critic = self._make_critic(encoder.out_dim, 1, self.spec)
         return {
             "encoder": encoder,
-            "actor": self._make_actor(encoder.out_dim, num_outputs, num_tasks),
+            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
             "noise": noise,
             "critic": critic,
-            "return_scale": self._make_return_scale(critic, num_tasks),
-            "actor_gradient": self._make_actor_gradient(self.num_trained),
-            "critic_gradient": self._make_critic_gradient(self.num_trained),
+            "return_scale": self._make_return_scale(self.spec, critic),
+            "actor_gradient": self._make_actor_gradient(self.spec),
+            "critic_gradient": self._make_critic_gradient(self.spec),
         }
 
     def add_transform(self, transform: Transform) -> None:

@@ -46,7 +46,7 @@ class SAC(ActorCritic):
         self,
         spec: EnvSpec,
         *,
-        temperature: Callable[[int], Temperature] = Temperature,
+        temperature: Callable[[EnvSpec], Temperature] = Temperature,
         target_entropy: float | None = None,
         log_std_min: float = -20.0,
         log_std_max: float = 2.0,
@@ -57,7 +57,7 @@ class SAC(ActorCritic):
         super().__init__(spec, **options)
         self._log_std_min = log_std_min
         self._log_std_max = log_std_max
-        self.temperature = temperature(spec.num_tasks)
+        self.temperature = temperature(spec)
         self.task_weighting.check(self.temperature)
         if target_entropy is None:
             target_entropy_T = -torch.from_numpy(spec.action_mask_TA.sum(1)).float()

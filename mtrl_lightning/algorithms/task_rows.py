@@ -32,7 +32,7 @@ def task_by_task(
     """
     if method.is_one_pass:
         return function(*rows)
-    return apart(method.num_tasks, function, dim, *rows)
+    return apart(method.num_trained, function, dim, *rows)
 
 
 def apart(num_tasks: int, function: Callable[..., Tensor], dim: int, *rows: Tensor) -> Tensor:

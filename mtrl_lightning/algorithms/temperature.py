@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import above
+from mtrl_lightning.types import EnvSpec
 
 
 class Temperature(nn.Module):
-    """Learn the weight ``alpha`` of the entropy; built by a factory ``(num_tasks) -> Temperature``.
+    """Learn the weight ``alpha`` of the entropy; built by a factory ``(spec) -> Temperature``.
 
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         initial: value at the start, above 0.
         per_task: one temperature per task ("disentangled alphas" in mtrl) or one for all.
     """
@@ -23,12 +24,12 @@ class Temperature(nn.Module):
     """Whether the value changes with the policy's entropy."""
     log_alpha: Tensor
 
-    def __init__(self, num_tasks: int, *, initial: float = 1.0, per_task: bool = True) -> None:
+    def __init__(self, spec: EnvSpec, *, initial: float = 1.0, per_task: bool = True) -> None:
         super().__init__()
         above(0, initial=initial, prefix="the temperature's ")
-        self._num_tasks = num_tasks
+        self._num_tasks = spec.num_tasks
         self.per_task = per_task
-        num_temperatures = num_tasks if per_task else 1
+        num_temperatures = spec.num_tasks if per_task else 1
         self.log_alpha = nn.Parameter(torch.full((num_temperatures,), math.log(initial)))
 
     def forward(self, task_B: Tensor) -> Tensor:
@@ -44,15 +45,15 @@ class FixedTemperature(Temperature):
     """Keep the weight ``alpha`` of the entropy at one value, for all tasks.
 
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         value: the weight, above 0.
     """
 
     is_learned = False
 
-    def __init__(self, num_tasks: int, *, value: float = 0.1) -> None:
+    def __init__(self, spec: EnvSpec, *, value: float = 0.1) -> None:
         above(0, value=value, prefix="the fixed temperature's ")
-        super().__init__(num_tasks, initial=value, per_task=False)
+        super().__init__(spec, initial=value, per_task=False)
         log_alpha = self.log_alpha.detach()
         del self.log_alpha
         # not saved: a continued run has the value of its configuration

@@ -26,6 +26,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.memory import CPU
 from mtrl_lightning.networks import TaskModule
+from mtrl_lightning.types import EnvSpec
 
 Extra = TypeVar("Extra")
 """What a loss function returns beside the losses, for the caller."""
@@ -49,7 +50,7 @@ class Update:
         generators: the algorithm's random generators.
         metrics: receives the mean loss, and statistics of the gradient if there is a ``method``.
         guard: what happens to steps that are not finite.
-        train_tasks: the tasks whose losses are given, ``R`` integers.
+        spec: the tasks; the losses are those of the trained ones.
         method: how the tasks' losses become one gradient; None for the mean of losses.
         max_grad_norm: global norm to which the gradient is clipped, above 0; None for no clipping.
         clip_groups: groups of parameters that are clipped apart, each by the norm of its own
@@ -70,7 +71,7 @@ class Update:
         generators: Generators,
         metrics: MeanMetrics,
         guard: DivergenceGuard,
-        train_tasks: Sequence[int],
+        spec: EnvSpec,
         method: GradientMethod | None = None,
         max_grad_norm: float | None = None,
         clip_groups: Sequence[Sequence[Parameter]] | None = None,
@@ -79,7 +80,7 @@ class Update:
     ) -> None:
         above(0, prefix=f"{name}_", hint=", or null for no clipping", max_grad_norm=max_grad_norm)
         self.name = name
-        self.method = Mean(len(train_tasks)) if method is None else method
+        self.method = Mean(spec) if method is None else method
         self.task_parameters = task_parameters(modules)
         self.method.check(self.task_parameters)
         self.optimizer: Optimizer | None = None
@@ -98,7 +99,7 @@ class Update:
         self._generators = generators
         self._metrics = metrics
         self._guard = guard
-        self._task_R = torch.tensor(train_tasks)
+        self._task_R = torch.tensor(spec.train_tasks)
         self._logs_gradient = method is not None
         self._max_grad_norm = max_grad_norm
         self._clip_groups = clip_groups

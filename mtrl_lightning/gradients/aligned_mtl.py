@@ -33,7 +33,7 @@ class AlignedMTL(GradientMethod):
     the mean loss.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
     """
 
     averages_gradients = True

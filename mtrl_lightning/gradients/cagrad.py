@@ -15,6 +15,7 @@ from torch import Tensor
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients
+from mtrl_lightning.types import EnvSpec
 
 SMOOTHING = 1e-4
 """Smallest ``||g_w||``, relative to the root mean square norm of the gradients.
@@ -36,7 +37,7 @@ class CAGrad(GradientMethod):
     the mean loss.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
         c: radius of the ball around the mean gradient, relative to its norm, at least 0 (``c`` in
             the paper; 0.5). Below 1 the method converges to a minimum of the mean loss; 0 gives the
             mean gradient.
@@ -48,8 +49,8 @@ class CAGrad(GradientMethod):
 
     averages_gradients = True
 
-    def __init__(self, num_tasks: int, *, c: float = 0.5, num_sampled: int | None = None) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec: EnvSpec, *, c: float = 0.5, num_sampled: int | None = None) -> None:
+        super().__init__(spec)
         at_least(0, c=c, prefix="CAGrad's ", hint=", such as 0.5")
         at_least(1, num_sampled=num_sampled, prefix="CAGrad's ", hint=", or null for all tasks")
         self.c = c

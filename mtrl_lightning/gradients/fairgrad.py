@@ -19,6 +19,7 @@ from mtrl_lightning.gradients.task_gradients import (
     average_directions,
     equal_weights,
 )
+from mtrl_lightning.types import EnvSpec
 
 RIDGE = 1e-6
 """Added to the squared norm of each unit gradient.
@@ -61,7 +62,7 @@ class FairGrad(GradientMethod):
     not shared get the gradient of the mean loss.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
         alpha: degree of fairness, at least 0 and finite (``alpha`` in the paper; 2 in the authors'
             MT10 and MT50 commands): 0 for the mean gradient, 1 for proportional fairness. As it
             grows, the update approaches the one that maximizes the smallest improvement. Near 0 it
@@ -70,8 +71,8 @@ class FairGrad(GradientMethod):
 
     averages_gradients = True
 
-    def __init__(self, num_tasks: int, *, alpha: float = 2.0) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec: EnvSpec, *, alpha: float = 2.0) -> None:
+        super().__init__(spec)
         at_least(0, finite=True, alpha=alpha, prefix="FairGrad's ", hint=", such as 2")
         self.alpha = alpha
 

@@ -16,6 +16,7 @@ from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
 from mtrl_lightning.gradients.task_gradients import weight_statistics
+from mtrl_lightning.types import EnvSpec
 
 EPSILON = 1e-8
 """Added to every loss before dividing by it (the paper's value)."""
@@ -37,7 +38,7 @@ class FAMO(GradientMethod):
     backward pass, and computes the losses twice.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
         lr: Adam's learning rate for ``xi``, above 0 (``beta`` in the paper; 0.025).
         decay: weight decay of ``xi``, at least 0 (``gamma`` in the paper; 0.001 or 0.01, and 0.01
             in its MT10 command).
@@ -46,14 +47,14 @@ class FAMO(GradientMethod):
     is_one_pass = True
     logit_R: Tensor
 
-    def __init__(self, num_tasks: int, *, lr: float = 0.025, decay: float = 0.01) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec: EnvSpec, *, lr: float = 0.025, decay: float = 0.01) -> None:
+        super().__init__(spec)
         above(0, lr=lr, prefix="FAMO's ", hint=", such as 0.025")
         at_least(0, decay=decay, prefix="FAMO's ", hint=", such as 0.01")
         self.decay = decay
-        self.shifted = ShiftedLosses(num_tasks)
-        self.optimizer = WeightOptimizer(num_tasks, lr)
-        self.register_buffer("logit_R", torch.zeros(num_tasks))
+        self.shifted = ShiftedLosses(self.num_trained)
+        self.optimizer = WeightOptimizer(self.num_trained, lr)
+        self.register_buffer("logit_R", torch.zeros(self.num_trained))
         self._loss_before_R: Tensor | None = None
 
     def backward(
@@ -69,7 +70,7 @@ class FAMO(GradientMethod):
         share_R = torch.where(is_present_R.any(), share_R, 1.0)
         weight_R = share_R / share_R.sum()
         (weight_R * loss_R).sum().backward()
-        self._statistics = weight_statistics(weight_R * self.num_tasks)
+        self._statistics = weight_statistics(weight_R * self.num_trained)
 
     def after_step(self, losses: Callable[[], Tensor]) -> None:
         """Move weight to the tasks whose losses fell least; skip it if a loss is not finite."""

@@ -16,6 +16,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
 from mtrl_lightning.gradients.task_gradients import TaskGradients, weight_statistics
+from mtrl_lightning.types import EnvSpec
 
 MIN_WEIGHT = 1e-3
 """Smallest weight, before the weights are scaled to the sum ``R``."""
@@ -44,7 +45,7 @@ class GradNorm(GradientMethod):
     backward pass, and one more per task down to the last shared layer.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
         asymmetry: how strongly slower tasks are favoured, at least 0 (``alpha`` in the paper; 1.5).
         lr: Adam's learning rate for the weights, above 0 (0.025 in the paper).
     """
@@ -52,15 +53,15 @@ class GradNorm(GradientMethod):
     weight_R: Tensor
     initial_R: Tensor
 
-    def __init__(self, num_tasks: int, *, asymmetry: float = 1.5, lr: float = 0.025) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec: EnvSpec, *, asymmetry: float = 1.5, lr: float = 0.025) -> None:
+        super().__init__(spec)
         at_least(0, asymmetry=asymmetry, prefix="GradNorm's ", hint=", such as 1.5")
         above(0, lr=lr, prefix="GradNorm's ", hint=", such as 0.025")
         self.asymmetry = asymmetry
-        self.shifted = ShiftedLosses(num_tasks)
-        self.optimizer = WeightOptimizer(num_tasks, lr)
-        self.register_buffer("weight_R", torch.ones(num_tasks))
-        self.register_buffer("initial_R", torch.zeros(num_tasks))
+        self.shifted = ShiftedLosses(self.num_trained)
+        self.optimizer = WeightOptimizer(self.num_trained, lr)
+        self.register_buffer("weight_R", torch.ones(self.num_trained))
+        self.register_buffer("initial_R", torch.zeros(self.num_trained))
 
     def check(self, parameters: TaskParameters) -> None:
         """Check that there is a shared layer, whose gradient norms are balanced.
@@ -100,4 +101,4 @@ class GradNorm(GradientMethod):
         excess_R = weighted_R - target_R
         sign_R = torch.where(excess_R.abs() > TOLERANCE * target_R, excess_R.sign(), 0.0)
         self.weight_R.sub_(self.optimizer(norm_R * sign_R)).clamp_(min=MIN_WEIGHT)
-        self.weight_R.mul_(self.num_tasks / self.weight_R.sum())
+        self.weight_R.mul_(self.num_trained / self.weight_R.sum())

@@ -12,7 +12,7 @@ class Mean(GradientMethod):
     """Use the gradient of the mean loss, which is the gradient of the whole batch.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
     """
 
     is_one_pass = True

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec
 
 
 class TaskParameters(NamedTuple):
@@ -27,13 +28,13 @@ class TaskParameters(NamedTuple):
 
 
 class GradientMethod(nn.Module):
-    """Turn one loss per task into gradients; built by a factory ``(num_tasks) -> GradientMethod``.
+    """Turn one loss per task into gradients; built by a factory ``(spec) -> GradientMethod``.
 
     A gradient method is a module, so that its state moves with the device and is part of the
     checkpoint.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
     """
 
     is_one_pass = False
@@ -45,9 +46,9 @@ class GradientMethod(nn.Module):
     """Whether ``backward`` itself averages the gradients over the processes, before it combines
     them, as ``TaskGradients`` does. The ``.grad`` of others is averaged after ``backward``."""
 
-    def __init__(self, num_tasks: int) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        self.num_tasks = num_tasks
+        self.num_trained = spec.num_trained
         self._statistics: dict[str, Tensor] = {}
 
     def check(self, parameters: TaskParameters) -> None:

@@ -21,6 +21,7 @@ from mtrl_lightning.gradients.task_gradients import (
     weight_statistics,
     weighted_backward,
 )
+from mtrl_lightning.types import EnvSpec
 
 RIDGE = 1e-6
 """Added to the squared norm of each unit gradient.
@@ -52,7 +53,7 @@ class NashMTL(GradientMethod):
     therefore changes only its length, through the mean norm. A weight of 0 leaves the task out.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
         max_norm: norm to which the gradient of the shared parameters is clipped, above 0 (1.0 in
             the authors' program); None for no clipping.
         update_every: number of updates for which the weights are kept (1, 50 and 100 in the paper's
@@ -64,16 +65,14 @@ class NashMTL(GradientMethod):
     updates_since_solved: Tensor
 
     def __init__(
-        self, num_tasks: int, *, max_norm: float | None = None, update_every: int = 1
+        self, spec: EnvSpec, *, max_norm: float | None = None, update_every: int = 1
     ) -> None:
-        super().__init__(num_tasks)
+        super().__init__(spec)
         above(0, max_norm=max_norm, prefix="Nash-MTL's ", hint=", or null for no clipping")
         at_least(1, update_every=update_every, prefix="Nash-MTL's ")
         self.max_norm = max_norm
         self.update_every = update_every
-        self.register_buffer(
-            "weight_R", torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
-        )
+        self.register_buffer("weight_R", equal_weights(self.num_trained))
         self.register_buffer("updates_since_solved", torch.tensor(0))
 
     def backward(
@@ -86,7 +85,7 @@ class NashMTL(GradientMethod):
             self.weight_R.copy_(weight_R)
         else:
             weighted_backward(loss_R, self.weight_R, parameters)
-            self._statistics = weight_statistics(self.weight_R * self.num_tasks)
+            self._statistics = weight_statistics(self.weight_R * self.num_trained)
         self.updates_since_solved.add_(1).remainder_(self.update_every)
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_(parameters.shared, self.max_norm)

@@ -25,7 +25,7 @@ class PCGrad(GradientMethod):
     the mean loss.
 
     Args:
-        num_tasks: number of trained tasks, ``R``.
+        spec: the tasks.
     """
 
     averages_gradients = True

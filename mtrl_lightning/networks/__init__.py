@@ -11,12 +11,10 @@ from mtrl_lightning.networks.assignments import (
 from mtrl_lightning.networks.care import CARE
 from mtrl_lightning.networks.conditioning import (
     Embedding,
-    NeedsTaskNames,
     NoConditioning,
     OneHot,
     TaskConditioning,
     TaskEncoder,
-    set_task_names,
     with_conditioning,
 )
 from mtrl_lightning.networks.encoder import (
@@ -24,7 +22,6 @@ from mtrl_lightning.networks.encoder import (
     Encoder,
     Identity,
     Standardize,
-    set_observation_sizes,
 )
 from mtrl_lightning.networks.ensemble import Ensemble
 from mtrl_lightning.networks.experts import Experts
@@ -57,8 +54,6 @@ from mtrl_lightning.networks.soft_modularization import SoftModularization
 from mtrl_lightning.networks.untrained import (
     HasTaskOutputs,
     MeanOfTrained,
-    NeedsTrainTasks,
-    set_train_tasks,
 )
 
 __all__ = [
@@ -86,8 +81,6 @@ __all__ = [
     "MeanOfTrained",
     "MixtureOfEncoders",
     "MultiHead",
-    "NeedsTaskNames",
-    "NeedsTrainTasks",
     "Network",
     "NoConditioning",
     "OneForAll",
@@ -109,9 +102,6 @@ __all__ = [
     "TaskModule",
     "TaskNoise",
     "is_picture",
-    "set_observation_sizes",
-    "set_task_names",
-    "set_train_tasks",
     "with_conditioning",
     "with_projection",
     "zero_padding",

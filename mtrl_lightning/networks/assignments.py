@@ -9,7 +9,7 @@ Shapes: ``B`` batch, ``K`` experts, ``T`` tasks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import DESCRIPTIONS, TaskTable, find_name, read_json
+from mtrl_lightning.types import EnvSpec
 
 WORDS = (
     ("open", "unlock"),
@@ -40,14 +41,14 @@ WORDS = (
 class Assignment(nn.Module):
     """Map a task to a weight for each expert.
 
-    Built by a factory ``(num_tasks, num_experts) -> Assignment``.
+    Built by a factory ``(num_experts, spec) -> Assignment``.
 
     Args:
-        num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``.
+        spec: the tasks.
     """
 
-    def __init__(self, num_tasks: int, num_experts: int) -> None:
+    def __init__(self, num_experts: int, spec: EnvSpec) -> None:
         super().__init__()
 
     def forward(self, task_B: Tensor) -> Tensor:
@@ -59,23 +60,23 @@ class OwnExpert(Assignment):
     """Use expert ``i`` alone for task ``i``; "identity" in mtrl.
 
     Args:
-        num_tasks: number of tasks, ``T``.
-        num_experts: number of experts, equal to ``num_tasks``.
+        num_experts: number of experts, equal to the number of tasks.
+        spec: the tasks.
 
     Raises:
-        ConfigurationError: if ``num_experts`` differs from ``num_tasks``.
+        ConfigurationError: if ``num_experts`` is not the number of tasks.
     """
 
     weight_TK: Tensor
 
-    def __init__(self, num_tasks: int, num_experts: int) -> None:
-        super().__init__(num_tasks, num_experts)
-        if num_experts != num_tasks:
+    def __init__(self, num_experts: int, spec: EnvSpec) -> None:
+        super().__init__(num_experts, spec)
+        if num_experts != spec.num_tasks:
             raise ConfigurationError(
                 "OwnExpert needs one expert per task:"
-                f" num_experts is {num_experts}, set it to {num_tasks}"
+                f" num_experts is {num_experts}, set it to {spec.num_tasks}"
             )
-        self.register_buffer("weight_TK", torch.eye(num_tasks), persistent=False)
+        self.register_buffer("weight_TK", torch.eye(spec.num_tasks), persistent=False)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to one-hot weights ``[B, K]``."""
@@ -90,17 +91,16 @@ class Average(Assignment):
     """Weight all experts equally, for every task; "ensemble" in mtrl.
 
     Args:
-        num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``.
+        spec: the tasks.
     """
 
     weight_TK: Tensor
 
-    def __init__(self, num_tasks: int, num_experts: int) -> None:
-        super().__init__(num_tasks, num_experts)
-        self.register_buffer(
-            "weight_TK", torch.full((num_tasks, num_experts), 1 / num_experts), persistent=False
-        )
+    def __init__(self, num_experts: int, spec: EnvSpec) -> None:
+        super().__init__(num_experts, spec)
+        weight_TK = torch.full((spec.num_tasks, num_experts), 1 / num_experts)
+        self.register_buffer("weight_TK", weight_TK, persistent=False)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]`` of ``1 / K``."""
@@ -114,60 +114,61 @@ class Clusters(Assignment):
     the task's name or description.
 
     Args:
-        num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``, equal to the number of groups of words.
+        spec: the tasks.
         words: one group of words per expert, matched as whole words; None for ten groups of verbs.
         descriptions: JSON file ``{task name: sentence}``; None for the file of this package.
 
     Raises:
-        ConfigurationError: if the number of groups differs from ``num_experts``, or the file cannot
-            be used.
+        ConfigurationError: if the number of groups differs from ``num_experts``, the file cannot be
+            used, or no expert has a word in a task's name or description.
     """
 
     def __init__(
         self,
-        num_tasks: int,
         num_experts: int,
+        spec: EnvSpec,
         *,
         words: Sequence[Sequence[str]] | None = None,
         descriptions: str | None = None,
     ) -> None:
-        super().__init__(num_tasks, num_experts)
-        groups = WORDS if words is None else words
-        self._words = [frozenset(map(str.lower, group)) for group in groups]
-        if len(self._words) != num_experts:
+        super().__init__(num_experts, spec)
+        groups = [frozenset(map(str.lower, group)) for group in (words or WORDS)]
+        if len(groups) != num_experts:
             raise ConfigurationError(
                 f"num_experts is {num_experts}:"
-                f" set it to {len(self._words)}, the number of groups of words"
+                f" set it to {len(groups)}, the number of groups of words"
             )
-        self._path = DESCRIPTIONS if descriptions is None else Path(descriptions)
-        read_json(self._path)
-        self.weights = TaskTable(num_tasks, num_experts)
-
-    def set_task_names(self, names: Sequence[str]) -> None:
-        """Choose each task's experts.
-
-        Raises:
-            ConfigurationError: if no expert has a word in a task's name or description.
-        """
-        descriptions = read_json(self._path)
-        uses_TK = np.zeros((len(names), len(self._words)), dtype=np.float32)
-        for i, name in enumerate(names):
-            key = find_name(name, descriptions)
-            text = f"{name} {'' if key is None else descriptions[key]}".lower()
-            words = re.findall(r"[a-z]+", text)
-            uses_TK[i] = [not group.isdisjoint(words) for group in self._words]
-            if not uses_TK[i].any():
-                raise ConfigurationError(
-                    f"no expert has a word in the name or description of the task {name}:"
-                    " add one of its words to a group of words,"
-                    " or give a file of your own as descriptions"
-                )
-        self.weights.fill(uses_TK / uses_TK.sum(1, keepdims=True))
+        path = DESCRIPTIONS if descriptions is None else Path(descriptions)
+        self.weights = TaskTable(_uses(spec.task_names, groups, read_json(path)))
+        self._num_tasks = spec.num_tasks
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]``."""
         return self.weights(task_B)
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return all tasks: each has a name."""
+        return range(self._num_tasks)
+
+
+def _uses(
+    names: Sequence[str], groups: Sequence[frozenset[str]], descriptions: Mapping[str, str]
+) -> np.ndarray:
+    """Return the weights ``[T, K]`` of the experts whose words are in each task's text."""
+    uses_TK = np.zeros((len(names), len(groups)), dtype=np.float32)
+    for i, name in enumerate(names):
+        key = find_name(name, descriptions)
+        text = f"{name} {'' if key is None else descriptions[key]}".lower()
+        words = re.findall(r"[a-z]+", text)
+        uses_TK[i] = [not group.isdisjoint(words) for group in groups]
+        if not uses_TK[i].any():
+            raise ConfigurationError(
+                f"no expert has a word in the name or description of the task {name}:"
+                " add one of its words to a group of words,"
+                " or give a file of your own as descriptions"
+            )
+    return uses_TK / uses_TK.sum(1, keepdims=True)
 
 
 class Gate(Assignment):
@@ -177,8 +178,8 @@ class Gate(Assignment):
     frozen and detached: this does not train it.
 
     Args:
-        num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``.
+        spec: the tasks.
         num_chosen: number of experts per task; 2 in mtrl.
         conditioning: task conditioning, the input of the perceptron; it is not trained.
         width: size of a hidden layer; 50 in mtrl.
@@ -187,18 +188,18 @@ class Gate(Assignment):
 
     def __init__(
         self,
-        num_tasks: int,
         num_experts: int,
+        spec: EnvSpec,
         *,
         num_chosen: int = 2,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
         width: int = 50,
         depth: int = 2,
     ) -> None:
-        super().__init__(num_tasks, num_experts)
+        super().__init__(num_experts, spec)
         within(1, num_experts, num_chosen=num_chosen, hint=", the number of experts")
         self._num_chosen = num_chosen
-        self.scores = _Scores(num_tasks, num_experts, conditioning, width, depth)
+        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]``."""
@@ -215,8 +216,8 @@ class Attention(Assignment):
     The task conditioning is frozen and detached: this does not train it.
 
     Args:
-        num_tasks: number of tasks, ``T``.
         num_experts: number of experts, ``K``.
+        spec: the tasks.
         temperature: divisor of the scores, above 0; 1 in mtrl.
         conditioning: task conditioning, the input of the perceptron; it is not trained.
         width: size of a hidden layer; 50 in mtrl.
@@ -225,18 +226,18 @@ class Attention(Assignment):
 
     def __init__(
         self,
-        num_tasks: int,
         num_experts: int,
+        spec: EnvSpec,
         *,
         temperature: float = 1.0,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
         width: int = 50,
         depth: int = 2,
     ) -> None:
-        super().__init__(num_tasks, num_experts)
+        super().__init__(num_experts, spec)
         above(0, temperature=temperature, prefix="Attention's ")
         self._temperature = temperature
-        self.scores = _Scores(num_tasks, num_experts, conditioning, width, depth)
+        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]``."""
@@ -250,16 +251,16 @@ class _Scores(nn.Module):
 
     def __init__(
         self,
-        num_tasks: int,
         num_experts: int,
-        conditioning: Callable[[int], TaskConditioning],
+        spec: EnvSpec,
+        conditioning: Callable[[EnvSpec], TaskConditioning],
         width: int,
         depth: int,
     ) -> None:
         super().__init__()
-        self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)
+        self.register_buffer("tasks_T", torch.arange(spec.num_tasks), persistent=False)
         # frozen, so that no optimizer applies weight decay to it
-        self.conditioning = conditioning(num_tasks).requires_grad_(False)
+        self.conditioning = conditioning(spec).requires_grad_(False)
         self.hidden = HiddenLayers(self.conditioning.out_dim, width, depth, layer_norm=False)
         self.output = nn.Linear(width, num_experts)
 

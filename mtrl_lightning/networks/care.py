@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
@@ -19,6 +18,7 @@ from mtrl_lightning.networks.conditioning import TaskConditioning, TaskEncoder
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.language import Language
 from mtrl_lightning.networks.mixture import make_encoders
+from mtrl_lightning.types import EnvSpec
 
 
 class CARE(Encoder):
@@ -30,8 +30,7 @@ class CARE(Encoder):
     trained only through its own part of the features.
 
     Args:
-        observation_space: one-dimensional observation space.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks; observations are vectors.
         num_experts: number of encoders ``z_k``, ``k`` in the paper; 6 for MT10, 10 for MT50.
         width: size of a hidden layer of encoders and context; 50 in the paper.
         depth: number of hidden layers of encoders and context; 2 in the paper.
@@ -48,25 +47,24 @@ class CARE(Encoder):
 
     def __init__(
         self,
-        observation_space: Box,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         num_experts: int = 6,
         width: int = 50,
         depth: int = 2,
         out_dim: int = 50,
-        conditioning: Callable[[int], TaskConditioning] = Language,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = Language,
         context_dim: int = 50,
     ) -> None:
-        super().__init__(observation_space, num_tasks)
+        super().__init__(spec)
         if context_dim != out_dim:
             raise ConfigurationError(
                 f"context_dim is {context_dim} and out_dim {out_dim}: set them to the same number,"
                 " because attention is the product of context and features"
             )
-        self.experts = make_encoders(observation_space, num_experts, width, depth, out_dim)
+        self.experts = make_encoders(spec.observation_space, num_experts, width, depth, out_dim)
         self.context = TaskEncoder(
-            num_tasks, embedding=conditioning, width=width, depth=depth, out_dim=context_dim
+            spec, embedding=conditioning, width=width, depth=depth, out_dim=context_dim
         )
         self.out_dim = out_dim + context_dim
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from inspect import signature
-from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -18,21 +17,22 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network
+from mtrl_lightning.types import EnvSpec
 
 
 class TaskConditioning(nn.Module):
-    """Map a task to its input features; built by a factory ``(num_tasks) -> TaskConditioning``.
+    """Map a task to its input features; built by a factory ``(spec) -> TaskConditioning``.
 
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
     """
 
     out_dim: int
     """Size of the task input, ``C``."""
 
-    def __init__(self, num_tasks: int) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        self.num_tasks = num_tasks
+        self.num_tasks = spec.num_tasks
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map tasks ``[B]`` (integers) to ``[B, out_dim]``."""
@@ -50,15 +50,15 @@ class OneHot(TaskConditioning):
     """Use the one-hot vector of the task.
 
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
     """
 
     table_TT: Tensor
 
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
-        self.out_dim = num_tasks
-        self.register_buffer("table_TT", torch.eye(num_tasks), persistent=False)
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self.out_dim = spec.num_tasks
+        self.register_buffer("table_TT", torch.eye(spec.num_tasks), persistent=False)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, T]``."""
@@ -69,15 +69,15 @@ class NoConditioning(TaskConditioning):
     """Use no task input, for a network whose features already contain the task.
 
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
     """
 
     table_T0: Tensor
 
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
         self.out_dim = 0
-        self.register_buffer("table_T0", torch.zeros(num_tasks, 0), persistent=False)
+        self.register_buffer("table_T0", torch.zeros(spec.num_tasks, 0), persistent=False)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, 0]``."""
@@ -92,17 +92,17 @@ class Embedding(TaskConditioning):
     """Learn a vector for each task, as in BRC (Nauman et al. 2025) with ``unit_norm``.
 
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         dim: size of a vector, ``C``; 32 in BRC, 50 in mtrl.
         unit_norm: whether vectors are normalized to unit length in the forward pass.
     """
 
-    def __init__(self, num_tasks: int, *, dim: int = 32, unit_norm: bool = False) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec: EnvSpec, *, dim: int = 32, unit_norm: bool = False) -> None:
+        super().__init__(spec)
         at_least(1, dim=dim, prefix="a task embedding's ")
         self.out_dim = dim
         self._unit_norm = unit_norm
-        self.weight_TC = nn.Parameter(torch.randn(num_tasks, dim))
+        self.weight_TC = nn.Parameter(torch.randn(spec.num_tasks, dim))
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, C]``."""
@@ -114,7 +114,7 @@ class TaskEncoder(TaskConditioning):
     """Encode a task embedding with a perceptron, as in CARE (Sodhani et al. 2021) and mtrl.
 
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of a hidden layer; 50 in CARE.
         depth: number of hidden layers; 2 in CARE.
         out_dim: output size, ``C``; 50 in CARE.
@@ -126,20 +126,18 @@ class TaskEncoder(TaskConditioning):
 
     def __init__(
         self,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 50,
         depth: int = 2,
         out_dim: int = 50,
-        embedding: Callable[[int], TaskConditioning] = lambda num_tasks: Embedding(
-            num_tasks, dim=50
-        ),
+        embedding: Callable[[EnvSpec], TaskConditioning] = lambda spec: Embedding(spec, dim=50),
     ) -> None:
-        super().__init__(num_tasks)
+        super().__init__(spec)
         at_least(1, out_dim=out_dim, prefix="a task encoder's ")
         self.out_dim = out_dim
-        self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)
-        self.embedding = embedding(num_tasks)
+        self.register_buffer("tasks_T", torch.arange(spec.num_tasks), persistent=False)
+        self.embedding = embedding(spec)
         self.hidden = HiddenLayers(self.embedding.out_dim, width, depth, layer_norm=False)
         self.output = nn.Linear(width, out_dim)
 
@@ -180,15 +178,15 @@ def require_task_input(
 
 def with_conditioning(
     make_network: Callable[..., Network],
-    conditioning: Callable[[int], TaskConditioning] | None,
-    num_tasks: int,
+    conditioning: Callable[[EnvSpec], TaskConditioning] | None,
+    spec: EnvSpec,
 ) -> Callable[..., Network]:
     """Return a network's factory that passes a task conditioning, unless it has one of its own.
 
     Args:
-        make_network: ``(in_dim, out_dim, num_tasks) -> Network``.
+        make_network: ``(in_dim, out_dim, spec) -> Network``.
         conditioning: how the task is given; None leaves it to the network.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
 
     Raises:
         ConfigurationError: if the network takes no conditioning and this one has numbers.
@@ -199,7 +197,7 @@ def with_conditioning(
     made = _class_or_function(make_network)
     if "conditioning" in signature(made).parameters:
         return partial(make_network, conditioning=conditioning)
-    given = conditioning(num_tasks)
+    given = conditioning(spec)
     if given.out_dim == 0:
         return make_network
     raise ConfigurationError(
@@ -214,26 +212,3 @@ def _class_or_function(factory: Callable[..., object]) -> Callable[..., object]:
         classes = [argument for argument in factory.args if isinstance(argument, type)]
         factory = classes[0] if classes else factory.func
     return factory
-
-
-@runtime_checkable
-class NeedsTaskNames(Protocol):
-    """A module that requires the names of the tasks."""
-
-    def set_task_names(self, names: Sequence[str]) -> None:
-        """Receive the names of all tasks; called once, before the first forward pass.
-
-        Raises:
-            ConfigurationError: if a task is unknown to the module.
-        """
-
-
-def set_task_names(module: nn.Module, names: Sequence[str]) -> None:
-    """Pass the names of all tasks to every submodule that requires them.
-
-    Raises:
-        ConfigurationError: if a task is unknown to a submodule.
-    """
-    for part in module.modules():
-        if isinstance(part, NeedsTaskNames):
-            part.set_task_names(names)

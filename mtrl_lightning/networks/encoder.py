@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from mtrl_lightning import distributed
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.types import EnvSpec
 
 
 class Encoder(nn.Module):
     """Map observations and tasks to features.
 
-    Built by a factory ``(observation_space, num_tasks) -> Encoder``.
+    Built by a factory ``(spec) -> Encoder``.
 
     Args:
-        observation_space: space of the observations.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
     """
 
     out_dim: int
@@ -35,15 +35,9 @@ class Encoder(nn.Module):
     """A context of each task, whose features are the last ones of the output; None without one.
     Auxiliary losses train it."""
 
-    def __init__(self, observation_space: Box, num_tasks: int) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
         self.context = None
-
-    def set_observation_sizes(self, sizes: Sequence[int]) -> None:
-        """Receive the size of each task's own observation, where zeros pad some of them.
-
-        Called once, before the first forward pass.
-        """
 
     def observe(self, observation_BD: Tensor, task_B: Tensor) -> bool:
         """Update statistics with the observations of the next critic update, ``[B, ...]``.
@@ -122,17 +116,16 @@ class Identity(Encoder):
     """Return a state vector unchanged.
 
     Args:
-        observation_space: one-dimensional observation space.
-        num_tasks: not used.
+        spec: the tasks; observations are vectors.
 
     Raises:
         ConfigurationError: if observations are not vectors, such as images.
     """
 
-    def __init__(self, observation_space: Box, num_tasks: int) -> None:
-        super().__init__(observation_space, num_tasks)
-        require_vectors(observation_space, type(self).__name__)
-        self.out_dim = observation_space.shape[0]
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        require_vectors(spec.observation_space, type(self).__name__)
+        self.out_dim = spec.observation_space.shape[0]
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the observations."""
@@ -146,32 +139,23 @@ class AppendTask(Identity):
     et al. 2025, arXiv 2505.23150) uses an ``Embedding`` of size 32 and unit norm.
 
     Args:
-        observation_space: one-dimensional observation space.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks; observations are vectors.
         conditioning: task conditioning that is appended.
     """
 
     def __init__(
         self,
-        observation_space: Box,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
-        conditioning: Callable[[int], TaskConditioning] = OneHot,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
     ) -> None:
-        super().__init__(observation_space, num_tasks)
-        self.conditioning = conditioning(num_tasks)
+        super().__init__(spec)
+        self.conditioning = conditioning(spec)
         self.out_dim += self.conditioning.out_dim
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, D]`` to ``[B, D + C]``."""
         return torch.cat([observation_BD, self.conditioning(task_B)], dim=-1)
-
-
-def set_observation_sizes(module: nn.Module, sizes: Sequence[int]) -> None:
-    """Pass the size of each task's own observation to every encoder in a module."""
-    for part in module.modules():
-        if isinstance(part, Encoder):
-            part.set_observation_sizes(sizes)
 
 
 class Standardize(Identity):
@@ -185,8 +169,7 @@ class Standardize(Identity):
     observations have its size; its observations stay as they are if there is none.
 
     Args:
-        observation_space: one-dimensional observation space.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks; observations are vectors.
         num_updates: number of first updates whose batches are used, at least 1.
         min_std: lower bound of the standard deviations.
         clip: largest absolute value of the output.
@@ -206,47 +189,38 @@ class Standardize(Identity):
 
     def __init__(
         self,
-        observation_space: Box,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         num_updates: int = 100,
         min_std: float = 0.02,
         clip: float = 10.0,
         per_task: bool | None = None,
     ) -> None:
-        super().__init__(observation_space, num_tasks)
+        super().__init__(spec)
         self._num_updates = num_updates
         self._min_std = min_std
         self._clip = clip
-        self._per_task = per_task
-        self._sizes = [self.out_dim] * num_tasks
-        self.register_buffer("mean_D", torch.zeros(self.out_dim))
-        self.register_buffer("variance_D", torch.ones(self.out_dim))
+        self._sizes = list(spec.observation_sizes) or [self.out_dim] * spec.num_tasks
+        differ = len(set(self._sizes)) > 1
+        if differ and per_task is False:
+            raise ConfigurationError(
+                "Standardize has per_task false, and the tasks' observations have the sizes"
+                f" {', '.join(map(str, self._sizes))}: the same place has another meaning in each;"
+                " set model.init_args.encoder.init_args.per_task to null"
+            )
+        self._per_task = differ if per_task is None else per_task
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        if per_task:
-            self._separate_tasks()
+        if self._per_task:
+            self.register_buffer("mean_TD", torch.zeros(spec.num_tasks, self.out_dim))
+            self.register_buffer("variance_TD", torch.ones(spec.num_tasks, self.out_dim))
+            self.register_buffer("rows_T", torch.zeros(spec.num_tasks, dtype=torch.int64))
+        else:
+            self.register_buffer("mean_D", torch.zeros(self.out_dim))
+            self.register_buffer("variance_D", torch.ones(self.out_dim))
         self._seen = 0
         self.register_load_state_dict_post_hook(
             lambda module, _: setattr(module, "_seen", int(module.count))
         )
-
-    def set_observation_sizes(self, sizes: Sequence[int]) -> None:
-        """Receive the size of each task's own observation; where they differ, separate the tasks.
-
-        Raises:
-            ConfigurationError: if they differ and ``per_task`` is False.
-        """
-        self._sizes = list(sizes)
-        if self._per_task or len(set(sizes)) == 1:
-            return
-        if self._per_task is False:
-            raise ConfigurationError(
-                "Standardize has per_task false, and the tasks' observations have the sizes"
-                f" {', '.join(map(str, sizes))}: the same place has another meaning in each;"
-                " set model.init_args.encoder.init_args.per_task to null"
-            )
-        self._per_task = True
-        self._separate_tasks()
 
     def observe(self, observation_BD: Tensor, task_B: Tensor) -> bool:
         """Update the statistics; shared ones require batches with the same number of rows."""
@@ -272,14 +246,6 @@ class Standardize(Identity):
             variance = self.variance_D
         std = variance.sqrt().clamp(min=self._min_std)
         return ((observation_BD - mean) / std).clamp(-self._clip, self._clip)
-
-    def _separate_tasks(self) -> None:
-        """Replace the statistics by one set per task."""
-        num_tasks = len(self._sizes)
-        del self.mean_D, self.variance_D
-        self.register_buffer("mean_TD", torch.zeros(num_tasks, self.out_dim))
-        self.register_buffer("variance_TD", torch.ones(num_tasks, self.out_dim))
-        self.register_buffer("rows_T", torch.zeros(num_tasks, dtype=torch.int64))
 
     def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
         own_rows_T = torch.bincount(task_B, minlength=len(self._sizes)).tolist()

@@ -15,17 +15,17 @@ from torch.nn import Parameter
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.gaussian import ClippedGaussian
 from mtrl_lightning.networks.network import TaskModule
+from mtrl_lightning.types import EnvSpec
 
 
 class ExplorationNoise(TaskModule):
-    """Make a distribution of an actor's outputs; built by ``(num_tasks, action_dim) -> ...``.
+    """Make a distribution of an actor's outputs; built by ``(spec) -> ...``.
 
     It learns a log standard deviation for each task and action dimension, which is kept between its
     bounds after each step: a clamp in the forward pass would leave it without gradient beyond them.
 
     Args:
-        num_tasks: number of tasks, ``T``.
-        action_dim: size of an action, ``A``.
+        spec: the tasks.
         initial: initial log standard deviation.
         minimum: smallest log standard deviation.
         maximum: largest log standard deviation.
@@ -39,8 +39,7 @@ class ExplorationNoise(TaskModule):
 
     def __init__(
         self,
-        num_tasks: int,
-        action_dim: int,
+        spec: EnvSpec,
         *,
         initial: float = 0.0,
         minimum: float = -2.3,
@@ -54,7 +53,8 @@ class ExplorationNoise(TaskModule):
             )
         self.minimum = minimum
         self.maximum = maximum
-        self.log_std_TA = nn.Parameter(torch.full((num_tasks, action_dim), float(initial)))
+        shape = (spec.num_tasks, spec.action_space.shape[0])
+        self.log_std_TA = nn.Parameter(torch.full(shape, float(initial)))
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield nothing: each task has its own."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
+from mtrl_lightning.types import EnvSpec
 
 
 class FiLM(Network):
@@ -32,7 +33,7 @@ class FiLM(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers; 3 in MetaWorld's protocols.
         scalar: whether each layer has one ``gamma`` and one ``beta`` for all its features.
@@ -48,18 +49,18 @@ class FiLM(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 400,
         depth: int = 3,
         scalar: bool = False,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         at_least(1, depth=depth, width=width)
         self.conditioning = require_task_input(
-            (conditioning or OneHot)(num_tasks), "FiLM", "scales and shifts"
+            (conditioning or OneHot)(spec), "FiLM", "scales and shifts"
         )
         num_factors = 1 if scalar else width
         self._split = (depth, 2, num_factors)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.types import EnvSpec
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
 """One sentence per task of MetaWorld and dm_control's suite, and for ten toy tasks."""
@@ -33,98 +34,54 @@ _OLD_NAMES = {
 
 
 class TaskTable(nn.Module):
-    """Hold a frozen vector per task, which is filled when the names of the tasks are known.
-
-    The table is part of the checkpoint.
+    """Hold a frozen vector per task, which is part of the checkpoint.
 
     Args:
-        num_tasks: number of tasks, ``T``.
-        dim: size of a vector, ``C``.
+        table_TC: the vectors.
     """
 
     table_TC: Tensor
 
-    def __init__(self, num_tasks: int, dim: int) -> None:
+    def __init__(self, table_TC: np.ndarray) -> None:
         super().__init__()
-        self.register_buffer("table_TC", torch.full((num_tasks, dim), torch.nan))
-        self._filled = False
-        self.register_load_state_dict_post_hook(_update_filled)
-
-    def fill(self, table_TC: np.ndarray) -> None:
-        """Set the vectors ``[T, C]``.
-
-        Raises:
-            ConfigurationError: if the number of vectors differs from the number of tasks.
-        """
-        if len(table_TC) != len(self.table_TC):
-            raise ConfigurationError(
-                f"set_task_names got {len(table_TC)} names for {len(self.table_TC)} tasks:"
-                " give the name of every task"
-            )
-        self.table_TC.copy_(torch.from_numpy(table_TC))
-        self._filled = True
+        table = torch.from_numpy(table_TC).to(torch.get_default_dtype())
+        self.register_buffer("table_TC", table)
 
     def forward(self, task_B: Tensor) -> Tensor:
-        """Map tasks ``[B]`` to ``[B, C]``.
-
-        Raises:
-            ConfigurationError: if the names of the tasks were not set.
-        """
-        if not self._filled:
-            raise ConfigurationError(
-                "the names of the tasks are not set:"
-                " call mtrl_lightning.networks.set_task_names before the first forward pass"
-            )
+        """Map tasks ``[B]`` to ``[B, C]``."""
         return self.table_TC[task_B]
-
-
-def _update_filled(table: TaskTable, _: Any) -> None:
-    table._filled = bool(table.table_TC.isfinite().all())
 
 
 class Language(TaskConditioning):
     """Use a frozen embedding of each task's description.
 
+    A task that is not trained and has no embedding gets the mean of the trained tasks'.
+
     Args:
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         path: JSON file ``{task name: [numbers]}``, as mtrl's; None for the file of this package,
             with 384 numbers for each task of MetaWorld and of dm_control's suite, and for the first
             ten tasks of the toy benchmarks.
 
     Raises:
-        ConfigurationError: if the file cannot be used.
+        ConfigurationError: if the file cannot be used or has no embedding of a trained task.
     """
 
-    def __init__(self, num_tasks: int, *, path: str | None = None) -> None:
-        super().__init__(num_tasks)
-        self._path = EMBEDDINGS if path is None else Path(path)
-        self.out_dim = len(next(iter(_read_embeddings(self._path).values())))
-        self.embeddings = TaskTable(num_tasks, self.out_dim)
-        self._required: Sequence[int] = range(num_tasks)
-        self._known: Sequence[int] = range(num_tasks)
-
-    def set_train_tasks(self, train_tasks: Sequence[int]) -> None:
-        """Require embeddings of these tasks only; their mean stands for others without one."""
-        self._required = train_tasks
-
-    def set_task_names(self, names: Sequence[str]) -> None:
-        """Load the embeddings of the tasks.
-
-        Raises:
-            ConfigurationError: if the file has no embedding of a task that requires one, or the
-                number of names differs from ``num_tasks``.
-        """
-        file = _read_embeddings(self._path)
+    def __init__(self, spec: EnvSpec, *, path: str | None = None) -> None:
+        super().__init__(spec)
+        file = EMBEDDINGS if path is None else Path(path)
+        embeddings = _read_embeddings(file)
         self._known = [
             task
-            for task, name in enumerate(names)
-            if task in self._required or find_name(name, file) is not None
+            for task, name in enumerate(spec.task_names)
+            if task in spec.train_tasks or find_name(name, embeddings) is not None
         ]
-        known_KC = load_embeddings(self._path, [names[task] for task in self._known])
-        trained = [place for place, task in enumerate(self._known) if task in self._required]
-        table_TC = np.tile(known_KC[trained].mean(0), (len(names), 1))
+        known_KC = load_embeddings(file, [spec.task_names[task] for task in self._known])
+        trained = [place for place, task in enumerate(self._known) if task in spec.train_tasks]
+        table_TC = np.tile(known_KC[trained].mean(0), (spec.num_tasks, 1))
         table_TC[self._known] = known_KC
-        self.embeddings.fill(table_TC)
+        self.out_dim = table_TC.shape[1]
+        self.embeddings = TaskTable(table_TC)
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the tasks whose embeddings the file has."""

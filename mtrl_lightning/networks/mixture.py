@@ -16,14 +16,14 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.assignments import Assignment, Average
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.experts import Experts
+from mtrl_lightning.types import EnvSpec
 
 
 class MixtureOfEncoders(Encoder):
     """Mix the features of ``K`` perceptrons ``z_k``: ``sum_k a_k(task) z_k(observation)``.
 
     Args:
-        observation_space: one-dimensional observation space.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks; observations are vectors.
         num_experts: number of perceptrons, ``K``; up to 10 in mtrl.
         width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 by default. mtrl has 1, because its setting of 2 layers
@@ -37,18 +37,17 @@ class MixtureOfEncoders(Encoder):
 
     def __init__(
         self,
-        observation_space: Box,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         num_experts: int = 10,
         width: int = 50,
         depth: int = 2,
         out_dim: int = 50,
-        assignment: Callable[[int, int], Assignment] = Average,
+        assignment: Callable[[int, EnvSpec], Assignment] = Average,
     ) -> None:
-        super().__init__(observation_space, num_tasks)
-        self.experts = make_encoders(observation_space, num_experts, width, depth, out_dim)
-        self.assignment = assignment(num_tasks, num_experts)
+        super().__init__(spec)
+        self.experts = make_encoders(spec.observation_space, num_experts, width, depth, out_dim)
+        self.assignment = assignment(num_experts, spec)
         self.out_dim = out_dim
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, uniform_
 from mtrl_lightning.networks.residual import residual_layers
+from mtrl_lightning.types import EnvSpec
 
 
 class MLP(Network):
@@ -22,7 +23,7 @@ class MLP(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
         layer_norm: whether LayerNorm follows each hidden layer's linear map.
@@ -37,17 +38,17 @@ class MLP(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 400,
         depth: int = 3,
         layer_norm: bool = False,
         residual: bool = False,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
-        self.conditioning = (conditioning or OneHot)(num_tasks)
+        self.conditioning = (conditioning or OneHot)(spec)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module
         if residual:

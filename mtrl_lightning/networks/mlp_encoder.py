@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.encoder import require_vectors
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.projection import ProjectedEncoder
+from mtrl_lightning.types import EnvSpec
 
 
 class MLPEncoder(ProjectedEncoder):
@@ -24,13 +24,12 @@ class MLPEncoder(ProjectedEncoder):
     actor has a projection of its own.
 
     Args:
-        observation_space: one-dimensional observation space.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks; observations are vectors.
         width: size of a hidden layer.
         depth: number of hidden layers.
         out_dim: number of latent features, ``Z``; 50 in SAC-AE.
         context: context of each task, which is appended to the features and trained by auxiliary
-            losses alone, ``(num_tasks) -> TaskConditioning``; None for none.
+            losses alone, ``(spec) -> TaskConditioning``; None for none.
 
     Raises:
         ConfigurationError: if observations are images.
@@ -38,18 +37,17 @@ class MLPEncoder(ProjectedEncoder):
 
     def __init__(
         self,
-        observation_space: Box,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 256,
         depth: int = 1,
         out_dim: int = 50,
-        context: Callable[[int], TaskConditioning] | None = None,
+        context: Callable[[EnvSpec], TaskConditioning] | None = None,
     ) -> None:
-        super().__init__(observation_space, num_tasks)
-        require_vectors(observation_space, type(self).__name__)
+        super().__init__(spec)
+        require_vectors(spec.observation_space, type(self).__name__)
         self._sizes = (width, depth)
-        self._observation_dim = observation_space.shape[0]
+        self._observation_dim = spec.observation_space.shape[0]
         self.hidden = HiddenLayers(self._observation_dim, width, depth, layer_norm=False)
         self.add_projection(width, out_dim, context)
 

@@ -19,6 +19,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, requi
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.multi_head import LinearHeads
 from mtrl_lightning.networks.network import Network
+from mtrl_lightning.types import EnvSpec
 
 EPSILON = 1e-12
 """Added to squared norms before dividing by them: a norm below its root counts as 0."""
@@ -35,7 +36,7 @@ class MOORE(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of an expert's layers; 400 in the paper.
         depth: number of layers of an expert; 3 in the paper.
         num_experts: number of experts, ``k`` in the paper; 4 for MT10, 6 for MT50; at most
@@ -53,13 +54,13 @@ class MOORE(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 400,
         depth: int = 3,
         num_experts: int = 4,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         at_least(1, width=width, depth=depth, num_experts=num_experts)
@@ -68,11 +69,11 @@ class MOORE(Network):
                 f"num_experts is {num_experts} and width {width}: set num_experts to at most width,"
                 " because more vectors than features cannot be orthogonal"
             )
-        self.conditioning = require_task_input((conditioning or OneHot)(num_tasks), "MOORE")
+        self.conditioning = require_task_input((conditioning or OneHot)(spec), "MOORE")
         self.mixture = nn.Linear(self.conditioning.out_dim, num_experts, bias=False)
         nn.init.xavier_uniform_(self.mixture.weight)
         self.experts = Experts(num_experts, in_dim, width, width=width, depth=depth - 1)
-        self.heads = LinearHeads(width, out_dim, num_tasks, output_bound)
+        self.heads = LinearHeads(width, out_dim, spec.num_tasks, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""

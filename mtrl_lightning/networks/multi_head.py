@@ -18,6 +18,7 @@ from mtrl_lightning.networks.experts import TaskExperts, tasks_in_order
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, uniform_
 from mtrl_lightning.networks.residual import residual_layers
+from mtrl_lightning.types import EnvSpec
 
 
 class MultiHead(Network):
@@ -29,7 +30,7 @@ class MultiHead(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
         layer_norm: whether LayerNorm follows each hidden layer's linear map.
@@ -46,7 +47,7 @@ class MultiHead(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 400,
         depth: int = 3,
@@ -54,11 +55,11 @@ class MultiHead(Network):
         residual: bool = False,
         head_width: int = 0,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         at_least(0, head_width=head_width, hint=", 0 for linear heads")
-        self.conditioning = (conditioning or OneHot)(num_tasks)
+        self.conditioning = (conditioning or OneHot)(spec)
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module
         if residual:
@@ -68,10 +69,10 @@ class MultiHead(Network):
         self.heads: nn.Module
         if head_width:
             self.heads = TaskExperts(
-                num_tasks, width, out_dim, width=head_width, depth=1, output_bound=output_bound
+                spec.num_tasks, width, out_dim, width=head_width, depth=1, output_bound=output_bound
             )
         else:
-            self.heads = LinearHeads(width, out_dim, num_tasks, output_bound)
+            self.heads = LinearHeads(width, out_dim, spec.num_tasks, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""

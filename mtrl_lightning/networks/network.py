@@ -48,7 +48,7 @@ class TaskModule(nn.Module):
 class Network(TaskModule):
     """Map features and a task to outputs.
 
-    Built by a factory ``(in_dim, out_dim, num_tasks) -> Network``.
+    Built by a factory ``(in_dim, out_dim, spec) -> Network``.
     """
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.experts import tasks_in_order
 from mtrl_lightning.networks.network import Network, is_captured
+from mtrl_lightning.types import EnvSpec
 
 
 class OnePerTask(Network):
@@ -29,8 +30,8 @@ class OnePerTask(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
-        make: builds one network, ``(in_dim, out_dim, num_tasks) -> Network`` with 1 task.
+        spec: the tasks.
+        make: builds one network, ``(in_dim, out_dim, spec) -> Network``, for the spec of its task.
         tasks: the tasks that have a network, in the order of a batch; None for all. Rows of other
             tasks get outputs without a meaning.
     """
@@ -42,15 +43,15 @@ class OnePerTask(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
-        make: Callable[[int, int, int], Network],
+        make: Callable[[int, int, EnvSpec], Network],
         tasks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        owners = list(range(num_tasks) if tasks is None else tasks)
-        self.members = nn.ModuleList(make(in_dim, out_dim, 1) for _ in owners)
-        place_T = torch.zeros(num_tasks, dtype=torch.int64)
+        owners = list(range(spec.num_tasks) if tasks is None else tasks)
+        self.members = nn.ModuleList(make(in_dim, out_dim, spec.of_task(task)) for task in owners)
+        place_T = torch.zeros(spec.num_tasks, dtype=torch.int64)
         place_T[owners] = torch.arange(len(owners))
         self.register_buffer("tasks_R1", torch.tensor(owners)[:, None], persistent=False)
         self.register_buffer("place_T", place_T, persistent=False)
@@ -133,14 +134,20 @@ class OneForAll(nn.Module):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        make: builds the network, ``(in_dim, out_dim, num_tasks) -> Network`` with 1 task.
+        spec: the tasks.
+        make: builds the network, ``(in_dim, out_dim, spec) -> Network``, for the spec of one task.
     """
 
     def __init__(
-        self, in_dim: int, out_dim: int, *, make: Callable[[int, int, int], Network]
+        self,
+        in_dim: int,
+        out_dim: int,
+        spec: EnvSpec,
+        *,
+        make: Callable[[int, int, EnvSpec], Network],
     ) -> None:
         super().__init__()
-        self.network = make(in_dim, out_dim, 1)
+        self.network = make(in_dim, out_dim, spec.of_task(0))
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` to ``[B, out_dim]``."""

@@ -17,14 +17,11 @@ from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import (
-    NeedsTaskNames,
-    OneHot,
-    TaskConditioning,
-    require_task_input,
-)
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import he_uniform_, tasks_in_order
+from mtrl_lightning.networks.language import TaskTable
 from mtrl_lightning.networks.network import Network, uniform_
+from mtrl_lightning.types import EnvSpec
 
 
 class PaCo(Network):
@@ -43,7 +40,7 @@ class PaCo(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of a hidden layer; 400 in the paper.
         depth: number of hidden layers; 3 in the paper.
         num_sets: number of parameter sets, ``K``; 5 for MT10, 20 for MT50.
@@ -64,18 +61,18 @@ class PaCo(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 400,
         depth: int = 3,
         num_sets: int = 5,
         max_loss: float | None = 3e3,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         at_least(1, width=width, depth=depth, num_sets=num_sets)
-        self.conditioning = require_task_input((conditioning or OneHot)(num_tasks), "PaCo")
+        self.conditioning = require_task_input((conditioning or OneHot)(spec), "PaCo")
         self._is_table = isinstance(self.conditioning, OneHot)
         if max_loss is not None and not (self._is_table and max_loss > 0):
             raise ConfigurationError(
@@ -86,12 +83,12 @@ class PaCo(Network):
                 " or set max_loss to null"
             )
         self._max_loss = max_loss
-        self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
+        self.register_buffer("tasks_T1", torch.arange(spec.num_tasks)[:, None], persistent=False)
         self.composition = nn.Linear(self.conditioning.out_dim, num_sets, bias=False)
         with torch.no_grad():
             self.composition.weight.normal_()
             self.composition.weight /= self.composition.weight.norm(dim=0)
-            if not any(isinstance(part, NeedsTaskNames) for part in self.conditioning.modules()):
+            if not any(isinstance(part, TaskTable) for part in self.conditioning.modules()):
                 w_TK = self.composition(self.conditioning(self.tasks_T1[:, 0]))
                 self.composition.weight /= w_TK.square().sum(1).mean().sqrt()
         sizes = list(pairwise([in_dim, *[width] * depth, out_dim]))

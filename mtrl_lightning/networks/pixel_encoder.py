@@ -20,6 +20,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.projection import ProjectedEncoder, orthogonal_linear
+from mtrl_lightning.types import EnvSpec
 
 KERNEL = 3
 """Pixels of a convolution's side."""
@@ -37,13 +38,12 @@ class PixelEncoder(ProjectedEncoder):
     kernel's center and zeros elsewhere.
 
     Args:
-        observation_space: space of bytes from 0 to 255.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks; observations are bytes from 0 to 255.
         channels: output channels of each convolution; 32 in SAC-AE.
         strides: stride of each convolution, whose kernel has 3 x 3 pixels; 2, 1, 1, 1 in SAC-AE.
         out_dim: number of latent features, ``Z``; 50 in SAC-AE.
         context: context of each task, which is appended to the features and trained by auxiliary
-            losses alone, ``(num_tasks) -> TaskConditioning``; None for none.
+            losses alone, ``(spec) -> TaskConditioning``; None for none.
         channels_last: whether a pixel's channels lie together in memory, which saves about a tenth
             of the time of an update in bf16-mixed on a CPU (``docs/pixels.md``).
 
@@ -53,23 +53,22 @@ class PixelEncoder(ProjectedEncoder):
 
     def __init__(
         self,
-        observation_space: Box,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         channels: int = 32,
         strides: Sequence[int] = (2, 1, 1, 1),
         out_dim: int = 50,
-        context: Callable[[int], TaskConditioning] | None = None,
+        context: Callable[[EnvSpec], TaskConditioning] | None = None,
         channels_last: bool = False,
     ) -> None:
-        super().__init__(observation_space, num_tasks)
-        require_pictures(observation_space, type(self).__name__)
+        super().__init__(spec)
+        require_pictures(spec.observation_space, type(self).__name__)
         at_least(1, channels=channels, strides=min(strides, default=0))
-        self._observation_shape = observation_space.shape
+        self._observation_shape = spec.observation_space.shape
         self._channels = channels
         self._strides = list(strides)
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        *stack, height, width = observation_space.shape
+        *stack, height, width = spec.observation_space.shape
         self._sizes = sizes_of(height, width, self._strides)
         """Height and width of a picture before each convolution and after the last."""
         convolutions: list[nn.Module] = []

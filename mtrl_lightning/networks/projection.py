@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -19,6 +18,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.network import Network
+from mtrl_lightning.types import EnvSpec
 
 
 class Projection(nn.Module):
@@ -54,21 +54,20 @@ class ProjectedEncoder(Encoder):
     critic and actor do not train the context.
 
     Args:
-        observation_space: space of the observations.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
     """
 
     projection: Projection
 
-    def __init__(self, observation_space: Box, num_tasks: int) -> None:
-        super().__init__(observation_space, num_tasks)
-        self._num_tasks = num_tasks
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self._spec = spec
 
     def add_projection(
         self,
         shared_dim: int,
         latent_dim: int,
-        context: Callable[[int], TaskConditioning] | None,
+        context: Callable[[EnvSpec], TaskConditioning] | None,
     ) -> None:
         """Build what follows the layers.
 
@@ -80,7 +79,7 @@ class ProjectedEncoder(Encoder):
         at_least(1, out_dim=latent_dim)
         self.out_dim = latent_dim
         if context is not None:
-            self.context = context(self._num_tasks)
+            self.context = context(self._spec)
             self.out_dim += self.context.out_dim
         # last, because gradient methods look at the last layer that the critic's loss trains
         self.projection = Projection(shared_dim, latent_dim)
@@ -156,17 +155,20 @@ class ProjectedNetwork(Network):
 
 
 def with_projection(
-    make_network: Callable[[int, int, int], Network], encoder: Encoder, out_dim: int, num_tasks: int
+    make_network: Callable[[int, int, EnvSpec], Network],
+    encoder: Encoder,
+    out_dim: int,
+    spec: EnvSpec,
 ) -> Network:
     """Return a network of an encoder's shared features, with a projection of its own if it has one.
 
     Args:
-        make_network: ``(in_dim, out_dim, num_tasks) -> Network``.
+        make_network: ``(in_dim, out_dim, spec) -> Network``.
         encoder: what comes before it.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
     """
-    network = make_network(encoder.out_dim, out_dim, num_tasks)
+    network = make_network(encoder.out_dim, out_dim, spec)
     projection = encoder.make_projection()
     return network if projection is None else ProjectedNetwork(projection, network)
 

@@ -11,6 +11,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.network import Network
+from mtrl_lightning.types import EnvSpec
 
 
 class Separate(Network):
@@ -22,7 +23,7 @@ class Separate(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of a hidden layer; 400 in MetaWorld's protocols.
         depth: number of hidden layers; 3 in MetaWorld's protocols.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
@@ -32,7 +33,7 @@ class Separate(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 400,
         depth: int = 3,
@@ -41,7 +42,7 @@ class Separate(Network):
         super().__init__()
         at_least(1, depth=depth)
         self.own = TaskExperts(
-            num_tasks, in_dim, out_dim, width=width, depth=depth, output_bound=output_bound
+            spec.num_tasks, in_dim, out_dim, width=width, depth=depth, output_bound=output_bound
         )
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:

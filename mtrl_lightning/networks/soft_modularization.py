@@ -17,6 +17,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
+from mtrl_lightning.types import EnvSpec
 
 ROUTING_BOUND = 3e-3
 """Bound of the uniform initial values of the routing's output layers, as in the authors' program.
@@ -46,7 +47,7 @@ class SoftModularization(Network):
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
-        num_tasks: number of tasks, ``T``.
+        spec: the tasks.
         width: size of a module, ``d``; 256 in the paper.
         depth: number of layers of modules, ``L``; 2 for MT10, 4 for MT50.
         num_modules: modules per layer, ``M`` (``n`` in the paper); 2 for MT10, 4 for MT50.
@@ -64,19 +65,19 @@ class SoftModularization(Network):
         self,
         in_dim: int,
         out_dim: int,
-        num_tasks: int,
+        spec: EnvSpec,
         *,
         width: int = 256,
         depth: int = 2,
         num_modules: int = 2,
         embedding_dim: int = 400,
         output_bound: float = 3e-3,
-        conditioning: Callable[[int], TaskConditioning] | None = None,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
     ) -> None:
         super().__init__()
         at_least(1, width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim)
         self.conditioning = require_task_input(
-            (conditioning or OneHot)(num_tasks), "SoftModularization", "its routing"
+            (conditioning or OneHot)(spec), "SoftModularization", "its routing"
         )
         self.encoder = nn.Sequential(
             he_linear(in_dim, embedding_dim), nn.ReLU(), he_linear(embedding_dim, embedding_dim)

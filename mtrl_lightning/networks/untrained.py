@@ -41,21 +41,6 @@ class HasTaskOutputs(Protocol):
         """
 
 
-@runtime_checkable
-class NeedsTrainTasks(Protocol):
-    """A module that requires something of the trained tasks only."""
-
-    def set_train_tasks(self, train_tasks: Sequence[int]) -> None:
-        """Receive the trained tasks; called before the names of all tasks are set."""
-
-
-def set_train_tasks(module: nn.Module, train_tasks: Sequence[int]) -> None:
-    """Pass the trained tasks to every submodule that requires them."""
-    for part in module.modules():
-        if isinstance(part, NeedsTrainTasks):
-            part.set_train_tasks(train_tasks)
-
-
 class _Part(NamedTuple):
     """A module whose outputs are replaced for some tasks."""
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Distral
 from mtrl_lightning.networks import MLP, Network
 from mtrl_lightning.types import EnvSpec, TransitionBatch
+from tests.specs import spec_of
 
 
 def make_spec(
@@ -21,15 +22,8 @@ def make_spec(
     action_dim: int = 2,
     train_tasks: Sequence[int] | None = None,
 ) -> EnvSpec:
-    return EnvSpec(
-        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
-        observation_space=Box(-np.inf, np.inf, (obs_dim,), np.float32),
-        action_space=Box(-1.0, 1.0, (action_dim,), np.float32),
-        horizon=10,
-        has_success=True,
-        train_tasks=tuple(range(num_tasks)) if train_tasks is None else tuple(train_tasks),
-        protocol={"benchmark": "dummy", "horizon": 10},
-    )
+    space = Box(-np.inf, np.inf, (obs_dim,), np.float32)
+    return spec_of(num_tasks, space, action_dim=action_dim, train_tasks=train_tasks)
 
 
 def picture_spec(num_tasks: int = 3, side: int = 17, num_frames: int = 2) -> EnvSpec:
@@ -60,8 +54,8 @@ def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
     )
 
 
-def small_mlp(in_dim: int, out_dim: int, num_tasks: int) -> Network:
-    return MLP(in_dim, out_dim, num_tasks, width=16, depth=2, output_bound=0.3)
+def small_mlp(in_dim: int, out_dim: int, spec: EnvSpec) -> Network:
+    return MLP(in_dim, out_dim, spec, width=16, depth=2, output_bound=0.3)
 
 
 def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:

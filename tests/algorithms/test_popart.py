@@ -15,6 +15,7 @@ from mtrl_lightning.algorithms import PopArt, ReturnScale
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MOORE, MultiHead, PaCo, Separate
 from tests.algorithms import changed, copy_of, make_ppo
+from tests.specs import spec_of
 
 NUM_TASKS, OBS_DIM, ROWS = 3, 4, 6
 SIZES = {"width": 16, "depth": 2, "output_bound": 0.3}
@@ -34,7 +35,7 @@ SEEN_T = torch.full((NUM_TASKS,), 10.0)
 
 def make_critic(name="multi_head", seed=0, num_tasks=NUM_TASKS):
     torch.manual_seed(seed)
-    return CRITICS[name](OBS_DIM, 1, num_tasks)
+    return CRITICS[name](OBS_DIM, 1, spec_of(num_tasks))
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def values_of(scale, critic, x_BD, task_B=TASK_B):
 @pytest.mark.parametrize("name", CRITICS)
 def test_the_values_stay_when_the_statistics_move(draw, name):
     critic = make_critic(name)
-    scale = PopArt(critic, NUM_TASKS, step_size=0.3)
+    scale = PopArt(spec_of(NUM_TASKS), critic, step_size=0.3)
     x_BD = draw(NUM_TASKS * ROWS, OBS_DIM)
     mixed_B = torch.randperm(NUM_TASKS * ROWS, generator=torch.Generator().manual_seed(0))
     scale.observe(torch.tensor([0.5, -2.0, 30.0]), torch.tensor([0.5, 4.0, 100.0]), SEEN_T)
@@ -74,7 +75,7 @@ def test_the_values_stay_when_the_statistics_move(draw, name):
 @pytest.mark.parametrize("name", CRITICS)
 def test_only_what_follows_the_last_shared_layer_is_rescaled(name):
     critic = make_critic(name)
-    scale = PopArt(critic, NUM_TASKS)
+    scale = PopArt(spec_of(NUM_TASKS), critic)
     assert (scale.weight_T is None) == (scale.bias_T is None) == (name in WITH_HEADS)
     scale.observe(torch.zeros(3), torch.ones(3), SEEN_T)
     before = copy_of(critic)
@@ -89,7 +90,7 @@ def test_the_heads_by_hand():
     with torch.no_grad():
         critic.heads.weight.fill_(2.0)
         critic.heads.bias.fill_(1.0)
-    scale = PopArt(critic, NUM_TASKS, step_size=0.5)
+    scale = PopArt(spec_of(NUM_TASKS), critic, step_size=0.5)
     # tasks 0 and 1 have the mean 1 and the variance 4; task 2 is not known
     scale.observe(torch.ones(3), torch.full((3,), 4.0), torch.tensor([5.0, 5.0, 0.0]))
     # task 0: mean 1 + 0.5 * 4, variance 4 + 0.5 (56 - 4) + 0.25 * 4^2 = 34; task 1 as before
@@ -109,7 +110,7 @@ def test_the_heads_by_hand():
 @pytest.mark.parametrize("name", ["multi_head", "mlp"])
 def test_the_first_statistics_are_taken_as_they_are(draw, name):
     critic = make_critic(name)
-    scale = PopArt(critic, NUM_TASKS, step_size=0.1)
+    scale = PopArt(spec_of(NUM_TASKS), critic, step_size=0.1)
     before = copy_of(nn.ModuleList([critic])), scale.weight_T
     mean_T = torch.tensor([5.0, -3.0, 0.5])
     variance_T = torch.tensor([4.0, 0.01, 900.0])
@@ -126,7 +127,7 @@ def test_the_first_statistics_are_taken_as_they_are(draw, name):
 @pytest.mark.parametrize("step_size", [0.05, 0.3, 1.0])
 def test_the_statistics_are_those_of_the_moving_averages_of_the_first_two_moments(step_size):
     generator = np.random.default_rng(0)
-    scale = PopArt(make_critic(), NUM_TASKS, step_size=step_size)
+    scale = PopArt(spec_of(NUM_TASKS), make_critic(), step_size=step_size)
     mu_T = nu_T = None
     for _ in range(30):
         mean_T = generator.normal(size=NUM_TASKS) * 5
@@ -147,7 +148,7 @@ def test_the_statistics_are_those_of_the_moving_averages_of_the_first_two_moment
 
 def test_the_variance_of_returns_far_from_zero_keeps_its_digits():
     # nu - mu^2 would be 0 in single precision
-    scale = PopArt(make_critic(), NUM_TASKS)
+    scale = PopArt(spec_of(NUM_TASKS), make_critic())
     for _ in range(50):
         scale.observe(torch.full((3,), 1e4), torch.full((3,), 0.25), SEEN_T)
     assert scale.variance_T.tolist() == pytest.approx([0.25] * 3, rel=1e-5)
@@ -156,7 +157,7 @@ def test_the_variance_of_returns_far_from_zero_keeps_its_digits():
 @pytest.mark.parametrize("name", ["multi_head", "mlp"])
 def test_tasks_without_returns_stay_as_they_are(draw, name):
     critic = make_critic(name)
-    scale = PopArt(critic, NUM_TASKS, step_size=0.5)
+    scale = PopArt(spec_of(NUM_TASKS), critic, step_size=0.5)
     x_BD = draw(NUM_TASKS * ROWS, OBS_DIM)
     some_T = torch.tensor([10.0, 0.0, 10.0])
     scale.observe(torch.full((3,), 6.0), torch.full((3,), 9.0), some_T)
@@ -180,7 +181,7 @@ def test_tasks_without_returns_stay_as_they_are(draw, name):
 
 
 def test_equal_returns_have_the_smallest_deviation():
-    scale = PopArt(make_critic(), NUM_TASKS, min_std=0.125)
+    scale = PopArt(spec_of(NUM_TASKS), make_critic(), min_std=0.125)
     scale.observe(torch.full((3,), 2.0), torch.zeros(3), SEEN_T)
     assert scale.std_T.tolist() == [0.125] * 3
     assert scale.normalize(torch.tensor([2.25]), torch.tensor([1])).item() == 2
@@ -190,7 +191,7 @@ def test_equal_returns_have_the_smallest_deviation():
 
 
 def test_normalized_values_by_hand():
-    scale = PopArt(make_critic(), NUM_TASKS)
+    scale = PopArt(spec_of(NUM_TASKS), make_critic())
     scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 9.0, 0.25]), SEEN_T)
     task_B = torch.tensor([2, 0, 1])
     value_B = torch.tensor([4.0, 4.0, 4.0])
@@ -199,7 +200,7 @@ def test_normalized_values_by_hand():
 
 
 def test_normalizing_is_the_inverse_of_denormalizing(draw):
-    scale = PopArt(make_critic(), NUM_TASKS)
+    scale = PopArt(spec_of(NUM_TASKS), make_critic())
     scale.observe(10 * draw(3), 100 * draw(3).square(), SEEN_T)
     value_B = 50 * draw(NUM_TASKS * ROWS)
     there_B = scale.normalize(value_B, TASK_B)
@@ -210,7 +211,7 @@ def test_normalizing_is_the_inverse_of_denormalizing(draw):
 
 def test_the_plain_scale_leaves_everything_as_it_is(draw):
     critic = make_critic()
-    scale = ReturnScale(critic, NUM_TASKS)
+    scale = ReturnScale(spec_of(NUM_TASKS), critic)
     before = copy_of(critic)
     scale.observe(torch.full((3,), 5.0), torch.full((3,), 9.0), SEEN_T)
     assert changed(critic, before) == set()
@@ -261,7 +262,7 @@ def test_a_step_is_one_of_unnormalized_regression_with_a_scaled_learning_rate(dr
     """
     learning_rate = 0.05
     critic = make_critic()
-    scale = PopArt(critic, NUM_TASKS)
+    scale = PopArt(spec_of(NUM_TASKS), critic)
     std_T = torch.tensor([0.5, 2.0, 10.0])
     scale.observe(torch.tensor([1.0, -4.0, 30.0]), std_T.square(), SEEN_T)
     plain = Plain(critic, scale)
@@ -312,7 +313,7 @@ def test_a_step_is_one_of_unnormalized_regression_with_a_scaled_learning_rate(dr
 )
 def test_numbers_out_of_range_are_refused(options, named):
     with pytest.raises(ConfigurationError, match=named):
-        PopArt(make_critic(), NUM_TASKS, **options)
+        PopArt(spec_of(NUM_TASKS), make_critic(), **options)
 
 
 @pytest.mark.parametrize("name", ["multi_head", "mlp"])

@@ -477,7 +477,7 @@ def test_gradient_methods_receive_the_losses_task_by_task(critic):
 class HandActor(Network):
     """The mean 0."""
 
-    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+    def __init__(self, in_dim, out_dim, spec) -> None:
         super().__init__()
         self.c = nn.Parameter(torch.zeros(1, out_dim))
 
@@ -488,7 +488,7 @@ class HandActor(Network):
 class HandCritic(Network):
     """The value of an observation is the observation itself, negative for task 1."""
 
-    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+    def __init__(self, in_dim, out_dim, spec) -> None:
         super().__init__()
         self.k = nn.Parameter(torch.tensor([1.0, -1.0]))
 

@@ -54,7 +54,7 @@ BATCH = TransitionBatch(
 class HandActor(Network):
     """Mean ``m[task] + c z`` and log standard deviation ``s[task]``."""
 
-    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+    def __init__(self, in_dim, out_dim, spec) -> None:
         super().__init__()
         self.m = nn.Parameter(torch.tensor([0.2, -0.6]))
         self.s = nn.Parameter(torch.tensor([-0.5, 0.1]))
@@ -78,8 +78,8 @@ class HandCritic(Network):
 class HandEncoder(Encoder):
     """``z = k s``."""
 
-    def __init__(self, observation_space, num_tasks: int) -> None:
-        super().__init__(observation_space, num_tasks)
+    def __init__(self, spec) -> None:
+        super().__init__(spec)
         self.out_dim = 1
         self.k = nn.Parameter(torch.tensor(1.5))
 
@@ -265,8 +265,8 @@ def test_the_metrics_are_those_computed_by_hand(updated, wanted):
 class Recorder(GradientMethod):
     """Note what a gradient method is given, and what it leaves in the gradients of others."""
 
-    def __init__(self, num_tasks: int, name: str, log: list) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec, name: str, log: list) -> None:
+        super().__init__(spec)
         self.name = name
         self.log = log
         self.sac = []
@@ -283,7 +283,11 @@ class Recorder(GradientMethod):
             (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
             for a, b in zip(after, before, strict=True)
         )
-        note = {"name": self.name, "num_tasks": self.num_tasks, "loss_T": loss_T.detach().clone()}
+        note = {
+            "name": self.name,
+            "num_trained": self.num_trained,
+            "loss_T": loss_T.detach().clone(),
+        }
         self.log.append(
             {**note, "shared": [id(p) for p in parameters.shared], "clear": clear, "kept": kept}
         )
@@ -314,15 +318,15 @@ def test_the_gradient_methods_get_one_loss_a_task_computed_by_hand(wanted):
     assert log[1]["loss_T"].tolist() == close(wanted.actor_loss_T)
 
 
-def linear_encoder(observation_space, num_tasks):
-    return LinearEncoder(observation_space, num_tasks)
+def linear_encoder(spec):
+    return LinearEncoder(spec)
 
 
 class LinearEncoder(Encoder):
-    def __init__(self, observation_space, num_tasks: int, out_dim: int = 3) -> None:
-        super().__init__(observation_space, num_tasks)
+    def __init__(self, spec, out_dim: int = 3) -> None:
+        super().__init__(spec)
         self.out_dim = out_dim
-        self.linear = nn.Linear(observation_space.shape[0], out_dim)
+        self.linear = nn.Linear(spec.observation_space.shape[0], out_dim)
         self.heard = []
 
     def observe(self, observation_BD: torch.Tensor, task_B: torch.Tensor) -> None:
@@ -333,10 +337,10 @@ class LinearEncoder(Encoder):
 
 
 class Embedding(TaskConditioning):
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec) -> None:
+        super().__init__(spec)
         self.out_dim = 4
-        self.table = nn.Embedding(num_tasks, 4)
+        self.table = nn.Embedding(spec.num_tasks, 4)
 
     def forward(self, task_B: torch.Tensor) -> torch.Tensor:
         return self.table(task_B)
@@ -370,7 +374,7 @@ def test_a_gradient_method_is_told_what_is_shared_and_touches_nothing_else():
 def test_gradient_methods_work_on_the_trained_tasks_alone():
     sac, log = recorded(partial(make_sac, make_spec(4, train_tasks=(0, 2, 3))))
     train(sac, 1)
-    assert {call["num_tasks"] for call in log} == {3}
+    assert {call["num_trained"] for call in log} == {3}
     assert {len(call["loss_T"]) for call in log} == {3}
     assert len(sac.temperature.values()) == 4
 
@@ -432,8 +436,8 @@ def test_the_actors_loss_leaves_the_critics_as_trainable_as_they_were():
 
 
 class FrozenEmbedding(Embedding):
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec) -> None:
+        super().__init__(spec)
         self.table.requires_grad_(False)
 
 
@@ -777,7 +781,7 @@ def test_random_actions_are_uniform():
 class ByTask(Network):
     """Means and log standard deviations that depend on the task alone."""
 
-    def __init__(self, in_dim: int, out_dim: int, num_tasks: int) -> None:
+    def __init__(self, in_dim, out_dim, spec) -> None:
         super().__init__()
         rows = [[-0.5, 0.2, -1.0, -2.0], [0.3, 0.0, -0.5, -1.5], [0.0, 1.0, 0.0, -1.0]]
         self.table = nn.Parameter(torch.tensor(rows)[:, :out_dim])

@@ -14,6 +14,7 @@ from mtrl_lightning.gradients import FAMO, Mean, PCGrad
 from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
 from tests.algorithms import attach, make_batch, make_sac, make_spec
 from tests.networks import uniform
+from tests.specs import spec_of
 
 T, ROWS = 3, 4
 
@@ -37,7 +38,7 @@ class Noting(nn.Linear):
 
 def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone():
     network, x_BD = Noting(), uniform(T * ROWS, 2)
-    out_BD = task_by_task(PCGrad(T), network, 0, x_BD)
+    out_BD = task_by_task(PCGrad(spec_of(T)), network, 0, x_BD)
     assert network.calls == [ROWS] * T
     torch.testing.assert_close(out_BD, nn.functional.linear(x_BD, network.weight, network.bias))
     loss_T = out_BD.square().view(T, -1).mean(1)
@@ -58,7 +59,7 @@ def test_what_takes_all_losses_in_one_pass_computes_all_rows_at_once(method):
 
 def test_another_device_than_a_cpu_computes_all_rows_at_once():
     x_BD = torch.zeros(T * ROWS, 2, device="meta")
-    for compute in (partial(task_by_task, PCGrad(T)), partial(apart, T)):
+    for compute in (partial(task_by_task, PCGrad(spec_of(T))), partial(apart, T)):
         network = Noting().to("meta")
         compute(network, 0, x_BD)
         assert network.calls == [T * ROWS]
@@ -66,7 +67,7 @@ def test_another_device_than_a_cpu_computes_all_rows_at_once():
 
 def test_the_rows_may_be_in_another_dimension():
     x_BD = uniform(T * ROWS, 2)
-    out_QBD = task_by_task(PCGrad(T), lambda x: torch.stack([x, 2 * x]), 1, x_BD)
+    out_QBD = task_by_task(PCGrad(spec_of(T)), lambda x: torch.stack([x, 2 * x]), 1, x_BD)
     assert torch.equal(out_QBD, torch.stack([x_BD, 2 * x_BD]))
 
 

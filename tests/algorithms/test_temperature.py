@@ -11,6 +11,7 @@ import torch
 from mtrl_lightning.algorithms import ByTemperature, FixedTemperature, Temperature, losses
 from mtrl_lightning.errors import ConfigurationError
 from tests.algorithms import make_sac, train
+from tests.specs import spec_of
 
 TASK_B = torch.tensor([0, 0, 1, 1, 2, 2])
 LOG_PROB_B = torch.tensor([1.0, 2.0, -3.0, -1.0, 0.5, 2.5])
@@ -25,25 +26,25 @@ def gradient_of(temperature):
 
 def test_with_one_temperature_a_task_each_follows_its_own_entropy():
     # -(mean log prob of the task - 2) / 3
-    assert gradient_of(Temperature(3)) == pytest.approx([0.5 / 3, 4 / 3, 0.5 / 3])
+    assert gradient_of(Temperature(spec_of(3))) == pytest.approx([0.5 / 3, 4 / 3, 0.5 / 3])
 
 
 def test_a_shared_temperature_follows_the_mean_entropy():
     # -(mean log prob of all - 2)
-    assert gradient_of(Temperature(3, per_task=False)) == pytest.approx([2 - 2 / 6])
+    assert gradient_of(Temperature(spec_of(3), per_task=False)) == pytest.approx([2 - 2 / 6])
 
 
 @pytest.mark.parametrize(("per_task", "size"), [(True, 4), (False, 1)])
 @pytest.mark.parametrize("initial", [1.0, 0.1, 2.5])
 def test_it_begins_at_the_value_asked_for(per_task, size, initial):
-    temperature = Temperature(4, initial=initial, per_task=per_task)
+    temperature = Temperature(spec_of(4), initial=initial, per_task=per_task)
     assert temperature.log_alpha.shape == (size,)
     assert temperature.values().tolist() == pytest.approx([initial] * 4)
     assert temperature(torch.tensor([3, 0])).tolist() == pytest.approx([math.log(initial)] * 2)
 
 
 def test_each_row_has_the_temperature_of_its_task():
-    temperature = Temperature(3)
+    temperature = Temperature(spec_of(3))
     with torch.no_grad():
         temperature.log_alpha.copy_(torch.tensor([0.1, 0.2, 0.3]))
     assert temperature(torch.tensor([2, 0, 0, 1])).tolist() == pytest.approx([0.3, 0.1, 0.1, 0.2])
@@ -51,19 +52,19 @@ def test_each_row_has_the_temperature_of_its_task():
 
 
 def test_the_values_are_for_reading():
-    assert not Temperature(3).values().requires_grad
+    assert not Temperature(spec_of(3)).values().requires_grad
 
 
 @pytest.mark.parametrize("initial", [0.0, -1.0, float("nan")])
 def test_a_value_that_is_not_above_zero_is_refused(initial):
     with pytest.raises(ConfigurationError, match="temperature's initial is"):
-        Temperature(3, initial=initial)
+        Temperature(spec_of(3), initial=initial)
 
 
 @pytest.mark.parametrize("per_task", [True, False])
 def test_it_is_restored(per_task):
-    before = Temperature(3, per_task=per_task)
-    after = Temperature(3, initial=7.0, per_task=per_task)
+    before = Temperature(spec_of(3), per_task=per_task)
+    after = Temperature(spec_of(3), initial=7.0, per_task=per_task)
     with torch.no_grad():
         before.log_alpha.add_(torch.arange(len(before.log_alpha)) + 0.5)
     after.load_state_dict(before.state_dict())
@@ -82,7 +83,7 @@ def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_a_fixed_value_that_is_not_above_zero_is_refused(value):
     with pytest.raises(ConfigurationError, match="fixed temperature"):
-        FixedTemperature(3, value=value)
+        FixedTemperature(spec_of(3), value=value)
 
 
 def test_a_fixed_temperature_cannot_weight_the_tasks():

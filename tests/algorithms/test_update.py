@@ -18,6 +18,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO
 from tests.algorithms import changed, copy_of, make_sac, train
 from tests.gradients.test_every_method import METHODS
+from tests.specs import spec_of
 
 
 def make_update(modules, **options):
@@ -29,7 +30,7 @@ def make_update(modules, **options):
         generators=Generators(0),
         metrics=metrics,
         guard=DivergenceGuard("stop", 0, ["a", "b"], Counters()),
-        train_tasks=[0, 1],
+        spec=spec_of(2),
         **options,
     )
     update.configure_optimizer()
@@ -75,7 +76,7 @@ def test_a_norm_that_is_not_above_zero_is_refused_by_its_name(max_norm):
 
 def test_losses_are_computed_twice_in_the_same_precision_for_a_method_that_asks():
     module, seen = Numbers(), []
-    update, _ = make_update([module], method=FAMO(2))
+    update, _ = make_update([module], method=FAMO(spec_of(2)))
 
     def losses():
         seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))

@@ -22,7 +22,7 @@ PICTURES_CONTEXT = partial(PixelEncoder, channels=3, out_dim=5, context=CONTEXT)
 def make_encoder(spec: EnvSpec, make: Any = STATES_CONTEXT) -> Encoder:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return make(spec.observation_space, spec.num_tasks)
+        return make(spec)
 
 
 def inputs(encoder: Encoder, seed: int = 0) -> LossInputs:

@@ -76,8 +76,8 @@ def test_all_that_acts_is_in_the_file(tmp_path, format, kind):
 
 def test_ppo_and_observations_of_whole_numbers(tmp_path):
     class Pixels(Encoder):
-        def __init__(self, observation_space, num_tasks):
-            super().__init__(observation_space, num_tasks)
+        def __init__(self, spec):
+            super().__init__(spec)
             self.out_dim = 12
 
         def forward(self, observation_BD, task_B):

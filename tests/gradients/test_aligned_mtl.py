@@ -5,6 +5,7 @@ import torch
 
 from mtrl_lightning.gradients.aligned_mtl import AlignedMTL, alignment
 from tests.gradients.problem import assert_near, random_gradients, update
+from tests.specs import spec_of
 
 
 def by_svd(gradients):
@@ -17,12 +18,12 @@ def by_svd(gradients):
 @pytest.mark.parametrize(("num_tasks", "size"), [(2, 4), (5, 8), (10, 40)])
 def test_it_is_the_mean_of_the_aligned_gradients(num_tasks, size):
     gradients = random_gradients(num_tasks, size, seed=num_tasks)
-    assert_near(update(AlignedMTL(num_tasks), gradients), by_svd(gradients))
+    assert_near(update(AlignedMTL(spec_of(num_tasks)), gradients), by_svd(gradients))
 
 
 def test_more_tasks_than_parameters():
     gradients = random_gradients(8, 3)
-    assert_near(update(AlignedMTL(8), gradients), by_svd(gradients), atol=1e-5)
+    assert_near(update(AlignedMTL(spec_of(8)), gradients), by_svd(gradients), atol=1e-5)
 
 
 def test_all_singular_values_become_the_smallest():
@@ -34,17 +35,17 @@ def test_all_singular_values_become_the_smallest():
 
 def test_orthogonal_gradients_by_hand():
     # singular values 3 and 1: both become 1
-    assert_near(update(AlignedMTL(2), [[3.0, 0.0], [0.0, 1.0]]), [0.5, 0.5])
+    assert_near(update(AlignedMTL(spec_of(2)), [[3.0, 0.0], [0.0, 1.0]]), [0.5, 0.5])
 
 
 def test_conflicting_gradients_by_hand():
     # (1, 0) and (-0.6, 0.8): eigenvalues 1.6 for (1, -1) and 0.4 for (1, 1), so that B (1, 1)/2 =
     # (1, 1)/2
-    assert_near(update(AlignedMTL(2), [[1.0, 0.0], [-0.6, 0.8]]), [0.2, 0.4])
+    assert_near(update(AlignedMTL(spec_of(2)), [[1.0, 0.0], [-0.6, 0.8]]), [0.2, 0.4])
 
 
 def test_parallel_gradients_of_any_length_give_the_mean():
-    method = AlignedMTL(3)
+    method = AlignedMTL(spec_of(3))
     assert_near(update(method, [[1.0, 1.0], [3.0, 3.0], [0.5, 0.5]]), [1.5, 1.5])
     assert float(method.metrics()["conflicts"]) == 0
     assert float(method.metrics()["cosine"]) == pytest.approx(1)
@@ -52,4 +53,4 @@ def test_parallel_gradients_of_any_length_give_the_mean():
 
 def test_rounding_is_no_component():
     gradients = torch.ones(3, 5) + 1e-5 * random_gradients(3, 5)
-    assert_near(update(AlignedMTL(3), gradients), torch.ones(5), atol=1e-4)
+    assert_near(update(AlignedMTL(spec_of(3)), gradients), torch.ones(5), atol=1e-4)

@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.cagrad import CAGrad
 from tests.gradients.problem import Problem, assert_near, random_gradients, update
+from tests.specs import spec_of
 
 
 def direct(gradients, c):
@@ -36,13 +37,13 @@ def direct(gradients, c):
 
 def test_orthogonal_gradients_of_one_length_by_hand():
     # by symmetry g_w is the mean: (1 + c) g_0, divided by 1 + c
-    assert_near(update(CAGrad(2, c=0.7), [[2.0, 0.0], [0.0, 2.0]]), [1.0, 1.0])
+    assert_near(update(CAGrad(spec_of(2), c=0.7), [[2.0, 0.0], [0.0, 2.0]]), [1.0, 1.0])
 
 
 def test_one_gradient_much_shorter_by_hand():
     # g_w = (4 w, 1 - w), g_0 = (2, 1/2): where w = 0 the slope is 8 - 1/2 - c ||g_0|| > 0, so w is
     # 0
-    method = CAGrad(2, c=0.5)
+    method = CAGrad(spec_of(2), c=0.5)
     norm = (4 + 0.25) ** 0.5
     assert_near(update(method, [[4.0, 0.0], [0.0, 1.0]]), [2 / 1.5, (0.5 + 0.5 * norm) / 1.5])
     relative = {name: float(value) for name, value in method.metrics().items()}
@@ -62,14 +63,14 @@ def test_two_tasks_by_a_fine_grid(gradients, c):
     lengths = np.linalg.norm(g_w, axis=1)
     best = np.argmin(g_w @ mean + c * norm * lengths)
     expected = (mean + c * norm / lengths[best] * g_w[best]) / (1 + c)
-    assert_near(update(CAGrad(2, c=c), gradients), torch.tensor(expected), atol=2e-5)
+    assert_near(update(CAGrad(spec_of(2), c=c), gradients), torch.tensor(expected), atol=2e-5)
 
 
 @pytest.mark.parametrize(("num_tasks", "size"), [(3, 6), (5, 8), (10, 30)])
 @pytest.mark.parametrize("c", [0.3, 0.8])
 def test_it_is_the_best_direction_in_the_ball(num_tasks, size, c):
     gradients = random_gradients(num_tasks, size, seed=num_tasks)
-    found = update(CAGrad(num_tasks, c=c), gradients)
+    found = update(CAGrad(spec_of(num_tasks), c=c), gradients)
     assert_near(found, torch.tensor(direct(gradients, c)), atol=2e-4)
     distance = (found * (1 + c) - gradients.mean(0)).norm()
     assert float(distance / gradients.mean(0).norm()) == pytest.approx(c, rel=1e-5)
@@ -79,7 +80,7 @@ def test_where_the_tasks_cannot_all_improve_the_worst_is_left_where_it_is():
     # (2, 0) and (-1, 0) allow no step in the first direction, so the dual's g_w is zero; g_0 is (1,
     # 1) / 3
     assert_near(
-        update(CAGrad(3, c=0.9), [[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]),
+        update(CAGrad(spec_of(3), c=0.9), [[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]),
         [0.0, 1 / 3 / 1.9],
         atol=1e-3,
     )
@@ -87,12 +88,12 @@ def test_where_the_tasks_cannot_all_improve_the_worst_is_left_where_it_is():
 
 def test_without_a_ball_it_is_the_mean():
     gradients = random_gradients(5)
-    assert_near(update(CAGrad(5, c=0.0), gradients), gradients.mean(0))
+    assert_near(update(CAGrad(spec_of(5), c=0.0), gradients), gradients.mean(0))
 
 
 def test_fifty_tasks_are_solved_well():
     gradients = random_gradients(50, 200)
-    found = update(CAGrad(50, c=0.5), gradients).double() * 1.5
+    found = update(CAGrad(spec_of(50), c=0.5), gradients).double() * 1.5
     products = gradients.double() @ found
     mean = gradients.double().mean(0)
     # with more parameters than tasks the primal value equals the dual's at the same weights
@@ -113,7 +114,7 @@ def test_fast_is_the_full_problem_of_the_sampled_and_the_mean_of_the_others():
     generator = torch.Generator().manual_seed(3)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(3)).tolist()
     sampled, rest = order[:2], order[2:]
-    found = update(CAGrad(6, c=0.5, num_sampled=2), gradients, generator)
+    found = update(CAGrad(spec_of(6), c=0.5, num_sampled=2), gradients, generator)
     g = np.stack([*gradients[sampled].double().numpy(), gradients[rest].double().mean(0).numpy()])
     mean = gradients.double().mean(0).numpy()
     norm = np.linalg.norm(mean)
@@ -134,23 +135,27 @@ def test_fast_makes_one_pass_a_sampled_task_and_one_more(monkeypatch):
     monkeypatch.setattr(
         torch.autograd, "grad", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
     )
-    update(CAGrad(9, num_sampled=3), random_gradients(9))
+    update(CAGrad(spec_of(9), num_sampled=3), random_gradients(9))
     assert len(calls) == 4
 
 
 def test_fast_gives_the_others_the_gradient_of_the_mean_loss():
     problem = Problem(random_gradients(6))
-    problem.update(CAGrad(6, num_sampled=2))
+    problem.update(CAGrad(spec_of(6), num_sampled=2))
     assert_near(problem.own[0].grad, torch.arange(1.0, 7) / 6)
 
 
 def test_fast_with_as_many_tasks_as_there_are_is_the_full_method():
     gradients = random_gradients(4)
-    assert torch.equal(update(CAGrad(4, num_sampled=4), gradients), update(CAGrad(4), gradients))
-    assert_near(update(CAGrad(4, num_sampled=3), gradients), update(CAGrad(4), gradients))
+    assert torch.equal(
+        update(CAGrad(spec_of(4), num_sampled=4), gradients), update(CAGrad(spec_of(4)), gradients)
+    )
+    assert_near(
+        update(CAGrad(spec_of(4), num_sampled=3), gradients), update(CAGrad(spec_of(4)), gradients)
+    )
 
 
 @pytest.mark.parametrize("options", [{"c": -0.1}, {"c": float("nan")}, {"num_sampled": 0}])
 def test_what_cannot_be_is_refused(options):
     with pytest.raises(ConfigurationError, match="CAGrad"):
-        CAGrad(3, **options)
+        CAGrad(spec_of(3), **options)

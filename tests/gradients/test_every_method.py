@@ -14,16 +14,17 @@ from mtrl_lightning.gradients.mean import Mean
 from mtrl_lightning.gradients.nash_mtl import NashMTL
 from mtrl_lightning.gradients.pcgrad import PCGrad
 from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
+from tests.specs import spec_of
 
 METHODS = {
     "mean": Mean,
     "pcgrad": PCGrad,
     "gradnorm": GradNorm,
     "cagrad": CAGrad,
-    "cagrad_fast": lambda num_tasks: CAGrad(num_tasks, num_sampled=2),
+    "cagrad_fast": lambda spec: CAGrad(spec, num_sampled=2),
     "famo": FAMO,
     "nash_mtl": NashMTL,
-    "nash_mtl_kept": lambda num_tasks: NashMTL(num_tasks, max_norm=1.0, update_every=2),
+    "nash_mtl_kept": lambda spec: NashMTL(spec, max_norm=1.0, update_every=2),
     "aligned_mtl": AlignedMTL,
     "fairgrad": FairGrad,
 }
@@ -38,13 +39,13 @@ def generator(seed=0):
 @every_method
 def test_it_is_the_mean_when_the_tasks_agree(name):
     gradients = torch.tensor([0.3, -0.5, 0.2, 0.1]).expand(4, 4)
-    assert_near(update(METHODS[name](4), gradients), gradients[0])
+    assert_near(update(METHODS[name](spec_of(4)), gradients), gradients[0])
 
 
 @every_method
 def test_one_task_is_the_mean(name):
     problem = Quadratic([[0.2, -0.3, 0.4]])
-    method = METHODS[name](1)
+    method = METHODS[name](spec_of(1))
     for _ in range(3):
         expected = torch.cat(
             [g.flatten() for g in torch.autograd.grad(problem.losses().mean(), problem.shared)]
@@ -59,7 +60,7 @@ def test_the_order_of_the_tasks_does_not_matter(name):
     gradients = random_gradients(num_tasks)
     order = torch.tensor([3, 0, 4, 2, 1] if num_tasks == 5 else [1, 0])
     gradients[1] *= -1  # so that the first two conflict
-    one, other = METHODS[name](num_tasks), METHODS[name](num_tasks)
+    one, other = METHODS[name](spec_of(num_tasks)), METHODS[name](spec_of(num_tasks))
     expected = update(one, gradients)
     assert_near(update(other, gradients[order]), expected, atol=1e-5)
     assert (expected - gradients.mean(0)).abs().max() > 1e-3 or name in ("mean", *WEIGHT_LOSSES)
@@ -72,7 +73,7 @@ def test_the_order_of_the_tasks_does_not_matter(name):
 def test_zero_gradients_give_finite_ones(name, zeros):
     gradients = random_gradients(3)
     gradients[zeros] = 0
-    problem, method = Problem(gradients), METHODS[name](3)
+    problem, method = Problem(gradients), METHODS[name](spec_of(3))
     for _ in range(3):
         found = problem.update(method, lr=0.01)
         assert torch.isfinite(found).all()
@@ -83,7 +84,7 @@ def test_zero_gradients_give_finite_ones(name, zeros):
 @every_method
 @pytest.mark.parametrize("offset", [-5.0, -1e4, 0.0])
 def test_negative_losses_give_finite_gradients(name, offset):
-    problem, method = Quadratic(random_gradients(3), offset), METHODS[name](3)
+    problem, method = Quadratic(random_gradients(3), offset), METHODS[name](spec_of(3))
     for _ in range(10):
         assert torch.isfinite(problem.update(method, lr=0.05)).all()
 
@@ -93,7 +94,7 @@ def test_negative_losses_give_finite_gradients(name, offset):
 def test_what_is_not_finite_reaches_the_gradient(name, value):
     gradients = random_gradients(3)
     gradients[1, 0] = value
-    problem, method = Problem(gradients), METHODS[name](3)
+    problem, method = Problem(gradients), METHODS[name](spec_of(3))
     assert not torch.isfinite(problem.update(method)).all()
     again = Quadratic(random_gradients(3))  # and is not remembered
     for _ in range(3):
@@ -103,7 +104,7 @@ def test_what_is_not_finite_reaches_the_gradient(name, value):
 @every_method
 def test_own_parameters_get_the_gradient_of_the_mean_loss(name):
     problem = Problem(random_gradients(4))
-    problem.update(METHODS[name](4))
+    problem.update(METHODS[name](spec_of(4)))
     assert_near(problem.own[0].grad, torch.arange(1.0, 5) / 4)
 
 
@@ -117,12 +118,14 @@ def test_a_task_that_uses_nothing_shared_has_the_gradient_zero(name):
         return torch.stack([full[0], problem.own[0][1] * 2 + 1, full[2]])
 
     problem.losses = losses
-    assert_near(problem.update(METHODS[name](3)), reference.update(METHODS[name](3)))
+    assert_near(
+        problem.update(METHODS[name](spec_of(3))), reference.update(METHODS[name](spec_of(3)))
+    )
 
 
 @every_method
 def test_other_parameters_and_the_method_itself_get_no_gradient(name):
-    problem, method = Quadratic(random_gradients(3)), METHODS[name](3)
+    problem, method = Quadratic(random_gradients(3)), METHODS[name](spec_of(3))
     other = torch.nn.Parameter(torch.ones(2))
     other.grad = torch.full((2,), 7.0)
     loss_R = problem.losses()
@@ -137,7 +140,7 @@ def test_other_parameters_and_the_method_itself_get_no_gradient(name):
 def test_the_same_seed_gives_the_same(name):
     def run(seed):
         problem = Quadratic(random_gradients(6, 3))
-        method = METHODS[name](6)
+        method = METHODS[name](spec_of(6))
         drawn = generator(seed)
         return torch.stack([problem.update(method, drawn, lr=0.02) for _ in range(4)])
 
@@ -148,14 +151,14 @@ def test_the_same_seed_gives_the_same(name):
 @every_method
 def test_no_global_generator_is_used(name):
     state = torch.get_rng_state()
-    Quadratic(random_gradients(4)).update(METHODS[name](4))
+    Quadratic(random_gradients(4)).update(METHODS[name](spec_of(4)))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @every_method
 def test_it_continues_from_its_state_bit_for_bit(name):
     def new():
-        return Quadratic(random_gradients(4), -2.0), METHODS[name](4), generator()
+        return Quadratic(random_gradients(4), -2.0), METHODS[name](spec_of(4)), generator()
 
     problem, method, drawn = new()
     whole = [problem.update(method, drawn, lr=0.03) for _ in range(5)]
@@ -165,7 +168,7 @@ def test_it_continues_from_its_state_bit_for_bit(name):
     file = io.BytesIO()
     torch.save(method.state_dict(), file)
     file.seek(0)
-    fresh = METHODS[name](4)
+    fresh = METHODS[name](spec_of(4))
     fresh.load_state_dict(torch.load(file, weights_only=True))
     for expected in whole[3:]:
         assert torch.equal(problem.update(fresh, drawn, lr=0.03), expected)
@@ -173,12 +176,12 @@ def test_it_continues_from_its_state_bit_for_bit(name):
         problem, method, drawn = new()
         for _ in range(3):
             problem.update(method, drawn, lr=0.03)
-        assert not torch.equal(problem.update(METHODS[name](4), drawn, lr=0.03), whole[3])
+        assert not torch.equal(problem.update(METHODS[name](spec_of(4)), drawn, lr=0.03), whole[3])
 
 
 @every_method
 def test_metrics_are_named_alike(name):
-    problem, method = Quadratic(random_gradients(3)), METHODS[name](3)
+    problem, method = Quadratic(random_gradients(3)), METHODS[name](spec_of(3))
     problem.update(method)
     weights = {"weight_min", "weight_max"}
     expected = (
@@ -195,7 +198,7 @@ def test_metrics_are_named_alike(name):
 def test_two_conflicting_tasks_both_improve(name):
     # the second, much shorter, gradient points against the mean
     gradients = torch.tensor([[10.0, 0.0], [-1.0, 0.5]])
-    products = gradients @ update(METHODS[name](2), gradients)
+    products = gradients @ update(METHODS[name](spec_of(2)), gradients)
     improve_both = ("pcgrad", "nash_mtl", "nash_mtl_kept", "fairgrad")
     assert bool((products >= 0).all()) == (name in improve_both)
 
@@ -210,7 +213,7 @@ def test_a_gpu_gives_the_same(name):
     other.shared = [torch.nn.Parameter(p.detach().cuda()) for p in other.shared]
     other.own = [torch.nn.Parameter(p.detach().cuda()) for p in other.own]
     other.unused = torch.nn.Parameter(other.unused.detach().cuda())
-    here, there = METHODS[name](4), METHODS[name](4).cuda()
+    here, there = METHODS[name](spec_of(4)), METHODS[name](spec_of(4)).cuda()
     for seed in range(4):
         expected = one.update(here, generator(seed), lr=0.02)
         assert_near(other.update(there, generator(seed), lr=0.02).cpu(), expected, atol=1e-4)

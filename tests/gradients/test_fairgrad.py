@@ -10,6 +10,7 @@ from mtrl_lightning.gradients.fairgrad import RIDGE, FairGrad, solve
 from mtrl_lightning.gradients.mean import Mean
 from mtrl_lightning.gradients.nash_mtl import NashMTL
 from tests.gradients.problem import Problem, assert_near, random_gradients, update
+from tests.specs import spec_of
 
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
 
@@ -78,35 +79,41 @@ def test_a_solution_chosen_beforehand_is_found(weight, alpha):
 def test_two_orthogonal_tasks_by_hand(alpha, expected):
     # w = n^(-2 alpha / (1 + alpha)) for norms n of 1 and 8, so that w n is (1, 8), (1, 2), (1, 1)
     # and (1, 1/2); the shares of the mean norm 4.5 are in proportion to them
-    assert_near(update(FairGrad(2, alpha=alpha), [[1.0, 0.0], [0.0, 8.0]]), expected)
+    assert_near(update(FairGrad(spec_of(2), alpha=alpha), [[1.0, 0.0], [0.0, 8.0]]), expected)
 
 
 def test_two_conflicting_tasks_by_hand():
     # with equal norms the weights are equal, whatever alpha is
     for alpha in ALPHAS:
-        found = update(FairGrad(2, alpha=alpha), [[3.0, 4.0], [-3.0, 4.0]])
+        found = update(FairGrad(spec_of(2), alpha=alpha), [[3.0, 4.0], [-3.0, 4.0]])
         assert_near(found, [0.0, 4.0], atol=1e-5)
 
 
 def test_an_alpha_of_0_is_the_mean():
     gradients = random_gradients(5) * torch.logspace(-2, 2, 5)[:, None]
-    assert_near(update(FairGrad(5, alpha=0), gradients), update(Mean(5), gradients))
+    assert_near(
+        update(FairGrad(spec_of(5), alpha=0), gradients), update(Mean(spec_of(5)), gradients)
+    )
 
 
 def test_an_alpha_near_0_is_the_mean_that_harms_no_task():
     agreeing = random_gradients(4).abs()
-    assert_near(update(FairGrad(4, alpha=1e-4), agreeing), agreeing.mean(0), rtol=1e-3)
+    assert_near(update(FairGrad(spec_of(4), alpha=1e-4), agreeing), agreeing.mean(0), rtol=1e-3)
     # the mean (2.5, 0.5) harms the second task: without what points against it, the direction is
     # (1, 2), and its length a weighted average of (5, 0) and (0, 1) directions
     gradients = torch.tensor([[9.0, 0.0], [-4.0, 2.0]])
-    found = update(FairGrad(2, alpha=1e-4), gradients)
+    found = update(FairGrad(spec_of(2), alpha=1e-4), gradients)
     assert_near(found / found.norm(), torch.tensor([1.0, 2.0]) / 5**0.5, atol=1e-3)
 
 
 def test_an_alpha_of_1_is_nash_mtl():
     gradients = random_gradients(5) * torch.logspace(-2, 2, 5)[:, None]
     gradients[3] = 0
-    assert_near(update(FairGrad(5, alpha=1), gradients), update(NashMTL(5), gradients), rtol=1e-4)
+    assert_near(
+        update(FairGrad(spec_of(5), alpha=1), gradients),
+        update(NashMTL(spec_of(5)), gradients),
+        rtol=1e-4,
+    )
 
 
 def largest_smallest_improvement(gradients):
@@ -137,7 +144,7 @@ def test_a_large_alpha_is_max_min_fair(seed, agreement):
     best = largest_smallest_improvement(gradients)
     ratios = []
     for alpha in (0.5, 2.0, 10.0, 100.0, 1000.0):
-        found = update(FairGrad(5, alpha=alpha), gradients).double()
+        found = update(FairGrad(spec_of(5), alpha=alpha), gradients).double()
         ratios.append(float((gradients @ found).min() / found.norm()) / best)
     assert ratios == sorted(ratios)
     assert ratios[0] < 0.9
@@ -150,7 +157,7 @@ def test_no_direction_nearby_is_fairer(alpha):
         return (products ** (1 - alpha) / (1 - alpha)).sum(-1)
 
     gradients = random_gradients(4).double()
-    found = update(FairGrad(4, alpha=alpha), gradients).double()
+    found = update(FairGrad(spec_of(4), alpha=alpha), gradients).double()
     directions = random_gradients(300, seed=3).double()
     near = found / found.norm() + 0.03 * directions / directions.norm(dim=1, keepdim=True)
     near = near / near.norm(dim=1, keepdim=True) * found.norm()
@@ -166,8 +173,10 @@ def test_no_direction_nearby_is_fairer(alpha):
 @pytest.mark.parametrize("alpha", [0.0, *ALPHAS])
 def test_the_update_scales_with_the_losses(alpha, scale):
     gradients = random_gradients(5)
-    expected = update(FairGrad(5, alpha=alpha), gradients) * scale
-    assert_near(update(FairGrad(5, alpha=alpha), gradients * scale) / scale, expected / scale)
+    expected = update(FairGrad(spec_of(5), alpha=alpha), gradients) * scale
+    assert_near(
+        update(FairGrad(spec_of(5), alpha=alpha), gradients * scale) / scale, expected / scale
+    )
     # and the solution without any scaling of the Gram matrix has the same direction
     gram = (gradients @ gradients.t()).double() * scale**2
     if alpha > 0:
@@ -177,11 +186,11 @@ def test_the_update_scales_with_the_losses(alpha, scale):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_gradients_that_cancel_are_a_draw(alpha):
-    method = FairGrad(2, alpha=alpha)
+    method = FairGrad(spec_of(2), alpha=alpha)
     assert_near(update(method, [[1.0, 0.0], [-1.0, 0.0]]), [0.0, 0.0])
     assert_near(update(method, [[2.0, 0.0], [-1.0, 0.0]]), [0.0, 0.0], atol=1e-5)
     # the third gradient is orthogonal to the two that cancel, which therefore weigh far more
-    found = update(FairGrad(3, alpha=alpha), [[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    found = update(FairGrad(spec_of(3), alpha=alpha), [[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     assert_near(found[0], 0.0)
     assert 0 < found[1] < 0.02
 
@@ -190,16 +199,16 @@ def test_gradients_that_cancel_are_a_draw(alpha):
 def test_a_zero_gradient_takes_no_part(alpha):
     gradients = torch.tensor([[2.0, 0.0], [1.0, 4.0]])
     padded = torch.cat([gradients, torch.zeros(1, 2)])
-    expected = update(FairGrad(2, alpha=alpha), gradients) * 2 / 3  # of the mean norm
-    assert_near(update(FairGrad(3, alpha=alpha), padded), expected)
+    expected = update(FairGrad(spec_of(2), alpha=alpha), gradients) * 2 / 3  # of the mean norm
+    assert_near(update(FairGrad(spec_of(3), alpha=alpha), padded), expected)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-3, 0.5, 2.0, 1e3])
 def test_equal_gradients_and_one_that_is_tiny(alpha):
     gradients = torch.tensor([0.3, -0.5]).expand(10, 2)
-    assert_near(update(FairGrad(10, alpha=alpha), gradients), gradients[0])
+    assert_near(update(FairGrad(spec_of(10), alpha=alpha), gradients), gradients[0])
     problem = Problem(torch.cat([gradients, torch.tensor([[1e-12, 0.0]])]))
-    found = problem.update(FairGrad(11, alpha=alpha))
+    found = problem.update(FairGrad(spec_of(11), alpha=alpha))
     assert torch.isfinite(found).all()
     assert found.norm() > 0.1  # the ten tasks still learn
 
@@ -207,4 +216,4 @@ def test_equal_gradients_and_one_that_is_tiny(alpha):
 @pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf")])
 def test_an_alpha_that_cannot_be_is_refused(alpha):
     with pytest.raises(ConfigurationError, match=f"FairGrad's alpha is {alpha}: give a finite"):
-        FairGrad(3, alpha=alpha)
+        FairGrad(spec_of(3), alpha=alpha)

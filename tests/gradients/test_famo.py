@@ -7,12 +7,13 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import TaskParameters
 from mtrl_lightning.gradients.famo import FAMO
 from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients
+from tests.specs import spec_of
 
 GENERATOR = torch.Generator()
 
 
 def test_the_gradient_is_that_of_the_balanced_logarithms():
-    problem, method = Quadratic(random_gradients(3)), FAMO(3)
+    problem, method = Quadratic(random_gradients(3)), FAMO(spec_of(3))
     method.logit_R.copy_(torch.tensor([0.3, -0.5, 1.0]))
     z_R = method.logit_R.softmax(0)
     loss_R = problem.losses()
@@ -26,7 +27,7 @@ def test_the_gradient_is_that_of_the_balanced_logarithms():
 
 def test_the_weights_by_hand():
     # losses 1 and 3 at equal z: weights 3/4 and 1/4, for own parameters too
-    problem, method = Problem([[4.0, 0.0], [0.0, 8.0]]), FAMO(2)
+    problem, method = Problem([[4.0, 0.0], [0.0, 8.0]]), FAMO(spec_of(2))
     problem.offset = torch.tensor([1.0, 3.0])
     assert_near(problem.update(method), [3.0, 2.0])
     assert_near(problem.own[0].grad, [0.75, 0.5])
@@ -36,7 +37,7 @@ def test_the_weights_by_hand():
 
 
 def test_two_updates_with_an_explicit_jacobian():
-    method = FAMO(3, lr=0.1, decay=0.01)
+    method = FAMO(spec_of(3), lr=0.1, decay=0.01)
     logit = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     adam = torch.optim.Adam([logit], lr=0.1, weight_decay=0.01)
     problem = Problem(torch.ones(3, 2))
@@ -56,7 +57,7 @@ def test_two_updates_with_an_explicit_jacobian():
 
 
 def test_weight_goes_to_the_task_that_improves_least():
-    method, problem = FAMO(3), Problem(torch.ones(3, 2))
+    method, problem = FAMO(spec_of(3)), Problem(torch.ones(3, 2))
     for _ in range(20):
         method.backward(problem.losses(), problem.parameters, GENERATOR)
         method.after_step(lambda: torch.tensor([0.5, 0.99, 0.8]))
@@ -65,7 +66,7 @@ def test_weight_goes_to_the_task_that_improves_least():
 
 
 def test_decay_draws_the_weights_together():
-    method, problem = FAMO(2, decay=0.01), Problem(torch.ones(2, 2))
+    method, problem = FAMO(spec_of(2), decay=0.01), Problem(torch.ones(2, 2))
     method.logit_R.copy_(torch.tensor([1.0, -1.0]))
     for _ in range(10):
         method.backward(problem.losses(), problem.parameters, GENERATOR)
@@ -74,7 +75,7 @@ def test_decay_draws_the_weights_together():
 
 
 def test_a_negative_loss_is_compared_with_itself_under_one_shift():
-    method, problem = FAMO(2, decay=0.0), Problem(torch.ones(2, 2), offset=-1.0)
+    method, problem = FAMO(spec_of(2), decay=0.0), Problem(torch.ones(2, 2), offset=-1.0)
     gradients = []
     method.optimizer.register_forward_pre_hook(
         lambda module, args: gradients.append(args[0].clone())
@@ -88,7 +89,7 @@ def test_a_negative_loss_is_compared_with_itself_under_one_shift():
 
 
 def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
-    method, problem = FAMO(2), Problem(torch.ones(2, 2))
+    method, problem = FAMO(spec_of(2)), Problem(torch.ones(2, 2))
     method.backward(problem.losses(), problem.parameters, GENERATOR)
     method.after_step(lambda: torch.tensor([float("nan"), 1.0]))
     assert torch.equal(method.logit_R, torch.zeros(2))
@@ -98,7 +99,7 @@ def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
 
 
 def test_the_losses_are_computed_once_more_each_update():
-    method = FAMO(2)
+    method = FAMO(spec_of(2))
     problem = Problem(torch.ones(2, 2))
     calls = []
     method.backward(problem.losses(), problem.parameters, GENERATOR)
@@ -109,12 +110,12 @@ def test_the_losses_are_computed_once_more_each_update():
 @pytest.mark.parametrize("options", [{"lr": 0.0}, {"decay": -0.1}])
 def test_what_cannot_be_is_refused(options):
     with pytest.raises(ConfigurationError, match="FAMO"):
-        FAMO(3, **options)
+        FAMO(spec_of(3), **options)
 
 
 def test_a_task_of_loss_zero_takes_no_part():
     """A masked task, or one of weight 0, has the loss 0: the others are weighted without it."""
-    three, two = FAMO(3), FAMO(2)
+    three, two = FAMO(spec_of(3)), FAMO(spec_of(2))
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     present = torch.tensor([1.0, 0.0, 1.0])
     three.backward(
@@ -129,7 +130,7 @@ def test_a_task_of_loss_zero_takes_no_part():
 
 
 def test_losses_that_are_all_zero_give_no_gradient():
-    method, parameter = FAMO(2), torch.nn.Parameter(torch.ones(2))
+    method, parameter = FAMO(spec_of(2)), torch.nn.Parameter(torch.ones(2))
     method.backward(parameter * 0, TaskParameters([parameter], [], []), torch.Generator())
     method.after_step(lambda: torch.zeros(2))
     assert not parameter.grad.any() and not method.logit_R.any()

@@ -9,6 +9,7 @@ from mtrl_lightning.gradients.gradnorm import GradNorm
 from mtrl_lightning.gradients.method import TaskParameters
 from mtrl_lightning.gradients.positive import WeightOptimizer
 from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
+from tests.specs import spec_of
 
 GENERATOR = torch.Generator()
 
@@ -57,7 +58,7 @@ def by_autograd(net, seed, weight_R, initial_R, asymmetry):
 
 
 def test_the_weights_gradient_is_that_of_the_paper():
-    net, method = Net(), GradNorm(3, asymmetry=0.7, lr=0.05)
+    net, method = Net(), GradNorm(spec_of(3), asymmetry=0.7, lr=0.05)
     method.optimizer = Recorder(3, 0.05)
     initial_R = net.losses(0).detach()
     for seed in range(4):
@@ -72,7 +73,7 @@ def test_the_weights_gradient_is_that_of_the_paper():
 def test_the_first_step_by_hand():
     # norms 3, 1, 2 have the mean 2: the first weight falls by the learning rate, the second rises,
     # the third rests
-    method = GradNorm(3, lr=0.1)
+    method = GradNorm(spec_of(3), lr=0.1)
     update(method, [[3.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
     assert_near(method.weight_R, [0.9, 1.1, 1.0])
 
@@ -80,14 +81,14 @@ def test_the_first_step_by_hand():
 def test_rounding_moves_no_weight():
     values = random_gradients(1, 9)[0]
     orders = [torch.randperm(9, generator=torch.Generator().manual_seed(seed)) for seed in range(7)]
-    method = GradNorm(7)
+    method = GradNorm(spec_of(7))
     for _ in range(3):
         update(method, torch.stack([values[order] for order in orders]))
     assert_near(method.weight_R, torch.ones(7))
 
 
 def test_the_networks_gradient_is_that_of_the_weighted_mean_loss():
-    problem, method = Problem([[3.0, 0.0], [0.0, 1.0]]), GradNorm(2)
+    problem, method = Problem([[3.0, 0.0], [0.0, 1.0]]), GradNorm(spec_of(2))
     method.weight_R.copy_(torch.tensor([0.5, 1.5]))
     assert_near(problem.update(method), [0.75, 0.75])
     assert_near(problem.own[0].grad, [0.25, 1.5])
@@ -98,7 +99,7 @@ def test_the_networks_gradient_is_that_of_the_weighted_mean_loss():
 
 
 def test_a_slower_task_gets_more():
-    problem, method = Problem([[1.0, 0.0], [0.0, 1.0]]), GradNorm(2)
+    problem, method = Problem([[1.0, 0.0], [0.0, 1.0]]), GradNorm(spec_of(2))
     problem.update(method)
     assert_near(method.weight_R, [1.0, 1.0])
     for _ in range(5):
@@ -109,26 +110,26 @@ def test_a_slower_task_gets_more():
 
 
 def test_only_the_last_shared_layer_counts():
-    problem, method = Problem([[9.0, 1.0], [0.0, 1.0]]), GradNorm(2)
+    problem, method = Problem([[9.0, 1.0], [0.0, 1.0]]), GradNorm(spec_of(2))
     parameters = problem.parameters._replace(last_shared=[problem.shared[1]])
     method.backward(problem.losses(), parameters, GENERATOR)
     assert_near(method.weight_R, [1.0, 1.0])
 
 
 def test_the_first_losses_are_kept():
-    problem, method = Quadratic(random_gradients(3)), GradNorm(3)
+    problem, method = Quadratic(random_gradients(3)), GradNorm(spec_of(3))
     first_R = problem.losses().detach().clone()
     for _ in range(4):
         problem.update(method, lr=0.1)
     assert torch.equal(method.initial_R, first_R)
-    fresh = GradNorm(3)
+    fresh = GradNorm(spec_of(3))
     fresh.load_state_dict(method.state_dict())
     problem.update(fresh, lr=0.1)
     assert torch.equal(fresh.initial_R, first_R)
 
 
 def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
-    problem, method = Quadratic(random_gradients(2)), GradNorm(2)
+    problem, method = Quadratic(random_gradients(2)), GradNorm(spec_of(2))
     problem.update(method, lr=0.1)
     state = {name: value.clone() for name, value in method.state_dict().items()}
     found = Problem([[float("nan"), 1.0], [1.0, 1.0]]).update(method)
@@ -137,7 +138,7 @@ def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
 
 
 def test_weights_stay_above_zero():
-    method = GradNorm(2, lr=5.0)
+    method = GradNorm(spec_of(2), lr=5.0)
     for _ in range(4):
         update(method, [[100.0, 0.0], [0.0, 1.0]])
         assert method.weight_R.min() > 0
@@ -145,7 +146,7 @@ def test_weights_stay_above_zero():
 
 
 def test_a_masked_task_begins_with_its_first_loss():
-    method, gradients = GradNorm(2, lr=0.1), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    method, gradients = GradNorm(spec_of(2), lr=0.1), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     for losses in ([2.0, 0.0], [2.0, 8.0], [2.0, 4.0], [0.0, 4.0]):
         problem = Problem(gradients, offset=torch.tensor(losses))
         if losses[1] == 0:
@@ -158,10 +159,10 @@ def test_a_masked_task_begins_with_its_first_loss():
 def test_no_shared_layer_is_refused():
     problem = Problem(torch.ones(2, 2))
     with pytest.raises(ConfigurationError, match="choose a network"):
-        GradNorm(2).check(problem.parameters._replace(last_shared=[]))
+        GradNorm(spec_of(2)).check(problem.parameters._replace(last_shared=[]))
 
 
 @pytest.mark.parametrize("options", [{"asymmetry": -1.0}, {"lr": 0.0}])
 def test_what_cannot_be_is_refused(options):
     with pytest.raises(ConfigurationError, match="GradNorm"):
-        GradNorm(3, **options)
+        GradNorm(spec_of(3), **options)

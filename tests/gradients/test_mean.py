@@ -6,6 +6,7 @@ import torch
 from torch.nn import Parameter
 
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
+from tests.specs import spec_of
 
 GENERATOR = torch.Generator()
 
@@ -22,7 +23,9 @@ def parameters():
 
 def test_the_gradient_by_hand():
     shared, own = parameters()
-    Mean(3).backward(losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR)
+    Mean(spec_of(3)).backward(
+        losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR
+    )
     # the sum is -1: d/ds (s t - 1)^2 = 2 t (s t - 1) is -4, -4 and -1.5 for the targets 1, -2 and
     # 0.5
     torch.testing.assert_close(shared.grad, torch.full((2,), (-4 - 4 - 1.5) / 3))
@@ -31,7 +34,9 @@ def test_the_gradient_by_hand():
 
 def test_the_gradient_is_the_mean_of_the_tasks_gradients():
     shared, own = parameters()
-    Mean(3).backward(losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR)
+    Mean(spec_of(3)).backward(
+        losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR
+    )
     alone = [torch.autograd.grad(losses(shared, own)[i], [shared, own]) for i in range(3)]
     for parameter, gradients in zip((shared, own), zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(parameter.grad, torch.stack(gradients).mean(0))
@@ -43,21 +48,21 @@ def test_the_gradient_is_that_of_the_whole_batch():
     (x_BD @ weight - 1).square().mean().backward()
     batch, weight.grad = weight.grad, None
     loss_R = (x_BD @ weight - 1).square().view(3, 4).mean(1)
-    Mean(3).backward(loss_R, TaskParameters([weight], [], [weight]), GENERATOR)
+    Mean(spec_of(3)).backward(loss_R, TaskParameters([weight], [], [weight]), GENERATOR)
     torch.testing.assert_close(weight.grad, batch)
 
 
 def test_what_is_said_to_be_shared_makes_no_difference():
     first, second = parameters(), parameters()
-    Mean(3).backward(losses(*first), TaskParameters([], list(first), []), GENERATOR)
-    Mean(3).backward(losses(*second), TaskParameters(list(second), [], []), GENERATOR)
+    Mean(spec_of(3)).backward(losses(*first), TaskParameters([], list(first), []), GENERATOR)
+    Mean(spec_of(3)).backward(losses(*second), TaskParameters(list(second), [], []), GENERATOR)
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a.grad, b.grad)
 
 
 def test_it_has_no_state_and_no_statistics():
-    method = Mean(3)
+    method = Mean(spec_of(3))
     assert isinstance(method, GradientMethod)
-    assert method.num_tasks == 3
+    assert method.num_trained == 3
     assert method.state_dict() == {}
     assert method.metrics() == {}

@@ -8,6 +8,7 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.nash_mtl import NashMTL, bargain, solve
 from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
+from tests.specs import spec_of
 
 
 @pytest.mark.parametrize(("num_tasks", "size"), [(2, 3), (5, 8), (50, 80)])
@@ -34,7 +35,7 @@ def test_two_tasks_by_hand():
     # unit gradients with cosine r: a = 1 / sqrt(1 + r) for both; the mean of the directions times
     # the mean norm
     assert_near(
-        update(NashMTL(2), [[2.0, 0.0], [-3.0, 3.0]]),
+        update(NashMTL(spec_of(2)), [[2.0, 0.0], [-3.0, 3.0]]),
         torch.tensor([1 - 0.5**0.5, 0.5**0.5]) * (2 + 18**0.5) / 4,
     )
     assert_near(
@@ -45,12 +46,12 @@ def test_two_tasks_by_hand():
 
 
 def test_orthogonal_gradients_of_one_length_give_the_mean():
-    assert_near(update(NashMTL(3), torch.eye(3) * 2), torch.full((3,), 2 / 3))
+    assert_near(update(NashMTL(spec_of(3)), torch.eye(3) * 2), torch.full((3,), 2 / 3))
 
 
 def test_all_tasks_improve_by_shares_that_multiply_to_the_most():
     gradients = random_gradients(4)
-    found = update(NashMTL(4), gradients)
+    found = update(NashMTL(spec_of(4)), gradients)
     products = gradients @ found
     assert products.min() > 0
     directions = random_gradients(300, seed=3)
@@ -62,28 +63,28 @@ def test_all_tasks_improve_by_shares_that_multiply_to_the_most():
 
 
 def test_opposite_gradients_are_a_draw():
-    assert_near(update(NashMTL(2), [[1.0, 0.0], [-1.0, 0.0]]), [0.0, 0.0])
+    assert_near(update(NashMTL(spec_of(2)), [[1.0, 0.0], [-1.0, 0.0]]), [0.0, 0.0])
 
 
 def test_a_zero_gradient_takes_no_part():
-    found = update(NashMTL(3), [[2.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
+    found = update(NashMTL(spec_of(3)), [[2.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
     assert_near(found, torch.tensor([1.0, 1.0]) / 2 * (2 + 4 + 0) / 3)
 
 
 def test_the_norm_is_limited_for_shared_parameters_only():
     gradients = random_gradients(3) * 100
     free, limited = Problem(gradients), Problem(gradients)
-    direction = free.update(NashMTL(3))
-    found = limited.update(NashMTL(3, max_norm=1.5))
+    direction = free.update(NashMTL(spec_of(3)))
+    found = limited.update(NashMTL(spec_of(3), max_norm=1.5))
     assert float(found.norm()) == pytest.approx(1.5, rel=1e-5)
     assert_near(found / found.norm(), direction / direction.norm())
     assert torch.equal(limited.own[0].grad, free.own[0].grad)
-    assert_near(update(NashMTL(3, max_norm=1e6), gradients), direction)
+    assert_near(update(NashMTL(spec_of(3), max_norm=1e6), gradients), direction)
 
 
 def test_a_norm_limit_of_1_equals_the_authors_program_for_long_updates_only():
     # their update has norm sqrt(R) and is always clipped to 1; a shorter update stays shorter here
-    limited = NashMTL(2, max_norm=1.0)
+    limited = NashMTL(spec_of(2), max_norm=1.0)
     assert_near(update(limited, torch.eye(2) * 10), [0.5**0.5, 0.5**0.5])
     assert_near(update(limited, torch.eye(2) * 0.1), [0.05, 0.05])
     # numbers from their sequence of convex programs: for both scales (0.4848, 0.8746)
@@ -97,7 +98,7 @@ def test_a_norm_limit_of_1_equals_the_authors_program_for_long_updates_only():
 
 def test_weights_are_kept_for_as_many_updates_as_asked():
     problem = Quadratic(random_gradients(3))
-    method = NashMTL(3, update_every=3)
+    method = NashMTL(spec_of(3), update_every=3)
     kept = []
     for _ in range(7):
         problem.update(method, lr=0.1)
@@ -109,7 +110,7 @@ def test_weights_are_kept_for_as_many_updates_as_asked():
 
 def test_kept_weights_are_applied_to_new_gradients():
     first, second = random_gradients(3), random_gradients(3, seed=9)
-    method = NashMTL(3, update_every=2)
+    method = NashMTL(spec_of(3), update_every=2)
     update(method, first)
     problem = Problem(second)
     assert_near(problem.update(method), method.weight_R.float() @ second)
@@ -119,4 +120,4 @@ def test_kept_weights_are_applied_to_new_gradients():
 @pytest.mark.parametrize("options", [{"max_norm": 0.0}, {"update_every": 0}])
 def test_what_cannot_be_is_refused(options):
     with pytest.raises(ConfigurationError, match="Nash-MTL"):
-        NashMTL(3, **options)
+        NashMTL(spec_of(3), **options)

@@ -5,6 +5,7 @@ import torch
 
 from mtrl_lightning.gradients.pcgrad import PCGrad, orders
 from tests.gradients.problem import assert_near, random_gradients, update
+from tests.specs import spec_of
 
 
 def double_loop(gradients, order):
@@ -21,12 +22,12 @@ def double_loop(gradients, order):
 
 
 def test_orthogonal_gradients_are_left_alone():
-    assert_near(update(PCGrad(2), [[2.0, 0.0], [0.0, 1.0]]), [1.0, 0.5])
+    assert_near(update(PCGrad(spec_of(2)), [[2.0, 0.0], [0.0, 1.0]]), [1.0, 0.5])
 
 
 def test_conflicting_gradients_by_hand():
     # g_1 = (1, 0) loses (1/2, -1/2), its projection on g_2 = (-1, 1); g_2 loses (-1, 0)
-    method = PCGrad(2)
+    method = PCGrad(spec_of(2))
     assert_near(update(method, [[1.0, 0.0], [-1.0, 1.0]]), [0.25, 0.75])
     # as coefficients: g_1 + g_2 / 2 and g_2 + g_1
     found = {name: float(value) for name, value in method.metrics().items()}
@@ -40,14 +41,15 @@ def test_conflicting_gradients_by_hand():
 def test_it_is_the_double_loop(num_tasks, seed):
     gradients = random_gradients(num_tasks, 4, seed)
     order = orders(num_tasks, torch.Generator().manual_seed(5)).tolist()
-    found = update(PCGrad(num_tasks), gradients, torch.Generator().manual_seed(5))
+    found = update(PCGrad(spec_of(num_tasks)), gradients, torch.Generator().manual_seed(5))
     assert_near(found, double_loop(gradients.double(), order))
 
 
 def test_the_order_matters():
     gradients = random_gradients(7, 4)
     one, other = (
-        update(PCGrad(7), gradients, torch.Generator().manual_seed(seed)) for seed in (5, 6)
+        update(PCGrad(spec_of(7)), gradients, torch.Generator().manual_seed(seed))
+        for seed in (5, 6)
     )
     assert (one - other).abs().max() > 1e-3
 

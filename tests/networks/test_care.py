@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.care import CARE
-from mtrl_lightning.networks.conditioning import Embedding, NoConditioning, set_task_names
+from mtrl_lightning.networks.conditioning import Embedding, NoConditioning
 from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
 from mtrl_lightning.networks.mlp import MLP
 from tests.networks import uniform
@@ -24,6 +24,7 @@ from tests.networks.test_conditioning import (
     randomize,
 )
 from tests.networks.test_mixture import one_expert
+from tests.specs import spec_of
 
 SPACE = Box(-np.inf, np.inf, (5,), np.float32)
 NAMES = ["reach-v3", "door-open-v3", "push-v3", "cheetah-run"]
@@ -33,8 +34,7 @@ Z = 3
 
 def make(seed=0, **settings):
     settings = {"num_experts": 4, "width": 6, "out_dim": Z, "context_dim": Z, **settings}
-    encoder = CARE(SPACE, 4, **settings)
-    set_task_names(encoder, NAMES)
+    encoder = CARE(spec_of(NAMES, SPACE), **settings)
     return randomize(encoder, seed)
 
 
@@ -118,7 +118,7 @@ def test_the_embedding_is_frozen_and_everything_else_learns():
 
 
 def test_another_conditioning_takes_the_place_of_language():
-    encoder = make(conditioning=lambda num_tasks: Embedding(num_tasks, dim=3))
+    encoder = make(conditioning=lambda spec: Embedding(spec, dim=3))
     encoder(uniform(7, 5), TASK_B).square().sum().backward()
     assert encoder.context.embedding.weight_TC.grad.any()
 
@@ -147,17 +147,18 @@ def test_an_empty_batch_half_precision_and_many_losses_at_once():
 
 def test_the_state_holds_all_and_the_tasks_embeddings():
     before = make()
-    after = CARE(SPACE, 4, num_experts=4, width=6, out_dim=Z, context_dim=Z)
+    after = make(seed=50)
     x_BD = uniform(7, 5)
-    with pytest.raises(ConfigurationError, match="set_task_names"):
-        after(x_BD, TASK_B)
+    assert not torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
 
 
 def test_actor_and_critic_see_the_task_in_the_features_alone():
     encoder = make()
-    head = MLP(encoder.out_dim, 2, 4, width=8, output_bound=0.5, conditioning=NoConditioning)
+    head = MLP(
+        encoder.out_dim, 2, spec_of(4), width=8, output_bound=0.5, conditioning=NoConditioning
+    )
     out = head(encoder(uniform(1, 5).expand(4, 5), torch.arange(4)), torch.arange(4))
     assert head.trunk[0].in_features == 2 * Z
     assert len({tuple(row) for row in out.tolist()}) == 4
@@ -167,7 +168,7 @@ def test_the_sizes_are_the_papers():
     defaults = {name: p.default for name, p in inspect.signature(CARE).parameters.items()}
     names = ("num_experts", "width", "depth", "out_dim", "context_dim")
     assert [defaults[name] for name in names] == [6, 50, 2, 50, 50]
-    encoder = CARE(SPACE, 10)
+    encoder = CARE(spec_of([*NAMES] * 2, SPACE))
     assert encoder.out_dim == 100
     assert [tuple(weight.shape) for weight in encoder.experts.weights] == [
         (6, 5, 50),
@@ -189,8 +190,8 @@ def test_the_sizes_are_the_papers():
         (lambda: make(depth=0), "depth is 0: give at least 1"),
         (lambda: make(width=0), "width is 0: give at least 1"),
         (lambda: make(out_dim=0, context_dim=0), "out_dim is 0: give at least 1"),
-        (lambda: CARE(Box(0, 1, (3, 8, 8)), 2), r"the shape \(3, 8, 8\)"),
-        (lambda: set_task_names(CARE(SPACE, 1), ["goal-99"]), "no embedding of the task goal-99"),
+        (lambda: CARE(spec_of(2, Box(0, 1, (3, 8, 8)))), r"the shape \(3, 8, 8\)"),
+        (lambda: CARE(spec_of(["goal-99"], SPACE)), "no embedding of the task goal-99"),
     ],
 )
 def test_what_cannot_work_is_refused(build, message):

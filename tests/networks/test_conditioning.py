@@ -16,17 +16,16 @@ from mtrl_lightning.networks.conditioning import (
 )
 from mtrl_lightning.networks.mlp import MLP
 from tests.networks import uniform
+from tests.specs import spec_of
 
 TASK_B = torch.tensor([2, 0, 2, 1, 3, 3, 0])
 KINDS = [
     pytest.param(OneHot, id="one_hot"),
     pytest.param(NoConditioning, id="nothing"),
-    pytest.param(lambda num_tasks: Embedding(num_tasks, dim=6), id="embedding"),
-    pytest.param(lambda num_tasks: Embedding(num_tasks, dim=6, unit_norm=True), id="unit_norm"),
-    pytest.param(lambda num_tasks: TaskEncoder(num_tasks, width=7, out_dim=5), id="task_encoder"),
-    pytest.param(
-        lambda num_tasks: TaskEncoder(num_tasks, embedding=OneHot, out_dim=3), id="of_one_hot"
-    ),
+    pytest.param(lambda spec: Embedding(spec, dim=6), id="embedding"),
+    pytest.param(lambda spec: Embedding(spec, dim=6, unit_norm=True), id="unit_norm"),
+    pytest.param(lambda spec: TaskEncoder(spec, width=7, out_dim=5), id="task_encoder"),
+    pytest.param(lambda spec: TaskEncoder(spec, embedding=OneHot, out_dim=3), id="of_one_hot"),
 ]
 DTYPES = [
     pytest.param(torch.float32, 1e-5, id="float32"),
@@ -88,10 +87,10 @@ def layers(x_D, linears):
 
 
 def test_nothing_is_added_to_features_that_tell_the_task():
-    nothing = NoConditioning(3)
+    nothing = NoConditioning(spec_of(3))
     assert nothing(torch.tensor([0, 2])).shape == (2, 0)
     assert nothing.out_dim == 0 and nothing.state_dict() == {}
-    network = MLP(4, 2, 3, width=8, conditioning=NoConditioning, output_bound=0.5)
+    network = MLP(4, 2, spec_of(3), width=8, conditioning=NoConditioning, output_bound=0.5)
     x_BD = uniform(1, 4).expand(3, 4)
     assert network.trunk[0].in_features == 4
     out = network(x_BD, torch.tensor([0, 1, 2]))
@@ -99,14 +98,14 @@ def test_nothing_is_added_to_features_that_tell_the_task():
 
 
 def test_an_embedding_is_the_tasks_row():
-    embedding = Embedding(4, dim=3)
+    embedding = Embedding(spec_of(4), dim=3)
     wanted = [embedding.weight_TC.tolist()[task] for task in TASK_B.tolist()]
     assert embedding(TASK_B).tolist() == wanted
 
 
 def test_an_embedding_begins_normal_and_has_32_numbers():
     torch.manual_seed(0)
-    embedding = Embedding(500)
+    embedding = Embedding(spec_of(500))
     assert embedding.out_dim == 32
     assert embedding.weight_TC.mean().item() == pytest.approx(0, abs=0.03)
     assert embedding.weight_TC.std().item() == pytest.approx(1, abs=0.03)
@@ -115,7 +114,7 @@ def test_an_embedding_begins_normal_and_has_32_numbers():
 
 
 def test_an_embedding_of_unit_length_by_hand():
-    embedding = Embedding(2, dim=2, unit_norm=True)
+    embedding = Embedding(spec_of(2), dim=2, unit_norm=True)
     with torch.no_grad():
         embedding.weight_TC.copy_(torch.tensor([[3.0, 4.0], [-5.0, 12.0]]))
     out = embedding(torch.tensor([1, 0]))
@@ -128,7 +127,7 @@ def test_an_embedding_of_unit_length_by_hand():
 
 
 def test_the_length_is_one_after_every_step():
-    embedding = Embedding(3, dim=4, unit_norm=True)
+    embedding = Embedding(spec_of(3), dim=4, unit_norm=True)
     optimizer = torch.optim.SGD(embedding.parameters(), lr=5.0)
     for _ in range(3):
         embedding(torch.tensor([0, 1, 2]))[:, 0].sum().backward()
@@ -139,7 +138,7 @@ def test_the_length_is_one_after_every_step():
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("unit_norm", [False, True])
 def test_an_embedding_equals_a_loop_over_rows(unit_norm, dtype, tolerance):
-    embedding = Embedding(4, dim=5, unit_norm=unit_norm).to(dtype)
+    embedding = Embedding(spec_of(4), dim=5, unit_norm=unit_norm).to(dtype)
     rows = [embedding.weight_TC[task] for task in TASK_B.tolist()]
     wanted = torch.stack([row / (row**2).sum() ** 0.5 if unit_norm else row for row in rows])
     assert_same_output_and_gradients(embedding, embedding(TASK_B), wanted, tolerance)
@@ -149,7 +148,7 @@ def test_an_embedding_equals_a_loop_over_rows(unit_norm, dtype, tolerance):
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_task_encoder_equals_a_loop_over_rows(depth, dtype, tolerance):
     encoder = TaskEncoder(
-        4, embedding=lambda t: Embedding(t, dim=6), width=7, depth=depth, out_dim=5
+        spec_of(4), embedding=lambda t: Embedding(t, dim=6), width=7, depth=depth, out_dim=5
     )
     randomize(encoder).to(dtype)
     linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
@@ -161,7 +160,7 @@ def test_a_task_encoder_equals_a_loop_over_rows(depth, dtype, tolerance):
 
 
 def test_a_task_encoder_has_the_papers_sizes():
-    encoder = TaskEncoder(10)
+    encoder = TaskEncoder(spec_of(10))
     shapes = {name: tuple(parameter.shape) for name, parameter in encoder.named_parameters()}
     assert sorted(shapes.values()) == sorted(
         [(10, 50), (50, 50), (50,), (50, 50), (50,), (50, 50), (50,)]
@@ -171,11 +170,11 @@ def test_a_task_encoder_has_the_papers_sizes():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_out_dim_is_what_comes_out_and_an_mlp_takes_it(kind):
-    conditioning = kind(4)
+    conditioning = kind(spec_of(4))
     assert isinstance(conditioning, TaskConditioning)
     assert conditioning(TASK_B).shape == (7, conditioning.out_dim)
     assert conditioning(TASK_B[:0]).shape == (0, conditioning.out_dim)
-    network = MLP(3, 2, 4, width=8, conditioning=kind)
+    network = MLP(3, 2, spec_of(4), width=8, conditioning=kind)
     assert network.trunk[0].in_features == 3 + conditioning.out_dim
     assert network(uniform(7, 3), TASK_B).shape == (7, 2)
     assert network(uniform(0, 3), TASK_B[:0]).shape == (0, 2)
@@ -183,7 +182,7 @@ def test_out_dim_is_what_comes_out_and_an_mlp_takes_it(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_the_others(kind):
-    conditioning, order = kind(4), torch.tensor([6, 3, 0, 5, 1, 4, 2])
+    conditioning, order = kind(spec_of(4)), torch.tensor([6, 3, 0, 5, 1, 4, 2])
     whole = conditioning(TASK_B)
     torch.testing.assert_close(conditioning(TASK_B[order]), whole[order], rtol=0, atol=0)
     torch.testing.assert_close(
@@ -193,13 +192,13 @@ def test_a_row_does_not_depend_on_the_others(kind):
 
 @pytest.mark.parametrize("kind", KINDS[2:])
 def test_gradients_of_many_losses_at_once(kind):
-    conditioning = kind(4)
+    conditioning = kind(spec_of(4))
     assert_gradients_of_many_losses_at_once(conditioning, conditioning(TASK_B))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_is_finite(kind):
-    network = MLP(3, 2, 4, width=8, conditioning=kind)
+    network = MLP(3, 2, spec_of(4), width=8, conditioning=kind)
     with torch.autocast("cpu", torch.bfloat16):
         out = network(uniform(7, 3), TASK_B)
     out.float().square().sum().backward()
@@ -209,7 +208,7 @@ def test_half_precision_is_finite(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_holds_all(kind):
-    before, after = randomize(kind(4), seed=1), randomize(kind(4), seed=50)
+    before, after = randomize(kind(spec_of(4)), seed=1), randomize(kind(spec_of(4)), seed=50)
     assert not len(trained(before)) or not torch.equal(before(TASK_B), after(TASK_B))
     after.load_state_dict(before.state_dict())
     assert torch.equal(before(TASK_B), after(TASK_B))
@@ -218,10 +217,10 @@ def test_the_state_holds_all(kind):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Embedding(3, dim=0), "dim is 0"),
-        (lambda: TaskEncoder(3, out_dim=0), "out_dim is 0"),
-        (lambda: TaskEncoder(3, depth=0), "depth is 0"),
-        (lambda: TaskEncoder(3, width=-1), "width is -1: give at least 1"),
+        (lambda: Embedding(spec_of(3), dim=0), "dim is 0"),
+        (lambda: TaskEncoder(spec_of(3), out_dim=0), "out_dim is 0"),
+        (lambda: TaskEncoder(spec_of(3), depth=0), "depth is 0"),
+        (lambda: TaskEncoder(spec_of(3), width=-1), "width is -1: give at least 1"),
     ],
 )
 def test_wrong_numbers_are_refused(build, message):

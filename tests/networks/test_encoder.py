@@ -11,6 +11,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import Identity, Standardize
+from tests.specs import spec_of
 
 DIM = 3
 SPACE = Box(-np.inf, np.inf, (DIM,), np.float32)
@@ -43,21 +44,21 @@ def assert_statistics_are_of(encoder, data):
 
 def test_identity_gives_what_it_gets():
     x_BD = torch.tensor([[1.0, -200.0, 3e5]])
-    assert torch.equal(Identity(SPACE, 4)(x_BD, NO_TASK), x_BD)
-    assert Identity(SPACE, 4).out_dim == DIM
+    assert torch.equal(Identity(spec_of(4, SPACE))(x_BD, NO_TASK), x_BD)
+    assert Identity(spec_of(4, SPACE)).out_dim == DIM
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 def test_the_statistics_are_those_of_all_rows_seen(count):
     data = batches(count)
-    encoder = observe(Standardize(SPACE, 2), data)
+    encoder = observe(Standardize(spec_of(2, SPACE)), data)
     assert_statistics_are_of(encoder, data)
     assert encoder.count.item() == count
 
 
 def test_the_output_is_standardized():
     data = batches(20)
-    encoder = observe(Standardize(SPACE, 2), data)
+    encoder = observe(Standardize(spec_of(2, SPACE)), data)
     rows = data.reshape(-1, DIM)
     wanted = (rows - rows.mean(0, dtype=np.float64)) / rows.std(0, dtype=np.float64)
     out = encoder(torch.from_numpy(rows), NO_TASK)
@@ -66,18 +67,18 @@ def test_the_output_is_standardized():
 
 def test_before_anything_was_seen_the_output_is_the_input():
     x_BD = torch.tensor([[1.0, -2.0, 3.0]])
-    assert torch.equal(Standardize(SPACE, 2)(x_BD, NO_TASK), x_BD)
+    assert torch.equal(Standardize(spec_of(2, SPACE))(x_BD, NO_TASK), x_BD)
 
 
 def test_the_statistics_freeze_after_the_updates_asked_for():
     data = batches(10)
-    encoder = observe(Standardize(SPACE, 2, num_updates=4), data)
+    encoder = observe(Standardize(spec_of(2, SPACE), num_updates=4), data)
     assert_statistics_are_of(encoder, data[:4])
     assert encoder.count.item() == 4
 
 
 def test_a_forward_pass_does_not_change_the_statistics():
-    encoder = observe(Standardize(SPACE, 2), batches(3))
+    encoder = observe(Standardize(spec_of(2, SPACE)), batches(3))
     before = copy.deepcopy(encoder.state_dict())
     encoder(torch.from_numpy(batches(1, seed=9)[0]) + 100, NO_TASK)
     for name, value in encoder.state_dict().items():
@@ -85,7 +86,7 @@ def test_a_forward_pass_does_not_change_the_statistics():
 
 
 def test_features_that_hardly_vary_are_divided_by_the_smallest_deviation():
-    encoder = Standardize(SPACE, 2, min_std=0.5)
+    encoder = Standardize(spec_of(2, SPACE), min_std=0.5)
     # deviations 0, 2, 0.1
     encoder.observe(torch.tensor([[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]), NO_TASK.expand(2))
     out = encoder(torch.tensor([[5.0, 6.0, 0.6]]), NO_TASK)
@@ -93,14 +94,14 @@ def test_features_that_hardly_vary_are_divided_by_the_smallest_deviation():
 
 
 def test_outliers_are_clipped_on_both_sides():
-    encoder = Standardize(SPACE, 2, clip=2.5)
+    encoder = Standardize(spec_of(2, SPACE), clip=2.5)
     encoder.observe(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]), NO_TASK.expand(2))
     out = encoder(torch.tensor([[2.4, 2.6, -1e6]]), NO_TASK)
     torch.testing.assert_close(out, torch.tensor([[2.4, 2.5, -2.5]]))
 
 
 def test_it_learns_nothing_and_keeps_its_statistics_in_the_state():
-    encoder = observe(Standardize(SPACE, 2), batches(3))
+    encoder = observe(Standardize(spec_of(2, SPACE)), batches(3))
     assert list(encoder.parameters()) == []
     assert set(encoder.state_dict()) == {"mean_D", "variance_D", "count"}
 
@@ -108,7 +109,10 @@ def test_it_learns_nothing_and_keeps_its_statistics_in_the_state():
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 6, 9])
 def test_a_restored_encoder_goes_on_as_the_one_that_was_saved(saved_after):
     data = batches(10)
-    before, after = Standardize(SPACE, 2, num_updates=6), Standardize(SPACE, 2, num_updates=6)
+    before, after = (
+        Standardize(spec_of(2, SPACE), num_updates=6),
+        Standardize(spec_of(2, SPACE), num_updates=6),
+    )
     observe(before, data[:saved_after])
     after.load_state_dict(before.state_dict())
     observe(before, data[saved_after:])
@@ -121,8 +125,8 @@ def test_a_restored_encoder_goes_on_as_the_one_that_was_saved(saved_after):
 @pytest.mark.parametrize("seen", [2, 8])
 def test_restoring_an_encoder_that_has_seen_something_else_starts_from_the_restored_count(seen):
     data = batches(10)
-    before = observe(Standardize(SPACE, 2, num_updates=6), data[:4])
-    after = observe(Standardize(SPACE, 2, num_updates=6), batches(seen, seed=5))
+    before = observe(Standardize(spec_of(2, SPACE), num_updates=6), data[:4])
+    after = observe(Standardize(spec_of(2, SPACE), num_updates=6), batches(seen, seed=5))
     after.load_state_dict(before.state_dict())
     observe(after, data[4:])
     assert_statistics_are_of(after, data[:6])
@@ -141,7 +145,7 @@ def observe_tasks(encoder, data, task_N=TASK_N):
 @pytest.mark.parametrize("count", [1, 5])
 def test_statistics_per_task_are_those_of_the_tasks_rows(count):
     data = batches(count)
-    encoder = observe_tasks(Standardize(SPACE, 3, per_task=True), data)
+    encoder = observe_tasks(Standardize(spec_of(3, SPACE), per_task=True), data)
     for task in (0, 2):
         rows = data[:, task == TASK_N].reshape(-1, DIM).astype(np.float64)
         np.testing.assert_allclose(encoder.mean_TD[task], rows.mean(0), rtol=1e-5, atol=1e-5)
@@ -152,7 +156,7 @@ def test_statistics_per_task_are_those_of_the_tasks_rows(count):
 
 
 def test_statistics_per_task_weigh_every_row_alike():
-    encoder = Standardize(SPACE, 1, per_task=True)
+    encoder = Standardize(spec_of(1, SPACE), per_task=True)
     data = 1e-3 * batches(1, rows=9)[0]  # far from the variances of 1 at the start
     for rows in (data[:2], data[2:3], data[3:]):
         encoder.observe(torch.from_numpy(rows), torch.zeros(len(rows), dtype=torch.int64))
@@ -161,8 +165,7 @@ def test_statistics_per_task_weigh_every_row_alike():
 
 
 def test_a_task_that_is_not_trained_has_the_statistics_of_those_of_its_size():
-    encoder = Standardize(SPACE, 5)
-    encoder.set_observation_sizes([3, 3, 3, 2, 1])
+    encoder = Standardize(spec_of(5, SPACE, observation_sizes=[3, 3, 3, 2, 1]))
     data = batches(4)
     task_N = np.array([0, 2, 2, 0, 3, 0, 2, 3])
     data[:, task_N == 3, 2:] = 0
@@ -180,21 +183,22 @@ def test_a_task_that_is_not_trained_has_the_statistics_of_those_of_its_size():
 
 
 def test_tasks_are_separated_where_their_sizes_differ():
-    encoder = Standardize(SPACE, 2)
-    encoder.set_observation_sizes([3, 3])
-    assert set(encoder.state_dict()) == {"mean_D", "variance_D", "count"}
-    encoder.set_observation_sizes([3, 2])
-    assert set(encoder.state_dict()) == {"mean_TD", "variance_TD", "rows_T", "count"}
-    pooled = Standardize(SPACE, 2, per_task=False)
-    pooled.set_observation_sizes([3, 3])
+    same = spec_of(2, SPACE, observation_sizes=[3, 3])
+    different = spec_of(2, SPACE, observation_sizes=[3, 2])
+    pooled = {"mean_D", "variance_D", "count"}
+    apart = {"mean_TD", "variance_TD", "rows_T", "count"}
+    assert set(Standardize(same).state_dict()) == pooled
+    assert set(Standardize(same, per_task=True).state_dict()) == apart
+    assert set(Standardize(different).state_dict()) == apart
+    assert set(Standardize(same, per_task=False).state_dict()) == pooled
     with pytest.raises(ConfigurationError, match=r"the sizes 3, 2: .*per_task to null"):
-        pooled.set_observation_sizes([3, 2])
+        Standardize(different, per_task=False)
 
 
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 6])
 def test_restored_statistics_per_task_continue_as_those_that_were_saved(saved_after):
     data = batches(10)
-    before, after = (Standardize(SPACE, 3, num_updates=5, per_task=True) for _ in range(2))
+    before, after = (Standardize(spec_of(3, SPACE), num_updates=5, per_task=True) for _ in range(2))
     observe_tasks(before, data[:saved_after])
     after.load_state_dict(before.state_dict())
     observe_tasks(before, data[saved_after:])
@@ -207,4 +211,4 @@ def test_restored_statistics_per_task_continue_as_those_that_were_saved(saved_af
 @pytest.mark.parametrize("encoder", [Identity, Standardize])
 def test_images_are_refused_with_the_remedy(encoder):
     with pytest.raises(ConfigurationError, match=rf"{encoder.__name__} takes .*\(64, 64, 3\)"):
-        encoder(Box(0, 255, (64, 64, 3), np.uint8), 2)
+        encoder(spec_of(2, Box(0, 255, (64, 64, 3), np.uint8)))

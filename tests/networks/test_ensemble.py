@@ -7,13 +7,14 @@ import torch
 
 from mtrl_lightning.networks import MLP, Ensemble
 from tests.networks import ARCHITECTURES, uniform
+from tests.specs import spec_of
 
 TASK_B = torch.tensor([0, 0, 1, 1, 2, 2])
 
 
 def make(architecture, size=3):
     torch.manual_seed(0)
-    return Ensemble(lambda: architecture(4, 1, 3, width=8, output_bound=0.5), size)
+    return Ensemble(lambda: architecture(4, 1, spec_of(3), width=8, output_bound=0.5), size)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -12,6 +12,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.experts import Experts, TaskExperts, is_task_major
 from tests.networks import uniform
+from tests.specs import spec_of
 
 IN_DIM = 4
 OUT_DIM = 2
@@ -23,10 +24,10 @@ ORDERS = [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2], [2, 1, 0], [0, 2, 1, 1, 2, 0, 
 class Dense(TaskConditioning):
     """A learned vector for each task."""
 
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec) -> None:
+        super().__init__(spec)
         self.out_dim = 5
-        self.table = nn.Embedding(num_tasks, 5)
+        self.table = nn.Embedding(spec.num_tasks, 5)
 
     def forward(self, task_B: torch.Tensor) -> torch.Tensor:
         return self.table(task_B)
@@ -162,7 +163,7 @@ CONTRACT = [
 def assert_refused(architecture, **wrong):
     for name, value in wrong.items():
         with pytest.raises(ConfigurationError, match=name):
-            architecture(IN_DIM, OUT_DIM, NUM_TASKS, **{name: value})
+            architecture(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), **{name: value})
 
 
 def num_parameters(network):

@@ -16,6 +16,7 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import ExplorationNoise, StateNoise, TaskNoise
 from tests.networks import uniform
+from tests.specs import spec_of
 
 NUM_TASKS, ACTION_DIM = 3, 2
 TASK_B = torch.tensor([2, 0, 0, 1])
@@ -23,7 +24,7 @@ NOISES = [TaskNoise, StateNoise]
 
 
 def make(noise, **options) -> ExplorationNoise:
-    return noise(NUM_TASKS, ACTION_DIM, **options)
+    return noise(spec_of(NUM_TASKS, action_dim=ACTION_DIM), **options)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -85,7 +86,7 @@ def update_of(made, learning_rate=1.0):
         generators=Generators(0),
         metrics=MeanMetrics(),
         guard=DivergenceGuard("stop", 0, ["a", "b", "c"], Counters()),
-        train_tasks=range(NUM_TASKS),
+        spec=spec_of(NUM_TASKS),
     )
     update.configure_optimizer()
     return update

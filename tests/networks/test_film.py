@@ -20,12 +20,16 @@ from tests.networks.test_experts import (
     num_parameters,
     randomized,
 )
+from tests.specs import spec_of
 
 
 def make(**options):
     torch.manual_seed(0)
     return FiLM(
-        IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options}
+        IN_DIM,
+        OUT_DIM,
+        spec_of(NUM_TASKS),
+        **{"width": 8, "depth": 2, "output_bound": 0.5, **options},
     )
 
 
@@ -70,7 +74,7 @@ def test_it_begins_as_the_same_network_for_every_task(variant):
 
 
 def test_one_layer_by_hand():
-    network = FiLM(1, 1, 2, width=2, depth=1)
+    network = FiLM(1, 1, spec_of(2), width=2, depth=1)
     numbers = {
         # delta, delta, beta, beta of tasks 0 and 1
         "modulation.weight": [
@@ -121,7 +125,7 @@ def test_it_begins_he_uniform_and_its_output_within_the_bound():
 
 
 def test_one_task_and_one_feature():
-    assert FiLM(1, 1, 1, width=1, depth=1)(
+    assert FiLM(1, 1, spec_of(1), width=1, depth=1)(
         torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)
     ).shape == (2, 1)
 

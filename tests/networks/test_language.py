@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import embed_descriptions
-from mtrl_lightning.networks.conditioning import TaskEncoder, set_task_names
+from mtrl_lightning.networks.conditioning import TaskEncoder
 from mtrl_lightning.networks.embed_descriptions import fingerprint
 from mtrl_lightning.networks.language import (
     DESCRIPTIONS,
@@ -24,6 +25,7 @@ from mtrl_lightning.networks.language import (
 from mtrl_lightning.networks.mlp import MLP
 from tests.networks import uniform
 from tests.networks.test_conditioning import assert_same_output_and_gradients, layers, randomize
+from tests.specs import spec_of
 
 SUITE = {
     "acrobot": "swingup swingup_sparse",
@@ -129,7 +131,7 @@ def test_a_task_without_an_embedding_is_named_with_its_nearest(file):
 )
 def test_a_broken_file_is_refused_with_its_fault(file, content, message):
     path = file(content)
-    for use in (lambda: load_embeddings(path, ["reach"]), lambda: Language(1, path=path)):
+    for use in (lambda: load_embeddings(path, ["reach"]), lambda: Language(spec_of(1), path=path)):
         with pytest.raises(ConfigurationError, match=message) as caught:
             use()
         assert path in str(caught.value)
@@ -138,51 +140,35 @@ def test_a_broken_file_is_refused_with_its_fault(file, content, message):
 def test_a_missing_or_binary_file_is_refused(tmp_path):
     for path in (tmp_path, "/dev/zero"):
         with pytest.raises(ConfigurationError, match="is no regular file"):
-            Language(1, path=str(path))
+            Language(spec_of(1), path=str(path))
     with pytest.raises(ConfigurationError, match=r"nowhere\.json cannot be read"):
-        Language(1, path=str(tmp_path / "nowhere.json"))
+        Language(spec_of(1), path=str(tmp_path / "nowhere.json"))
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigurationError, match="not a valid JSON file"):
-        Language(1, path=str(tmp_path / "binary.json"))
+        Language(spec_of(1), path=str(tmp_path / "binary.json"))
 
 
 def test_language_gives_the_tasks_embeddings(file):
-    language = Language(3, path=file(TASKS))
+    language = Language(spec_of(NAMES), path=file(TASKS))
     assert language.out_dim == 2
-    set_task_names(torch.nn.ModuleList([language]), NAMES)
     out = language(torch.tensor([2, 0, 0]))
     assert torch.equal(out, torch.tensor([[3, 4.5], [-5, 6e-3], [-5, 6e-3]]))
     assert list(language.parameters()) == []
 
 
-def test_language_is_of_no_use_before_the_tasks_have_names(file):
-    language = Language(3, path=file(TASKS))
-    with pytest.raises(ConfigurationError, match="set_task_names"):
-        language(torch.tensor([0]))
-    with pytest.raises(ConfigurationError, match="2 names for 3 tasks"):
-        language.set_task_names(NAMES[:2])
-
-
 def test_a_checkpoint_holds_the_embeddings(file):
-    path = file(TASKS)
-    before, after = Language(3, path=path), Language(3, path=path)
-    empty = copy.deepcopy(before.state_dict())
-    before.set_task_names(NAMES)
-    after.load_state_dict(before.state_dict())
+    before = Language(spec_of(NAMES), path=file(TASKS))
+    other = {name: [9, 9] for name in TASKS}
+    after = Language(spec_of(NAMES), path=file(other))
+    assert not torch.equal(after(torch.arange(3)), before(torch.arange(3)))
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
     assert torch.equal(after(torch.arange(3)), before(torch.arange(3)))
-    copied = copy.deepcopy(before)
-    copied.load_state_dict(empty)
-    with pytest.raises(ConfigurationError, match="set_task_names"):
-        copied(torch.tensor([0]))
-    assert before(torch.tensor([0])).isfinite().all()
 
 
 def test_an_encoder_of_language_equals_a_loop_and_trains_the_perceptron_alone(file):
-    encoder = TaskEncoder(
-        3, embedding=lambda t: Language(t, path=file(TASKS)), width=6, depth=2, out_dim=4
-    )
+    language = partial(Language, path=file(TASKS))
+    encoder = TaskEncoder(spec_of(NAMES), embedding=language, width=6, depth=2, out_dim=4)
     randomize(encoder).double()
-    set_task_names(encoder, NAMES)
     rows = torch.tensor([[-5, 6e-3], [1, 2], [3, 4.5]]).double()
     linears = [encoder.hidden[0], encoder.hidden[2], encoder.output]
     task_B = torch.tensor([1, 2, 0, 1])
@@ -192,9 +178,10 @@ def test_an_encoder_of_language_equals_a_loop_and_trains_the_perceptron_alone(fi
 
 
 def test_a_network_learns_the_names_wherever_language_is_in_it():
-    network = MLP(2, 1, 2, width=8, conditioning=lambda t: TaskEncoder(t, embedding=Language))
-    set_task_names(network, ["reach-v3", "walker-walk"])
-    wanted = load_embeddings(EMBEDDINGS, ["reach-v3", "walker-walk"])
+    names = ["reach-v3", "walker-walk"]
+    conditioning = partial(TaskEncoder, embedding=Language)
+    network = MLP(2, 1, spec_of(names), width=8, conditioning=conditioning)
+    wanted = load_embeddings(EMBEDDINGS, names)
     np.testing.assert_array_equal(network.conditioning.embedding(torch.arange(2)).numpy(), wanted)
     assert network(uniform(3, 2), torch.tensor([0, 1, 0])).isfinite().all()
 
@@ -203,7 +190,7 @@ def test_a_task_that_nobody_described_is_refused():
     with pytest.raises(
         ConfigurationError, match=r"no embedding of the task goal-99.*run python -m"
     ):
-        Language(1).set_task_names(["goal-99"])
+        Language(spec_of(["goal-99"]))
 
 
 # what the package brings along
@@ -289,8 +276,7 @@ def test_the_script_embeds_each_description(tmp_path, monkeypatch):
     origin = json.loads((tmp_path / "vectors.origin.json").read_text())
     assert origin["model"].endswith("all-MiniLM-L6-v2")
     assert origin["sentence-transformers"] == "sentence-transformers 1.2"
-    language = Language(1, path=str(embeddings))
-    language.set_task_names(["b-task-v3"])
+    language = Language(spec_of(["b-task-v3"]), path=str(embeddings))
     assert language(torch.tensor([0])).tolist()[0] == pytest.approx(
         [0, 1 / 3, 1 / 3, 0, 0], abs=1e-5
     )

@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.assignments import WORDS, Attention, Average, Clusters, Gate, OwnExpert
-from mtrl_lightning.networks.conditioning import Embedding, TaskEncoder, set_task_names
+from mtrl_lightning.networks.conditioning import Embedding, TaskEncoder
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language
 from mtrl_lightning.networks.mixture import MixtureOfEncoders
 from tests.networks import uniform
@@ -25,6 +26,7 @@ from tests.networks.test_conditioning import (
     layers,
     randomize,
 )
+from tests.specs import spec_of
 
 SPACE = Box(-np.inf, np.inf, (5,), np.float32)
 NAMES = ["reach-v3", "door-open-v3", "push-v3", "drawer-close-v3"]
@@ -40,13 +42,11 @@ K = 4
 
 
 def embedded(assignment, **settings):
-    return lambda t, k: assignment(
-        t, k, conditioning=lambda n: Embedding(n, dim=3), width=6, **settings
-    )
+    return partial(assignment, conditioning=partial(Embedding, dim=3), width=6, **settings)
 
 
-def clusters(num_tasks, num_experts):
-    return Clusters(num_tasks, num_experts, words=GROUPS)
+def clusters(num_experts, spec):
+    return Clusters(num_experts, spec, words=GROUPS)
 
 
 KINDS = [
@@ -62,8 +62,7 @@ KINDS = [
 
 def make(assignment, seed=0, **settings):
     settings = {"num_experts": K, "width": 6, "depth": 2, "out_dim": 3, **settings}
-    mixture = MixtureOfEncoders(SPACE, 4, assignment=assignment, **settings)
-    set_task_names(mixture, NAMES)
+    mixture = MixtureOfEncoders(spec_of(NAMES, SPACE), assignment=assignment, **settings)
     return randomize(mixture, seed)
 
 
@@ -123,9 +122,9 @@ def test_weights_are_not_negative_and_sum_to_one(kind):
 
 def test_weights_by_hand():
     task_B = torch.tensor([2, 0, 3])
-    assert OwnExpert(4, 4)(task_B).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
-    assert Average(4, 5)(task_B).tolist() == [[pytest.approx(0.2)] * 5] * 3
-    gate, attention = Gate(4, 4), Attention(4, 4, temperature=2.0)
+    assert OwnExpert(4, spec_of(4))(task_B).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
+    assert Average(5, spec_of(4))(task_B).tolist() == [[pytest.approx(0.2)] * 5] * 3
+    gate, attention = Gate(4, spec_of(4)), Attention(4, spec_of(4), temperature=2.0)
     for assignment in (gate, attention):
         with torch.no_grad():
             assignment.scores.output.weight.zero_()
@@ -140,7 +139,7 @@ def test_weights_by_hand():
 
 @pytest.mark.parametrize("num_chosen", [1, 2, 3, 4])
 def test_a_gate_chooses_as_many_experts_as_it_is_told(num_chosen):
-    weight_TK = make(lambda t, k: Gate(t, k, num_chosen=num_chosen)).assignment(torch.arange(4))
+    weight_TK = make(lambda k, t: Gate(k, t, num_chosen=num_chosen)).assignment(torch.arange(4))
     assert (weight_TK > 0).sum(-1).tolist() == [num_chosen] * 4
 
 
@@ -209,10 +208,7 @@ def test_the_state_holds_all(kind):
 
 
 def test_clusters_by_hand():
-    assignment = clusters(4, 4)
-    with pytest.raises(ConfigurationError, match="set_task_names"):
-        assignment(torch.tensor([0]))
-    assignment.set_task_names(NAMES)
+    assignment = clusters(4, spec_of(NAMES))
     torch.testing.assert_close(assignment(torch.arange(4)), torch.tensor(CLUSTER_WEIGHTS))
     assert list(assignment.parameters()) == []
 
@@ -221,16 +217,17 @@ def test_words_are_whole_and_in_names_or_descriptions(tmp_path):
     path = tmp_path / "descriptions.json"
     path.write_text(json.dumps({"opener-v1": "Do it, SLOWLY.", "swing_up": "Unclosed."}))
     assignment = Clusters(
-        3, 3, words=[["open", "slowly"], ["swing"], ["close", "up"]], descriptions=str(path)
+        3,
+        spec_of(["opener-v3", "swing_up", "open-close"]),
+        words=[["open", "slowly"], ["swing"], ["close", "up"]],
+        descriptions=str(path),
     )
-    assignment.set_task_names(["opener-v3", "swing_up", "open-close"])
     assert assignment(torch.arange(3)).tolist() == [[1, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]
 
 
 def test_the_default_words_tell_every_described_task():
     names = list(json.loads(DESCRIPTIONS.read_text()))
-    assignment = Clusters(len(names), 10)
-    assignment.set_task_names(names)
+    assignment = Clusters(10, spec_of(names))
     weight_TK = assignment(torch.arange(len(names)))
     assert (weight_TK > 0).any(0).all()
     verbs = [group[0] for group in WORDS]
@@ -250,7 +247,7 @@ def test_the_default_words_tell_every_described_task():
 
 def test_a_task_with_none_of_the_words_is_refused():
     with pytest.raises(ConfigurationError, match=r"the task goal-98: add one of its words"):
-        Clusters(2, 10).set_task_names(["push-v3", "goal-98"])
+        Clusters(10, spec_of(["push-v3", "goal-98"]))
 
 
 @pytest.mark.parametrize(
@@ -262,13 +259,16 @@ def test_a_task_with_none_of_the_words_is_refused():
         (lambda: make(Average, out_dim=0), "out_dim is 0: give at least 1"),
         (lambda: make(OwnExpert, num_experts=5), "num_experts is 5, set it to 4"),
         (lambda: make(Clusters, num_experts=4), "num_experts is 4: set it to 10"),
-        (lambda: Clusters(2, 10, descriptions="nowhere.json"), r"nowhere\.json cannot be read"),
+        (
+            lambda: Clusters(10, spec_of(2), descriptions="nowhere.json"),
+            r"nowhere\.json cannot be read",
+        ),
         (lambda: make(Gate, num_experts=1), "num_chosen is 2: give a number from 1 to 1"),
-        (lambda: make(lambda t, k: Gate(t, k, num_chosen=0)), "num_chosen is 0"),
-        (lambda: make(lambda t, k: Attention(t, k, temperature=0.0)), "temperature is 0"),
-        (lambda: make(lambda t, k: Attention(t, k, temperature=math.nan)), "temperature is nan"),
-        (lambda: make(lambda t, k: Attention(t, k, width=0)), "width is 0: give at least 1"),
-        (lambda: MixtureOfEncoders(Box(0, 1, (3, 8, 8)), 2), r"the shape \(3, 8, 8\)"),
+        (lambda: make(lambda k, t: Gate(k, t, num_chosen=0)), "num_chosen is 0"),
+        (lambda: make(lambda k, t: Attention(k, t, temperature=0.0)), "temperature is 0"),
+        (lambda: make(lambda k, t: Attention(k, t, temperature=math.nan)), "temperature is nan"),
+        (lambda: make(lambda k, t: Attention(k, t, width=0)), "width is 0: give at least 1"),
+        (lambda: MixtureOfEncoders(spec_of(2, Box(0, 1, (3, 8, 8)))), r"the shape \(3, 8, 8\)"),
     ],
 )
 def test_what_cannot_work_is_refused(build, message):
@@ -291,6 +291,6 @@ def test_the_sizes_are_mtrls():
 
 
 def test_a_gate_takes_descriptions_too():
-    mixture = make(lambda t, k: Gate(t, k, conditioning=Language))
+    mixture = make(lambda k, t: Gate(k, t, conditioning=Language))
     assert mixture.assignment.scores.conditioning.out_dim == 384
     assert mixture(uniform(7, 5), TASK_B).isfinite().all()

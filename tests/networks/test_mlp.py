@@ -20,6 +20,7 @@ from tests.networks.test_experts import (
     Dense,
     num_parameters,
 )
+from tests.specs import spec_of
 
 PLAIN = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
 
@@ -27,7 +28,10 @@ PLAIN = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
 def make(**options):
     torch.manual_seed(0)
     return MLP(
-        IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, "output_bound": 0.5, **options}
+        IN_DIM,
+        OUT_DIM,
+        spec_of(NUM_TASKS),
+        **{"width": 8, "depth": 2, "output_bound": 0.5, **options},
     )
 
 
@@ -48,12 +52,12 @@ def test_the_contract_with_residual_blocks(check):
 
 
 def test_one_hot_by_hand():
-    out = OneHot(3)(torch.tensor([2, 0, 2]))
+    out = OneHot(spec_of(3))(torch.tensor([2, 0, 2]))
     assert out.tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
 
 
 def test_one_hot_says_how_many_numbers_it_gives_and_learns_nothing():
-    one_hot = OneHot(5)
+    one_hot = OneHot(spec_of(5))
     assert one_hot.out_dim == 5
     assert list(one_hot.parameters()) == []
     assert one_hot.state_dict() == {}
@@ -89,7 +93,7 @@ def by_hand(weights, x, task, num_tasks, depth, layer_norm):
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize(("depth", "width"), [(1, 4), (2, 5), (3, 8)])
 def test_the_output_equals_a_loop_over_numbers(depth, width, layer_norm):
-    network = MLP(3, 2, 4, width=width, depth=depth, layer_norm=layer_norm)
+    network = MLP(3, 2, spec_of(4), width=width, depth=depth, layer_norm=layer_norm)
     with torch.no_grad():
         for i, parameter in enumerate(network.parameters()):
             parameter.copy_(uniform(*parameter.shape, seed=i))
@@ -104,7 +108,7 @@ def test_the_output_equals_a_loop_over_numbers(depth, width, layer_norm):
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_hidden_layers_begin_he_uniform_with_zero_biases(architecture, layer_norm):
     torch.manual_seed(0)
-    network = architecture(90, 3, 10, width=400, depth=3, layer_norm=layer_norm)
+    network = architecture(90, 3, spec_of(10), width=400, depth=3, layer_norm=layer_norm)
     linears = [module for module in network.trunk if isinstance(module, nn.Linear)]
     assert [linear.in_features for linear in linears] == [100, 400, 400]
     assert [linear.out_features for linear in linears] == [400, 400, 400]
@@ -123,7 +127,7 @@ def test_hidden_layers_begin_he_uniform_with_zero_biases(architecture, layer_nor
 @pytest.mark.parametrize(("given", "bound"), [(3e-3, 3e-3), (0.5, 0.5), (0, 1 / math.sqrt(256))])
 def test_the_output_layer_begins_within_its_bound(architecture, given, bound):
     torch.manual_seed(0)
-    network = architecture(4, 30, 2, width=256, depth=1, output_bound=given)
+    network = architecture(4, 30, spec_of(2), width=256, depth=1, output_bound=given)
     head = network.head if hasattr(network, "head") else network.heads
     for parameter in (head.weight.detach(), head.bias.detach()):
         assert parameter.abs().max().item() <= bound
@@ -137,9 +141,9 @@ def kinds(network):
 
 @pytest.mark.parametrize("architecture", PLAIN)
 def test_layer_norm_is_there_only_when_it_is_asked_for(architecture):
-    assert kinds(architecture(2, 1, 1, width=4, depth=2)) == [nn.Linear, nn.ReLU] * 2
+    assert kinds(architecture(2, 1, spec_of(1), width=4, depth=2)) == [nn.Linear, nn.ReLU] * 2
     assert (
-        kinds(architecture(2, 1, 1, width=4, depth=2, layer_norm=True))
+        kinds(architecture(2, 1, spec_of(1), width=4, depth=2, layer_norm=True))
         == [nn.Linear, nn.LayerNorm, nn.ReLU] * 2
     )
 
@@ -154,8 +158,8 @@ def test_the_defaults_are_those_of_the_protocol(architecture):
 def test_an_architecture_is_built_by_three_positional_numbers(architecture):
     parameters = inspect.signature(architecture).parameters.values()
     positional = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert positional == ["in_dim", "out_dim", "num_tasks"]
-    network = architecture(5, 7, 3)
+    assert positional == ["in_dim", "out_dim", "spec"]
+    network = architecture(5, 7, spec_of(3))
     assert isinstance(network, Network)
     assert network(uniform(4, 5), torch.tensor([0, 1, 2, 1])).shape == (4, 7)
 
@@ -163,7 +167,7 @@ def test_an_architecture_is_built_by_three_positional_numbers(architecture):
 @pytest.mark.parametrize("architecture", PLAIN)
 def test_the_task_makes_a_difference(architecture):
     torch.manual_seed(0)
-    network = architecture(3, 2, 3, width=16, output_bound=0.5)
+    network = architecture(3, 2, spec_of(3), width=16, output_bound=0.5)
     out = network(uniform(1, 3).expand(3, 3), torch.tensor([0, 1, 2]))
     assert len({tuple(row) for row in out.tolist()}) == 3
 
@@ -171,7 +175,7 @@ def test_the_task_makes_a_difference(architecture):
 @pytest.mark.parametrize("architecture", PLAIN)
 def test_a_row_does_not_depend_on_the_others(architecture):
     torch.manual_seed(0)
-    network = architecture(3, 2, 3, width=16, output_bound=0.5, layer_norm=True).double()
+    network = architecture(3, 2, spec_of(3), width=16, output_bound=0.5, layer_norm=True).double()
     x_BD, task_B = uniform(9, 3).double(), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
     whole = network(x_BD, task_B)
     alone = torch.cat([network(x_BD[i : i + 1], task_B[i : i + 1]) for i in range(9)])
@@ -185,7 +189,9 @@ def test_a_row_does_not_depend_on_the_others(architecture):
 @pytest.mark.parametrize("architecture", PLAIN)
 def test_every_parameter_gets_a_gradient(architecture):
     torch.manual_seed(0)
-    network = architecture(3, 2, 2, width=16, output_bound=0.5, layer_norm=True, conditioning=Dense)
+    network = architecture(
+        3, 2, spec_of(2), width=16, output_bound=0.5, layer_norm=True, conditioning=Dense
+    )
     network(uniform(20, 3), torch.arange(20) % 2).square().sum().backward()
     assert [
         name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()
@@ -194,7 +200,7 @@ def test_every_parameter_gets_a_gradient(architecture):
 
 @pytest.mark.parametrize("architecture", PLAIN)
 def test_another_conditioning_takes_the_place_of_the_one_hot(architecture):
-    network = architecture(3, 2, 7, width=8, conditioning=Dense)
+    network = architecture(3, 2, spec_of(7), width=8, conditioning=Dense)
     assert network.trunk[0].in_features == 3 + 5
     assert any(
         parameter is network.conditioning.table.weight for parameter in network.shared_parameters()
@@ -202,12 +208,12 @@ def test_another_conditioning_takes_the_place_of_the_one_hot(architecture):
 
 
 def test_all_of_an_mlp_is_shared():
-    network = MLP(3, 2, 2, width=8)
+    network = MLP(3, 2, spec_of(2), width=8)
     assert list(map(id, network.shared_parameters())) == list(map(id, network.parameters()))
 
 
 def test_residual_blocks_take_the_place_of_the_hidden_layers():
-    network = MLP(3, 2, 4, width=8, depth=2, residual=True)
+    network = MLP(3, 2, spec_of(4), width=8, depth=2, residual=True)
     assert kinds(network)[:3] == [nn.Linear, nn.LayerNorm, nn.ReLU] and len(network.trunk) == 3 + 2
     assert num_parameters(network) == (8 * 8 + 16) + 2 * 2 * (9 * 8 + 16) + 9 * 2
     assert network.last_shared_weight() is network.head.weight

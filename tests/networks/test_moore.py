@@ -20,12 +20,13 @@ from tests.networks.test_experts import (
     num_parameters,
     perceptron,
 )
+from tests.specs import spec_of
 
 
 def make(**options):
     torch.manual_seed(0)
     sizes = {"width": 12, "depth": 3, "num_experts": 4, "output_bound": 0.5}
-    return MOORE(IN_DIM, OUT_DIM, NUM_TASKS, **{**sizes, **options})
+    return MOORE(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), **{**sizes, **options})
 
 
 def make_shallow(**options):
@@ -61,7 +62,7 @@ def test_it_is_the_papers_equations_row_by_row(options):
 
 def test_the_basis_is_orthonormal():
     torch.manual_seed(0)
-    network = MOORE(39, 8, 10, num_experts=6)
+    network = MOORE(39, 8, spec_of(10), num_experts=6)
     basis_KBH = orthonormal(network.experts(uniform(50, 39)))
     products_BKK = torch.einsum("kbh,lbh->bkl", basis_KBH, basis_KBH)
     torch.testing.assert_close(products_BKK, torch.eye(6).expand(50, 6, 6), rtol=0, atol=1e-5)
@@ -130,7 +131,7 @@ def test_it_begins_within_its_bounds():
 
 
 def test_one_task_and_one_feature():
-    network = MOORE(1, 1, 1, width=1, depth=1, num_experts=1)
+    network = MOORE(1, 1, spec_of(1), width=1, depth=1, num_experts=1)
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
 
 

@@ -17,13 +17,14 @@ from tests.networks.test_experts import (
     num_parameters,
     perceptron,
 )
+from tests.specs import spec_of
 
 NUM_TASKS, OUT_DIM = 3, 2
 
 
 def make(**options):
     torch.manual_seed(0)
-    return MultiHead(4, OUT_DIM, NUM_TASKS, width=16, depth=2, output_bound=0.5, **options)
+    return MultiHead(4, OUT_DIM, spec_of(NUM_TASKS), width=16, depth=2, output_bound=0.5, **options)
 
 
 def make_two_layers(**options):
@@ -56,8 +57,8 @@ def head_rows(network, task):
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_with_one_task_it_is_an_mlp(layer_norm):
     torch.manual_seed(0)
-    mlp = MLP(4, 3, 1, width=16, layer_norm=layer_norm, output_bound=0.5)
-    multi = MultiHead(4, 3, 1, width=16, layer_norm=layer_norm, output_bound=0.5)
+    mlp = MLP(4, 3, spec_of(1), width=16, layer_norm=layer_norm, output_bound=0.5)
+    multi = MultiHead(4, 3, spec_of(1), width=16, layer_norm=layer_norm, output_bound=0.5)
     multi.load_state_dict(
         {name.replace("head.", "heads."): value for name, value in mlp.state_dict().items()}
     )
@@ -116,7 +117,7 @@ def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_
     out_dim, rows
 ):
     torch.manual_seed(0)
-    network = MultiHead(4, out_dim, NUM_TASKS, width=16, depth=2, output_bound=0.5)
+    network = MultiHead(4, out_dim, spec_of(NUM_TASKS), width=16, depth=2, output_bound=0.5)
     x_BD, task_B = uniform(NUM_TASKS * rows, 4), torch.arange(NUM_TASKS).repeat_interleave(rows)
     other_B = torch.arange(len(task_B) - 1, -1, -1)  # backwards: no order of tasks
     outputs, gradients = [], []
@@ -135,7 +136,7 @@ def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_
 
 @pytest.mark.parametrize("out_dim", [1, OUT_DIM])
 def test_the_order_of_the_rows_does_not_decide_the_type(out_dim):
-    network = MultiHead(4, out_dim, NUM_TASKS, width=16, depth=2)
+    network = MultiHead(4, out_dim, spec_of(NUM_TASKS), width=16, depth=2)
     with torch.autocast("cpu", torch.bfloat16):
         for task_B in (
             torch.tensor([0, 1, 2]),

@@ -20,6 +20,7 @@ from tests.networks.test_experts import (
     half_precision_is_close,
     many_gradients_at_once_equal_one_after_another,
 )
+from tests.specs import spec_of
 
 SMALL = {"width": 8, "depth": 2}
 
@@ -27,7 +28,7 @@ SMALL = {"width": 8, "depth": 2}
 def make(architecture=MLP, tasks=None, **options):
     torch.manual_seed(0)
     network = partial(architecture, **SMALL, **options)
-    return OnePerTask(IN_DIM, OUT_DIM, NUM_TASKS, make=network, tasks=tasks)
+    return OnePerTask(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), make=network, tasks=tasks)
 
 
 # the others are those of a conditioning, and of architectures that are compiled and vectorized
@@ -98,7 +99,7 @@ def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
 
 
 def test_one_network_for_all_sees_no_task():
-    network = OneForAll(IN_DIM, OUT_DIM, make=partial(MultiHead, **SMALL))
+    network = OneForAll(IN_DIM, OUT_DIM, spec_of(3), make=partial(MultiHead, **SMALL))
     x_BD = uniform(5, IN_DIM)
     wanted = network.network(x_BD, torch.zeros(5, dtype=torch.int64))
     assert torch.equal(network(x_BD), wanted)

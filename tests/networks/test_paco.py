@@ -29,6 +29,7 @@ from tests.networks.test_experts import (
     assert_refused,
     num_parameters,
 )
+from tests.specs import spec_of
 
 INF, NAN = math.inf, math.nan
 
@@ -38,7 +39,7 @@ def make(**options):
     sizes = {"width": 8, "depth": 2, "num_sets": 4, "output_bound": 0.5}
     if "conditioning" in options:
         sizes["max_loss"] = None
-    return PaCo(IN_DIM, OUT_DIM, NUM_TASKS, **{**sizes, **options})
+    return PaCo(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), **{**sizes, **options})
 
 
 @pytest.mark.parametrize("check", CONTRACT)
@@ -64,8 +65,8 @@ def test_every_parameter_is_a_sum_over_the_sets(options):
 class Nothing(TaskConditioning):
     """No numbers."""
 
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__(num_tasks)
+    def __init__(self, spec) -> None:
+        super().__init__(spec)
         self.out_dim = 0
 
     def forward(self, task_B: torch.Tensor) -> torch.Tensor:
@@ -75,7 +76,7 @@ class Nothing(TaskConditioning):
 def test_with_one_set_of_weight_one_it_is_an_mlp():
     network = make(num_sets=1)
     network.composition.weight.data.fill_(1)
-    mlp = MLP(IN_DIM, OUT_DIM, NUM_TASKS, width=8, depth=2, conditioning=Nothing)
+    mlp = MLP(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), width=8, depth=2, conditioning=Nothing)
     for linear, weight_1DH, bias_1H in zip(
         [*list(mlp.trunk)[::2], mlp.head], network.weights, network.biases, strict=True
     ):
@@ -157,7 +158,7 @@ def step(network, losses, tasks, seed=0):
 
 def test_an_exploding_task_begins_again_between_the_others():
     torch.manual_seed(1)
-    network = PaCo(IN_DIM, OUT_DIM, 5, width=4, depth=1, num_sets=6, max_loss=10.0)
+    network = PaCo(IN_DIM, OUT_DIM, spec_of(5), width=4, depth=1, num_sets=6, max_loss=10.0)
     before_TK = table(network)
     after_TK = step(network, [1.0, 11.0, 2.0, NAN], [4, 1, 2, 0])
     assert torch.equal(after_TK[[2, 3, 4]], before_TK[[2, 3, 4]])
@@ -210,7 +211,7 @@ def test_without_a_largest_loss_nothing_is_reinitialized():
 
 def test_w_must_be_a_table_to_be_reinitialized():
     with pytest.raises(ConfigurationError, match=r"conditioning Dense: .*max_loss to null"):
-        PaCo(IN_DIM, OUT_DIM, NUM_TASKS, conditioning=Dense)
+        PaCo(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), conditioning=Dense)
 
 
 def test_sizes_that_cannot_be_are_refused():
@@ -218,7 +219,7 @@ def test_sizes_that_cannot_be_are_refused():
 
 
 def test_one_task_and_one_feature():
-    network = PaCo(1, 1, 1, width=1, depth=1, num_sets=1)
+    network = PaCo(1, 1, spec_of(1), width=1, depth=1, num_sets=1)
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
     network.after_step(torch.tensor([NAN]), torch.tensor([0]), torch.Generator())
     assert network.composition.weight.isfinite().all()
@@ -227,12 +228,12 @@ def test_one_task_and_one_feature():
 @pytest.mark.parametrize("network", [PaCo, MOORE])
 def test_mixture_weights_without_a_task_input_are_refused(network):
     with pytest.raises(ConfigurationError, match=r"gives none: set.* conditioning to OneHot"):
-        network(4, 2, 3, width=8, conditioning=NoConditioning)
+        network(4, 2, spec_of(3), width=8, conditioning=NoConditioning)
 
 
 @pytest.mark.parametrize("conditioning", [OneHot, TaskEncoder, Embedding])
 def test_composed_weights_begin_with_the_variance_of_one_set(conditioning):
     torch.manual_seed(0)
-    network = PaCo(4, 2, 6, width=8, max_loss=None, conditioning=conditioning)
+    network = PaCo(4, 2, spec_of(6), width=8, max_loss=None, conditioning=conditioning)
     w_TK = network.composition(network.conditioning(torch.arange(6)))
     assert w_TK.square().sum(1).mean().item() == pytest.approx(1, rel=1e-5)

@@ -26,6 +26,7 @@ from mtrl_lightning.networks import (
     Standardize,
     TaskEncoder,
 )
+from tests.specs import spec_of
 
 VECTORS = Box(-np.inf, np.inf, (4,), np.float32)
 PICTURES = Box(0, 255, (2, 3, 17, 19), np.uint8)
@@ -44,7 +45,7 @@ def observations(space, seed=0):
 
 
 def test_the_layers_of_a_state_encoder():
-    encoder = MLPEncoder(VECTORS, 3, width=8, depth=2, out_dim=5)
+    encoder = MLPEncoder(spec_of(3, VECTORS), width=8, depth=2, out_dim=5)
     x_BD = observations(VECTORS)
     h_BH = x_BD
     for layer in list(encoder.hidden)[::2]:
@@ -59,7 +60,7 @@ def test_the_layers_of_a_state_encoder():
 
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2), (1,)])
 def test_the_layers_of_a_picture_encoder(strides):
-    encoder = PixelEncoder(PICTURES, 3, channels=4, strides=strides, out_dim=5)
+    encoder = PixelEncoder(spec_of(3, PICTURES), channels=4, strides=strides, out_dim=5)
     picture_BD = observations(PICTURES)
     x_BCHW = picture_BD.view(4, 6, 17, 19).double().float() / 255
     for layer, stride in zip(encoder.convolutions[::2], strides, strict=True):
@@ -67,13 +68,17 @@ def test_the_layers_of_a_picture_encoder(strides):
     linear = encoder.projection.linear
     y_BZ = F.layer_norm(x_BCHW.reshape(4, -1) @ linear.weight.t() + linear.bias, (5,))
     torch.testing.assert_close(encoder(picture_BD, TASK_B), torch.tanh(y_BZ))
-    other = PixelEncoder(PICTURES, 3, channels=4, strides=strides, out_dim=5, channels_last=True)
+    other = PixelEncoder(
+        spec_of(3, PICTURES), channels=4, strides=strides, out_dim=5, channels_last=True
+    )
     other.load_state_dict(encoder.state_dict())
     torch.testing.assert_close(other(picture_BD, TASK_B), encoder(picture_BD, TASK_B))
 
 
 def test_pictures_are_initialized_orthogonally():
-    encoder = PixelEncoder(Box(0, 255, (1, 3, 17, 17), np.uint8), 1, channels=4, strides=(1, 1))
+    encoder = PixelEncoder(
+        spec_of(1, Box(0, 255, (1, 3, 17, 17), np.uint8)), channels=4, strides=(1, 1)
+    )
     second = encoder.convolutions[2].weight
     center_OI = second[:, :, 1, 1]
     torch.testing.assert_close(center_OI @ center_OI.t(), 2 * torch.eye(4))  # ReLU's gain squared
@@ -86,7 +91,7 @@ def test_pictures_are_initialized_orthogonally():
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_context_is_appended_without_a_gradient(name):
     make, space = ENCODERS[name]
-    encoder = make(space, 3, context=partial(TaskEncoder, width=6, out_dim=2))
+    encoder = make(spec_of(3, space), context=partial(TaskEncoder, width=6, out_dim=2))
     assert (encoder.out_dim, encoder.latent_dim) == (7, 5)
     x_BD = observations(space)
     output_BZ = encoder(x_BD, TASK_B)
@@ -102,7 +107,7 @@ def test_the_context_is_appended_without_a_gradient(name):
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_actors_projection_is_its_own_and_passes_the_context_on(name):
     make, space = ENCODERS[name]
-    encoder = make(space, 3, context=partial(Embedding, dim=2))
+    encoder = make(spec_of(3, space), context=partial(Embedding, dim=2))
     projection = encoder.make_projection()
     assert not torch.equal(projection.linear.weight, encoder.projection.linear.weight)
     shared_BF = encoder.shared_features(observations(space), TASK_B)
@@ -115,7 +120,7 @@ def test_an_actors_projection_is_its_own_and_passes_the_context_on(name):
 
 @pytest.mark.parametrize("kind", [MLP, MultiHead, Separate])
 def test_a_projected_network_shares_its_projection(kind):
-    network = kind(5, 2, 3, width=8, depth=1)
+    network = kind(5, 2, spec_of(3), width=8, depth=1)
     projected = ProjectedNetwork(Projection(7, 5), network)
     x_BF = torch.randn(4, 7)
     torch.testing.assert_close(projected(x_BF, TASK_B), network(projected.projection(x_BF), TASK_B))
@@ -134,13 +139,15 @@ def test_a_decoder_gives_observations(name, strides):
     make, space = ENCODERS[name]
     if space is PICTURES:
         make = partial(make, strides=strides)
-    encoder = make(space, 3)
+    encoder = make(spec_of(3, space))
     decoder = encoder.make_decoder()
     assert decoder(torch.randn(4, 5)).shape == (4, *space.shape)
 
 
 def test_a_decoder_computes_in_float32_on_a_cpu_which_is_faster():
-    decoder = PixelEncoder(Box(0, 255, (1, 3, 16, 16), np.uint8), 1, strides=(2, 1)).make_decoder()
+    decoder = PixelEncoder(
+        spec_of(1, Box(0, 255, (1, 3, 16, 16), np.uint8)), strides=(2, 1)
+    ).make_decoder()
     z_BZ = torch.randn(2, 50)
     with torch.autocast("cpu", torch.bfloat16):
         found = decoder(z_BZ)
@@ -150,7 +157,7 @@ def test_a_decoder_computes_in_float32_on_a_cpu_which_is_faster():
 
 
 def test_a_decoder_mirrors_the_convolutions():
-    encoder = PixelEncoder(Box(0, 255, (3, 3, 84, 84), np.uint8), 1)
+    encoder = PixelEncoder(spec_of(1, Box(0, 255, (3, 3, 84, 84), np.uint8)))
     assert encoder.projection.in_dim == 32 * 35 * 35
     decoder = encoder.make_decoder()
     kinds = [(m.in_channels, m.out_channels, m.stride[0]) for m in decoder.convolutions[1::2]]
@@ -186,11 +193,11 @@ TINY = Box(0, 255, (3, 3, 14, 30), np.uint8)
 )
 def test_what_does_not_fit_is_refused(make, space, message):
     with pytest.raises(ConfigurationError, match=message):
-        make(space, 3)
+        make(spec_of(3, space))
 
 
 def test_the_least_size_is_enough():
-    PixelEncoder(Box(0, 255, (3, 15, 15), np.uint8), 1)
+    PixelEncoder(spec_of(1, Box(0, 255, (3, 15, 15), np.uint8)))
     with pytest.raises(ConfigurationError, match="at least 23 x 23"):
-        PixelEncoder(Box(0, 255, (3, 22, 40), np.uint8), 1, strides=(2, 2, 1, 1))
-    PixelEncoder(Box(0, 255, (3, 23, 23), np.uint8), 1, strides=(2, 2, 1, 1))
+        PixelEncoder(spec_of(1, Box(0, 255, (3, 22, 40), np.uint8)), strides=(2, 2, 1, 1))
+    PixelEncoder(spec_of(1, Box(0, 255, (3, 23, 23), np.uint8)), strides=(2, 2, 1, 1))

@@ -18,11 +18,12 @@ from tests.networks.test_experts import (
     num_parameters,
     perceptron,
 )
+from tests.specs import spec_of
 
 
 def make(**options):
     torch.manual_seed(0)
-    return Separate(IN_DIM, OUT_DIM, NUM_TASKS, **{"width": 8, "depth": 2, **options})
+    return Separate(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), **{"width": 8, "depth": 2, **options})
 
 
 # the first asks for a conditioning, of which there is none
@@ -64,7 +65,7 @@ def test_the_output_begins_within_its_bound():
 
 
 def test_one_task_and_one_feature():
-    network = Separate(1, 1, 1, width=1, depth=1)
+    network = Separate(1, 1, spec_of(1), width=1, depth=1)
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
 
 

@@ -21,12 +21,13 @@ from tests.networks.test_experts import (
     num_parameters,
     randomized,
 )
+from tests.specs import spec_of
 
 
 def make(**options):
     torch.manual_seed(0)
     sizes = {"width": 6, "depth": 2, "num_modules": 2, "embedding_dim": 5, "output_bound": 0.5}
-    return SoftModularization(IN_DIM, OUT_DIM, NUM_TASKS, **{**sizes, **options})
+    return SoftModularization(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), **{**sizes, **options})
 
 
 def make_deep(**options):
@@ -138,7 +139,7 @@ def test_layers_begin_within_their_bounds():
 
 
 def test_the_defaults_are_those_of_the_paper():
-    network = SoftModularization(12, 8, 10)
+    network = SoftModularization(12, 8, spec_of(10))
     assert [tuple(layer.weights[0].shape) for layer in network.layers] == [
         (2, 400, 256),
         (2, 256, 256),
@@ -146,7 +147,7 @@ def test_the_defaults_are_those_of_the_paper():
 
 
 def test_one_task_and_one_feature():
-    network = SoftModularization(1, 1, 1, width=1, depth=1, num_modules=1, embedding_dim=1)
+    network = SoftModularization(1, 1, spec_of(1), width=1, depth=1, num_modules=1, embedding_dim=1)
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
 
 

@@ -33,13 +33,12 @@ from mtrl_lightning.networks import (
     StateNoise,
     TaskEncoder,
     TaskNoise,
-    set_task_names,
-    set_train_tasks,
 )
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.multi_head import LinearHeads
 from tests.networks import uniform
 from tests.networks.test_conditioning import randomize
+from tests.specs import spec_of
 
 TRAINED = (0, 2, 3)
 NUM_TASKS = 5
@@ -71,13 +70,13 @@ def assert_mean(module, *features):
 @pytest.mark.parametrize(
     "module",
     [
-        OneHot(NUM_TASKS),
-        Embedding(NUM_TASKS, dim=3),
-        Embedding(NUM_TASKS, dim=3, unit_norm=True),
-        TaskEncoder(NUM_TASKS, width=7, out_dim=3),
-        OwnExpert(NUM_TASKS, NUM_TASKS),
-        TaskNoise(NUM_TASKS, 3),
-        StateNoise(NUM_TASKS, 3),
+        OneHot(spec_of(NUM_TASKS)),
+        Embedding(spec_of(NUM_TASKS), dim=3),
+        Embedding(spec_of(NUM_TASKS), dim=3, unit_norm=True),
+        TaskEncoder(spec_of(NUM_TASKS), width=7, out_dim=3),
+        OwnExpert(NUM_TASKS, spec_of(NUM_TASKS)),
+        TaskNoise(spec_of(NUM_TASKS, action_dim=3)),
+        StateNoise(spec_of(NUM_TASKS, action_dim=3)),
     ],
     ids=lambda module: type(module).__name__,
 )
@@ -98,7 +97,7 @@ def test_heads_outputs_are_averaged(module):
 
 
 def test_a_task_embedding_by_hand():
-    module = Embedding(3, dim=2)
+    module = Embedding(spec_of(3), dim=2)
     with torch.no_grad():
         module.weight_TC[:] = torch.tensor([[1.0, 2.0], [100.0, 100.0], [3.0, 8.0]])
         with MeanOfTrained(module, 3, (0, 2)).applied():
@@ -107,7 +106,7 @@ def test_a_task_embedding_by_hand():
 
 def test_a_multi_head_network_by_hand():
     """The trunk gets the mean of the one-hot vectors, and the heads' outputs are averaged."""
-    network = randomize(MultiHead(6, 2, NUM_TASKS, width=7, depth=2))
+    network = randomize(MultiHead(6, 2, spec_of(NUM_TASKS), width=7, depth=2))
     x_BD = uniform(3, 6)
     shares_T = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0]) / 3
     with torch.no_grad():
@@ -133,7 +132,7 @@ def test_a_multi_head_network_by_hand():
     ids=["mlp", "embedding", "heads", "hidden_heads", "moore", "paco", "film", "soft"],
 )
 def test_no_network_uses_parameters_of_untrained_tasks(make):
-    network = randomize(make(6, 2, NUM_TASKS))
+    network = randomize(make(6, 2, spec_of(NUM_TASKS)))
     x_BD = uniform(1, 6).expand(2, -1)
     task_B = torch.tensor([1, 4])
     own_BO = network(x_BD, task_B)
@@ -154,7 +153,7 @@ def test_no_network_uses_parameters_of_untrained_tasks(make):
     ids=["append", "care", "own_expert", "gate", "attention"],
 )
 def test_no_encoder_uses_parameters_of_untrained_tasks(make):
-    encoder = randomize(make(SPACE, NUM_TASKS))
+    encoder = randomize(make(spec_of(NUM_TASKS, SPACE)))
     x_BD = uniform(1, 6).expand(2, -1)
     task_B = torch.tensor([1, 4])
     own_BZ = encoder(x_BD, task_B)
@@ -164,13 +163,13 @@ def test_no_encoder_uses_parameters_of_untrained_tasks(make):
 
 
 def test_separate_networks_have_nothing_for_an_untrained_task():
-    network = Separate(6, 2, NUM_TASKS, width=8, depth=1)
+    network = Separate(6, 2, spec_of(NUM_TASKS), width=8, depth=1)
     with pytest.raises(ConfigurationError, match="untrained_tasks to own"):
         MeanOfTrained(network, NUM_TASKS, TRAINED)
 
 
 def test_a_network_without_task_input_needs_nothing():
-    network = MLP(6, 2, NUM_TASKS, width=8, depth=1, conditioning=NoConditioning)
+    network = MLP(6, 2, spec_of(NUM_TASKS), width=8, depth=1, conditioning=NoConditioning)
     assert MeanOfTrained(network, NUM_TASKS, TRAINED).replaced == []
 
 
@@ -179,10 +178,9 @@ def test_a_description_is_a_tasks_own_where_the_file_has_one(tmp_path):
     path.write_text(json.dumps({"a": [1, 0], "b": [0, 3], "c": [0, 1], "d": [5, 5]}))
 
     def made(names):
-        module = TaskEncoder(4, embedding=partial(Language, path=str(path)), width=4, out_dim=2)
-        set_train_tasks(module, (0, 2))
-        set_task_names(module, names)
-        return randomize(module)
+        spec = spec_of(names, train_tasks=(0, 2))
+        language = partial(Language, path=str(path))
+        return randomize(TaskEncoder(spec, embedding=language, width=4, out_dim=2))
 
     module = made(["a", "b", "c", "unseen"])
     parts = MeanOfTrained(module, 4, (0, 2))

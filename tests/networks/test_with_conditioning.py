@@ -20,6 +20,9 @@ from mtrl_lightning.networks import (
     with_conditioning,
 )
 from tests.conftest import resolve
+from tests.specs import spec_of
+
+SPEC = spec_of(3)
 
 TAKE_ONE = [
     partial(MLP, width=8),
@@ -34,19 +37,19 @@ TAKE_ONE = [
 @pytest.mark.parametrize("make", TAKE_ONE, ids=lambda make: make.func.__name__)
 def test_the_algorithms_conditioning_is_passed_unless_a_network_has_its_own(make):
     shared = partial(Embedding, dim=5)
-    assert isinstance(with_conditioning(make, None, 3)(4, 2, 3).conditioning, OneHot)
-    passed = with_conditioning(make, shared, 3)(4, 2, 3).conditioning
+    assert isinstance(with_conditioning(make, None, SPEC)(4, 2, SPEC).conditioning, OneHot)
+    passed = with_conditioning(make, shared, SPEC)(4, 2, SPEC).conditioning
     assert isinstance(passed, Embedding) and passed.out_dim == 5
     own = partial(make, conditioning=OneHot)
-    assert isinstance(with_conditioning(own, shared, 3)(4, 2, 3).conditioning, OneHot)
+    assert isinstance(with_conditioning(own, shared, SPEC)(4, 2, SPEC).conditioning, OneHot)
 
 
 def test_a_network_without_task_conditioning_refuses_one_with_numbers():
     make = partial(Separate, width=8)
-    assert with_conditioning(make, None, 3) is make
-    assert with_conditioning(make, NoConditioning, 3) is make
+    assert with_conditioning(make, None, SPEC) is make
+    assert with_conditioning(make, NoConditioning, SPEC) is make
     with pytest.raises(ConfigurationError, match=r"Separate takes no task conditioning, and .*Emb"):
-        with_conditioning(make, Embedding, 3)
+        with_conditioning(make, Embedding, SPEC)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_a_network_without_task_conditioning_refuses_one_with_numbers():
 def test_a_network_that_computes_from_the_task_refuses_features_that_contain_it(make, computed):
     expected = f"{computed} from the task input, and NoConditioning gives none.*encoder/identity"
     with pytest.raises(ConfigurationError, match=expected):
-        with_conditioning(make, NoConditioning, 3)(4, 2, 3)
+        with_conditioning(make, NoConditioning, SPEC)(4, 2, SPEC)
 
 
 def test_a_network_given_after_an_experiment_leaves_its_encoder():

@@ -1,0 +1,33 @@
+"""Specs of tasks that have no environments, for networks, gradient methods and algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from mtrl_lightning.types import EnvSpec
+
+
+def spec_of(
+    tasks: int | Sequence[str],
+    observation_space: Box | None = None,
+    *,
+    action_dim: int = 2,
+    train_tasks: Sequence[int] | None = None,
+    observation_sizes: Sequence[int] = (),
+) -> EnvSpec:
+    """Return the spec of a number of tasks, or of tasks of these names; all are trained."""
+    numbered = tuple(f"task-{i}" for i in range(tasks)) if isinstance(tasks, int) else ()
+    names = numbered or tuple(tasks)
+    return EnvSpec(
+        task_names=names,
+        observation_space=observation_space or Box(-np.inf, np.inf, (4,), np.float32),
+        action_space=Box(-1.0, 1.0, (action_dim,), np.float32),
+        horizon=10,
+        has_success=True,
+        train_tasks=tuple(range(len(names)) if train_tasks is None else train_tasks),
+        protocol={"benchmark": "dummy", "horizon": 10},
+        observation_sizes=tuple(observation_sizes),
+    )
