@@ -209,7 +209,6 @@ class Standardize(Identity):
                 " set model.init_args.encoder.init_args.per_task to null"
             )
         self._per_task = differ if per_task is None else per_task
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         if self._per_task:
             self.register_buffer("mean_TD", torch.zeros(spec.num_tasks, self.out_dim))
             self.register_buffer("variance_TD", torch.ones(spec.num_tasks, self.out_dim))
@@ -217,6 +216,7 @@ class Standardize(Identity):
         else:
             self.register_buffer("mean_D", torch.zeros(self.out_dim))
             self.register_buffer("variance_D", torch.ones(self.out_dim))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self._seen = 0
         self.register_load_state_dict_post_hook(
             lambda module, _: setattr(module, "_seen", int(module.count))

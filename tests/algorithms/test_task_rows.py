@@ -53,7 +53,7 @@ def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone():
 @pytest.mark.parametrize("method", [Mean, FAMO])
 def test_what_takes_all_losses_in_one_pass_computes_all_rows_at_once(method):
     network = Noting()
-    task_by_task(method(T), network, 0, uniform(T * ROWS, 2))
+    task_by_task(method(spec_of(T)), network, 0, uniform(T * ROWS, 2))
     assert network.calls == [T * ROWS]
 
 
