@@ -15,6 +15,7 @@ from mtrl_lightning.gradients import FAMO, PCGrad, TaskParameters
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.types import TransitionBatch
 from tests.conftest import ROOT, resolve, short_train
+from tests.specs import spec_of
 
 EXAMPLES = ROOT / "examples"
 SMALL = partial(MLP, width=8, depth=1)
@@ -63,7 +64,7 @@ def test_every_example_runs(name, tmp_path, monkeypatch, capsys):
 
 def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(example):
     torch.manual_seed(0)
-    network = example("custom_network").GatedMLP(3, 2, 4, width=5)
+    network = example("custom_network").GatedMLP(3, 2, spec_of(4), width=5)
     x_BD = torch.ones(2, 3)
     first_BD, second_BD = network(x_BD, torch.tensor([0, 1]))
     assert not torch.allclose(first_BD, second_BD)
@@ -101,7 +102,7 @@ def test_yaml_names_the_custom_classes(example):
 def test_the_custom_gradient_method_gives_all_gradients_the_mean_norm(example, power, expected):
     shared = torch.nn.Parameter(torch.zeros(2))
     loss_R = torch.stack([shared[0], 4 * shared[1]])  # gradients of the norms 1 and 4, mean 2.5
-    method = example("custom_gradient_method").EqualNorms(2, power=power)
+    method = example("custom_gradient_method").EqualNorms(spec_of(2), power=power)
     method.backward(loss_R, TaskParameters([shared], [], []), torch.Generator())
     assert torch.allclose(shared.grad, torch.tensor(expected))
     assert method.metrics()["conflicts"] == 0

@@ -260,7 +260,7 @@ BAD = [
     ("must be above rollout.warmup_steps", ["--rollout.total_steps=200"]),
     ("num_episodes is 0", ["--evaluation.num_episodes=0"]),
     ("discount is 1.5", ["--model.init_args.discount=1.5"]),
-    ("initial temperature is 0", ["--model.init_args.temperature.init_args.initial=0"]),
+    ("temperature's initial is 0", ["--model.init_args.temperature.init_args.initial=0"]),
     ("unknown task 'goal-9': did you mean", ["--data.exclude_from_training=[goal-9]"]),
     (
         "exclude_from_training names every task",
