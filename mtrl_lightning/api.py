@@ -27,13 +27,6 @@ from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError, most_similar
-from mtrl_lightning.launch import (
-    FIXED_TRAINER_OPTIONS,
-    fit,
-    prepare,
-    restart_origin,
-    standard_callbacks,
-)
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import (
@@ -43,6 +36,8 @@ from mtrl_lightning.replay.datamodule import (
 )
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
+from mtrl_lightning.run.folder import find_restart_id
+from mtrl_lightning.run.launch import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
 from mtrl_lightning.run.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
 from mtrl_lightning.types import Policy
 
@@ -248,8 +243,8 @@ def train(
     reporting = with_info(benchmark, data["info_keys"], data["store_info"])
     with AllocationLimit.of_machine():
         model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
-    origin = restart_origin(f"{sys.argv} {name}")
-    launch, processes = prepare(options, root, name, ckpt_path, origin, overwrite_metrics)
+    restart_id = find_restart_id(f"{sys.argv} {name}")
+    location, processes = prepare(options, root, name, ckpt_path, restart_id, overwrite_metrics)
     schedules = _schedules(benchmark, num_envs, total_steps, options["evaluation"]["num_episodes"])
     for section, every in schedules.items():
         if given[section].get("every") is None:
@@ -263,7 +258,7 @@ def train(
         if data["capacity"] is None:
             limit = min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks)
             capacity = max(_multiple(limit, num_envs), data["batch_size"])
-            data["capacity"] = launch.saved_capacity() or capacity
+            data["capacity"] = location.saved_capacity() or capacity
         if rollout["warmup_steps"] is None:
             rollout["warmup_steps"] = _warmup_steps(total_steps, num_envs)
     shown = {f"{section}.every": options[section]["every"] for section in schedules}
@@ -285,29 +280,29 @@ def train(
         },
     }
     has_bar = options["trainer"]["enable_progress_bar"] is not False
-    with launch.hold():
+    with location.hold():
         # the benchmark has its wrappers and pixels already
         of_data = MultiTaskData(benchmark, **{**data, "wrappers": None, "pixels": None})
         parts = {section: kind(**options[section]) for section, kind in CALLBACKS.items()}
-        launch.check(of_data.spec, must_match=True)
+        location.check(of_data.spec, must_match=True)
         trainer = Trainer(
             **{
                 **options["trainer"],
                 **FIXED_TRAINER_OPTIONS,
-                "default_root_dir": str(launch.folder),
+                "default_root_dir": str(location.folder),
                 "strategy": processes.strategy,
-                "logger": [MetricsCSV(str(launch.folder)), *loggers],
+                "logger": [MetricsCSV(str(location.folder)), *loggers],
                 "callbacks": [
                     *parts.values(),
-                    *standard_callbacks(True, has_bar, origin, described, callbacks),
+                    *standard_callbacks(True, has_bar, restart_id, described, callbacks),
                     *callbacks,
                 ],
             }
         )
         check_trainer(trainer)
-        fit(trainer, model, of_data, launch.checkpoint)
+        fit(trainer, model, of_data, location.checkpoint)
     return Run(
-        launch.folder,
+        location.folder,
         dict(parts["evaluation"].session.results),
         LoadedPolicy(model.cpu()),
         benchmark,

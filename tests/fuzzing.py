@@ -666,18 +666,17 @@ class Server:
 
     def serve(self, indices: Sequence[int], seed: int) -> NoReturn:
         """Make changes and continue the run after each; end this process."""
-        from mtrl_lightning.launch import Launch
+        from mtrl_lightning.run import launch
 
-        locate = Launch.__init__
+        locate = launch.locate_run
 
-        def fork_for_each(launch: Launch, *args: Any, **options: Any) -> None:
+        def fork_for_each(*args: Any, **options: Any) -> launch.RunLocation:
             for index in [-1, *indices]:
                 if self._continues(index, seed):
-                    locate(launch, *args, **options)
-                    return
+                    return locate(*args, **options)
             os._exit(0)
 
-        Launch.__init__ = fork_for_each  # type: ignore[method-assign]
+        launch.locate_run = fork_for_each
         self._copy_base()
         total = STEPS.get(self._name, STEPS["sac"])[1]
         arguments = ["fit", f"--resume={self._run}", f"--rollout.total_steps={total}"]

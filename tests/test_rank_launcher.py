@@ -11,10 +11,11 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from mtrl_lightning import distributed, launch, rank_launcher
+from mtrl_lightning import distributed, rank_launcher
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
-from mtrl_lightning.launch import PLACE_VARIABLE, Launch
 from mtrl_lightning.rank_launcher import RankLauncher
+from mtrl_lightning.run import folder as run_folder
+from mtrl_lightning.run.folder import LOCATION_VARIABLE, locate_run
 from mtrl_lightning.strategy import RanksStrategy, connecting, is_first_start, unused_part
 from tests.conftest import ROOT
 from tests.test_ranks import free_port
@@ -158,14 +159,14 @@ def test_the_first_process_that_is_done_is_not_killed(launcher, monkeypatch, kil
 
 def test_a_machine_that_does_not_see_the_runs_folder_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(launch, "FOLDER_TIMEOUT", 0.0)
-    place = f'{{"folder": "{tmp_path}", "checkpoint": null, "file": "{tmp_path}/.seen"}}'
-    monkeypatch.setenv(PLACE_VARIABLE, place)
+    monkeypatch.setattr(run_folder, "FOLDER_TIMEOUT", 0.0)
+    paths = f'{{"folder": "{tmp_path}", "checkpoint": null, "file": "{tmp_path}/.seen"}}'
+    monkeypatch.setenv(LOCATION_VARIABLE, paths)
     with pytest.raises(ConfigurationError, match=r"does not see .* --root on a file system that"):
-        Launch(str(tmp_path), "run", num_processes=2)
+        locate_run(str(tmp_path), "run", num_processes=2)
     (tmp_path / ".seen").touch()
-    monkeypatch.setenv(PLACE_VARIABLE, place)
-    assert Launch(str(tmp_path), "run", num_processes=2).folder == tmp_path
+    monkeypatch.setenv(LOCATION_VARIABLE, paths)
+    assert locate_run(str(tmp_path), "run", num_processes=2).folder == tmp_path
 
 
 def test_processes_that_are_started_again_do_not_read_what_the_former_ones_wrote():
@@ -210,10 +211,10 @@ def test_a_process_that_ends_alone_says_so_to_the_others(monkeypatch, exception,
 
 def test_a_run_is_started_again_if_the_launcher_counts_it_anywhere(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-    origin = {"job": "tuesday", "command": "fit"}
-    assert not launch._is_started_again(origin)
+    restart_id = {"job": "tuesday", "command": "fit"}
+    assert not run_folder._is_restarted(restart_id)
     monkeypatch.setattr(distributed, "_is_restart", True)
-    assert launch._is_started_again(origin)
+    assert run_folder._is_restarted(restart_id)
 
 
 # ---- with processes ----

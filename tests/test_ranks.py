@@ -21,12 +21,12 @@ from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newe
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.launch import restart_origin
 from mtrl_lightning.networks import PaCo
 from mtrl_lightning.rank_states import own_part
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.rollout import Collector
+from mtrl_lightning.run.folder import find_restart_id
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.strategy import RanksStrategy, processes_for
 from tests.conftest import ROOT
@@ -522,12 +522,12 @@ def test_a_replay_file_of_a_rank_that_is_missing_is_named_with_what_remains(pair
 
 
 def test_a_command_that_torchrun_starts_again_finds_its_own_checkpoints(monkeypatch):
-    assert restart_origin("fit") is None
+    assert find_restart_id("fit") is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    unnamed = restart_origin("fit")
+    unnamed = find_restart_id("fit")
     assert str(os.getppid()) in unnamed["job"], "another torchrun is another job"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
-    assert restart_origin("fit") == {"job": "tuesday", "command": "fit"}
+    assert find_restart_id("fit") == {"job": "tuesday", "command": "fit"}
 
 
 def test_a_job_of_torchrun_continues_only_when_it_is_started_again(

@@ -11,7 +11,7 @@ from mtrl_lightning import runs
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.launch import Launch
+from mtrl_lightning.run.folder import locate_run
 from mtrl_lightning.runs import LOCK, check_idle, is_in_training, run_lock
 from tests.test_interruption import ENDLESS, wait_for
 
@@ -146,14 +146,14 @@ def test_a_run_in_training_is_refused_until_its_process_is_killed(
 
 def fail_to_start(root, name, *files):
     """Start a run that fails when these files are in its folder; return the folder."""
-    launch = Launch(str(root), name)
-    with pytest.raises(ZeroDivisionError), launch.hold():
+    location = locate_run(str(root), name)
+    with pytest.raises(ZeroDivisionError), location.hold():
         for file in files:
-            path = launch.folder / file
+            path = location.folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
         raise ZeroDivisionError
-    return launch.folder
+    return location.folder
 
 
 def test_a_run_that_cannot_start_leaves_nothing_but_what_was_there(tmp_path):
@@ -174,7 +174,7 @@ def test_a_run_that_has_started_keeps_its_folder(tmp_path, file):
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "", "."])
 def test_a_name_that_leads_out_of_the_root_folder_is_refused(tmp_path, name):
     with pytest.raises(ConfigurationError, match="would not lie in the root folder"):
-        Launch(str(tmp_path / "runs"), name)
+        locate_run(str(tmp_path / "runs"), name)
     assert not any(tmp_path.iterdir())
 
 

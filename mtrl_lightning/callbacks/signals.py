@@ -36,13 +36,14 @@ class InterruptionCallback(SessionCallback):
     sends SIGTERM as a warning, and to a job that it requeues.
 
     Args:
-        origin: The job and command line that are saved in checkpoints; None saves nothing.
+        restart_id: identifies the run in its checkpoints for a scheduler that restarts it; None
+            saves nothing.
     """
 
     key = "interruption"
 
-    def __init__(self, origin: dict[str, str] | None = None) -> None:
-        self._origin = origin
+    def __init__(self, restart_id: dict[str, str] | None = None) -> None:
+        self._restart_id = restart_id
         self._received: int | None = None
         self._requeue_signal: int | None = None
         self._replaced_handlers: dict[int, Any] = {}
@@ -94,8 +95,8 @@ class InterruptionCallback(SessionCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Save the job and command line, by which a requeued job finds the checkpoint."""
-        if self._origin is not None:
-            checkpoint["origin"] = dict(self._origin)
+        if self._restart_id is not None:
+            checkpoint["origin"] = dict(self._restart_id)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the handlers."""

@@ -45,16 +45,11 @@ from mtrl_lightning.errors import (
     RankLostError,
     import_optional,
 )
-from mtrl_lightning.launch import (
-    FIXED_TRAINER_OPTIONS,
-    fit,
-    prepare,
-    restart_origin,
-    standard_callbacks,
-)
 from mtrl_lightning.memory import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.run.folder import find_restart_id
+from mtrl_lightning.run.launch import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
 from mtrl_lightning.run.sections import CALLBACKS, SECTIONS, SEEDS
 from mtrl_lightning.runs import VALIDATIONS, ensure_writable, replacing
 from mtrl_lightning.saved import restoring
@@ -102,7 +97,7 @@ class MultiTaskCLI(LightningCLI):
     """
 
     def __init__(self, args: ArgsType = None) -> None:
-        self._origin = restart_origin(str(sys.argv[1:] if args is None else args))
+        self._restart_id = find_restart_id(str(sys.argv[1:] if args is None else args))
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,
@@ -235,20 +230,20 @@ class MultiTaskCLI(LightningCLI):
             )
         if not is_fitting and config.json is not None:
             ensure_writable(Path(config.json).parent)
-        self._launch, self._processes = prepare(
+        self._location, self._processes = prepare(
             {section: vars(config[section]) for section in SECTIONS},
             config.root,
             config.name,
             None if config.ckpt_path is None else str(config.ckpt_path),
-            self._origin,
+            self._restart_id,
             config.overwrite_metrics,
             is_fitting,
         )
-        if self._launch.checkpoint is not None:
-            config.ckpt_path = str(self._launch.checkpoint)
-        config.trainer.default_root_dir = str(self._launch.folder)
+        if self._location.checkpoint is not None:
+            config.ckpt_path = str(self._location.checkpoint)
+        config.trainer.default_root_dir = str(self._location.folder)
         if is_fitting:
-            self._held.enter_context(self._launch.hold())
+            self._held.enter_context(self._location.hold())
         else:
             config.trainer.logger = False
         for logger in _as_list(config.trainer.logger):
@@ -257,23 +252,23 @@ class MultiTaskCLI(LightningCLI):
     def _place_logger(self, logger: Namespace, name: str) -> None:
         """Let a logger write into the run's folder, and continue what the run has logged."""
         if "save_dir" in logger.init_args:
-            logger.init_args.save_dir = str(self._launch.folder)
+            logger.init_args.save_dir = str(self._location.folder)
         if logger.class_path.endswith("TensorBoardLogger"):
             import_optional("tensorboard", '"mtrl_lightning[tensorboard]"', WITHOUT_LOGGER)
-            if self._launch.checkpoint is not None:
+            if self._location.checkpoint is not None:
                 # TensorBoard hides the events from this step on that were written before
                 given = logger.get("dict_kwargs") or {}
-                logger.dict_kwargs = {**given, "purge_step": self._launch.env_steps + 1}
+                logger.dict_kwargs = {**given, "purge_step": self._location.env_steps + 1}
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", '"mtrl_lightning[wandb]"', WITHOUT_LOGGER)
-            states = self._launch.content.get("callbacks", {})
+            states = self._location.content.get("callbacks", {})
             with restoring("id of a W&B run"):
                 saved = saved_wandb_id(states.get(MetricsCallback.key, {}))
             if "resume" in logger.init_args:
                 # Lightning's default, in place of which W&B's own is filled in
                 logger.init_args.resume = "allow"
             logger.init_args.id = logger.init_args.id or saved or uuid.uuid4().hex[:8]
-            folder = self._launch.folder.name
+            folder = self._location.folder.name
             logger.init_args.name = logger.init_args.name or f"{name}/{folder}"
 
     def instantiate_classes(self) -> None:
@@ -287,14 +282,14 @@ class MultiTaskCLI(LightningCLI):
                 data.benchmark = only_split(data.benchmark, options.split)
             if options.tasks is not None:
                 data.benchmark = OnlyTasks(data.benchmark, options.tasks)
-        self._launch.check(self.model.spec, must_match=self.subcommand == "fit")
+        self._location.check(self.model.spec, must_match=self.subcommand == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: ``metrics.csv``, curves, a report and a progress bar."""
         config = self._get(self.config_init, "trainer")
         is_fitting = self.subcommand == "fit"
         if is_fitting:
-            own = MetricsCSV(str(self._launch.folder))
+            own = MetricsCSV(str(self._location.folder))
             kwargs["logger"] = [own, *_as_list(config.get("logger"))]
         has_bar = config.get("enable_progress_bar") is not False
         # what is saved is what was given: a run repeated from it is a new run, not a continued one
@@ -302,10 +297,14 @@ class MultiTaskCLI(LightningCLI):
         self._given[self.subcommand].overwrite_metrics = False
         self.config = self._given
         self.trainer_defaults["callbacks"] = standard_callbacks(
-            is_fitting, has_bar, self._origin, self._options(), _as_list(config.get("callbacks"))
+            is_fitting,
+            has_bar,
+            self._restart_id,
+            self._options(),
+            _as_list(config.get("callbacks")),
         )
-        if self._launch.checkpoint is not None:
-            name = f"config_from_{self._launch.env_steps:012d}.yaml"
+        if self._location.checkpoint is not None:
+            name = f"config_from_{self._location.env_steps:012d}.yaml"
             self.save_config_kwargs["config_filename"] = name
         if self._processes.number > 1:
             kwargs["strategy"] = self._processes.strategy
@@ -323,7 +322,7 @@ class MultiTaskCLI(LightningCLI):
     def fit(self, model: Algorithm, **kwargs: Any) -> None:
         """Train."""
         keep_freed_memory()
-        fit(self.trainer, model, self.datamodule, self._launch.checkpoint)
+        fit(self.trainer, model, self.datamodule, self._location.checkpoint)
 
     def validate(self, **kwargs: Any) -> None:
         """Evaluate; our callback prints the table in place of Lightning's."""
@@ -339,14 +338,14 @@ class MultiTaskCLI(LightningCLI):
         """Add the results to the run's folder, and write them into a file if one is given."""
         content = {
             "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            "checkpoint": str(self._launch.checkpoint),
+            "checkpoint": str(self._location.checkpoint),
             "env_steps": self.model.counters.env_steps,
             "num_episodes": self.config.validate.evaluation.num_episodes,
             "protocol": dict(self.model.spec.protocol),
             # of Lightning's trainer they would be in single precision
             "metrics": self._get(self.config_init, "evaluation").session.results,
         }
-        stored = self._launch.folder / VALIDATIONS
+        stored = self._location.folder / VALIDATIONS
         try:
             with stored.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(content) + "\n")

@@ -13,7 +13,7 @@ from mtrl_lightning.callbacks.wandb_files import records
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.errors import ConfigurationError, Interrupted
-from mtrl_lightning.launch import Launch, restart_origin
+from mtrl_lightning.run.folder import find_restart_id, locate_run
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 from tests.conftest import CONFIGS, ROOT, parser
 
@@ -172,7 +172,8 @@ def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypat
     logged = read_metrics(folder)["eval/success"][0]
     assert evaluated == logged and len(logged) == 3, "no point is lost and none comes twice"
     monkeypatch.setenv("WANDB_RUN_ID", "r2")
-    other = Launch(str(command_line.root), "run", origin=restart_origin("the same command"))
+    restart_id = find_restart_id("the same command")
+    other = locate_run(str(command_line.root), "run", restart_id=restart_id)
     assert other.checkpoint is None and other.folder.name == "version_1", "of another run"
 
 

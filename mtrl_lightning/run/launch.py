@@ -1,0 +1,143 @@
+"""Start a run: what the command line and ``train`` do alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning import distributed
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.callbacks import (
+    CurvesCallback,
+    EnvStepProgressBar,
+    EnvStepWandbLogger,
+    InterruptionCallback,
+    OptionsCallback,
+    PicturesCallback,
+    ReportCallback,
+    RolloutCallback,
+)
+from mtrl_lightning.callbacks.ending import end_message
+from mtrl_lightning.callbacks.rollout import check_copies
+from mtrl_lightning.callbacks.signals import requeue
+from mtrl_lightning.callbacks.trainer_options import check_trainer_options
+from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
+from mtrl_lightning.quiet import quiet
+from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.run.folder import RunLocation, locate_run
+from mtrl_lightning.run.sections import LEARNING_OPTIONS
+from mtrl_lightning.strategy import Processes, processes_for
+
+FIXED_TRAINER_OPTIONS: dict[str, Any] = {
+    "max_epochs": -1,
+    "max_steps": -1,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+}
+"""Options of Lightning's trainer for a run that its own loop ends."""
+
+
+def prepare(
+    options: Mapping[str, Mapping[str, Any]],
+    root: str,
+    name: str,
+    ckpt_path: str | None,
+    restart_id: dict[str, str] | None,
+    overwrite_metrics: bool,
+    fitting: bool = True,
+) -> tuple[RunLocation, Processes]:
+    """Check the options that concern all processes of a run, connect them, and find its folder.
+
+    Args:
+        options: all options of the run by section.
+        root: folder of all runs.
+        name: name of the run.
+        ckpt_path: the checkpoint or run to continue, as ``locate_run`` takes it.
+        restart_id: identifies the checkpoints of a run that a scheduler restarts.
+        overwrite_metrics: whether later rows of ``metrics.csv`` may be deleted.
+        fitting: whether it trains.
+
+    Raises:
+        ConfigurationError: if an option cannot work, or there is no such checkpoint.
+    """
+    check_trainer_options(options["trainer"])
+    processes = processes_for(options["trainer"], options["rollout"]["rank_timeout"])
+    if fitting:
+        # before Lightning starts the other processes
+        with distributed.together(ConfigurationError):
+            check_copies(options["rollout"]["envs_per_task"], processes.number)
+    location = locate_run(
+        root,
+        name,
+        ckpt_path,
+        restore_replay=fitting and options["replay"]["restore"],
+        restart_id=restart_id if fitting else None,
+        overwrite_metrics=overwrite_metrics,
+        num_processes=processes.number,
+    )
+    return location, processes
+
+
+def standard_callbacks(
+    fitting: bool,
+    progress_bar: bool,
+    restart_id: dict[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    given: Sequence[Callback] = (),
+) -> list[Callback]:
+    """Return the callbacks of every run that have no section of options.
+
+    Args:
+        fitting: whether it trains.
+        progress_bar: whether a progress bar is shown.
+        restart_id: identifies the checkpoints of a run that a scheduler restarts.
+        options: all options of the run, as ``config.yaml`` holds them.
+        given: the user's callbacks: a progress bar among them replaces ours.
+    """
+    callbacks: list[Callback] = []
+    if fitting:
+        callbacks += [CurvesCallback(), ReportCallback(), InterruptionCallback(restart_id)]
+        callbacks += [OptionsCallback(options or {}, LEARNING_OPTIONS), PicturesCallback()]
+    if progress_bar and not any(isinstance(callback, ProgressBar) for callback in given):
+        callbacks.append(EnvStepProgressBar())
+    return callbacks
+
+
+def fit(
+    trainer: Trainer, algorithm: Algorithm, data: MultiTaskData, checkpoint: Path | None = None
+) -> None:
+    """Train; a checkpoint is read without executing anything in it.
+
+    Raises:
+        Interrupted: if a signal ended the run, which is saved by then.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    rollout = next(one for one in callbacks if isinstance(one, RolloutCallback))
+    if rollout.learner_threads is not None:
+        torch.set_num_threads(rollout.learner_threads)
+    rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
+    with quiet():
+        try:
+            trainer.fit(
+                algorithm,
+                datamodule=data,
+                ckpt_path=None if checkpoint is None else str(checkpoint),
+                weights_only=True,
+            )
+        except Interrupted as interrupted:
+            for logger in trainer.loggers if trainer.is_global_zero else ():
+                if isinstance(logger, EnvStepWandbLogger):
+                    interrupted.code = logger.end_interrupted(interrupted.code)
+            requeue(trainer, interrupted)
+            # a launcher may end the others as soon as one has ended
+            with contextlib.suppress(RankLostError), distributed.long_wait():
+                distributed.total(0)
+            raise
+    rank_zero_info(end_message(trainer, rollout.session.loop.counted_steps, rollout.total_steps))
