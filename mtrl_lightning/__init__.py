@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Distral, Temperature
+    from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, Distral, Temperature
     from mtrl_lightning.api import Run, evaluate, train
     from mtrl_lightning.callbacks import plot_curves, read_metrics
     from mtrl_lightning.envs import (
@@ -34,6 +34,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "PPO": "algorithms",
     "SAC": "algorithms",
+    "TD3": "algorithms",
     "Algorithm": "algorithms",
     "Distral": "algorithms",
     "Temperature": "algorithms",
@@ -65,6 +66,7 @@ _HOMES = {
 __all__ = [
     "PPO",
     "SAC",
+    "TD3",
     "Algorithm",
     "Benchmark",
     "Collector",

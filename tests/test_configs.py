@@ -1,4 +1,3 @@
-import inspect
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -10,6 +9,7 @@ from jsonargparse import ActionConfigFile, Namespace
 
 from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import SAC, Algorithm
+from mtrl_lightning.algorithms.description import parameters_of
 from mtrl_lightning.callbacks import read_metrics, rollout
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli.config_files import ConfigFileParser, ExtendingConfigFile
@@ -106,6 +106,7 @@ def test_every_file_is_known():
         "algorithm/mtppo",
         "algorithm/mtsac",
         "algorithm/mtsac_mtrl",
+        "algorithm/mttd3",
         "algorithm/sac_ae",
         "base",
         "connectors",
@@ -489,7 +490,7 @@ def test_every_file_names_all_keys_of_its_group_and_no_other(name):
     assert set(content) == {"model"}
     path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
     algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
-    options = set(inspect.signature(algorithm.__init__).parameters) - OF_THE_RUN
+    options = set(parameters_of(algorithm)) - OF_THE_RUN
     of_others = set().union(*OWNED.values())
     assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others)
     assert ("class_path" in content["model"]) == (group == "algorithm")

@@ -10,6 +10,7 @@ from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.sac import SAC
+from mtrl_lightning.algorithms.td3 import TD3
 from mtrl_lightning.algorithms.temperature import FixedTemperature, Temperature
 from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.algorithms.update import Update
@@ -19,6 +20,7 @@ from mtrl_lightning.algorithms.weighting import ByHand, ByTemperature, EqualWeig
 __all__ = [
     "PPO",
     "SAC",
+    "TD3",
     "ActorCritic",
     "Algorithm",
     "ByHand",

@@ -32,7 +32,6 @@ from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.networks import (
     MLP,
-    ActionDistribution,
     Encoder,
     Ensemble,
     Identity,
@@ -56,8 +55,8 @@ class CriticTarget(NamedTuple):
 class ActorCritic(Algorithm):
     """Learn critics by temporal differences, and an actor from the critics.
 
-    A subclass says what the actor's outputs mean (``distribution``), what the critics bootstrap
-    from (``critic_target``) and how the actor learns (``actor_loss``, ``update_policy``).
+    A subclass says how the actor acts (``policy``) and learns (``actor_loss``, ``update_policy``),
+    and what the critics bootstrap from (``critic_target``).
 
     Args:
         spec: the tasks; filled in from the data.
@@ -245,13 +244,8 @@ class ActorCritic(Algorithm):
         """Return what the critics' loss bootstraps from, for the policy's next actions."""
         raise NotImplementedError
 
-    def actor_loss(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Any]:
-        """Return each task's actor loss ``[R]``, and what ``update_policy`` needs beside it."""
-        raise NotImplementedError
-
-    def distribution(self, output_BO: Tensor, task_B: Tensor) -> ActionDistribution:
-        """Return the distribution over actions that the actor's outputs mean."""
-        raise NotImplementedError
+    actor_loss: Callable[..., tuple[Tensor, Any]]
+    """Returns each task's actor loss ``[R]``, and what ``update_policy`` needs beside it."""
 
     def target_outputs(self, batch: TransitionBatch, action_BA: Tensor) -> Tensor:
         """Return the target critics' outputs ``[Q, B, O]`` for next actions."""
@@ -303,11 +297,6 @@ class ActorCritic(Algorithm):
     def log_temperatures(self) -> Tensor:
         """Return the trained tasks' log temperatures ``[R]``; zeros where there are none."""
         return torch.zeros(self.num_trained, device=self.device)
-
-    def policy(self, observation_BD: Tensor, task_B: Tensor) -> ActionDistribution:
-        """Return the distribution over actions."""
-        output_BO = self.actor(self.encoder.shared_features(observation_BD, task_B), task_B)
-        return self.distribution(output_BO, task_B)
 
     def reset_networks(self) -> None:
         """Reinitialize actor, critics and encoder, their optimizers and gradient methods.

@@ -1,7 +1,7 @@
-"""The losses of multi-task soft actor-critic, as pure functions.
+"""The losses of multi-task soft actor-critic and TD3, as pure functions.
 
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with one
-loss per task as in Yu et al. 2019 (MetaWorld).
+loss per task as in Yu et al. 2019 (MetaWorld). Equations are of this paper unless said otherwise.
 
 Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``Q`` critics.
 """
@@ -44,6 +44,29 @@ def actor_loss(cost_B: Tensor, q_QB: Tensor, num_tasks: int) -> Tensor:
     Equation 7, with the cost ``c = alpha log pi``.
     """
     return per_task(cost_B - q_QB.amin(0), num_tasks)
+
+
+def deterministic_actor_loss(q_B: Tensor, num_tasks: int) -> Tensor:
+    """Return each task's ``L_pi = mean -Q_1(s, pi(s))``, ``[R]``.
+
+    Its gradient is that of algorithm 1 in Fujimoto et al. 2018, "Addressing Function Approximation
+    Error in Actor-Critic Methods" (arXiv 1802.09477): the first critic's alone.
+    """
+    return per_task(-q_B, num_tasks)
+
+
+def smoothed_action(action_BA: Tensor, noise_BA: Tensor, std: float, clip: float) -> Tensor:
+    """Return ``clip(pi'(s') + clip(std eps, -c, c), -1, 1)``, ``[B, A]``.
+
+    Target policy smoothing, algorithm 1 in Fujimoto et al. 2018 (arXiv 1802.09477).
+
+    Args:
+        action_BA: the target policy's actions ``pi'(s')``.
+        noise_BA: standard normal noise ``eps``.
+        std: standard deviation of the smoothing, ``sigma`` in the paper.
+        clip: largest magnitude of the smoothing, ``c`` in the paper.
+    """
+    return (action_BA + (std * noise_BA).clamp(-clip, clip)).clamp(-1, 1)
 
 
 def temperature_loss(

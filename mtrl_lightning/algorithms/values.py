@@ -6,12 +6,14 @@ critic.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrl_lightning.algorithms import losses
-from mtrl_lightning.checks import above, at_least
+from mtrl_lightning.checks import above, at_least, one_of
 
 
 class Value(nn.Module):
@@ -50,13 +52,24 @@ class Value(nn.Module):
 
 
 class Scalar(Value):
-    """One output per critic, learned by squared error; the smallest critic's value counts."""
+    """One output per critic, learned by squared error.
+
+    Args:
+        reduction: which value counts for targets and actor: ``min``, the smallest critic's (clipped
+            double Q), or ``mean``, the critics' mean.
+    """
 
     out_dim = 1
 
+    def __init__(self, reduction: Literal["min", "mean"] = "min") -> None:
+        super().__init__()
+        one_of(("min", "mean"), reduction=reduction)
+        self._reduction = reduction
+
     def q(self, output_QBO: Tensor) -> Tensor:
-        """Return the outputs ``[Q, B]``."""
-        return output_QBO.squeeze(-1)
+        """Return the outputs ``[Q, B]``, or their mean ``[1, B]``."""
+        q_QB = output_QBO.squeeze(-1)
+        return q_QB if self._reduction == "min" else q_QB.mean(0, keepdim=True)
 
     def loss(
         self,
@@ -71,7 +84,7 @@ class Scalar(Value):
         """Return ``sum_i mean (Q_i - y)^2``."""
         next_q_QB = self.q(next_output_QBO)
         target_B = losses.critic_target(reward_B, terminated_B, next_q_QB, next_cost_B, discount)
-        return losses.critic_loss(self.q(output_QBO), target_B, num_tasks)
+        return losses.critic_loss(output_QBO.squeeze(-1), target_B, num_tasks)
 
 
 class Categorical(Value):

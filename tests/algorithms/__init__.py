@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Distral
+from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, Distral
 from mtrl_lightning.networks import MLP, Network
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 from tests.specs import spec_of
+
+Trained = TypeVar("Trained", bound=Algorithm)
 
 
 def make_spec(
@@ -62,6 +64,10 @@ def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:
     return SAC(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
 
 
+def make_td3(spec: EnvSpec | None = None, **options: Any) -> TD3:
+    return TD3(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
 def make_distral(spec: EnvSpec | None = None, **options: Any) -> Distral:
     return Distral(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
 
@@ -77,7 +83,7 @@ def attach(algorithm: Algorithm) -> list[Optimizer]:
     return optimizers
 
 
-def train(sac: SAC, num_updates: int, first: int = 0) -> SAC:
+def train(sac: Trained, num_updates: int, first: int = 0) -> Trained:
     """Make updates on the batches ``first``, ``first + 1``, ..."""
     if not callable(sac.__dict__.get("optimizers")):
         attach(sac)

@@ -9,14 +9,14 @@ import torch
 from mtrl_lightning.algorithms.description import describe_spec, rebuild_algorithm
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Embedding, NoConditioning, Separate
-from tests.algorithms import make_ppo, make_sac, make_spec
+from tests.algorithms import make_ppo, make_sac, make_spec, make_td3
 
 TRAINED = (0, 2)
 NETWORK = partial(MLP, width=8, depth=1, output_bound=0.3)
 NETWORKS = {"actor": NETWORK, "critic": NETWORK}
 
 
-@pytest.mark.parametrize("make", [make_sac, make_ppo])
+@pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo])
 def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
     spec = make_spec(3, train_tasks=TRAINED)
     algorithm = make(spec, **NETWORKS, conditioning=partial(Embedding, dim=5))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.algorithms import PPO, SAC, Distral, NormalizeObservation
+from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral, NormalizeObservation
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export import policy as exporting
@@ -38,7 +38,14 @@ def agent(spec=SPEC, kind=SAC, **options):
 
 
 @pytest.mark.parametrize(
-    ("format", "kind"), [("torchscript", SAC), ("torch.export", SAC), ("torchscript", Distral)]
+    ("format", "kind"),
+    [
+        ("torchscript", SAC),
+        ("torch.export", SAC),
+        ("torchscript", Distral),
+        ("torchscript", TD3),
+        ("torch.export", TD3),
+    ],
 )
 def test_all_that_acts_is_in_the_file(tmp_path, format, kind):
     model = agent(SIZED, kind, transforms=[NormalizeObservation])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtrl_lightning.algorithms import PPO, SAC, Distral
+from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.loading import load_policy
 from tests.matrix import NETWORKS, STACKS
@@ -65,7 +65,7 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
     assert_same_end(command_line, "whole", "parts")
 
 
-@pytest.mark.parametrize("kind", [SAC, PPO, Distral])
+@pytest.mark.parametrize("kind", [SAC, PPO, TD3, Distral])
 def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
     command_line, monkeypatch, kind
 ):

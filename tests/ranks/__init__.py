@@ -31,7 +31,15 @@ from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch, Transitions
-from tests.algorithms import attach, make_batch, make_distral, make_ppo, make_sac, make_spec
+from tests.algorithms import (
+    attach,
+    make_batch,
+    make_distral,
+    make_ppo,
+    make_sac,
+    make_spec,
+    make_td3,
+)
 from tests.algorithms.test_padding import NAMES as DESCRIBED
 from tests.gradients.test_every_method import METHODS
 
@@ -123,6 +131,13 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
         masked_spec(), encoder=networks.Standardize, actor_gradient=METHODS["pcgrad"]
     ),
     "skipped step": lambda: make_sac(SPEC, on_nonfinite="skip"),
+    "td3 masked bodies, standardize, pcgrad": lambda: make_td3(
+        masked_spec(),
+        encoder=networks.Standardize,
+        actor_gradient=METHODS["pcgrad"],
+        critic_gradient=METHODS["pcgrad"],
+        reward_scale=ReturnRange,
+    ),
 }
 PPO_CASES: dict[str, Callable[[], Algorithm]] = {
     "ppo": partial(make_ppo, SPEC, num_steps=STEPS, num_minibatches=3),

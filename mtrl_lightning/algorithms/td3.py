@@ -1,0 +1,129 @@
+"""Multi-task TD3: a deterministic policy, clipped double Q-learning and smoothed target actions.
+
+Shapes: ``B = R * n`` batch (task-major) of ``R`` trained tasks, or ``B`` environments, ``D``
+observation, ``A`` action, ``Q`` critics, ``O`` outputs of a critic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrl_lightning.algorithms import losses
+from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
+from mtrl_lightning.algorithms.targets import frozen_copy
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.networks import ActionDistribution, ClippedGaussian, zero_padding
+from mtrl_lightning.types import EnvSpec, TransitionBatch
+
+
+class TD3(ActorCritic):
+    """Multi-task twin delayed deterministic policy gradient (Fujimoto et al. 2018).
+
+    arXiv 1802.09477, with the exploration of FastTD3 (Seo et al. 2025, arXiv 2505.22642), where
+    every environment has a standard deviation of its own: those of a task's environments are spread
+    evenly over a range, while FastTD3 samples one for each episode. The critics bootstrap from the
+    smallest target critic (clipped double Q), or with ``value`` ``Scalar(reduction="mean")`` from
+    their mean.
+
+    Args:
+        spec: the tasks; filled in from the data.
+        exploration_std_min: smallest standard deviation of the noise on actions that explore, at
+            least 0; 0.1 in TD3, 0.001 in FastTD3.
+        exploration_std_max: the largest one, at least the smallest; 0.1 in TD3, 0.4 in FastTD3. A
+            task's only environment has the mean of both.
+        target_std: standard deviation of the noise on the target policy's actions, at least 0; 0.2
+            in TD3, 0.001 in FastTD3.
+        target_clip: largest magnitude of that noise, at least 0; 0.5 in both papers.
+        actor_every: critic updates between two actor updates, at least 1; 2 in both papers.
+        target_every: critic updates between two target updates, at least 1; 2 in TD3, 1 in FastTD3.
+        options: those of ``ActorCritic`` and of every algorithm.
+    """
+
+    outputs_per_action = 1
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        exploration_std_min: float = 0.1,
+        exploration_std_max: float = 0.1,
+        target_std: float = 0.2,
+        target_clip: float = 0.5,
+        actor_every: int = 2,
+        target_every: int = 2,
+        **options: Any,
+    ) -> None:
+        at_least(0, finite=True, exploration_std_min=exploration_std_min)
+        at_least(exploration_std_min, finite=True, exploration_std_max=exploration_std_max)
+        at_least(0, finite=True, target_std=target_std, target_clip=target_clip)
+        super().__init__(spec, actor_every=actor_every, target_every=target_every, **options)
+        self.task_weighting.check(None)
+        self._exploration_std = (exploration_std_min, exploration_std_max)
+        self._target_std = target_std
+        self._target_clip = target_clip
+        self.target_actor = frozen_copy(self.actor)
+        self.targets.add(self.actor, self.target_actor, self.tau)
+
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
+        """Return the deterministic actions as a mean, with the noise of exploration around it."""
+        output_BA = self.actor(self.encoder.shared_features(observation_BD, task_B), task_B)
+        action_BA = self.squashed(output_BA, task_B)
+        log_std_B = spread_over_environments(task_B, *self._exploration_std).log()
+        return ClippedGaussian(
+            action_BA, log_std_B[:, None].expand_as(action_BA), self.action_mask(task_B)
+        )
+
+    def explore(
+        self, policy: ActionDistribution, noise_BA: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return ``clip(pi(s) + std eps, -1, 1)``, ``[B, A]``."""
+        assert isinstance(policy, ClippedGaussian)
+        return policy.draw(noise_BA).clamp(-1, 1), {}
+
+    def squashed(self, output_BA: Tensor, task_B: Tensor) -> Tensor:
+        """Return the actions ``tanh`` of the actor's outputs, 0 in padding, ``[B, A]``."""
+        return zero_padding(output_BA.float().tanh(), self.action_mask(task_B))
+
+    @torch.no_grad()
+    def critic_target(self, batch: TransitionBatch, noise_BA: Tensor) -> CriticTarget:
+        """Return the target critics' outputs for the target policy's smoothed next actions."""
+        shared_BF = self.target_encoder.shared_features(batch.next_observation_BD, batch.task_B)
+        action_BA = self.squashed(self.target_actor(shared_BF, batch.task_B), batch.task_B)
+        smoothed_BA = losses.smoothed_action(
+            action_BA, noise_BA, self._target_std, self._target_clip
+        )
+        next_action_BA = zero_padding(smoothed_BA, self.action_mask(batch.task_B))
+        output_QBO = self.target_outputs(batch, next_action_BA)
+        return CriticTarget(output_QBO, torch.zeros_like(batch.reward_B))
+
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
+        """Return each task's actor loss ``[R]``, from the first critic."""
+        output_BA, z_BZ = self.actor_outputs(batch)
+        action_BA = self.squashed(output_BA, batch.task_B)
+        output_QBO = self.critic_outputs_of(z_BZ, action_BA, batch.task_B)
+        q_1B = self.value.q(output_QBO[:1])
+        return losses.deterministic_actor_loss(q_1B[0], self.num_trained), None
+
+    def update_policy(self, batch: TransitionBatch) -> None:
+        """Update the actor, from a transformed batch."""
+        self.actor_update(lambda: self._actor_loss(batch))
+
+
+def spread_over_environments(task_B: Tensor, low: float, high: float) -> Tensor:
+    """Return a number for each environment, evenly spaced from low to high in each task, ``[B]``.
+
+    A task's only environment has the middle.
+
+    Args:
+        task_B: the environments' tasks.
+        low: the number of each task's first environment.
+        high: the number of each task's last environment.
+    """
+    is_same_BB = task_B[:, None] == task_B
+    place_B = is_same_BB.long().tril(-1).sum(1)
+    last_B = is_same_BB.sum(1) - 1
+    fraction_B = torch.where(last_B > 0, place_B / last_B.clamp(min=1), 0.5)
+    return low + (high - low) * fraction_B
