@@ -31,6 +31,7 @@ BASE = {
     "schedules",
     "errors",
     "memory",
+    "off_policy",
     "pickles",
     "precision",
     "progress",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import signal
 from functools import partial
 from itertools import pairwise
@@ -13,9 +15,10 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, load_policy, train
-from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metrics
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.networks import MLP
+from mtrl_lightning.off_policy import refuse_off_policy_options
 from tests.test_exact_continuation import assert_same
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
@@ -380,7 +383,9 @@ REPLAY_OPTIONS = {
     "--rollout.updates_per_step=0.5": "rollout.updates_per_step 0.5",
     "--replay.save=false": "replay.save False",
     "--replay.save_last=10": "replay.save_last 10",
+    "--replay.chunk_mebibytes=1": "replay.chunk_mebibytes 1.0",
     "--replay.restore=false": "replay.restore False",
+    "--replay.delete_at_end=true": "replay.delete_at_end True",
 }
 
 
@@ -416,8 +421,30 @@ def test_the_derived_number_of_minibatches_divides_the_steps(num_steps, expected
 
 
 def test_options_of_a_replay_are_named_together(command_line, capsys):
-    message = refused(command_line, capsys, "--rollout.warmup_steps=300", "--data.capacity=3000")
-    assert "data.capacity 3000, rollout.warmup_steps 300" in message
+    options = ("--rollout.warmup_steps=300", "--data.capacity=3000", "--replay.save_last=10")
+    message = refused(command_line, capsys, *options)
+    assert "data.capacity 3000, rollout.warmup_steps 300, replay.save_last 10" in message
+
+
+def test_off_policy_options_are_those_that_are_documented_so():
+    for kind in (MultiTaskData, RolloutCallback):
+        documented = set(re.findall(r"^ +(\w+): off-policy only", kind.__doc__, re.MULTILINE))
+        assert {*documented} == set(kind.__init__.off_policy_options) != set()
+    defaults = inspect.signature(ReplayCallback).parameters
+    assert set(defaults) == set(ReplayCallback.__init__.off_policy_options)
+
+
+def test_options_at_their_defaults_are_not_refused():
+    data = MultiTaskData(ToyReach(), None, on_device=True, memory_map=False)
+    refuse_off_policy_options({"data": data, "rollout": RolloutCallback(1_000), "other": object})
+    data = MultiTaskData(ToyReach(), 96)
+    with pytest.raises(ConfigurationError, match=r"are given: data\.batch_size 96\. Leave"):
+        refuse_off_policy_options({"data": data})
+
+
+def test_an_option_that_ppo_lacks_names_what_replaces_it():
+    with pytest.raises(ConfigurationError, match=r"PPO has no reward_scale: .* \(return_scale\)"):
+        PPO(ToyReach().spec, reward_scale=None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,8 @@ class Algorithm(LightningModule):
     """Names of the networks that ``policy`` uses; empty if it may use all of them."""
     fixed_options: tuple[str, ...] = ()
     """Options of a base class that the class sets itself, and so does not take."""
+    lacking_options: ClassVar[Mapping[str, str]] = {}
+    """Options of other algorithms that this one does not have: why, or what to use in place."""
     action_mask_TA: Tensor | None
     """Which numbers of an action are each task's own, ``[T, A]``; None if all are."""
     _task_R: Tensor

@@ -80,6 +80,9 @@ def record_arguments(constructor: _Constructor) -> _Constructor:
             raise ConfigurationError(
                 f"{type(self).__name__} takes no option {', '.join(fixed)}: it sets it itself"
             )
+        lacking = type(self).lacking_options
+        for name in kwargs.keys() & lacking.keys():
+            raise ConfigurationError(f"{type(self).__name__} has no {name}: {lacking[name]}")
         calls.append(_bind(signature, self, args, kwargs))
         constructor(self, *args, **kwargs)
 

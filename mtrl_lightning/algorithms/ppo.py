@@ -7,7 +7,7 @@ Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -96,6 +96,12 @@ class PPO(Algorithm):
     actor: Network
     noise: ExplorationNoise
     critic: Network
+    lacking_options: ClassVar[Mapping[str, str]] = {
+        "reward_scale": "its critic learns normalized returns (return_scale)",
+        "auxiliaries": "representation losses need a replay: use SAC",
+        "transforms": "it keeps no replay whose batches would be changed; to normalize"
+        " observations, set encoder to mtrl_lightning.networks.Standardize",
+    }
     return_scale: ReturnScale
     actor_gradient: GradientMethod
     critic_gradient: GradientMethod

@@ -15,9 +15,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.off_policy import off_policy_only
 from mtrl_lightning.rank_states import MOVED
 from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
-from mtrl_lightning.replay.datamodule import refuse_replay_options, replay_folder
+from mtrl_lightning.replay.datamodule import replay_folder
 
 CHUNK_MEBIBYTES = 32.0
 """Default size of a file."""
@@ -47,6 +48,7 @@ class ReplayCallback(SessionCallback):
 
     key = "replay"
 
+    @off_policy_only("save", "save_last", "chunk_mebibytes", "restore", "delete_at_end")
     def __init__(
         self,
         save: bool = True,
@@ -73,7 +75,6 @@ class ReplayCallback(SessionCallback):
         """Register the files; write while environments are stepped, so that no save takes long."""
         super().setup(trainer, pl_module, stage)
         if self.session.algorithm.collection is not None:
-            self._check_unused()
             return  # the transitions of an iteration are in the checkpoint itself
         if stage == TrainerFn.FITTING and self.session.replay_files is not self:
             folder = replay_folder(self.session.folder) / folder_of_rank()
@@ -81,18 +82,6 @@ class ReplayCallback(SessionCallback):
             self.session.replay_files = self
             if self._save:
                 self.session.after_vector_step.append(self._write_ahead)
-
-    def _check_unused(self) -> None:
-        options = {
-            "replay.save": (self._save, True),
-            "replay.save_last": (self._save_last, None),
-            "replay.chunk_mebibytes": (self._chunk_mebibytes, CHUNK_MEBIBYTES),
-            "replay.restore": (self._restore, True),
-            "replay.delete_at_end": (self._delete_at_end, False),
-        }
-        refuse_replay_options(
-            {name: value for name, (value, default) in options.items() if value != default}
-        )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the replay of the checkpoint that is continued, or say what is lost without it."""

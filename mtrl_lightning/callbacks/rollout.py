@@ -19,8 +19,9 @@ from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.distributed import RANK_TIMEOUT
 from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
+from mtrl_lightning.off_policy import off_policy_only, refuse_off_policy_options
 from mtrl_lightning.precision import check_precision
-from mtrl_lightning.replay.datamodule import check_share, refuse_replay_options
+from mtrl_lightning.replay.datamodule import check_share
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener
 from mtrl_lightning.run.loop import TrainingLoop
@@ -79,6 +80,7 @@ class RolloutCallback(SessionCallback):
         "action_transforms",
     )
 
+    @off_policy_only("warmup_steps", "warmup_updates", "updates_per_step")
     def __init__(
         self,
         total_steps: int = 1_000_000,
@@ -115,11 +117,6 @@ class RolloutCallback(SessionCallback):
         )
         self.total_steps = total_steps
         self.learner_threads = learner_threads
-        self._off_policy_options = {
-            "rollout.warmup_steps": warmup_steps,
-            "rollout.warmup_updates": warmup_updates or None,
-            "rollout.updates_per_step": updates_per_step,
-        }
         self._drift_check = Every(check_every, "rollout.check_every")
         self._envs_per_task = envs_per_task
         self._num_workers = num_workers
@@ -217,7 +214,9 @@ class RolloutCallback(SessionCallback):
         num_tasks = len(self.session.spec.train_tasks)
         collection = self.session.algorithm.collection
         if collection is not None:
-            refuse_replay_options({**data.given_replay_options, **self._off_policy_options})
+            callbacks = self.session.trainer.callbacks  # type: ignore[attr-defined]
+            sections = {one.key: one for one in callbacks if isinstance(one, SessionCallback)}
+            refuse_off_policy_options({"data": data, **sections})
             rows_per_task(num_envs // distributed.world_size(), num_tasks, collection)
             return
         check_warmup(self._warmup_steps, self.total_steps)

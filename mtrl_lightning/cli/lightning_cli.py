@@ -67,14 +67,6 @@ MISSING_PACKAGE = re.compile(
 )
 """What jsonargparse says of a class whose package is not installed."""
 
-NO_ON_POLICY_OPTION = {
-    "reward_scale": "its critic learns normalized returns (return_scale)",
-    "auxiliaries": "representation losses need a replay: use SAC",
-    "transforms": "it keeps no replay whose batches would be changed; to normalize"
-    " observations, set encoder to mtrl_lightning.networks.Standardize",
-}
-"""Why an on-policy algorithm lacks an option of off-policy ones, or what replaces it."""
-
 
 class _SaveConfig(SaveConfigCallback):
     """Write ``config.yaml`` into the run's folder when training, and never when evaluating."""
@@ -412,8 +404,9 @@ def main(args: ArgsType = None) -> None:
     except ArgumentError as error:
         tips = ["-c quickstart is complete; fit --help lists every option"]
         tips += [
-            f"an on-policy algorithm such as PPO has no {name}: {remedy}"
-            for name, remedy in NO_ON_POLICY_OPTION.items()
+            f"{kind.__name__} has no {name}: {hint}"
+            for kind in Algorithm.__subclasses__()
+            for name, hint in kind.lacking_options.items()
             if f"Option '{name}' is not accepted" in str(error)
         ]
         _exit(2, "\n".join([str(error), *(f"tip: {tip}" for tip in tips)]))

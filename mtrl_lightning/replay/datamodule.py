@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from mtrl_lightning.envs.benchmark import Benchmark, check_spec, tasks_of, with_
 from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
+from mtrl_lightning.off_policy import off_policy_only
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import replay_bytes
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
@@ -89,6 +90,7 @@ class MultiTaskData(LightningDataModule):
     )
     """Arguments that change what is learned: a continued run warns if one differs."""
 
+    @off_policy_only("batch_size", "capacity", "memory_map", "on_device")
     def __init__(
         self,
         benchmark: Benchmark,
@@ -107,12 +109,6 @@ class MultiTaskData(LightningDataModule):
         benchmark = with_pixels(with_wrappers(benchmark, wrappers), pixels)
         benchmark = with_info(benchmark, info_keys, store_info)
         self.benchmark = benchmark
-        self.given_replay_options = {
-            "data.batch_size": batch_size,
-            "data.capacity": capacity,
-            "data.memory_map": memory_map or None,
-            "data.on_device": None if on_device else False,
-        }
         self._memory_map = memory_map
         self._on_device = on_device
         self._seed = seed
@@ -267,25 +263,6 @@ class MultiTaskData(LightningDataModule):
             if self.manifest is not None and "moved" not in self.manifest:
                 check_manifest(self.manifest)
             self.buffer.load_state_dict(state_dict["buffer"])
-
-
-def refuse_replay_options(given: Mapping[str, Any]) -> None:
-    """Refuse options that an on-policy algorithm has no use for.
-
-    Args:
-        given: values by the options' names; None where an option is not given.
-
-    Raises:
-        ConfigurationError: naming them, and what replaces them.
-    """
-    wrong = {name: value for name, value in given.items() if value is not None}
-    if wrong:
-        listed = ", ".join(f"{name} {value}" for name, value in wrong.items())
-        raise ConfigurationError(
-            f"an on-policy algorithm has no replay, and these options are given: {listed}. Leave"
-            " them out, or set them back to their defaults (null for numbers); what it learns from"
-            " is set by num_steps, num_epochs and num_minibatches of model.init_args"
-        )
 
 
 def trained_spec(benchmark: Benchmark, excluded: Sequence[str] | None) -> EnvSpec:
