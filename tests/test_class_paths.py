@@ -1,0 +1,78 @@
+"""Every class path in a user's YAML keeps resolving: of all shipped files, and of former ones."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+
+CLASS_PATH = re.compile(
+    r"(?<![\w./-])(?:mtrl_lightning|torch|lightning|gymnasium)(?:\.[a-z_]\w*)*\.[A-Z]\w*"
+)
+"""An import path whose last name is a class."""
+FORMER = {
+    "gymnasium.wrappers": "FlattenObservation FrameStackObservation",
+    "lightning.pytorch.loggers": "TensorBoardLogger WandbLogger",
+    "mtrl_lightning": "Temperature",
+    "mtrl_lightning.algorithms": (
+        "Algorithm ByHand ByTemperature Categorical ConstantRate Distral EqualWeights "
+        "LearningRate LinearRate MeanReward NormalizeObservation NormalizeReward PPO PopArt "
+        "RandomShift ReturnRange ReturnScale RewardScale SAC Scalar TD3 TaskWeighting "
+        "Temperature Transform Update Value"
+    ),
+    "mtrl_lightning.auxiliaries": (
+        "Auxiliary Deterministic HiPBMDP LatentDynamics LossInputs Reconstruction"
+    ),
+    "mtrl_lightning.callbacks": (
+        "CheckpointCallback CurvesCallback EnvStepProgressBar EnvStepWandbLogger "
+        "EvaluationCallback InterruptionCallback MetricsCSV MetricsCallback ReplayCallback "
+        "ResetCallback RolloutCallback"
+    ),
+    "mtrl_lightning.envs": (
+        "Benchmark DMControl DMControlFamily GymnasiumTasks MetaWorld Pixels ToyConflict "
+        "ToyReach VectorEnv"
+    ),
+    "mtrl_lightning.gradients": (
+        "AlignedMTL CAGrad FAMO FairGrad GradNorm GradientMethod Mean NashMTL PCGrad TaskParameters"
+    ),
+    "mtrl_lightning.networks": (
+        "ActionDistribution AppendTask Assignment Attention Average CARE ClippedGaussian "
+        "Clusters Embedding Encoder Ensemble Experts ExplorationNoise FiLM Gate Identity "
+        "Language MLP MLPEncoder MOORE MixtureOfEncoders MultiHead Network NoConditioning "
+        "OneHot OwnExpert PaCo PixelEncoder Separate SoftModularization SquashedGaussian "
+        "Standardize StateNoise TaskConditioning TaskEncoder TaskModule TaskNoise"
+    ),
+    "mtrl_lightning.rollout": (
+        "ActionNoise Collector EpisodeListener EpisodeWindows Evaluation Evaluator "
+        "RunningEpisodes Sample"
+    ),
+    "torch.optim": "Adam AdamW",
+}
+"""Classes by module that versions 0.x export, or that a configuration has named."""
+
+
+def shipped():
+    """Return the class paths of the configurations, and of the stored runs of version 0.2."""
+    files = [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("tests/data/**/*.yaml")]
+    texts = [file.read_text() for file in files]
+    texts += [str(torch.load(path, weights_only=True)) for path in ROOT.glob("tests/**/*.ckpt")]
+    return set().union(*map(CLASS_PATH.findall, texts))
+
+
+FORMER_PATHS = {f"{module}.{name}" for module, names in FORMER.items() for name in names.split()}
+PATHS = sorted(shipped() | FORMER_PATHS)
+
+
+def test_the_paths_are_found():
+    assert len(shipped()) > 60 and len(PATHS) > 100
+    assert {"torch.optim.Adam", "mtrl_lightning.networks.MLP"} < set(PATHS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_class_path_resolves(path):
+    module, _, name = path.rpartition(".")
+    assert callable(getattr(importlib.import_module(module), name))
