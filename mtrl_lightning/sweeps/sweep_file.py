@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 
 Value = str | int | float | bool
@@ -173,9 +174,8 @@ def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
             f"{path}: {', '.join(unknown)} is not understood; a sweep file has"
             f" {', '.join(sorted(KEYS))}"
         )
-    method = content.get("method")
-    if method not in METHODS:
-        raise ConfigurationError(f"{path}: method is {method!r}: give one of {', '.join(METHODS)}")
+    method: Any = content.get("method")
+    one_of(METHODS, method=method, prefix=f"{path}: ")
     metric, is_maximized, notes = _metric_of(path, content.get("metric"))
     given = content["parameters"]
     if not isinstance(given, dict) or not given:
@@ -209,8 +209,7 @@ def _metric_of(path: Path, given: Any) -> tuple[str, bool, tuple[str, ...]]:
             f"{path}: metric is {given!r}: give {{name: eval/success, goal: maximize}}"
         )
     goal = given.get("goal", "minimize")
-    if goal not in ("maximize", "minimize"):
-        raise ConfigurationError(f"{path}: metric.goal is {goal!r}: give maximize or minimize")
+    one_of(("maximize", "minimize"), goal=goal, prefix=f"{path}: metric.")
     notes = ("metric.target ends a sweep of W&B, not this one",) if "target" in given else ()
     return given["name"], goal == "maximize", notes
 
