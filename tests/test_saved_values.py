@@ -21,7 +21,6 @@ from mtrl_lightning.callbacks import (
     CheckpointCallback,
     MetricsCallback,
     OptionsCallback,
-    RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint import _check_counts
 from mtrl_lightning.counters import Counters
@@ -112,20 +111,6 @@ def test_the_id_of_a_wandb_run_is_no_path(wandb_id):
     MetricsCallback().load_state_dict(state)
     with pytest.raises(ConfigurationError, match="id of a W&B run"):
         MetricsCallback().load_state_dict(state | {"wandb_id": wandb_id})
-
-
-@pytest.mark.parametrize("next_call", [7, -1, "0", 2.0])
-def test_the_next_call_is_one_of_the_calls_after_a_step(next_call):
-    callback = RolloutCallback(total_steps=10)
-
-    class Session:
-        is_open = True
-        collector = Counters()  # whatever takes a state
-
-    callback.session = Session()
-    state = {"collector": {"x": 1}, "next_call": next_call}
-    with pytest.raises(ConfigurationError):
-        callback.load_state_dict(state)
 
 
 def test_lightnings_counts_have_their_own_names_and_types():
