@@ -114,8 +114,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         if type(trainer.strategy.checkpoint_io) in (TorchCheckpointIO, DurableIO):
             trainer.strategy.checkpoint_io = DurableIO(self.session)
         self.session.checkpoints = self
-        self.session.after_step["save_best"] = StepAction(self.save_if_best)
-        self.session.after_step["save_last"] = StepAction(self.save_if_due, self.save_at_start)
+        self.session.after_updates["save_best"] = StepAction(self.save_if_best)
+        self.session.after_updates["save_last"] = StepAction(self.save_if_due, self.save_at_start)
 
     def _check_best_metric(self) -> None:
         known = metric_names(self.session.benchmark)

@@ -103,7 +103,7 @@ class EvaluationCallback(SessionCallback):
         """Prepare an evaluator for each split but the first, which is trained on."""
         super().setup(trainer, pl_module, stage)
         self._trainer = trainer
-        self.session.after_step["evaluate"] = StepAction(
+        self.session.after_updates["evaluate"] = StepAction(
             self.evaluate_if_due, self.evaluate_at_start
         )
         benchmark = self.session.benchmark

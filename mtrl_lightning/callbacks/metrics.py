@@ -81,7 +81,7 @@ class MetricsCallback(SessionCallback):
         """Register the metrics with the session, and let loggers know its environment steps."""
         super().setup(trainer, pl_module, stage)
         session = self.session
-        session.after_step["log_metrics"] = StepAction(self.log_if_due)
+        session.after_updates["log_metrics"] = StepAction(self.log_if_due)
         for logger in session.loggers:
             if isinstance(logger, (MetricsCSV, EnvStepWandbLogger)):
                 logger.count_env_steps = lambda: session.counters.env_steps

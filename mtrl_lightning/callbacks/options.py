@@ -118,7 +118,7 @@ class OptionsCallback(SessionCallback):
             return {}
 
     def _refuse_unused(self, changed: Mapping[str, str]) -> None:
-        if changed and self.session.loop.has_nothing_left():
+        if changed and self.session.loop.is_complete():
             raise ConfigurationError(
                 "the run has made all of its env steps, and other options would change nothing:"
                 f" {', '.join(changed.values())}. Give a rollout.total_steps above"

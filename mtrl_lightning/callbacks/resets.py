@@ -46,7 +46,7 @@ class ResetCallback(SessionCallback):
         """Register the resets with the session."""
         super().setup(trainer, pl_module, stage)
         if self._every is not None:
-            self.session.after_step["reset_networks"] = StepAction(self.reset_if_due)
+            self.session.after_updates["reset_networks"] = StepAction(self.reset_if_due)
 
     def reset_if_due(self, env_steps: int, at_end: bool) -> None:
         """Reset when it is due; what was due before the first call is left out."""

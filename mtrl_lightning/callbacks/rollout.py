@@ -34,7 +34,7 @@ WARMUP_STEPS = 10_000
 
 
 class RolloutCallback(SessionCallback):
-    """Own the training environments, which are stepped in turn with the algorithm's updates.
+    """Own the training environments, and create the loop that steps them.
 
     An off-policy algorithm fills its replay and learns from it at the same time. An on-policy one
     collects an iteration and then learns from that alone. ``TrainingLoop`` has the order.
@@ -136,7 +136,7 @@ class RolloutCallback(SessionCallback):
         session.loop = TrainingLoop(session, self.total_steps, self._warmup_steps, self._ratio)
         if stage != TrainerFn.FITTING or session.is_open:
             return
-        session.after_step["check_drift"] = StepAction(self._check_drift)
+        session.after_updates["check_drift"] = StepAction(self._check_drift)
         device = trainer.strategy.root_device
         all_tasks = np.repeat(session.spec.train_tasks, self._envs_per_task)
         with distributed.together(ConfigurationError):
@@ -148,7 +148,7 @@ class RolloutCallback(SessionCallback):
             session.algorithm.check_device(device)
         envs = self._start_envs(all_tasks[indices].tolist(), indices, shows_progress(trainer))
         for index, transform in enumerate(self._action_transforms):
-            # never an environment's key, whose length differs or whose second number is not 0
+            # environments use (index,) or (index, restarts): a 0 keeps the streams distinct
             rank = distributed.rank()
             key = (index, 0, rank) if rank else (index, 0)
             seeding = np.random.SeedSequence(self._seed, spawn_key=key)
@@ -238,15 +238,16 @@ class RolloutCallback(SessionCallback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the end of the loop alone end the run.
+        """Make the end of the loop's iterator the only end of the run.
 
         Raises:
             ConfigurationError: if a restored iteration lacks what the algorithm learns from.
         """
         self._check_columns()
-        # Lightning then waits for the iterator's end where something asks it to stop
+        # Lightning ignores should_stop until so many epochs are over
         trainer.fit_loop.min_epochs = trainer.current_epoch + 1
-        trainer.val_check_batch = float("inf")  # evaluations have a schedule of their own
+        # evaluations have their own schedule; Lightning would count one more batch in a resumed run
+        trainer.val_check_batch = float("inf")
 
     def _check_columns(self) -> None:
         algorithm = self.session.algorithm
@@ -254,6 +255,7 @@ class RolloutCallback(SessionCallback):
             return
         found = set(self.session.rollout_buffer.computed_columns)
         needed = set(algorithm.computed_columns)
+        # computed values may replace the policy's own, such as the first log_prob of PPO
         may_replace = {field.name for field in algorithm.policy_fields}
         if needed and not needed <= found <= needed | may_replace:
             raise ConfigurationError(
@@ -297,9 +299,10 @@ class RolloutCallback(SessionCallback):
             return
         is_whole = isinstance(exception, (Interrupted, RestartsExhaustedError))
         if distributed.world_size() > 1:
-            is_whole = is_whole and session.loop.is_end_synced
+            is_whole = is_whole and getattr(exception, "is_on_all_ranks", False)
         if is_whole and session.checkpoints is not None:
             session.checkpoints.save_interrupted()
+        # another SystemExit is a second signal: the process leaves at once
         if is_whole or not isinstance(exception, SystemExit):
             for call in session.after_failure:
                 call()
@@ -309,13 +312,13 @@ class RolloutCallback(SessionCallback):
         self._close(trainer)
 
     def _close(self, trainer: Trainer) -> None:
-        trainer.fit_loop.min_epochs = None  # as it was: a trainer may fit once more
+        trainer.fit_loop.min_epochs = None  # Lightning's default: a trainer may fit once more
         if hasattr(self, "session"):
             self.session.close()
 
 
 def _print_summary(session: Session, envs: VectorEnv) -> None:
-    """Print what is trained, on which tasks, and how many environments this process steps."""
+    """Print protocol, pipeline, algorithm, and the number of environments of this process."""
     protocol = {key: v for key, v in session.spec.protocol.items() if key != "wrappers"}
     rank_zero_info(", ".join(f"{key} {value}" for key, value in protocol.items()))
     algorithm = session.algorithm
@@ -336,7 +339,7 @@ def _print_summary(session: Session, envs: VectorEnv) -> None:
 
 
 def _pipeline(session: Session) -> str:
-    """Return what changes observations, rewards and actions on their way; empty for nothing."""
+    """Describe the processing of observations, rewards and actions; empty without any."""
     wrappers = str(session.spec.protocol.get("wrappers", ""))
     transforms = [
         type(transform).__name__

@@ -76,7 +76,7 @@ class _SaveConfig(SaveConfigCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         session = trainer.datamodule.session  # type: ignore[attr-defined]
-        if trainer.ckpt_path and session.loop.has_nothing_left():
+        if trainer.ckpt_path and session.loop.is_complete():
             return  # nothing is trained with it
         super().setup(trainer, pl_module, TrainerFn.FITTING)
 

@@ -2,7 +2,7 @@
 
 Lightning asks an iterable for batches and makes an update with each, so the iterable is the loop:
 it steps the environments, and yields where an update happens. ``_off_policy`` and ``_on_policy``
-are the two ways to train; ``AFTER_STEP`` is what follows a vector step, in this order.
+are the two ways to train; ``AFTER_UPDATES`` is what follows a vector step, in this order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.utils.data import IterableDataset
 
 from mtrl_lightning import distributed, saved
 from mtrl_lightning.errors import EnvironmentFaultError, Interrupted, RestartsExhaustedError
-from mtrl_lightning.run.ranks import RankStatus, sync_ranks
+from mtrl_lightning.run.ranks import sync_ranks
 from mtrl_lightning.run.session import Session
 from mtrl_lightning.schedules import Until, UpdateRatio
 from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Mode, TransitionBatch
 
-AFTER_STEP = (
+AFTER_UPDATES = (
     "check_drift",
     "evaluate",
     "log_metrics",
@@ -29,11 +29,11 @@ AFTER_STEP = (
     "reset_networks",
     "save_last",
 )
-"""What happens after a vector step whose updates are made, in this order.
+"""What happens after a vector step and its updates, in this order.
 
-A callback registers each of its actions under one of these names in ``session.after_step``.
+A callback registers each of its actions under one of these names in ``session.after_updates``.
 """
-RESULTS = AFTER_STEP[: AFTER_STEP.index("reset_networks")]
+RESULT_ACTIONS = AFTER_UPDATES[: AFTER_UPDATES.index("reset_networks")]
 """Actions that leave results of the step: a run is not finished before they are done."""
 ACTIONS_OF_FORMAT_3 = ("evaluate", "log_metrics", "save_best", "reset_networks", "save_last", None)
 """Checkpoints of earlier versions have the index of the next action in this list."""
@@ -45,15 +45,16 @@ ENDLESS = 10**12
 class TrainingLoop(IterableDataset[TransitionBatch]):
     """Step the environments, and yield a batch for every update.
 
-    While a batch is out, Lightning makes the update; then it asks for the next batch, and the
-    iterator goes on below its ``yield``. Only the end of the iterator ends a run, also if something
-    else asks the trainer to stop: the vector step is finished first.
+    After each ``yield`` Lightning calls ``training_step`` with the batch; the code below the
+    ``yield`` runs when it requests the next one. Only the end of the iterator ends a run.
+    ``trainer.should_stop`` is checked where environments and buffers are consistent: after the
+    present update, its vector step, and what follows that step if no further update is owed.
 
-    A checkpoint that one of the actions after a vector step writes, or that is written when one is
-    interrupted, names the action that is next: the resumed run starts there.
+    A checkpoint records the next action of ``AFTER_UPDATES``; the resumed run starts there.
 
-    With several processes each steps its own environments. After each vector step they exchange
-    their counts, so that schedules, the end of the run, signals and faults are the same on all.
+    With several processes each steps its own environments. After each vector step, and on-policy
+    after each update, they exchange their counts, so that schedules, the end of the run, signals
+    and faults are the same on all.
 
     Args:
         session: the run's parts.
@@ -71,14 +72,12 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         self.total_steps = total_steps
         self.refill_steps = 0
         """Environment steps that filled a lost replay: they come on top of the total."""
-        self.is_end_synced = False
-        """Whether all processes are ended by the same exception, and can save the run."""
         self._warmup = Until(warmup_steps)
         self._ratio = ratio
         self._next_action: str | None = None
-        """The next one of ``AFTER_STEP``; None when all are done."""
+        """The next one of ``AFTER_UPDATES``; None when all are done."""
         self._wants_stop = False
-        """Whether something on this process has asked to end the run, and not all know it yet."""
+        """Whether a stop was requested on this process, and not all processes know it yet."""
 
     def __len__(self) -> int:
         """Return a number that is never reached."""
@@ -93,10 +92,11 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     def _off_policy(self) -> Iterator[TransitionBatch]:
         """Warm up; then step the environments, and yield a batch for every update that is owed.
 
-        The workers step while the learner updates: actions are sent before a batch is handed out,
-        and the transitions are received after its update. The batch is sampled first. So an update
-        learns from the transitions up to the previous vector step, and the actions are those of the
-        weights before the update, whatever the number of workers.
+        Steps and updates overlap: sample a batch, send actions, yield the batch, receive the
+        transitions. The update does not see the step in flight, whose actions use the weights
+        before the update: the result does not depend on the speed of the workers. Further updates
+        of the same step follow without stepping; where several steps go by between two updates,
+        the last one overlaps.
         """
         session = self.session
         self._warm_up()
@@ -105,16 +105,18 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             session.begin_learning()
         self._ratio.start(session.counters.vector_steps, session.counters.updates)
         if not self._owes_update():
-            self._finish_interrupted_step()
+            self._resume_actions()
         self._report_nothing_to_do()
 
-        while not self._is_at_end():
+        while not self._is_ending():
             with session.stopwatch.measure("sample"):
+                # each process samples its share: gradients are averaged over the processes
                 batch = session.replay.sample(session.data.batch_size // distributed.world_size())
             is_step_pending = False
             while not self._owes_update(is_step_pending):
                 if is_step_pending:
                     self._receive()
+                    self._check_faults()
                 self._send("explore")
                 is_step_pending = True
 
@@ -129,7 +131,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                 self._check_faults()
             else:
                 self._finish_step()
-            self._check_signals()
+            session.check_signals()
 
     def _on_policy(self) -> Iterator[TransitionBatch]:
         """Collect an iteration, yield its minibatches, and collect the next.
@@ -141,10 +143,10 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         session = self.session
         buffer = session.rollout_buffer
         if not buffer.has_begun:
-            self._finish_interrupted_step()
+            self._resume_actions()
         self._report_nothing_to_do()
 
-        while not self._is_at_end():
+        while not self._is_ending():
             if not buffer.has_begun:
                 self._collect()
                 if not buffer.is_full:
@@ -158,20 +160,20 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             session.stopwatch.stop("update")
             self._defer_stop()
 
+            self._sync_ranks()
             if session.algorithm.is_iteration_over():
                 buffer.skip_rest()
             if buffer.is_used_up:
                 session.algorithm.end_iteration(buffer.collected())
                 buffer.clear()
                 self._finish_step()
-            self._sync_ranks()
-            self._check_signals()
+            session.check_signals()
 
     def _begin(self) -> None:
         """Start the episodes; evaluate and save a new run before its first step if wanted."""
         session = self.session
-        unknown = session.after_step.keys() - set(AFTER_STEP)
-        assert not unknown, f"add {unknown} to AFTER_STEP, where its order is"
+        unknown = session.after_updates.keys() - set(AFTER_UPDATES)
+        assert not unknown, f"add {unknown} to AFTER_UPDATES, where its order is"
         session.is_training = True
         if not session.collector.has_started:
             session.collector.reset()
@@ -181,9 +183,9 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                 " a continued run starts new episodes there, and is not the uninterrupted run"
             )
         if session.counters.env_steps == 0:
-            for name in AFTER_STEP:
-                if name in session.after_step:
-                    session.after_step[name].at_start()
+            for name in AFTER_UPDATES:
+                if name in session.after_updates:
+                    session.after_updates[name].at_start()
 
     def _warm_up(self) -> None:
         """Step with random actions, unless a checkpoint says that the warm-up is over."""
@@ -193,7 +195,8 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         while self._warmup(counters.env_steps):
             self._send("random")
             self._receive()
-            self._check_signals()
+            self._check_faults()
+            self.session.check_signals()
 
     def _refill(self) -> None:
         """Collect as much as a warm-up if the replay was not restored with the checkpoint."""
@@ -210,7 +213,8 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             self._send("explore")
             self._receive()
             self.refill_steps += counters.env_steps - steps_before
-            self._check_signals()
+            self._check_faults()
+            self.session.check_signals()
         self._ratio.restart(counters.vector_steps, counters.updates)
 
     def _num_missing(self) -> int:
@@ -228,14 +232,14 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                 self._receive()
                 if not buffer.is_full:
                     self._finish_step()
-                    self._check_signals()
+                    self.session.check_signals()
 
     def _begin_iteration(self) -> None:
         """Let the algorithm compute what its updates need, such as advantages."""
         session = self.session
         buffer = session.rollout_buffer
         steps_before = session.counters.env_steps - distributed.total(len(buffer))
-        progress = min(steps_before / self.total_steps, 1.0)
+        progress = min(steps_before / self.total_steps, 1.0)  # for schedules of learning rates
         with session.stopwatch.measure("update"):
             with distributed.together(EnvironmentFaultError):
                 collected = buffer.collected()
@@ -257,42 +261,46 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         session.algorithm.observe(transitions, session.counters.episodes > episodes)
         for call in session.after_vector_step:
             call(session.counters.env_steps)
+        self._defer_stop()
 
     def _finish_step(self) -> None:
         """Do what is due after a vector step whose updates are made."""
-        self._next_action = AFTER_STEP[0]
+        self._next_action = AFTER_UPDATES[0]
         self._check_faults()
         self._continue_actions()
 
-    def _finish_interrupted_step(self) -> None:
-        """Do what an interruption left undone."""
+    def _resume_actions(self) -> None:
+        """Run the actions that an interruption skipped; nothing in a new run.
+
+        A run that is prolonged has also skipped the reset that was due at its previous end.
+        """
         self._continue_actions()
-        # a run that is prolonged skipped the reset that was due at its previous end
         self._act("reset_networks")
 
     def _continue_actions(self) -> None:
+        """Run the actions from the next one on."""
         if self._next_action is None:
             return
-        for index in range(AFTER_STEP.index(self._next_action), len(AFTER_STEP)):
-            name = AFTER_STEP[index]
+        for index in range(AFTER_UPDATES.index(self._next_action), len(AFTER_UPDATES)):
+            name = AFTER_UPDATES[index]
             # set before the action: a checkpoint that the action writes must resume after it
-            self._next_action = AFTER_STEP[index + 1] if index + 1 < len(AFTER_STEP) else None
+            self._next_action = AFTER_UPDATES[index + 1] if index + 1 < len(AFTER_UPDATES) else None
             try:
                 self._act(name)
             except (Interrupted, RestartsExhaustedError):
                 self._next_action = name
-                self.is_end_synced = True
                 raise
 
     def _act(self, name: str) -> None:
-        action = self.session.after_step.get(name)
+        action = self.session.after_updates.get(name)
         if action is not None:
-            action.run(self.session.counters.env_steps, self._is_at_end())
+            action.run(self.session.counters.env_steps, self._is_ending())
 
     def _owes_update(self, is_step_pending: bool = False) -> bool:
         """Return whether an update has to be made before the next vector step."""
         counters = self.session.counters
-        return self._ratio.due(counters.vector_steps + is_step_pending, counters.updates)
+        num_steps = counters.vector_steps + int(is_step_pending)  # one in flight counts as made
+        return self._ratio.due(num_steps, counters.updates)
 
     @property
     def _is_off_policy(self) -> bool:
@@ -316,16 +324,16 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             return self._ratio.has_started and not self._owes_update()
         return self.session.rollout_buffer.is_empty
 
-    def has_nothing_left(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the results of the last vector step are there, too."""
-        return self.is_finished() and self._next_action not in RESULTS
+        return self.is_finished() and self._next_action not in RESULT_ACTIONS
 
     @property
     def _should_stop(self) -> bool:
         """Whether something, such as early stopping, has asked the trainer to end the run."""
         return self.session.trainer.should_stop
 
-    def _is_at_end(self) -> bool:
+    def _is_ending(self) -> bool:
         return self.is_finished() or self._should_stop
 
     def _report_nothing_to_do(self) -> None:
@@ -336,32 +344,24 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             )
 
     def unused_options(self) -> Collection[str]:
-        """Return the options of a warm-up that is over; its length also fills a lost replay."""
+        """Return the options without effect, as the warm-up is over; its length sizes a refill."""
         return ("rollout.warmup_updates",) if self._ratio.has_started else ()
 
     def _sync_ranks(self) -> None:
         """Exchange counts and requests with the other processes."""
         sync_ranks(self.session, self._wants_stop)
-        if self.session.rank_status.is_stop_wanted:
+        if self.session.rank_status.is_stop_requested:
             self._wants_stop = False
             self.session.trainer.should_stop = True
 
     def _defer_stop(self) -> None:
-        """Let all processes end after the same step if something on this one wants to end."""
+        """Postpone a stop that was requested on this process until all processes know of it."""
         trainer = self.session.trainer
         if distributed.world_size() == 1 or not trainer.should_stop:
             return
-        if not self.session.rank_status.is_stop_wanted:
+        if not self.session.rank_status.is_stop_requested:
             self._wants_stop = True
             trainer.should_stop = False
-
-    def _check_signals(self) -> None:
-        """Raise ``Interrupted`` if a signal came; the run's state must be whole."""
-        try:
-            self.session.check_signals()
-        except Interrupted:
-            self.is_end_synced = True
-            raise
 
     def _check_faults(self) -> None:
         """Raise the fault for which no restart was left, now that the state is whole.
@@ -373,12 +373,10 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             if envs.fault is not None:
                 raise envs.fault
             return
-        status: RankStatus = self.session.rank_status
+        status = self.session.rank_status
         if status.faulty_rank is not None:
-            self.is_end_synced = True
             distributed.raise_together(envs.fault, [RestartsExhaustedError])
         if status.restarts > (envs.max_restarts or 0):
-            self.is_end_synced = True
             exhausted = RestartsExhaustedError(
                 f"environments were rebuilt {status.restarts} times on all processes together,"
                 f" and rollout.max_restarts is {envs.max_restarts}: see the warnings above"
@@ -403,7 +401,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         Raises:
             ValueError: if it is damaged.
         """
-        self._next_action = _saved_action(state["next_call"])
+        self._next_action = _action_from_checkpoint(state["next_call"])
         if not self._is_off_policy:
             return
         self._warmup.load_state_dict(state["warmup"])
@@ -411,17 +409,17 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         counters = self.session.counters
         refill_steps = state.get("refill_steps", 0)  # versions before 0.3 have none
         self.refill_steps = saved.count(refill_steps, "refill_steps", counters.env_steps)
-        # each vector step has stepped an environment: more of them would owe updates without an end
+        # each vector step has stepped an environment: more of them would owe updates for ever
         if counters.vector_steps > counters.env_steps + counters.dropped_transitions:
             raise ValueError(f"{counters.vector_steps} vector steps in {counters.env_steps} steps")
         if state["ratio"] and state["ratio"]["updates"] > counters.updates:
             raise ValueError(f"{counters.updates} updates, and more when learning began")
-        saved_ratio = state["ratio"].get("ratio", self._ratio.ratio)  # likewise
+        saved_ratio = state["ratio"].get("ratio", self._ratio.ratio)  # likewise without ratio
         if saved.number(saved_ratio, "ratio.ratio") != self._ratio.ratio:
             self._ratio.restart(counters.vector_steps, counters.updates)
 
 
-def _saved_action(saved_action: Any) -> str | None:
+def _action_from_checkpoint(saved_action: Any) -> str | None:
     """Return the next action of a checkpoint.
 
     Raises:
@@ -430,6 +428,6 @@ def _saved_action(saved_action: Any) -> str | None:
     if type(saved_action) is int:
         index = saved.count(saved_action, "rollout.next_call", len(ACTIONS_OF_FORMAT_3) - 1)
         return ACTIONS_OF_FORMAT_3[index]
-    if saved_action is not None and saved_action not in AFTER_STEP:
+    if saved_action is not None and saved_action not in AFTER_UPDATES:
         raise ValueError(f"rollout.next_call {saved_action!r}")
     return saved_action

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other after a vector step."""
+"""Status that the processes of a run exchange after each vector step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class RankStatus(NamedTuple):
-    """What the processes of a run have told each other; the same on all of them."""
+    """Status of all processes of a run; the same on all of them."""
 
     signal: int = 0
     """Number of a signal that one of them has received; 0 for none."""
     faulty_rank: int | None = None
     """The first whose environments broke more often than they may be rebuilt."""
-    is_stop_wanted: bool = False
+    is_stop_requested: bool = False
     """Whether something on one of them has asked the trainer to end the run."""
     restarts: int = 0
     """Groups of environments that were rebuilt on all of them since the program started."""
@@ -56,12 +56,12 @@ def sync_ranks(session: Session, wants_stop: bool) -> None:
     counters.dropped_transitions += totals[1]
     counters.episodes += totals[2]
     counters.worker_restarts += totals[3]
-    counters.vector_steps += local.vector_steps
+    counters.vector_steps += local.vector_steps  # in lockstep: every process has made as many
     local.load_state_dict(Counters().state_dict())
     faulty = np.flatnonzero(numbers[:, 5])
     session.rank_status = RankStatus(
         signal=int(numbers[:, 4].max()),
         faulty_rank=int(faulty[0]) if len(faulty) else None,
-        is_stop_wanted=bool(totals[6]),
+        is_stop_requested=bool(totals[6]),
         restarts=totals[7],
     )

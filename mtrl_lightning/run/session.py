@@ -1,7 +1,7 @@
 """One run's parts, put together once: every callback gets the same ``Session``.
 
 The callbacks register here what the others need of them, so none looks another one up, and their
-order in the trainer's list is without effect.
+order in the trainer's list has no effect.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ def _do_nothing() -> None:
 
 
 class StepAction(NamedTuple):
-    """Something that happens after a vector step whose updates are made, if it is due."""
+    """Something that happens after a vector step and its updates, if it is due."""
 
     run: Callable[[int, bool], None]
-    """Receives the environment steps made, and whether the run ends with them."""
+    """Receives the environment steps made, and whether the run ends with them.
+
+    With several processes it sets ``trainer.should_stop`` on all of them or on none.
+    """
     at_start: Callable[[], None] = _do_nothing
     """Called before the first environment step of a run."""
 
@@ -67,13 +70,16 @@ class ReplayFiles(Protocol):
 
 
 class Session:
-    """The parts of one run. Making it starts nothing; ``open`` starts workers and takes memory.
+    """The parts of one run.
+
+    Constructing it starts nothing. ``RolloutCallback`` starts the workers and calls ``open``, which
+    allocates the buffers.
 
     Args:
-        algorithm: acts and learns.
+        algorithm: the algorithm.
         data: the benchmark and the replay.
         folder: the run's folder.
-        trainer: whose loggers get every row of metrics.
+        trainer: the trainer, whose loggers receive every row of metrics.
     """
 
     def __init__(
@@ -105,10 +111,10 @@ class Session:
         self.signals: Signals | None = None
         self.checkpoints: Checkpoints | None = None
         self.replay_files: ReplayFiles | None = None
-        self.after_step: dict[str, StepAction] = {}
-        """What follows a vector step whose updates are made, by its name in ``AFTER_STEP``."""
+        self.after_updates: dict[str, StepAction] = {}
+        """Actions after a vector step and its updates, by their names in ``AFTER_UPDATES``."""
         self.after_vector_step: list[Callable[[int], None]] = []
-        """Called with the environment steps made, also during the warm-up."""
+        """Called right after every vector step, those of the warm-up among them."""
         self.after_evaluation: list[Callable[[], None]] = []
         self.after_failure: list[Callable[[], None]] = []
         """Called when an exception has ended the run, after it was saved."""
@@ -143,7 +149,7 @@ class Session:
         Args:
             envs: the training environments.
             window: finished episodes per task over which statistics are kept, over all processes.
-            device: that trains.
+            device: of the buffers and the algorithm.
             listeners: called at the events of every training episode.
         """
         self._collector = Collector(

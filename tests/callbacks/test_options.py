@@ -33,7 +33,7 @@ def start(tmp_path):
 
     def call(options, former=None):
         callback = OptionsCallback(options, LEARNING_OPTIONS)
-        loop = SimpleNamespace(has_nothing_left=lambda: False, unused_options=tuple)
+        loop = SimpleNamespace(is_complete=lambda: False, unused_options=tuple)
         callback.session = SimpleNamespace(folder=tmp_path, loop=loop)
         if former is not None:
             callback.load_state_dict(OptionsCallback(former, LEARNING_OPTIONS).state_dict())

@@ -63,7 +63,7 @@ class EpisodeCounts(SessionCallback):
 
     def setup(self, trainer, pl_module, stage):
         super().setup(trainer, pl_module, stage)
-        self.session.after_step["count_episodes"] = StepAction(self.count)
+        self.session.after_updates["count_episodes"] = StepAction(self.count)
 
     def count(self, env_steps, at_end):
         self.seen.append([env_steps, self.session.counters.episodes])
@@ -73,8 +73,8 @@ class EpisodeCounts(SessionCallback):
 
 
 def test_one_more_thing_after_a_vector_step_is_one_entry_and_one_class(command_line, monkeypatch):
-    order = (*loop.AFTER_STEP[:2], "count_episodes", *loop.AFTER_STEP[2:])
-    monkeypatch.setattr(loop, "AFTER_STEP", order)
+    order = (*loop.AFTER_UPDATES[:2], "count_episodes", *loop.AFTER_UPDATES[2:])
+    monkeypatch.setattr(loop, "AFTER_UPDATES", order)
     command_line("fit", f"--trainer.callbacks={__name__}.EpisodeCounts")
     path = command_line.folder() / "checkpoints" / "last.ckpt"
     seen = torch.load(path, weights_only=True)["callbacks"]["episode_counts"]["seen"]

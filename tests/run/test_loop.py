@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from torch.utils.data import IterableDataset
 
 from mtrl_lightning.algorithms import PPO, SAC
@@ -14,7 +14,7 @@ from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
-from mtrl_lightning.run.loop import ACTIONS_OF_FORMAT_3, AFTER_STEP, RESULTS, TrainingLoop
+from mtrl_lightning.run.loop import ACTIONS_OF_FORMAT_3, AFTER_UPDATES, RESULT_ACTIONS, TrainingLoop
 from mtrl_lightning.schedules import UpdateRatio
 
 OFF_POLICY = {"total_steps": 24, "warmup_steps": 12, "capacity": 3_000, "batch_size": 6}
@@ -24,25 +24,25 @@ ON_POLICY = {"total_steps": 12}
 @pytest.fixture
 def events(monkeypatch):
     """Return a list to which the events of runs are appended."""
-    found = []
+    recorded = []
 
-    def note(owner, method, name):
+    def record(owner, method, name):
         original = getattr(owner, method)
 
-        def noting(self, *args, **options):
-            found.append(name or args[0])
+        def wrapper(self, *args, **options):
+            recorded.append(name or args[0])
             return original(self, *args, **options)
 
-        monkeypatch.setattr(owner, method, noting)
+        monkeypatch.setattr(owner, method, wrapper)
 
-    note(TrainingLoop, "_send", None)  # by its mode
-    note(TrainingLoop, "_receive", "receive")
-    note(ReplayBuffer, "sample", "sample")
-    note(RolloutBuffer, "next_minibatch", "sample")
-    note(SAC, "update", "update")
-    note(PPO, "update", "update")
-    note(TrainingLoop, "_finish_step", "finish")
-    return found
+    record(TrainingLoop, "_send", None)  # by its mode
+    record(TrainingLoop, "_receive", "receive")
+    record(ReplayBuffer, "sample", "sample")
+    record(RolloutBuffer, "next_minibatch", "sample")
+    record(SAC, "update", "update")
+    record(PPO, "update", "update")
+    record(TrainingLoop, "_finish_step", "finish")
+    return recorded
 
 
 def run(algorithm, folder, **options):
@@ -107,7 +107,7 @@ def test_a_stop_in_the_middle_of_a_vector_step_waits_for_its_end(tmp_path, event
     assert "eval/return" in ended.evaluation
     checkpoint = load_checkpoint(ended.checkpoint)
     assert checkpoint["mtrl_lightning"]["counters"]["env_steps"] == 18
-    assert checkpoint["callbacks"]["rollout"]["next_call"] not in RESULTS
+    assert checkpoint["callbacks"]["rollout"]["next_call"] not in RESULT_ACTIONS
     printed = "\n".join(caplog.messages)
     assert "signaled to stop" not in printed and "ended early, after 18 of 24" in printed
 
@@ -119,20 +119,17 @@ def test_the_iterator_does_nothing_before_a_batch_is_asked_for():
     assert len(loop) >= 10**12
 
 
-def test_a_trainer_may_fit_a_second_time(tmp_path):
-    """The limit that lets the loop end its run alone is not left behind."""
+def test_lightnings_limit_of_epochs_is_restored_after_a_fit(tmp_path):
     limits = []
 
     class Limits(Callback):
         def on_train_end(self, trainer, pl_module):
             limits.append(trainer.fit_loop.min_epochs)
-
-        def teardown(self, trainer, pl_module, stage):
             self.trainer = trainer
 
     watching = Limits()
     run(SAC, tmp_path, callbacks=watching, **OFF_POLICY)
-    assert limits == [1] and watching.trainer.fit_loop.min_epochs is None
+    assert limits == [1] and watching.trainer.fit_loop.min_epochs == Trainer().fit_loop.min_epochs
 
 
 def loop_of(counters):
@@ -145,7 +142,7 @@ STATE = {"next_call": None, "warmup": {"over": True}, "ratio": {"vector_steps": 
 
 @pytest.mark.parametrize("change", [{"vector_steps": 2**31}, {"updates": 3}])
 def test_no_more_updates_are_owed_than_the_run_has_made_steps(change):
-    """Both would be waited for without an end."""
+    """Either would make the loop update for ever."""
     loop = loop_of(Counters(env_steps=30, vector_steps=10, updates=7))
     loop.load_state_dict(STATE)
     loop = loop_of(Counters(**{"env_steps": 30, "vector_steps": 10, "updates": 7, **change}))
@@ -160,7 +157,7 @@ def test_the_next_action_of_an_earlier_version_is_an_index(index):
     assert loop.state_dict()["next_call"] == ACTIONS_OF_FORMAT_3[index]
 
 
-@pytest.mark.parametrize("action", [*AFTER_STEP, None])
+@pytest.mark.parametrize("action", [*AFTER_UPDATES, None])
 def test_the_next_action_is_saved_by_name(action):
     loop = loop_of(Counters(env_steps=30, vector_steps=10, updates=7))
     loop.load_state_dict(STATE | {"next_call": action})
