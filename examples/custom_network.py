@@ -1,6 +1,6 @@
 """A network of your own: each task opens and closes the hidden features that it uses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -42,6 +42,10 @@ class GatedMLP(Network):
         """Yield what several tasks use: gradient methods resolve conflicts on these."""
         yield from self.trunk.parameters()
         yield from self.head.parameters()
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Sequence[int]:
+        """Return the tasks with gates of their own; the others get the mean of these outputs."""
+        return train_tasks
 
 
 if __name__ == "__main__":

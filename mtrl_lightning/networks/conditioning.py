@@ -27,6 +27,8 @@ class TaskConditioning(nn.Module):
         spec: the tasks.
     """
 
+    is_task_input = True
+    """Its parameters are a network's input, and count as shared."""
     out_dim: int
     """Size of the task input, ``C``."""
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.network import is_captured, uniform_
+from mtrl_lightning.networks.capture import is_captured
+from mtrl_lightning.networks.network import uniform_
 
 
 class Experts(nn.Module):

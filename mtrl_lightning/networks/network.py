@@ -5,12 +5,18 @@ Shapes: ``B`` batch, ``R`` trained tasks.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+
+from mtrl_lightning.networks.declared import check_declared
+from mtrl_lightning.types import EnvSpec
 
 
 class TaskModule(nn.Module):
@@ -48,8 +54,16 @@ class TaskModule(nn.Module):
 class Network(TaskModule):
     """Map features and a task to outputs.
 
-    Built by a factory ``(in_dim, out_dim, spec) -> Network``.
+    Built by a factory ``(in_dim, out_dim, spec) -> Network``. A network with parameters for each
+    task declares them: it defines ``shared_parameters``, and ``own_tasks`` as in
+    ``networks.untrained.HasTaskOutputs``. Its constructor checks this.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructor check what is declared, when it has built all parts."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map features ``[B, in_dim]`` and tasks ``[B]`` (integers) to ``[B, out_dim]``."""
@@ -64,12 +78,19 @@ class Network(TaskModule):
         return False
 
 
-def is_captured() -> bool:
-    """Return whether operations are recorded, by a compiler, an export or a trace.
+def _checked(constructor: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(constructor)
 
-    What is recorded must not depend on the values of tensors.
-    """
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    @functools.wraps(constructor)
+    def checked(self: Network, *args: Any, **kwargs: Any) -> None:
+        constructor(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments
+        spec = given.get("spec")
+        # the constructor of a base class has not built all parts
+        if type(self).__init__ is checked and isinstance(spec, EnvSpec) and "in_dim" in given:
+            check_declared(self, list(self.shared_parameters()), given["in_dim"], spec.num_tasks)
+
+    return checked
 
 
 def uniform_(parameter: Tensor, bound: float, fan_in: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.networks.network import is_captured
+from mtrl_lightning.networks.capture import is_captured
 
 UntrainedTasks = Literal["mean", "own"]
 """``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""

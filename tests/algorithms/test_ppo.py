@@ -495,6 +495,12 @@ class HandCritic(Network):
     def forward(self, x_BD, task_B):
         return self.k[task_B][:, None] * x_BD
 
+    def shared_parameters(self):
+        yield from ()
+
+    def own_tasks(self, train_tasks):
+        return train_tasks
+
 
 def by_hand(observations, successors, rewards, terminated=(), truncated=(), gaps=()):
     """Values, advantages (not normalized) and targets of one environment for each of two tasks.
@@ -1006,6 +1012,10 @@ def test_a_reset_gives_other_weights_and_keeps_the_statistics(critic):
 
 
 class TypeSpy(MLP):
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.seen = set()
+
     def forward(self, x_BD, task_B):
         out = super().forward(x_BD, task_B)
         if torch.is_grad_enabled():

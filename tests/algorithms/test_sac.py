@@ -63,6 +63,12 @@ class HandActor(Network):
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.m[task_B] + self.c * x_BD[:, 0], self.s[task_B]], dim=-1)
 
+    def shared_parameters(self):
+        yield self.c
+
+    def own_tasks(self, train_tasks):
+        return train_tasks
+
 
 class HandCritic(Network):
     """``w0 z + w1 a + w2``."""
@@ -789,6 +795,12 @@ class ByTask(Network):
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
         return self.table[task_B]
 
+    def shared_parameters(self):
+        yield from ()
+
+    def own_tasks(self, train_tasks):
+        return train_tasks
+
 
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_exploring_draws_from_the_policy_of_the_task(task):
@@ -857,8 +869,8 @@ class TypeSpy(MLP):
 
 def test_in_half_precision_the_losses_are_single_and_finite():
     spy = partial(TypeSpy, width=16, depth=2, output_bound=0.3)
-    TypeSpy.seen.clear()
     sac, log = recorded(make_sac, actor=spy, critic=spy, encoder=linear_encoder)
+    TypeSpy.seen.clear()
     before = copy_of(sac)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         train(sac, 5)

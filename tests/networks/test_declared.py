@@ -1,0 +1,133 @@
+"""Networks that forget to declare what single tasks have for themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import (
+    MLP,
+    MOORE,
+    Embedding,
+    FiLM,
+    MultiHead,
+    Network,
+    NoConditioning,
+    PaCo,
+    SoftModularization,
+    TaskEncoder,
+)
+from mtrl_lightning.networks.multi_head import LinearHeads
+from tests.specs import spec_of
+
+
+class Table(Network):
+    """Gates of each task's own; nothing is declared."""
+
+    def __init__(self, in_dim, out_dim, spec, *, width=6):
+        super().__init__()
+        self.trunk = nn.Linear(in_dim, width)
+        self.gate_TH = nn.Parameter(torch.randn(spec.num_tasks, width))
+        self.head = nn.Linear(width, out_dim)
+
+    def forward(self, x_BD, task_B):
+        return self.head(self.trunk(x_BD).relu() * self.gate_TH[task_B].sigmoid())
+
+
+class TableOfColumns(Table):
+    def __init__(self, in_dim, out_dim, spec, *, width=6):
+        super().__init__(in_dim, out_dim, spec, width=width)
+        self.gate_TH = nn.Parameter(torch.randn(width, spec.num_tasks))
+
+    def forward(self, x_BD, task_B):
+        return self.head(self.trunk(x_BD).relu() * self.gate_TH[:, task_B].t().sigmoid())
+
+
+class ListOfHeads(Network):
+    def __init__(self, in_dim, out_dim, spec):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(in_dim, out_dim) for _ in range(spec.num_tasks))
+
+    def forward(self, x_BD, task_B):
+        outputs = torch.stack([head(x_BD) for head in self.heads])
+        return outputs[task_B, torch.arange(len(task_B))]
+
+
+class OwnTasksOnly(Table):
+    def own_tasks(self, train_tasks):
+        return train_tasks
+
+
+class SharedOnly(Table):
+    def shared_parameters(self):
+        yield from self.trunk.parameters()
+        yield from self.head.parameters()
+
+
+class Complete(SharedOnly, OwnTasksOnly):
+    pass
+
+
+class WithLinearHeads(Network):
+    """The heads declare whose they are, the network does not."""
+
+    def __init__(self, in_dim, out_dim, spec):
+        super().__init__()
+        self.trunk = nn.Linear(in_dim, 6)
+        self.heads = LinearHeads(6, out_dim, spec.num_tasks, 0.1)
+
+    def forward(self, x_BD, task_B):
+        return self.heads(self.trunk(x_BD).relu(), task_B)
+
+
+@pytest.mark.parametrize("num_tasks", [2, 3, 6])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Table, r"^Table has parameters for each task \(gate_TH\), .* own_tasks\(train_tasks\)"),
+        (TableOfColumns, r"TableOfColumns has .*\(gate_TH\), and nothing replaces"),
+        (ListOfHeads, r"ListOfHeads has .*\(heads\.0\.weight\), and nothing replaces"),
+        (SharedOnly, "define the method own_tasks"),
+        (OwnTasksOnly, r"\(gate_TH\) and declares them as shared: .* shared_parameters\(\)"),
+        (WithLinearHeads, r"\(heads\.weight\) and declares them as shared"),
+    ],
+)
+def test_a_network_that_forgets_to_declare_is_refused_at_construction(kind, message, num_tasks):
+    torch.manual_seed(0)
+    with pytest.raises(ConfigurationError, match=message):
+        kind(4, 2, spec_of(num_tasks))
+    kind(4, 2, spec_of(1))  # there is no other task
+
+
+@pytest.mark.parametrize("num_tasks", [2, 3, 8])
+@pytest.mark.parametrize("conditioning", [None, NoConditioning, Embedding, TaskEncoder])
+@pytest.mark.parametrize("kind", [MLP, MultiHead, MOORE, PaCo, FiLM, SoftModularization, Complete])
+def test_a_network_that_declares_all_is_built(kind, conditioning, num_tasks):
+    options = {} if kind is Complete else {"conditioning": conditioning, "width": 8}
+    if kind is PaCo:
+        options["max_loss"] = None
+    if conditioning is NoConditioning and kind in (MOORE, PaCo, FiLM, SoftModularization):
+        return
+    torch.manual_seed(num_tasks)
+    for _ in range(3):
+        kind(4, 2, spec_of(num_tasks), **options)
+
+
+def test_the_check_draws_nothing_and_leaves_the_network_as_it_is():
+    class WithStatistics(Complete):
+        def __init__(self, in_dim, out_dim, spec):
+            super().__init__(in_dim, out_dim, spec)
+            self.norm = nn.BatchNorm1d(in_dim)
+            self.drop = nn.Dropout(0.5)
+            self.drawn = torch.get_rng_state()
+
+        def forward(self, x_BD, task_B):
+            return super().forward(self.drop(self.norm(x_BD)), task_B)
+
+    network = WithStatistics(4, 2, spec_of(3))
+    assert torch.equal(torch.get_rng_state(), network.drawn)
+    assert network.norm.num_batches_tracked == 0
+    assert all(module.training for module in network.modules())
+    assert all(parameter.grad is None for parameter in network.parameters())
