@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import gymnasium as gym
@@ -56,6 +57,12 @@ class HandActor(Network):
 
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
         return (self.m[task_B] + self.c * x_BD[:, 0])[:, None]
+
+    def shared_parameters(self) -> Iterator[nn.Parameter]:
+        yield self.c
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Sequence[int]:
+        return train_tasks
 
 
 class HandCritic(Network):
