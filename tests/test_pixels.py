@@ -35,14 +35,14 @@ class Convolutions(Encoder):
         return self.layers(observation_BD.flatten(1, 2) / 255)
 
 
-def trained(benchmark, root, steps, **options):
+def trained(benchmark, root, steps, data, **options):
     small = partial(MLP, width=8, depth=1)
     return train(
         benchmark,
         partial(SAC, encoder=Convolutions, actor=small, critic=small),
         total_steps=steps,
         root=str(root),
-        data={"batch_size": 8, "capacity": 48},  # the rings wrap around
+        data={"batch_size": 8, "capacity": 48, **data},  # the rings wrap around
         rollout={"warmup_steps": 10},
         checkpoint={"every": steps // 2, "keep_last": -1},
         evaluation={"every": 1_000, "num_episodes": 1, "num_workers": 0},
@@ -67,19 +67,20 @@ def end_of(run):
 def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_path, num_workers):
     """Two tasks that draw themselves with workers, else one that MuJoCo draws."""
     options = {"num_workers": num_workers}
+    data = {}
     if num_workers:
         benchmark = Pixels(ToyReach(2, horizon=20), size=16)
     else:
         pytest.importorskip("dm_control")
         skip_without_renderer()
         benchmark = DMControl(["cartpole-swingup"], horizon=40)
-        options["data"] = {"pixels": partial(Pixels, size=16)}
+        data = {"pixels": partial(Pixels, size=16)}
     steps = 2 * HALF * benchmark.spec.num_tasks
-    whole = trained(benchmark, tmp_path, steps, **options)
+    whole = trained(benchmark, tmp_path, steps, data, **options)
     states, files, evaluation = end_of(whole)
     (middle,) = whole.folder.glob(f"checkpoints/*{steps // 2}.ckpt")
     continued = trained(
-        benchmark, tmp_path, steps, ckpt_path=str(middle), overwrite_metrics=True, **options
+        benchmark, tmp_path, steps, data, ckpt_path=str(middle), overwrite_metrics=True, **options
     )
     assert continued.folder == whole.folder
     found = end_of(continued)
