@@ -160,7 +160,7 @@ def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT
         ConfigurationError: if there is another strategy, or not the number of processes.
         RankLostError: if not all processes that a launcher has started have come.
     """
-    above(0, rank_timeout=rank_timeout, prefix="rollout.", hint=" of seconds")
+    above(0, rank_timeout=rank_timeout, prefix="rollout.", hint=", in seconds")
     distributed.start(rank_timeout)
     num_nodes = options.get("num_nodes") or 1
     devices = options.get("devices")

@@ -496,7 +496,7 @@ def test_more_processes_than_cores_are_warned_of(monkeypatch):
 
 @pytest.mark.parametrize("seconds", [0, -1.0])
 def test_a_time_limit_has_to_be_positive(seconds):
-    with pytest.raises(ConfigurationError, match=rf"rank_timeout is {seconds}: give a number above 0 of seconds"):
+    with pytest.raises(ConfigurationError, match=rf"rank_timeout is {seconds}: give a number"):
         processes_for({"accelerator": "cpu", "devices": 2}, seconds)
 
 
