@@ -47,7 +47,7 @@ def of_dm_control(drawing: Drawing) -> tuple[Any, Callable[[], npt.NDArray]]:
     os.environ[VARIABLE] = drawing.renderer  # dm_control reads it when it is imported
     from dm_control import suite
 
-    from mtrl_lightning.envs.dm_control import CAMERAS
+    from mtrl_lightning.envs.benchmarks.dm_control import CAMERAS
 
     domain, _, name = drawing.task.partition("-")
     environment: Any = suite.load(domain, name, task_kwargs={"random": 0})
@@ -61,7 +61,7 @@ def of_dm_control(drawing: Drawing) -> tuple[Any, Callable[[], npt.NDArray]]:
 def of_pixels(drawing: Drawing) -> tuple[Any, Callable[[], npt.NDArray]]:
     """Return our simulation of the same episode, and what draws it."""
     from mtrl_lightning.envs import DMControl, Pixels
-    from mtrl_lightning.envs.drawing import Quality
+    from mtrl_lightning.envs.render.drawing import Quality
 
     quality = Quality(*[drawing.kind == "papers"] * 3)
     benchmark = Pixels(DMControl([drawing.task]), drawing.size, **quality._asdict())

@@ -48,7 +48,7 @@ from benchmarks.measuring import (
     spread,
 )
 from benchmarks.upstream import names_of, tasks_option
-from mtrl_lightning.envs.vector import default_num_workers
+from mtrl_lightning.envs.vector.vector import default_num_workers
 
 CONFIG = Path("configs/experiment/mt10_mtmhsac.yaml")
 NETWORKS = ("actor", "critic")

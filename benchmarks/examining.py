@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.types import Mode, Policy
 

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from mtrl_lightning.envs.metaworld import MetaWorld
+from mtrl_lightning.envs.benchmarks.metaworld import MetaWorld
 
 KINDS = ("nan", "infinite", "raise")
 """A NaN in the observation, an infinite reward, an exception."""

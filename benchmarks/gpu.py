@@ -50,7 +50,7 @@ from benchmarks.measuring import (
     machine,
     say,
 )
-from mtrl_lightning.envs.vector import usable_cores
+from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 
 LIMITS = {

@@ -18,8 +18,8 @@ from torch import Tensor
 from benchmarks.trial import TOY_HORIZON, TOY_TASKS
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.envs import MetaWorld, ToyReach
-from mtrl_lightning.envs.toy import STEP
-from mtrl_lightning.rank_states import manifests_of
+from mtrl_lightning.envs.benchmarks.toy import STEP
+from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.schema import transition_fields

@@ -41,7 +41,7 @@ from benchmarks.measuring import (
     slow_bfloat16,
 )
 from benchmarks.trial import COMMAND
-from mtrl_lightning.envs.vector import usable_cores
+from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.comparison import (
     Comparison,

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from mtrl_lightning.envs.vector import usable_cores
+from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes, time_products
 

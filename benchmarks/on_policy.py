@@ -55,7 +55,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.on_policy_peers import OnPolicyJob
 from benchmarks.upstream import names_of, tasks_option
-from mtrl_lightning.envs.vector import default_num_workers
+from mtrl_lightning.envs.vector.vector import default_num_workers
 
 CONFIGS = [
     "configs/base.yaml",

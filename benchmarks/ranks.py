@@ -29,16 +29,16 @@ from torch import Tensor
 
 from benchmarks.gradients import METHODS
 from benchmarks.updaters import Work, direct_update, make_batches, make_sac
-from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.types import Episode, TransitionBatch
 
 EXCHANGES = ("all_reduce", "all_gather", "broadcast")
 """Functions of ``torch.distributed`` that an update calls."""
 AVERAGES = ("average", "average_gradients", "gather_tensor", "largest")
-"""Functions of ``mtrl_lightning.distributed`` that also copy what they exchange."""
+"""Functions of ``mtrl_lightning.ranks.distributed`` that also copy what they exchange."""
 WINDOW = 50
 """Finished episodes of each task whose statistics a row of metrics gathers."""
 AGREED = 8
@@ -102,7 +102,7 @@ def free_port() -> int:
 class ExchangeLog:
     """Note when this rank enters and leaves each exchange, how many bytes it gives, and copying.
 
-    It replaces functions of ``torch.distributed`` and of ``mtrl_lightning.distributed``.
+    It replaces functions of ``torch.distributed`` and of ``mtrl_lightning.ranks.distributed``.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ from benchmarks.measuring import (
     times_as_fast,
 )
 from benchmarks.updaters import Work
-from mtrl_lightning.envs.vector import usable_cores
+from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 
 PARTS = ("updates", "methods", "runs", "exchanges", "costs")

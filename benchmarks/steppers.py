@@ -20,10 +20,10 @@ from benchmarks import upstream, upstream_suite
 from benchmarks.measuring import proportional_set_size
 from benchmarks.pacing import Pacer
 from mtrl_lightning.envs import DMControl, DMControlFamily, MetaWorld
-from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.envs.dm_control import SuiteTasks
-from mtrl_lightning.envs.dm_control_domains import import_suite
-from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.dm_control import SuiteTasks
+from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
+from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import import_optional
 
 ACTIONS = 64

@@ -45,9 +45,9 @@ from benchmarks.measuring import (
 )
 from benchmarks.steppers import Walk
 from benchmarks.upstream import NAMED, names_of
-from mtrl_lightning.envs.dm_control import DMC19, DMC21
-from mtrl_lightning.envs.dm_families import FAMILIES
-from mtrl_lightning.envs.vector import usable_cores
+from mtrl_lightning.envs.benchmarks.dm_control import DMC19, DMC21
+from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
+from mtrl_lightning.envs.vector.vector import usable_cores
 
 KINDS = ("ours", "slow", "sync", "async")
 ASYNC = "gymnasium async"

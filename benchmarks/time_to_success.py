@@ -63,7 +63,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.plain_sac import Hyperparameters
 from benchmarks.upstream import names_of, tasks_option
-from mtrl_lightning.envs.vector import usable_cores
+from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.comparison import Band, reaches
 from mtrl_lightning.reports.comparison_plot import draw_band, format_steps, line_style

@@ -51,7 +51,7 @@ from benchmarks.measuring import (
     times_as_fast,
 )
 from benchmarks.updaters import OBSERVATION, Work, options_of
-from mtrl_lightning.algorithms.compiling import check_compile
+from mtrl_lightning.learning.compiling import check_compile
 
 GROWING = {"tasks": [1, 10, 25, 50], "width": [400, 1024, 2048], "batch": [320, 1280, 5120]}
 """What the cost is shown against, unless other values are given."""

@@ -16,9 +16,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FlattenObservation, RescaleAction
 
 from mtrl_lightning.envs import DMControl
-from mtrl_lightning.envs.dm_control import SuiteTasks
-from mtrl_lightning.envs.dm_control_domains import import_suite
-from mtrl_lightning.envs.padding import pad_to_spec
+from mtrl_lightning.envs.benchmarks.dm_control import SuiteTasks
+from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
+from mtrl_lightning.envs.benchmarks.padding import pad_to_spec
 from mtrl_lightning.errors import import_optional
 
 

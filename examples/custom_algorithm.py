@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning import Algorithm, EnvSpec, ToyReach, train
-from mtrl_lightning.algorithms.losses import per_task
-from mtrl_lightning.algorithms.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.learning.losses import per_task
+from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.networks import MLP, Network, zero_padding
 from mtrl_lightning.types import TransitionBatch
 

@@ -22,10 +22,16 @@ from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
-from mtrl_lightning.envs.benchmark import Benchmark, OnlyTasks, only_split, tasks_of, with_info
-from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
+from mtrl_lightning.envs.benchmarks.benchmark import (
+    Benchmark,
+    OnlyTasks,
+    only_split,
+    tasks_of,
+    with_info,
+)
+from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
+from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.envs.names import callable_name, plain_values
-from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError, most_similar
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.replay import MultiTaskData

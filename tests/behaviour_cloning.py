@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms import Algorithm, RewardScale
-from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.learning.losses import per_task
 from mtrl_lightning.networks import (
     MLP,
     Encoder,

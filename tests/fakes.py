@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import Benchmark
-from mtrl_lightning.envs.benchmark import BenchmarkWrapper
+from mtrl_lightning.envs.benchmarks.benchmark import BenchmarkWrapper
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import EnvSpec, StepResult
 

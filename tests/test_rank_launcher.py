@@ -11,12 +11,13 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from mtrl_lightning import distributed, rank_launcher
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
-from mtrl_lightning.rank_launcher import RankLauncher
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks import launcher as rank_launcher
+from mtrl_lightning.ranks.launcher import RankLauncher
+from mtrl_lightning.ranks.strategy import RanksStrategy, connecting, is_first_start, unused_part
 from mtrl_lightning.run import folder as run_folder
 from mtrl_lightning.run.folder import LOCATION_VARIABLE, locate_run
-from mtrl_lightning.strategy import RanksStrategy, connecting, is_first_start, unused_part
 from tests.conftest import ROOT
 from tests.test_ranks import free_port
 
@@ -221,7 +222,7 @@ def test_a_run_is_started_again_if_the_launcher_counts_it_anywhere(monkeypatch):
 
 BUSY = """
 import sys, time
-from mtrl_lightning import rank_launcher
+from mtrl_lightning.ranks import launcher as rank_launcher
 from tests.test_rank_launcher import Environment
 import subprocess
 rank_launcher.GRACE = 0.5
@@ -239,7 +240,7 @@ time.sleep(100)
 CONNECTING = """
 import os, threading, time
 import torch.distributed as dist
-from mtrl_lightning.rank_launcher import end_with_first_process
+from mtrl_lightning.ranks.launcher import end_with_first_process
 end_with_first_process()
 threading.Timer(1.0, lambda: print("waits", flush=True)).start()
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:%d", rank=1, world_size=2)

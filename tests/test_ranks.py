@@ -16,19 +16,19 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import PPO, SAC
-from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.networks import PaCo
-from mtrl_lightning.rank_states import own_part
+from mtrl_lightning.ranks.states import own_part
+from mtrl_lightning.ranks.strategy import RanksStrategy, processes_for
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.folder import find_restart_id
 from mtrl_lightning.schema import transition_fields
-from mtrl_lightning.strategy import RanksStrategy, processes_for
 from tests.conftest import ROOT
 from tests.fakes import Constant
 from tests.ranks import CASES, ITERATIONS, float64, moments_of_parts, result_of

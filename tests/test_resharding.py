@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.algorithms.state import Generators, MeanMetrics
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import Origin, Share, manifests_of, own_part, parts_of
+from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.states import Origin, Share, manifests_of, own_part, parts_of
 from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector, EpisodeListener
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from tests.fakes import Constant

@@ -11,12 +11,6 @@ import torch
 from mtrl_lightning import saved
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.algorithms.allocation import AllocationLimit
-from mtrl_lightning.algorithms.state import (
-    Generators,
-    MeanMetrics,
-    global_generators,
-    restore_global_generators,
-)
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     MetricsCallback,
@@ -26,6 +20,12 @@ from mtrl_lightning.callbacks.checkpoint import _check_counts
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.generators import (
+    Generators,
+    global_generators,
+    restore_global_generators,
+)
+from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.replay.snapshot import _load_array, check_manifest
 from mtrl_lightning.schedules import Every, Until, UpdateRatio

@@ -303,7 +303,7 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
     def broken(self, states):
         raise kind("no simulator on this host")
 
-    monkeypatch.setattr("mtrl_lightning.envs.state.EnvState.set", broken)
+    monkeypatch.setattr("mtrl_lightning.envs.state.state.EnvState.set", broken)
     options = ["--rollout.num_workers=0", "--rollout.max_restarts=2", "--rollout.total_steps=1200"]
     with pytest.raises((SystemExit, RuntimeError)):
         command_line("fit", *options, "--ckpt_path=last")

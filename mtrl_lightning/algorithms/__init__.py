@@ -2,20 +2,20 @@
 
 from mtrl_lightning.algorithms.actor_critic import ActorCritic
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.augmentation import RandomShift
 from mtrl_lightning.algorithms.distral import Distral
-from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate, LinearRate
-from mtrl_lightning.algorithms.normalization import NormalizeObservation, NormalizeReward
-from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
 from mtrl_lightning.algorithms.ppo import PPO
-from mtrl_lightning.algorithms.reward_scale import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.td3 import TD3
-from mtrl_lightning.algorithms.temperature import FixedTemperature, Temperature
-from mtrl_lightning.algorithms.transforms import Transform
-from mtrl_lightning.algorithms.update import Update
-from mtrl_lightning.algorithms.values import Categorical, Scalar, Value
-from mtrl_lightning.algorithms.weighting import ByHand, ByTemperature, EqualWeights, TaskWeighting
+from mtrl_lightning.learning.augmentation import RandomShift
+from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate, LinearRate
+from mtrl_lightning.learning.normalization import NormalizeObservation, NormalizeReward
+from mtrl_lightning.learning.popart import PopArt, ReturnScale
+from mtrl_lightning.learning.reward_scale import MeanReward, ReturnRange, RewardScale
+from mtrl_lightning.learning.temperature import FixedTemperature, Temperature
+from mtrl_lightning.learning.transforms import Transform
+from mtrl_lightning.learning.update import Update
+from mtrl_lightning.learning.values import Categorical, Scalar, Value
+from mtrl_lightning.learning.weighting import ByHand, ByTemperature, EqualWeights, TaskWeighting
 
 __all__ = [
     "PPO",

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.reward_scale import RewardScale
-from mtrl_lightning.algorithms.targets import PolyakAverage, frozen_copy
-from mtrl_lightning.algorithms.task_rows import task_by_task
-from mtrl_lightning.algorithms.transforms import Transform
-from mtrl_lightning.algorithms.update import Update
-from mtrl_lightning.algorithms.values import Scalar, Value
-from mtrl_lightning.algorithms.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.learning.per_task import task_by_task
+from mtrl_lightning.learning.reward_scale import RewardScale
+from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
+from mtrl_lightning.learning.transforms import Transform
+from mtrl_lightning.learning.update import Update
+from mtrl_lightning.learning.values import Scalar, Value
+from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.networks import (
     MLP,
     Encoder,

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.allocation import AllocationLimit
-from mtrl_lightning.algorithms.compiling import Compile, begin_graphs, check_compile, compiled
 from mtrl_lightning.algorithms.description import (
     cannot_rebuild,
     describe_algorithm,
@@ -33,22 +32,23 @@ from mtrl_lightning.algorithms.description import (
     summarize,
     warn_of_unknown,
 )
-from mtrl_lightning.algorithms.divergence import DivergenceGuard, OnNonfinite
 from mtrl_lightning.algorithms.factories import check_factories
-from mtrl_lightning.algorithms.state import (
-    Generators,
-    MeanMetrics,
-    global_generators,
-    restore_global_generators,
-)
-from mtrl_lightning.algorithms.targets import assign_parameters
-from mtrl_lightning.algorithms.transforms import Transform
-from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.checkpoints import FORMAT, check_format, load_checkpoint
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.learning.compiling import Compile, begin_graphs, check_compile, compiled
+from mtrl_lightning.learning.generators import (
+    Generators,
+    global_generators,
+    restore_global_generators,
+)
+from mtrl_lightning.learning.guard import DivergenceGuard, OnNonfinite
+from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.targets import assign_parameters
+from mtrl_lightning.learning.transforms import Transform
+from mtrl_lightning.learning.update import Update
 from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.networks import (
     ActionDistribution,

@@ -33,6 +33,7 @@ ALWAYS_TRUSTED = (
     "mtrl_lightning.algorithms",
     "mtrl_lightning.auxiliaries",
     "mtrl_lightning.gradients",
+    "mtrl_lightning.learning",
     "mtrl_lightning.networks",
     "torch.nn",
     "torch.optim",

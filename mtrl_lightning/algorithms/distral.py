@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.sac import SAC
-from mtrl_lightning.algorithms.task_rows import task_by_task
-from mtrl_lightning.algorithms.temperature import FixedTemperature
-from mtrl_lightning.algorithms.update import task_parameters
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean
+from mtrl_lightning.learning import losses
+from mtrl_lightning.learning.per_task import task_by_task
+from mtrl_lightning.learning.temperature import FixedTemperature
+from mtrl_lightning.learning.update import task_parameters
 from mtrl_lightning.networks import (
     MLP,
     Encoder,

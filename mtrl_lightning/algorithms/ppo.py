@@ -14,18 +14,17 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning import distributed
-from mtrl_lightning.algorithms import advantages
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.algorithms.losses import per_task
-from mtrl_lightning.algorithms.popart import PopArt, ReturnScale
-from mtrl_lightning.algorithms.task_rows import apart, task_by_task
-from mtrl_lightning.algorithms.transforms import Transform
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
+from mtrl_lightning.learning import advantages
+from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
+from mtrl_lightning.learning.losses import per_task
+from mtrl_lightning.learning.per_task import apart, task_by_task
+from mtrl_lightning.learning.popart import PopArt, ReturnScale
+from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import (
     MLP,
     ActionDistribution,
@@ -38,6 +37,7 @@ from mtrl_lightning.networks import (
     TaskNoise,
     with_conditioning,
 )
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
 

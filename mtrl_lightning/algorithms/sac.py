@@ -14,11 +14,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
-from mtrl_lightning.algorithms.temperature import Temperature
-from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.checks import increasing
+from mtrl_lightning.learning import losses
+from mtrl_lightning.learning.temperature import Temperature
+from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import SquashedGaussian
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
-from mtrl_lightning.algorithms.targets import frozen_copy
 from mtrl_lightning.checks import at_least
+from mtrl_lightning.learning import losses
+from mtrl_lightning.learning.targets import frozen_copy
 from mtrl_lightning.networks import ActionDistribution, ClippedGaussian, zero_padding
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 

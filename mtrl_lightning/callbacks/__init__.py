@@ -2,9 +2,11 @@
 
 from mtrl_lightning.callbacks.algorithm_pictures import PicturesCallback
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
-from mtrl_lightning.callbacks.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_metrics
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
+from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
+from mtrl_lightning.callbacks.loggers.wandb_files import OfflineRun, read_offline_runs
+from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.options import OptionsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
@@ -14,8 +16,6 @@ from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
 from mtrl_lightning.callbacks.video import VideoCallback
-from mtrl_lightning.callbacks.wandb_files import OfflineRun, read_offline_runs
-from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 
 __all__ = [
     "CheckpointCallback",

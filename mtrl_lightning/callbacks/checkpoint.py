@@ -15,13 +15,14 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning import distributed, saved
+from mtrl_lightning import saved
 from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import manifests_of
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.runs import ensure_writable

@@ -11,11 +11,11 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.checkpoints import check_complete, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import manifests_of
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import replay_folder
 from mtrl_lightning.replay.snapshot import check_manifest

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.errors import ConfigurationError, DriftError
+from mtrl_lightning.ranks import distributed
 
 
 def check_equal(algorithm: Algorithm) -> None:
@@ -46,7 +46,8 @@ def check_equal(algorithm: Algorithm) -> None:
                 f"the processes of the run have drifted apart: {wrong[0]} of rank"
                 f" {', '.join(map(str, ranks))} is not that of rank 0 ({len(wrong)} such tensors)."
                 " A module or callback of yours may change weights or statistics on one process"
-                " only: use mtrl_lightning.distributed there. Continue from a checkpoint before"
+                " only: use mtrl_lightning.ranks.distributed there. Continue from a checkpoint"
+                " before"
             )
         )
 

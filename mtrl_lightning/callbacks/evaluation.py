@@ -10,19 +10,20 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from tqdm import tqdm
 
-from mtrl_lightning import distributed, saved
+from mtrl_lightning import saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_early_stopping
 from mtrl_lightning.checks import above, at_least
-from mtrl_lightning.envs.benchmark import tasks_of
-from mtrl_lightning.envs.vector import default_num_workers
+from mtrl_lightning.envs.benchmarks.benchmark import tasks_of
+from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import (
     EnvironmentFaultError,
     Interrupted,
     PolicyFaultError,
     RestartsExhaustedError,
 )
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import metric_names

@@ -12,17 +12,18 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from mtrl_lightning import distributed, saved
+from mtrl_lightning import saved
 from mtrl_lightning.callbacks.common import SessionCallback
-from mtrl_lightning.callbacks.csv_logger import MetricsCSV
+from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
+from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.callbacks.rollout_metrics import (
     episode_metrics,
     joined_windows,
     rollout_metrics,
 )
 from mtrl_lightning.callbacks.system import SystemUse
-from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every

@@ -12,11 +12,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_started_alike
 from mtrl_lightning.callbacks.metrics import PACKAGES
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.runs import read_config
 

@@ -12,11 +12,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.off_policy import off_policy_only
-from mtrl_lightning.rank_states import MOVED
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.states import MOVED
 from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
 from mtrl_lightning.replay.datamodule import replay_folder
 

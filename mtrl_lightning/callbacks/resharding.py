@@ -18,9 +18,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.state import MeanMetrics
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import (
+from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.ranks.states import (
     MOVED,
     RANKS,
     Origin,

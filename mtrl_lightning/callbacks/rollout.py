@@ -9,18 +9,18 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning import distributed
-from mtrl_lightning.algorithms.reward_scale import RewardScale
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
 from mtrl_lightning.checks import above, at_least
-from mtrl_lightning.distributed import RANK_TIMEOUT
-from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
+from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
+from mtrl_lightning.learning.reward_scale import RewardScale
 from mtrl_lightning.off_policy import off_policy_only, refuse_off_policy_options
 from mtrl_lightning.precision import check_precision
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
 from mtrl_lightning.replay.datamodule import check_share
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener

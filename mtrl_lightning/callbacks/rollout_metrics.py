@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mtrl_lightning import distributed
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.episodes import EpisodeWindows, named
 from mtrl_lightning.run.session import Session
 

@@ -13,10 +13,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning import distributed
 from mtrl_lightning.callbacks.common import SessionCallback
-from mtrl_lightning.callbacks.wandb_logger import EnvStepWandbLogger
+from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.errors import Interrupted
+from mtrl_lightning.ranks import distributed
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 UNSAVED = b"\nInterrupted twice: the run ends at once, unsaved since its last checkpoint\n"

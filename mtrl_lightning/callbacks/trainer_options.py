@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.strategy import RanksStrategy
+from mtrl_lightning.ranks.strategy import RanksStrategy
 
 DEFAULT_MAX_EPOCHS = 1000
 """What Lightning fills in for ``max_epochs``; an epoch has no end, so it limits nothing."""
@@ -110,7 +110,7 @@ def check_trainer(trainer: Trainer) -> None:
         raise ConfigurationError(
             f"trainer.strategy is {type(trainer.strategy).__name__}, which does not average the"
             " gradients of manual optimization over the processes: leave it out, or in Python pass"
-            " strategy=mtrl_lightning.strategy.RanksStrategy()"
+            " strategy=mtrl_lightning.ranks.strategy.RanksStrategy()"
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ConfigurationError(

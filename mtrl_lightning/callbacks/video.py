@@ -10,11 +10,12 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from mtrl_lightning import distributed, saved
+from mtrl_lightning import saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.pictures import log_tensorboard_image
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.video import (
     Recording,

@@ -24,7 +24,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from mtrl_lightning import __version__, distributed
+from mtrl_lightning import __version__
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.callbacks import MetricsCallback, MetricsCSV
@@ -35,7 +35,7 @@ from mtrl_lightning.callbacks.trainer_options import check_trainer
 from mtrl_lightning.cli.config_files import ConfigFileParser
 from mtrl_lightning.cli.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
 from mtrl_lightning.cli.suggestions import suggestions
-from mtrl_lightning.envs.benchmark import OnlyTasks, only_split
+from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
     DivergenceError,
@@ -47,6 +47,7 @@ from mtrl_lightning.errors import (
 )
 from mtrl_lightning.memory import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.quiet import quiet
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.run.folder import find_restart_id
 from mtrl_lightning.run.launch import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks

@@ -158,7 +158,7 @@ def threads_per_run(jobs: int) -> int:
     Raises:
         ConfigurationError: if the variable does not begin with a number above 0.
     """
-    from mtrl_lightning.envs.vector import usable_cores
+    from mtrl_lightning.envs.vector.vector import usable_cores
 
     given = os.environ.get("OMP_NUM_THREADS")
     if not given:

@@ -1,15 +1,15 @@
 """Gymnasium environments and how many are stepped at once. Nothing here imports torch."""
 
-from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.envs.dm_control import DMControl
-from mtrl_lightning.envs.dm_families import DMControlFamily
-from mtrl_lightning.envs.gymnasium_tasks import GymnasiumTasks
-from mtrl_lightning.envs.metaworld import MetaWorld
-from mtrl_lightning.envs.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
-from mtrl_lightning.envs.pixels import Pixels
-from mtrl_lightning.envs.toy import ToyConflict, ToyReach
-from mtrl_lightning.envs.vector import VectorEnv
-from mtrl_lightning.envs.wrapped import WithWrappers
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.dm_control import DMControl
+from mtrl_lightning.envs.benchmarks.dm_families import DMControlFamily
+from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
+from mtrl_lightning.envs.benchmarks.metaworld import MetaWorld
+from mtrl_lightning.envs.benchmarks.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
+from mtrl_lightning.envs.benchmarks.toy import ToyConflict, ToyReach
+from mtrl_lightning.envs.benchmarks.wrapped import WithWrappers
+from mtrl_lightning.envs.render.pixels import Pixels
+from mtrl_lightning.envs.vector.vector import VectorEnv
 
 __all__ = [
     "Benchmark",

@@ -25,7 +25,7 @@ from mtrl_lightning.algorithms.description import rebuild_spec
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.rank_states import RANKS
+from mtrl_lightning.ranks.states import RANKS
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage

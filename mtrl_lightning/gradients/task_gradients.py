@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mtrl_lightning import distributed
 from mtrl_lightning.gradients.method import TaskParameters
+from mtrl_lightning.ranks import distributed
 
 
 class TaskGradients(NamedTuple):
@@ -36,7 +36,7 @@ class TaskGradients(NamedTuple):
         """Differentiate the tasks' losses: on a GPU in one batched pass, on a CPU task by task.
 
         On a CPU, a single task's pass computes only this task's rows
-        (``algorithms/task_rows.py``). A batched pass computes all rows for every task.
+        (``learning/per_task.py``). A batched pass computes all rows for every task.
 
         Args:
             loss_R: one loss per task, or the mean loss of each group.

@@ -17,12 +17,7 @@ from mtrl_lightning.networks.conditioning import (
     TaskEncoder,
     with_conditioning,
 )
-from mtrl_lightning.networks.encoder import (
-    AppendTask,
-    Encoder,
-    Identity,
-    Standardize,
-)
+from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity
 from mtrl_lightning.networks.ensemble import Ensemble
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.exploration import ExplorationNoise, StateNoise, TaskNoise
@@ -51,6 +46,7 @@ from mtrl_lightning.networks.projection import (
 )
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
+from mtrl_lightning.networks.standardize import Standardize
 from mtrl_lightning.networks.untrained import (
     HasTaskOutputs,
     MeanOfTrained,

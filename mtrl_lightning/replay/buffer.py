@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning import distributed
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.frames import make_storage
 from mtrl_lightning.replay.storage import Storage
 from mtrl_lightning.schema import Field, transition_fields

@@ -12,12 +12,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
-from mtrl_lightning import distributed
-from mtrl_lightning.envs.benchmark import Benchmark, check_spec, tasks_of, with_info
-from mtrl_lightning.envs.wrapped import with_pixels, with_wrappers
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec, tasks_of, with_info
+from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.off_policy import off_policy_only
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import replay_bytes
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrl_lightning import distributed, saved
+from mtrl_lightning import saved
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.memory import CPU, to_device
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch, Transitions

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import Share
+from mtrl_lightning.ranks.states import Share
 from mtrl_lightning.types import Chosen, EnvSpec, Mode, Policy
 
 LOW, HIGH = -1.0, 1.0

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.envs.benchmark import Benchmark
-from mtrl_lightning.envs.simulator import from_text, to_text
-from mtrl_lightning.envs.vector import VectorEnv
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs.state.simulator import from_text, to_text
+from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import Rules, Share, join
+from mtrl_lightning.ranks.states import Rules, Share, join
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener

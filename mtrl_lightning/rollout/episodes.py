@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rank_states import Share, join
+from mtrl_lightning.ranks.states import Share, join
 from mtrl_lightning.saved import HINT
 from mtrl_lightning.types import Episode, StepResult
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.envs.benchmark import Benchmark, check_same, check_spec, tasks_of
-from mtrl_lightning.envs.vector import VectorEnv
-from mtrl_lightning.envs.wrapped import with_layers_of
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec, tasks_of
+from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of
+from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import (
     ConfigurationError,
     EnvironmentFaultError,

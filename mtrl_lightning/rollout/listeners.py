@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.vector import VectorEnv
-from mtrl_lightning.rank_states import Share
+from mtrl_lightning.envs.vector.vector import VectorEnv
+from mtrl_lightning.ranks.states import Share
 from mtrl_lightning.rollout.episodes import RunningEpisodes
 from mtrl_lightning.types import Episode
 

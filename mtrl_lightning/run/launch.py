@@ -12,7 +12,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks import (
     CurvesCallback,
@@ -30,10 +29,11 @@ from mtrl_lightning.callbacks.signals import requeue
 from mtrl_lightning.callbacks.trainer_options import check_trainer_options
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
 from mtrl_lightning.quiet import quiet
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.strategy import Processes, processes_for
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.run.folder import RunLocation, locate_run
 from mtrl_lightning.run.sections import LEARNING_OPTIONS
-from mtrl_lightning.strategy import Processes, processes_for
 
 FIXED_TRAINER_OPTIONS: dict[str, Any] = {
     "max_epochs": -1,

@@ -13,9 +13,10 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset
 
-from mtrl_lightning import distributed, saved
+from mtrl_lightning import saved
 from mtrl_lightning.errors import EnvironmentFaultError, Interrupted, RestartsExhaustedError
-from mtrl_lightning.run.ranks import sync_ranks
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.run.rank_status import sync_ranks
 from mtrl_lightning.run.session import Session
 from mtrl_lightning.schedules import Until, UpdateRatio
 from mtrl_lightning.threads import one_thread

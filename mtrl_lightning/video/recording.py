@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.envs.benchmark import Benchmark, check_split, tasks_of
-from mtrl_lightning.envs.pictures import Picture, Pictured, VideoFormat, decompressed
-from mtrl_lightning.envs.vector import VectorEnv, default_num_workers
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_split, tasks_of
+from mtrl_lightning.envs.render.pictures import Picture, Pictured, VideoFormat, decompressed
+from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.rendering import restored_variables
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.matching import matched_policy

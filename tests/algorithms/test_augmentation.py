@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import RandomShift
-from mtrl_lightning.algorithms.augmentation import cropped_together, padded, shifted
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.augmentation import cropped_together, padded, shifted
 from mtrl_lightning.networks import PixelEncoder
 from tests.algorithms import make_batch, make_sac, make_spec, picture_spec, train
 
@@ -103,7 +103,7 @@ def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
     assert not torch.equal(pictures[0], sac.transform(batch).observation_BD)
     fresh = make_sac(SPEC, seed=3, **options)
     first = fresh.transform(batch).observation_BD
-    monkeypatch.setattr("mtrl_lightning.distributed.rank", lambda: 1)
+    monkeypatch.setattr("mtrl_lightning.ranks.distributed.rank", lambda: 1)
     second = make_sac(SPEC, seed=3, **options).transform(batch).observation_BD
     assert not torch.equal(first, second)
 

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from mtrl_lightning.algorithms.losses import per_task
 from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.learning.losses import per_task
 from mtrl_lightning.networks import Encoder
 from tests.algorithms import attach, changed, copy_of, make_sac, train
 from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file

@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import compiling
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO, PCGrad
+from mtrl_lightning.learning import compiling
 from tests.algorithms import make_batch, make_distral, make_sac, make_spec, make_td3, train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

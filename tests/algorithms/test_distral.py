@@ -19,9 +19,9 @@ from mtrl_lightning.algorithms import (
     FixedTemperature,
     MeanReward,
 )
-from mtrl_lightning.algorithms.state import Generators
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean, PCGrad
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     CARE,

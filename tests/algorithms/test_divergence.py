@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import RewardScale, update
-from mtrl_lightning.algorithms.divergence import MAX_PENDING
+from mtrl_lightning.algorithms import RewardScale
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, DivergenceError
 from mtrl_lightning.gradients import FAMO, GradNorm, NashMTL
+from mtrl_lightning.learning import update
+from mtrl_lightning.learning.guard import MAX_PENDING
 from mtrl_lightning.networks import PaCo
 from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, train
 from tests.algorithms.test_sac import act

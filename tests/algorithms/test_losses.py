@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import losses
+from mtrl_lightning.learning import losses
 from mtrl_lightning.types import TransitionBatch
 
 NUM_TASKS = 3

@@ -16,9 +16,9 @@ from torch.optim import Adam
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import ByTemperature, Categorical, MeanReward, Temperature
-from mtrl_lightning.algorithms.state import Generators
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import FAMO
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from tests.algorithms import attach, make_batch, make_sac, make_spec
 

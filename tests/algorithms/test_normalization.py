@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
-from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.types import Transitions
 from tests.algorithms import make_batch, make_ppo, make_sac, make_spec
 

@@ -19,10 +19,10 @@ from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
 from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale, Transform
-from mtrl_lightning.algorithms.learning_rate import ConstantRate
 from mtrl_lightning.errors import ConfigurationError, DivergenceError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
+from mtrl_lightning.learning.learning_rate import ConstantRate
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     MLP,

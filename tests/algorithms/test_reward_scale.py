@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import distributed
 from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale
-from mtrl_lightning.algorithms.reward_scale import discounted_returns
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.reward_scale import discounted_returns
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.types import TransitionBatch, Transitions
 from tests.algorithms import attach, make_batch, make_sac, make_spec, train
 

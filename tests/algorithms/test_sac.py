@@ -17,10 +17,10 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from mtrl_lightning.algorithms import Temperature
-from mtrl_lightning.algorithms.state import Generators
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import MLP, Encoder, MultiHead, Network, Standardize, TaskConditioning
 from mtrl_lightning.types import TransitionBatch
 from tests.algorithms import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning.algorithms.state import Generators, MeanMetrics
+from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.metrics import MeanMetrics
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.algorithms.task_rows import apart, task_by_task
 from mtrl_lightning.gradients import FAMO, Mean, PCGrad
+from mtrl_lightning.learning.per_task import apart, task_by_task
 from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
 from tests.algorithms import attach, make_batch, make_sac, make_spec
 from tests.networks import uniform

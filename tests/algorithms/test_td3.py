@@ -17,16 +17,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import (
-    ByTemperature,
-    Categorical,
-    ReturnRange,
-    Scalar,
-    losses,
-)
+from mtrl_lightning.algorithms import ByTemperature, Categorical, ReturnRange, Scalar
 from mtrl_lightning.algorithms.td3 import spread_over_environments
 from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning import losses
 from mtrl_lightning.networks import Encoder, MLPEncoder, Network
 from mtrl_lightning.types import EnvSpec, TransitionBatch
 from tests.algorithms import attach, changed, copy_of, make_batch, make_spec, make_td3, train

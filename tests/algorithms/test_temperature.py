@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import ByTemperature, FixedTemperature, Temperature, losses
+from mtrl_lightning.algorithms import ByTemperature, FixedTemperature, Temperature
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning import losses
 from tests.algorithms import make_sac, train
 from tests.specs import spec_of
 

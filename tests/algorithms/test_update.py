@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from mtrl_lightning import distributed
-from mtrl_lightning.algorithms.divergence import DivergenceGuard
-from mtrl_lightning.algorithms.state import Generators, MeanMetrics
-from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO
+from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.guard import DivergenceGuard
+from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.update import Update
+from mtrl_lightning.ranks import distributed
 from tests.algorithms import changed, copy_of, make_sac, train
 from tests.gradients.test_every_method import METHODS
 from tests.specs import spec_of

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtrl_lightning.algorithms import Categorical, Scalar, losses
+from mtrl_lightning.algorithms import Categorical, Scalar
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning import losses
 
 Q = 2
 B = 6

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from mtrl_lightning.algorithms import RandomShift
-from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.auxiliaries import (
     HiPBMDP,
     LatentDynamics,
@@ -18,6 +17,7 @@ from mtrl_lightning.auxiliaries import (
     TransitionEnsemble,
 )
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from tests.algorithms import (
     attach,

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from mtrl_lightning.callbacks.wandb_files import read_offline_runs, records
+from mtrl_lightning.callbacks.loggers.wandb_files import read_offline_runs, records
 from mtrl_lightning.errors import ConfigurationError
 
 pytest.importorskip("wandb", reason="W&B is not installed")

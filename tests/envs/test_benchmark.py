@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmark import check_spec
+from mtrl_lightning.envs.benchmarks.benchmark import check_spec
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.types import known_tasks
 

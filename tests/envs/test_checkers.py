@@ -26,9 +26,9 @@ from mtrl_lightning.envs import (
     ToyReach,
     WithWrappers,
 )
-from mtrl_lightning.envs.dm_control_domains import import_suite
-from mtrl_lightning.envs.dm_families import FAMILIES
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
+from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
+from mtrl_lightning.envs.state.state import EnvState
 from tests.conftest import skip_without_renderer
 from tests.fakes import point_in_space, point_on_a_line
 

@@ -15,11 +15,17 @@ pytest.importorskip("dm_control")
 
 from gymnasium.error import ResetNeeded
 
-from mtrl_lightning.envs import DMControl, VectorEnv, dm_control_domains
-from mtrl_lightning.envs.dm_control_domains import domain, import_suite, load
-from mtrl_lightning.envs.dm_control_fast import SCALES, NamedField, tolerance, unchecked_versions
-from mtrl_lightning.envs.padding import Padded
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs import DMControl, VectorEnv
+from mtrl_lightning.envs.benchmarks import dm_control_domains
+from mtrl_lightning.envs.benchmarks.dm_control_domains import domain, import_suite, load
+from mtrl_lightning.envs.benchmarks.padding import Padded
+from mtrl_lightning.envs.fast.dm_control_fast import (
+    SCALES,
+    NamedField,
+    tolerance,
+    unchecked_versions,
+)
+from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 from tests.conftest import ROOT
 
@@ -376,7 +382,7 @@ def test_what_cannot_be_is_refused(options, message):
 
 
 def test_unbounded_actions_are_refused_by_the_tasks_name(monkeypatch):
-    from mtrl_lightning.envs import dm_control
+    from mtrl_lightning.envs.benchmarks import dm_control
 
     def unbounded(name, fast):
         environment = load(name, fast)

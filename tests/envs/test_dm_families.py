@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("dm_control")
 
 from mtrl_lightning.envs import DMControl, DMControlFamily
-from mtrl_lightning.envs.benchmark import only_split
-from mtrl_lightning.envs.dm_control_domains import import_suite
-from mtrl_lightning.envs.dm_families import FAMILIES
-from mtrl_lightning.envs.simulator import arrays_of
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.benchmarks.benchmark import only_split
+from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
+from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
+from mtrl_lightning.envs.state.simulator import arrays_of
+from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 
 TRAINED = (4, 5, 8, 9)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
-from mtrl_lightning.envs.plain import MAX_DEPTH, Decoder, check_bits
-from mtrl_lightning.envs.simulator import ModelEdits, MujocoState, from_text, to_text
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.state.plain import MAX_DEPTH, Decoder, check_bits
+from mtrl_lightning.envs.state.simulator import ModelEdits, MujocoState, from_text, to_text
+from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 
 POINTERS = to_text(np.arange(8, dtype=np.uint8))
@@ -85,7 +85,7 @@ def test_containers_in_one_another_are_limited():
 
 
 def test_values_are_limited(monkeypatch):
-    monkeypatch.setattr("mtrl_lightning.envs.plain.MOST_VALUES", 1000)
+    monkeypatch.setattr("mtrl_lightning.envs.state.plain.MOST_VALUES", 1000)
     state = ["list", [0] * 9, None]
     for _ in range(3):
         state = ["list", [state] * 10, None]  # small in a file

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmark import WithInfo, check_spec, with_info
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec, with_info
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Collector, Evaluator
 from mtrl_lightning.rollout.evaluator import metric_names

@@ -18,10 +18,11 @@ from metaworld.policies import ENV_POLICY_MAP
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from metaworld.utils import reward_utils
 
-from mtrl_lightning.envs import MetaWorld, VectorEnv, metaworld_numbers
-from mtrl_lightning.envs.metaworld_fast import SPARE_MODELS, fast_class, unchecked_versions
-from mtrl_lightning.envs.metaworld_goals import drawn_goals
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs import MetaWorld, VectorEnv
+from mtrl_lightning.envs.benchmarks.metaworld_goals import drawn_goals
+from mtrl_lightning.envs.fast import metaworld_numbers
+from mtrl_lightning.envs.fast.metaworld_fast import SPARE_MODELS, fast_class, unchecked_versions
+from mtrl_lightning.envs.state.state import EnvState
 
 ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 HORIZON = {"v1": 250, "v2": 500}
@@ -63,7 +64,7 @@ def few_goals():
     """Three goals a task, whose drawing by MetaWorld itself takes most of the time."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metaworld, "_N_GOALS", 3)
-        patched.setattr("mtrl_lightning.envs.metaworld._goals", metaworlds_goals)
+        patched.setattr("mtrl_lightning.envs.benchmarks.metaworld._goals", metaworlds_goals)
         yield
 
 

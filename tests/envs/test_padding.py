@@ -4,9 +4,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.envs.benchmark import check_same, check_spec
-from mtrl_lightning.envs.padding import Padded, padded_spaces
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.benchmarks.benchmark import check_same, check_spec
+from mtrl_lightning.envs.benchmarks.padding import Padded, padded_spaces
+from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 
 

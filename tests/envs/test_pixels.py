@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from mtrl_lightning.envs import DMControl, GymnasiumTasks, Pixels, ToyReach, VectorEnv, pixels
-from mtrl_lightning.envs.benchmark import WithInfo, check_spec
-from mtrl_lightning.envs.drawing import SimulationRenderer
-from mtrl_lightning.envs.pictures import Pictured, VideoFormat, decompressed
-from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
+from mtrl_lightning.envs import DMControl, GymnasiumTasks, Pixels, ToyReach, VectorEnv
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec
+from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of, with_wrappers
+from mtrl_lightning.envs.render import pixels
+from mtrl_lightning.envs.render.drawing import SimulationRenderer
+from mtrl_lightning.envs.render.pictures import Pictured, VideoFormat, decompressed
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from tests.conftest import skip_without_renderer
 from tests.fakes import Drift

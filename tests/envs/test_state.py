@@ -28,9 +28,9 @@ from gymnasium.wrappers import (
 )
 
 from mtrl_lightning.envs import MetaWorld, ToyReach
-from mtrl_lightning.envs.metaworld import _goals
-from mtrl_lightning.envs.simulator import MujocoState
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.benchmarks.metaworld import _goals
+from mtrl_lightning.envs.state.simulator import MujocoState
+from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 from tests.fakes import Scripted
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.envs.state import EnvState
+from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 
 

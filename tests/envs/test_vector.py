@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisodeStatistics
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
-from mtrl_lightning.envs.vector import default_num_workers
+from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
 from tests.fakes import (
     Faulty,

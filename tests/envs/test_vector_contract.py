@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mtrl_lightning.envs import DMControl, MetaWorld, Pixels, ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from tests.fakes import Faulty, Scripted
 

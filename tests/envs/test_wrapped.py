@@ -18,10 +18,10 @@ from gymnasium.wrappers import (
 )
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
-from mtrl_lightning.envs.benchmark import WithInfo
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
+from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of, with_wrappers
 from mtrl_lightning.envs.names import values_text
-from mtrl_lightning.envs.state import EnvState, layers_of
-from mtrl_lightning.envs.wrapped import with_layers_of, with_wrappers
+from mtrl_lightning.envs.state.state import EnvState, layers_of
 from mtrl_lightning.errors import ConfigurationError
 from tests.envs.test_state import future, play, through_a_file
 from tests.fakes import Drift, half, point_in_space, point_on_a_line

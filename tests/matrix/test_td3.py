@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from torch import randn_like
 
-from mtrl_lightning.algorithms.update import without_gradients
+from mtrl_lightning.learning.update import without_gradients
 from tests.conftest import config_args
 from tests.matrix import CROSSED, GRADIENTS, NEEDS_SHARED, batches, build, check_updates
 from tests.matrix.test_who_learns_from_what import check_exports, trained, with_gradient

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning.algorithms.update import without_gradients
 from mtrl_lightning.export import policy as exporting
 from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT
+from mtrl_lightning.learning.update import without_gradients
 from mtrl_lightning.loading import LoadedPolicy
 from tests.conftest import ROOT
 from tests.matrix import CROSSED, LEFT_OUT, NETWORKS, STACKS, batches, build

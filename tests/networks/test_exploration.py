@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms.divergence import DivergenceGuard
-from mtrl_lightning.algorithms.state import Generators, MeanMetrics
-from mtrl_lightning.algorithms.update import Update
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.guard import DivergenceGuard
+from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ExplorationNoise, StateNoise, TaskNoise
 from tests.networks import uniform
 from tests.specs import spec_of

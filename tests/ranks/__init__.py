@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Adam
 
-from mtrl_lightning import auxiliaries, distributed, networks
+from mtrl_lightning import auxiliaries, networks
 from mtrl_lightning.algorithms import (
     Algorithm,
     Categorical,
@@ -26,10 +26,11 @@ from mtrl_lightning.algorithms import (
     ReturnRange,
     Temperature,
 )
-from mtrl_lightning.algorithms.normalization import RunningMoments
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.normalization import RunningMoments
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch, Transitions
 from tests.algorithms import (
     attach,

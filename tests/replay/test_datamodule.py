@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import IterableDataset
 
-from mtrl_lightning.envs.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots, datamodule

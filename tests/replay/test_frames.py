@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrl_lightning.envs import Pixels, ToyReach
-from mtrl_lightning.envs.wrapped import with_wrappers
+from mtrl_lightning.envs.benchmarks.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import FrameStorage, MultiTaskData, ReplayBuffer
 from mtrl_lightning.replay.frames import compressed, decompressed, replay_bytes

@@ -8,7 +8,7 @@ import torch
 from mtrl_lightning.algorithms import SAC, NormalizeObservation
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmark import WithInfo
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import MLP

@@ -4,7 +4,7 @@ import pytest
 from mtrl_lightning.api import evaluate
 from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
-from mtrl_lightning.envs.benchmark import OnlyTasks, WithInfo, only_split
+from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, only_split
 from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.replay.datamodule import trained_spec
 from mtrl_lightning.rollout import Evaluation, Evaluator

@@ -437,7 +437,7 @@ def test_runs_get_the_threads_of_the_outermost_level(variable, threads, monkeypa
     monkeypatch.delenv("OMP_NUM_THREADS")
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr("mtrl_lightning.envs.vector.usable_cores", lambda: 6)
+    monkeypatch.setattr("mtrl_lightning.envs.vector.vector.usable_cores", lambda: 6)
     assert command.threads_per_run(jobs=3) == threads
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback, read_metrics
-from mtrl_lightning.callbacks.wandb_files import records
+from mtrl_lightning.callbacks.loggers.wandb_files import records
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.errors import ConfigurationError, Interrupted
@@ -204,7 +204,8 @@ class FakeRun:
     ],
 )
 def test_a_run_that_hyperband_stops_is_not_repeated(monkeypatch, number, is_stopped, calls):
-    monkeypatch.setattr("mtrl_lightning.callbacks.wandb_logger.SECONDS_UNTIL_STOP_IS_KNOWN", 0.0)
+    module = "mtrl_lightning.callbacks.loggers.wandb_logger"
+    monkeypatch.setattr(f"{module}.SECONDS_UNTIL_STOP_IS_KNOWN", 0.0)
     run = FakeRun()
     logger = types.SimpleNamespace(experiment=run, is_stopped=is_stopped, _can_be_stopped=True)
     assert EnvStepWandbLogger.end_interrupted(logger, 128 + number) == calls[-1]

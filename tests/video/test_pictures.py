@@ -6,8 +6,8 @@ import pytest
 
 from mtrl_lightning import rendering
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
-from mtrl_lightning.envs.benchmark import with_info
-from mtrl_lightning.envs.pictures import (
+from mtrl_lightning.envs.benchmarks.benchmark import with_info
+from mtrl_lightning.envs.render.pictures import (
     Pictured,
     PicturedEnv,
     SimulationRenderer,

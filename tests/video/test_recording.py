@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from mtrl_lightning import record_videos
-from mtrl_lightning.envs import ToyReach, pictures
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.envs.render import pictures
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.video import VideoFormat, gif

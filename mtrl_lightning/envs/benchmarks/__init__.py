@@ -1,0 +1,1 @@
+"""The benchmarks: their tasks, and how an environment of each is made."""

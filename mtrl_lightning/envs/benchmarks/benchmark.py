@@ -1,0 +1,361 @@
+"""A benchmark: named tasks, and an environment for each."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box
+
+from mtrl_lightning.checks import above
+from mtrl_lightning.envs.vector.actions import what_is_wrong
+from mtrl_lightning.envs.vector.arrays import array_fields
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.schema import Field
+from mtrl_lightning.types import EnvSpec, known_tasks
+
+
+class Benchmark(ABC):
+    """Tasks that share an observation and an action space.
+
+    Tasks of different sizes share the largest: ``pad_to_spec`` pads their environments, and the
+    spec's ``observation_sizes`` and ``action_sizes`` say what is a task's own.
+
+    A benchmark is sent to worker processes: it holds plain values and functions, and imports its
+    suite when it needs it.
+
+    An environment of a task is a ``gymnasium.Env`` whose observation carries no task encoding. Its
+    state is saved by ``EnvState``: all attributes of the environment and its wrappers, MuJoCo's
+    state among them. A class with attributes that cannot or need not be saved has
+    ``get_state() -> dict`` and ``set_state(dict)`` of plain values or arrays, which then answer for
+    all of it; ``envs.simulator.MujocoState`` takes and restores a MuJoCo simulation for them. Where
+    an environment's state cannot be saved, it starts a new episode after a resume. An environment
+    draws from a generator of its own, never from a global one.
+
+    ``reset(seed=s)`` determines everything that follows. In the split ``train`` it seeds the
+    generator that draws initial states and goals. In every other split ``s`` is the number of the
+    test episode: the same ``s`` always starts the same episode, and each further ``reset()`` the
+    next one.
+    """
+
+    splits: tuple[str, ...] = ("train", "eval")
+    """Names of the sets of environments; the first is trained on, the others are evaluated."""
+
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the tasks of a split, as indices in ``spec.task_names``; all of them here.
+
+        The spec has the tasks of all splits, and its ``train_tasks`` are those of the first one.
+        """
+        return tuple(range(self.spec.num_tasks))
+
+    @property
+    @abstractmethod
+    def spec(self) -> EnvSpec:
+        """What an algorithm needs to know."""
+
+    def horizon_of(self, split: str) -> int:
+        """Return the largest number of steps of an episode in a split; the spec's horizon here."""
+        return self.spec.horizon
+
+    @abstractmethod
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one environment.
+
+        Args:
+            task: the task's index in ``spec.task_names``.
+            split: one of ``splits``.
+            seed: of the environment's draws until it is reset with another seed.
+        """
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make an environment for a video or for ``Pixels``; by default that of ``make_env``.
+
+        It is drawn by its own ``render()`` if its ``render_mode`` is ``rgb_array``. Else a MuJoCo
+        simulation (``MjData``) that it holds is drawn with ``camera``. Its
+        ``metadata["render_fps"]`` is the number of its steps in a second.
+        """
+        return self.make_env(task, split, seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the camera of the MuJoCo model that draws a task; None for its first."""
+        return None
+
+
+class BenchmarkWrapper(Benchmark):
+    """A benchmark around another one, whose tasks it has; a subclass changes a part of it.
+
+    Args:
+        benchmark: the tasks.
+    """
+
+    def __init__(self, benchmark: Benchmark) -> None:
+        self.benchmark = benchmark
+        self.splits = benchmark.splits
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The benchmark's."""
+        return self.benchmark.spec
+
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the benchmark's tasks of a split."""
+        return self.benchmark.split_tasks(split)
+
+    def horizon_of(self, split: str) -> int:
+        """Return the benchmark's horizon of a split."""
+        return self.benchmark.horizon_of(split)
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments."""
+        return self.benchmark.make_env(task, split, seed)
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments for a video."""
+        return self.benchmark.make_rendered_env(task, split, seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the benchmark's camera."""
+        return self.benchmark.camera(task)
+
+
+class WithInfo(BenchmarkWrapper):
+    """A benchmark that also logs numbers which its environments report in ``info``.
+
+    Args:
+        benchmark: the tasks.
+        keys: names in ``info`` of numbers. A step may leave one out.
+        store: whether they are also fields of the transitions, in single precision, and in batches
+            as ``batch.extra[key]``. Then every step has to report them.
+
+    Raises:
+        ConfigurationError: if a name is given twice, or one is stored that is a field already.
+    """
+
+    def __init__(self, benchmark: Benchmark, keys: Sequence[str], store: bool = False) -> None:
+        super().__init__(benchmark)
+        self.keys = tuple(keys)
+        self.store = store
+        check_spec(self.spec)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The benchmark's, with these numbers."""
+        spec = self.benchmark.spec
+        stored = tuple(Field(key) for key in self.keys) if self.store else ()
+        return spec._replace(
+            info_fields=(*spec.info_fields, *stored),
+            info_keys=(*spec.info_keys, *(k for k in self.keys if k not in spec.info_keys)),
+        )
+
+
+class OnlyTasks(BenchmarkWrapper):
+    """A benchmark of which only some tasks are evaluated; its spec names all of them.
+
+    Args:
+        benchmark: the tasks.
+        tasks: names of the evaluated ones, in the order of the results. A split that has none of
+            them is left out.
+
+    Raises:
+        ConfigurationError: if a task is unknown or named twice, or no evaluated split has one.
+    """
+
+    def __init__(self, benchmark: Benchmark, tasks: Sequence[str]) -> None:
+        super().__init__(benchmark)
+        known = benchmark.spec.task_names
+        names = known_tasks(tasks, known)
+        self.tasks = tuple(known.index(name) for name in names)
+        trained, *evaluated = benchmark.splits
+        with_tasks = [split for split in evaluated if self.split_tasks(split)]
+        if not with_tasks:
+            raise ConfigurationError(
+                f"the tasks {', '.join(names)} are in none of the splits"
+                f" {', '.join(evaluated)}, which are evaluated: choose other tasks or another split"
+            )
+        self.splits = (trained, *with_tasks)
+
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the chosen tasks of a split; all of the split that is trained on."""
+        own = self.benchmark.split_tasks(split)
+        if split == self.benchmark.splits[0]:
+            return own
+        return tuple(task for task in self.tasks if task in own)
+
+
+def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:
+    """Return the benchmark itself, or one that logs numbers of ``info`` if there are ``keys``.
+
+    Raises:
+        ConfigurationError: as ``WithInfo`` does, or if there is nothing to store.
+    """
+    if store and not keys:
+        raise ConfigurationError(
+            "data.store_info is true and data.info_keys names nothing: name what is to be stored"
+        )
+    return WithInfo(benchmark, keys, store) if keys else benchmark
+
+
+def tasks_of(benchmark: Benchmark, split: str) -> tuple[int, ...]:
+    """Return the tasks of one of a benchmark's splits.
+
+    Raises:
+        ConfigurationError: if the split is unknown or has no tasks, or a task is not in the spec.
+    """
+    check_split(split, benchmark.splits)
+    tasks = tuple(benchmark.split_tasks(split))
+    num_tasks = benchmark.spec.num_tasks
+    if not tasks or len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < num_tasks:
+        raise ConfigurationError(
+            f"split_tasks({split!r}) of {type(benchmark).__name__} is {tasks}: give each task's"
+            f" index in spec.task_names once, from 0 to {num_tasks - 1}, and at least one"
+        )
+    return tasks
+
+
+def only_split(benchmark: Benchmark, split: str) -> Benchmark:
+    """Return the benchmark with a single one of its evaluated splits.
+
+    Raises:
+        ConfigurationError: if it has no such split.
+    """
+    trained, *evaluated = benchmark.splits
+    check_split(split, evaluated)
+    restricted = copy.copy(benchmark)
+    restricted.splits = (trained, split)
+    return restricted
+
+
+def check_split(split: str, splits: Sequence[str]) -> None:
+    """Check that a split is one of these.
+
+    Raises:
+        ConfigurationError: naming the nearest ones.
+    """
+    if split not in splits:
+        near = difflib.get_close_matches(split, splits, n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(splits)}"
+        raise ConfigurationError(f"unknown split {split!r}: {hint}")
+
+
+def check_spec(spec: EnvSpec) -> EnvSpec:
+    """Return the spec if the package can work with it.
+
+    Raises:
+        ConfigurationError: if a task or a field appears twice, or actions are not bounded by -1
+            and 1, or the spaces are not continuous, or a task's own size is not one of its space,
+            or the largest return is not positive.
+    """
+    wrong = what_is_wrong(spec.action_space)
+    if wrong is not None:
+        names = ", ".join(spec.task_names)
+        raise ConfigurationError(f"the benchmark's spec (tasks {names}): {wrong}")
+    if not isinstance(spec.observation_space, Box):
+        raise ConfigurationError(
+            f"the benchmark's observation space is {spec.observation_space}: observations must be a"
+            " Box. Wrap the environments in gymnasium.wrappers.FlattenObservation"
+        )
+    duplicates = sorted({name for name in spec.task_names if spec.task_names.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
+    if not (np.all(spec.action_space.low == -1) and np.all(spec.action_space.high == 1)):
+        raise ConfigurationError(
+            "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
+        )
+    above(0, max_return=spec.max_return, hint=", the largest return of an episode, or None")
+    _check_frame_stack(spec)
+    _check_sizes(spec, "observation_sizes", spec.observation_space)
+    _check_sizes(spec, "action_sizes", spec.action_space)
+    logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
+    duplicates = sorted({name for name in logged if logged.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(
+            f"info_keys {', '.join(spec.info_keys)} give {duplicates} twice: name each once, and"
+            " none that is another's with _last"
+        )
+    fields = [field.name for field in array_fields(spec)]
+    duplicates = sorted({name for name in fields if fields.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(
+            f"info_fields name {duplicates} twice, or as a step already has: rename them"
+        )
+    return spec
+
+
+def _check_frame_stack(spec: EnvSpec) -> None:
+    space = spec.observation_space
+    is_stack = space.dtype == np.uint8 and space.shape[:1] == (spec.frame_stack,)
+    if spec.frame_stack and not is_stack:
+        raise ConfigurationError(
+            f"frame_stack is {spec.frame_stack}, and the observation space is {space}: stacked"
+            " frames are unsigned bytes whose first axis is as long; set frame_stack to 0"
+        )
+
+
+def _check_sizes(spec: EnvSpec, name: str, space: Box) -> None:
+    sizes = getattr(spec, name)
+    if not sizes:
+        return
+    if len(space.shape) != 1:
+        raise ConfigurationError(
+            f"{name} is {sizes}, and the space has the shape {space.shape}: only what has one axis"
+            " can be padded; leave the sizes out"
+        )
+    if len(sizes) != spec.num_tasks:
+        raise ConfigurationError(
+            f"{name} has {len(sizes)} numbers for {spec.num_tasks} tasks: give one for each task"
+        )
+    for task, size in zip(spec.task_names, sizes, strict=True):
+        if not 1 <= size <= space.shape[0]:
+            raise ConfigurationError(
+                f"{name} is {size} for the task {task!r}: give 1 to {space.shape[0]}, the size of"
+                " the space"
+            )
+
+
+def check_same(former: EnvSpec, changed: EnvSpec) -> None:
+    """Check that what an algorithm knows of a benchmark holds for another one.
+
+    Raises:
+        ConfigurationError: naming what differs. Horizon, success and protocol may, and with another
+            horizon also the largest return.
+    """
+    known = (
+        "task_names",
+        "observation_space",
+        "action_space",
+        "info_fields",
+        "info_keys",
+        "frame_stack",
+    )
+    for name in known:
+        was = getattr(former, name)
+        is_now = getattr(changed, name)
+        if was != is_now:
+            raise ConfigurationError(
+                f"the new benchmark's {name} is {is_now}, the former's {was}: they must be equal,"
+                " because the algorithm and its replay are made for them"
+            )
+    have_score = [spec.max_return is not None for spec in (former, changed)]
+    has_same_horizon = former.horizon == changed.horizon
+    if have_score[0] != have_score[1] or (
+        has_same_horizon and former.max_return != changed.max_return
+    ):
+        raise ConfigurationError(
+            f"the new benchmark's max_return is {changed.max_return}, the former's"
+            f" {former.max_return}: scores would not be comparable; give benchmarks of the same"
+            " largest return"
+        )
+    for name, mask in (
+        ("observation_sizes", "observation_mask_TD"),
+        ("action_sizes", "action_mask_TA"),
+    ):
+        if not np.array_equal(getattr(former, mask), getattr(changed, mask)):
+            raise ConfigurationError(
+                f"the new benchmark's {name} are {getattr(changed, name) or 'all full'}, the"
+                f" former's {getattr(former, name) or 'all full'}: they must be equal, because the"
+                " algorithm is made for them"
+            )

@@ -1,0 +1,247 @@
+"""The DeepMind Control Suite (Tassa et al. 2018): tasks of many bodies, simulated by MuJoCo."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.spaces import Box
+
+from mtrl_lightning.checks import above, within
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite, load
+from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper, OwnStepper, SuiteEnv
+from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
+from mtrl_lightning.envs.fast.dm_control_fast import unchecked_versions
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec, known_tasks
+
+MAX_HORIZON = 1000
+"""Control steps in an episode of every task but lqr's."""
+MAX_REWARD = 1.0
+"""Of a control step, in every task but lqr's."""
+DMC19 = (
+    "acrobot-swingup",
+    "ball_in_cup-catch",
+    "cartpole-balance",
+    "cartpole-balance_sparse",
+    "cartpole-swingup",
+    "cartpole-swingup_sparse",
+    "cheetah-run",
+    "finger-spin",
+    "finger-turn_easy",
+    "finger-turn_hard",
+    "fish-swim",
+    "hopper-stand",
+    "hopper-hop",
+    "pendulum-swingup",
+    "reacher-easy",
+    "reacher-hard",
+    "walker-stand",
+    "walker-walk",
+    "walker-run",
+)
+"""dm_control's own among the tasks of TD-MPC2's multi-task experiments (Hansen et al. 2024)."""
+DMC21 = (*DMC19, "quadruped-walk", "quadruped-run")
+"""dm_control's own among the tasks of MMBench (Hansen et al. 2025)."""
+LQR = "lqr"
+CAMERAS = {"quadruped": 2}
+"""The camera of videos by domain, where it is not camera 0."""
+
+
+class SuiteTasks(Benchmark):
+    """Tasks of the suite's domains; a subclass chooses and loads them.
+
+    Tasks of different bodies are padded to the largest sizes among them. Rewards of a control step
+    lie between 0 and 1 and episodes do not end early, so that ``eval/score`` is the return divided
+    by the largest one.
+
+    Args:
+        task_names: names of all tasks.
+        train_tasks: indices of those that are trained on.
+        action_repeat: control steps per environment step; their rewards are added.
+        horizon: control steps in an episode, at most 1000.
+        reward_scale: factor of every reward, above 0; the score does not depend on it.
+        fast: step with cheaper code, if the installed version was compared.
+
+    Raises:
+        ConfigurationError: if a task cannot be used.
+    """
+
+    def __init__(
+        self,
+        task_names: Sequence[str],
+        train_tasks: Sequence[int],
+        action_repeat: int,
+        horizon: int,
+        reward_scale: float,
+        fast: bool,
+    ) -> None:
+        self.task_names = tuple(task_names)
+        import_suite()  # says what to install, before versions are looked up
+        within(1, MAX_HORIZON, horizon=horizon, hint=" of control steps")
+        within(1, horizon, action_repeat=action_repeat, hint=", the horizon in control steps")
+        above(0, finite=True, reward_scale=reward_scale)
+        if horizon % action_repeat:
+            warnings.warn(
+                f"action_repeat {action_repeat} does not divide the horizon of {horizon} control"
+                f" steps: the last action of an episode is repeated {horizon % action_repeat}"
+                " times only",
+                stacklevel=3,
+            )
+        unchecked = unchecked_versions() if fast else []
+        if unchecked:
+            warnings.warn(
+                "stepping with dm_control's own, slower code:"
+                f" ours was not compared with {' and '.join(unchecked)}",
+                stacklevel=3,
+            )
+        self.action_repeat = action_repeat
+        self.horizon = horizon
+        self.reward_scale = reward_scale
+        self.fast = fast and not unchecked
+        self._train_tasks = tuple(train_tasks)
+        self._spec = self._make_spec()
+
+    def load(self, name: str) -> Any:
+        """Return dm_control's ``Environment`` of a task."""
+        raise NotImplementedError
+
+    @property
+    def protocol(self) -> dict[str, str | int | float]:
+        """What a subclass adds to the protocol."""
+        return {}
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The sizes of the largest task, and each task's own."""
+        return self._spec
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        env = self._make(self.task_names[task], split != "train", seed)
+        return pad_to_spec(env, self._spec)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the number of the camera that videos show."""
+        return CAMERAS.get(self.task_names[task].partition("-")[0], 0)
+
+    def _make(self, name: str, is_for_evaluation: bool, seed: int) -> gym.Env:
+        environment = self.load(name)
+        try:
+            return SuiteEnv(
+                environment,
+                FastStepper(environment) if self.fast else OwnStepper(environment),
+                action_repeat=self.action_repeat,
+                horizon=self.horizon,
+                reward_scale=self.reward_scale,
+                is_for_evaluation=is_for_evaluation,
+                seed=seed,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"task {name!r}: {error}") from error
+
+    def _make_spec(self) -> EnvSpec:
+        spaces: dict[str, tuple[Box, Box]] = {}
+        for name in self.task_names:
+            env = self._make(name, False, 0)
+            observations = env.observation_space
+            actions = env.action_space
+            assert isinstance(observations, Box) and isinstance(actions, Box)
+            spaces[name] = (observations, actions)
+        shared = padded_spaces(spaces)
+        decisions = math.ceil(self.horizon / self.action_repeat)
+        return EnvSpec(
+            task_names=self.task_names,
+            observation_space=shared.observation_space,
+            action_space=shared.action_space,
+            horizon=decisions,
+            has_success=False,
+            train_tasks=self._train_tasks,
+            protocol={
+                "benchmark": "dm_control",
+                **self.protocol,
+                "dm_control": importlib.metadata.version("dm_control"),
+                "mujoco": importlib.metadata.version("mujoco"),
+                "action_repeat": self.action_repeat,
+                "horizon": self.horizon,
+                "frames": f"{self.horizon} control steps in {decisions} env steps",
+                "reward_scale": self.reward_scale,
+            },
+            observation_sizes=shared.observation_sizes,
+            action_sizes=shared.action_sizes,
+            max_return=self.horizon * MAX_REWARD * self.reward_scale,
+        )
+
+
+class DMControl(SuiteTasks):
+    """Tasks of the DeepMind Control Suite, from states.
+
+    Tasks of different bodies are padded to the largest sizes among them. Rewards of a control step
+    lie between 0 and 1 and episodes do not end early, so that ``eval/score`` is the return divided
+    by the largest one. Training draws initial states at random; test episode ``k`` is the first one
+    of dm_control's task with ``random=k``.
+
+    Args:
+        tasks: ``DMC19``, ``DMC21``, ``BENCHMARKING`` (dm_control's 28), or names such as
+            ``walker-walk``: a domain and a task of it.
+        action_repeat: control steps per environment step; their rewards are added. Where it does
+            not divide the horizon, the last environment step of an episode has fewer.
+        horizon: control steps in an episode, at most 1000, which is dm_control's own.
+        reward_scale: factor of every reward, above 0; the score does not depend on it.
+        fast: step with cheaper code, whose observations and rewards are equal to dm_control's in
+            every bit. dm_control's own code is used, with a warning, if the installed version was
+            not compared.
+
+    Raises:
+        ConfigurationError: if dm_control is missing, or a task is unknown or named twice or has
+            unbounded actions.
+    """
+
+    def __init__(
+        self,
+        tasks: str | list[str] = "DMC21",
+        action_repeat: int = 2,
+        horizon: int = MAX_HORIZON,
+        reward_scale: float = 1.0,
+        fast: bool = True,
+    ) -> None:
+        names = _names(tasks)
+        super().__init__(names, range(len(names)), action_repeat, horizon, reward_scale, fast)
+
+    def load(self, name: str) -> Any:
+        """Return dm_control's ``Environment`` of a task."""
+        return load(name, self.fast)
+
+
+def _names(tasks: str | list[str]) -> tuple[str, ...]:
+    """Return the names of a set of tasks, or the given ones if all are known."""
+    suite = import_suite()
+    known = ["-".join(pair) for pair in suite.ALL_TASKS]
+    sets = {
+        "DMC19": DMC19,
+        "DMC21": DMC21,
+        "BENCHMARKING": tuple("-".join(pair) for pair in suite.BENCHMARKING),
+    }
+    if isinstance(tasks, str):
+        if tasks in sets:
+            return sets[tasks]
+        known = [*sets, *known]
+        tasks = [tasks]
+    for name in tasks:
+        if name in sets:
+            raise ConfigurationError(
+                f"tasks has {name} in a list: a set is given alone, without brackets"
+            )
+    names = known_tasks(tasks, known)
+    for name in names:
+        if name.startswith(f"{LQR}-"):
+            raise ConfigurationError(
+                f"task {name!r}: its actions are not bounded, its rewards neither, and its episodes"
+                " have no limit: leave it out"
+            )
+    return names

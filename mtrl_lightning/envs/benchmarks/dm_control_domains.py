@@ -1,0 +1,146 @@
+"""dm_control's suite: its import, and its domains with a physics of ours."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mtrl_lightning.envs.fast.dm_control_fast import FastPhysics, stand_ins
+from mtrl_lightning.errors import ConfigurationError, import_optional
+
+Upstream: Any = object
+"""A domain's class of its physics: the base class of ours after both are combined."""
+
+NO_RENDERER = "off"
+"""The value of ``MUJOCO_GL`` with which dm_control looks for no library to draw with."""
+
+
+@cache
+def import_suite() -> ModuleType:
+    """Import ``dm_control.suite``.
+
+    dm_control looks for a display when it is imported. Without one that fails, and prints a
+    warning; since dm_control's own images are not used here, it need not look.
+
+    Raises:
+        ConfigurationError: if dm_control is missing, or ``MUJOCO_GL`` names what is not installed.
+    """
+    import_optional("dm_control", '"mtrl_lightning[dmcontrol]"')
+    chosen = os.environ.get("MUJOCO_GL")
+    try:
+        import mujoco  # noqa: F401  # it reads MUJOCO_GL, too: before that is changed
+
+        if chosen is None and not _has_display():
+            os.environ["MUJOCO_GL"] = NO_RENDERER
+        return importlib.import_module("dm_control.suite")
+    except Exception as error:
+        if chosen is None:
+            raise
+        raise ConfigurationError(
+            f"MUJOCO_GL is {chosen!r}, and dm_control cannot be imported with it"
+            f" ({type(error).__name__}: {error}): unset it, or install that renderer"
+        ) from error
+    finally:
+        if chosen is None:
+            os.environ.pop("MUJOCO_GL", None)
+
+
+def _has_display() -> bool:
+    if sys.platform != "linux":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@cache
+def domain(name: str, fast: bool) -> ModuleType:
+    """Return a copy of the suite's module of a domain, such as ``walker``, with our physics.
+
+    dm_control's own module stays as it is.
+
+    Args:
+        name: of the domain.
+        fast: whether names in the copy refer to cheaper functions with equal results.
+    """
+    import_suite()
+    file = importlib.import_module(f"dm_control.suite.{name}").__file__
+    assert file is not None
+    spec = importlib.util.spec_from_file_location(f"{__name__}.{name}", file)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    bases: list[type] = [_Physics]
+    if name == "quadruped":
+        bases.append(_QuadrupedPhysics)
+    if fast:
+        bases.append(FastPhysics)
+        vars(module).update({name: it for name, it in stand_ins().items() if name in vars(module)})
+    module.Physics = type("Physics", (*bases, module.Physics), {})
+    return module
+
+
+def load(task: str, fast: bool, edit: Callable[[bytes], bytes] | None = None) -> Any:
+    """Return dm_control's ``Environment`` of a task, such as ``walker-walk``.
+
+    Args:
+        task: a domain and a task of it.
+        fast: whether to use cheaper functions with equal results.
+        edit: changes the XML of the domain's model before it is compiled; None for no change.
+    """
+    domain_name, _, task_name = task.partition("-")
+    module: Any = domain(domain_name, fast)
+    if edit is None:
+        return module.SUITE[task_name]()
+    own = module.get_model_and_assets
+
+    def get_edited_model_and_assets(*args: Any, **options: Any) -> tuple[bytes, dict[str, Any]]:
+        xml, assets = own(*args, **options)
+        return edit(xml), assets
+
+    module.get_model_and_assets = get_edited_model_and_assets
+    try:
+        return module.SUITE[task_name]()
+    finally:
+        module.get_model_and_assets = own
+
+
+class _Physics(Upstream):
+    """What every domain's physics shares, before the domain's class."""
+
+    @classmethod
+    def from_xml_string(cls, xml_string: Any, assets: dict[str, Any] | None = None) -> Any:
+        """Compile a model, or copy one that was just compiled; several tasks have the same."""
+        model = _compiled(xml_string, frozenset((assets or {}).items()))
+        return cls.from_model(copy.copy(model))
+
+    @property
+    def contexts(self) -> None:
+        """No renderer of dm_control's, which it would otherwise open at some tasks' resets."""
+        return None
+
+
+@lru_cache(maxsize=2)
+def _compiled(xml_string: Any, assets: frozenset[tuple[str, Any]]) -> Any:
+    from dm_control.mujoco import wrapper
+
+    return wrapper.MjModel.from_xml_string(xml_string, assets=dict(assets))
+
+
+class _QuadrupedPhysics(Upstream):
+    """dm_control 1.0.28 calls a function that NumPy 2.4 no longer has; later releases do not."""
+
+    def _get_sensor_names(self, *sensor_types: Any) -> list[str]:
+        if sensor_types not in self._sensor_types_to_names:
+            (numbers,) = np.nonzero(np.isin(self.model.sensor_type, sensor_types).ravel())
+            self._sensor_types_to_names[sensor_types] = [
+                self.model.id2name(number, "sensor") for number in numbers
+            ]
+        return self._sensor_types_to_names[sensor_types]

@@ -1,0 +1,207 @@
+"""A task of dm_control's suite as a Gymnasium environment."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs.state.simulator import MujocoState
+from mtrl_lightning.errors import ConfigurationError
+
+UNLIMITED = 1e10
+"""MuJoCo's ``mjMAXVAL``, which dm_control gives as the bound of an action that has none."""
+
+
+class Stepper(Protocol):
+    """How a control step is made."""
+
+    def step(self, action: npt.NDArray) -> tuple[Any, float | None]:
+        """Return a control step's reward, and the discount that ends the episode, or None."""
+        ...
+
+    def observation(self) -> dict[str, Any]:
+        """Return the observation after the last step."""
+        ...
+
+
+class OwnStepper:
+    """dm_control's own ``Environment.step``.
+
+    Args:
+        environment: dm_control's ``Environment``.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        self._observation: dict[str, Any] = {}
+
+    def step(self, action: npt.NDArray) -> tuple[Any, float | None]:
+        """Step; every step makes an observation."""
+        step = self._environment.step(action)
+        self._observation = step.observation
+        return step.reward, step.discount if step.last() else None
+
+    def observation(self) -> dict[str, Any]:
+        """Return the last step's observation."""
+        return self._observation
+
+
+class FastStepper:
+    """What ``Environment.step`` does, except for observations that are not asked for.
+
+    Args:
+        environment: dm_control's ``Environment``.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self._task = environment.task
+        self._physics = environment.physics
+        self._num_substeps = environment._n_sub_steps
+
+    def step(self, action: npt.NDArray) -> tuple[Any, float | None]:
+        """Step."""
+        task = self._task
+        physics = self._physics
+        task.before_step(action, physics)
+        physics.step(self._num_substeps)
+        task.after_step(physics)
+        return task.get_reward(physics), task.get_termination(physics)
+
+    def observation(self) -> dict[str, Any]:
+        """Make an observation."""
+        return self._task.get_observation(self._physics)
+
+
+class SuiteEnv(gym.Env):
+    """A task of dm_control's suite.
+
+    Observations are the values of dm_control's dictionary in its order, in single precision. Only a
+    last discount of 0 terminates an episode; what ends it otherwise truncates it.
+
+    Args:
+        environment: dm_control's ``Environment`` of the task.
+        stepper: makes its control steps.
+        action_repeat: control steps per environment step; their rewards are added.
+        horizon: control steps in an episode, at most dm_control's own.
+        reward_scale: factor of every reward.
+        is_for_evaluation: whether a seed is the number of a test episode, and each further reset
+            starts the next one; test episode ``k`` is dm_control's first with ``random=k``.
+        seed: of the task's draws until ``reset`` gets another one.
+
+    Raises:
+        ConfigurationError: if actions are not bounded.
+    """
+
+    def __init__(
+        self,
+        environment: Any,
+        stepper: Stepper,
+        *,
+        action_repeat: int,
+        horizon: int,
+        reward_scale: float,
+        is_for_evaluation: bool,
+        seed: int,
+    ) -> None:
+        self._environment = environment
+        self._stepper = stepper
+        self._task = environment.task
+        self.model = environment.physics.model.ptr
+        """MuJoCo's model."""
+        self.data = environment.physics.data.ptr
+        """MuJoCo's data."""
+        self._simulation = MujocoState(self.model, self.data)
+        self._action_repeat = action_repeat
+        self._horizon = horizon
+        self._reward_scale = reward_scale
+        self._num_steps = horizon  # no episode has begun
+        self._next_episode = 0 if is_for_evaluation else None
+        self._first_seed = None if is_for_evaluation else seed
+        actions = environment.action_spec()
+        low = actions.minimum
+        high = actions.maximum
+        if not (np.all(low > -UNLIMITED) and np.all(high < UNLIMITED)):
+            raise ConfigurationError(
+                "its actions are not bounded, so they cannot be rescaled to [-1, 1]"
+            )
+        self._is_rescaled = not (np.all(low == -1) and np.all(high == 1))
+        self._low = low
+        self._scale = (high - low) / 2
+        parts = environment.observation_spec().values()
+        size = sum(int(np.prod(part.shape)) for part in parts)
+        steps_per_second = 1 / (environment.control_timestep() * action_repeat)
+        self.metadata = {"render_modes": [], "render_fps": steps_per_second}
+        self.observation_space = Box(-np.inf, np.inf, (size,), np.float32)
+        self.action_space = Box(-1.0, 1.0, actions.shape, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        if self._next_episode is not None:
+            seed = self._next_episode if seed is None else seed
+            self._next_episode = seed + 1
+        elif seed is None:
+            seed = self._first_seed
+        self._first_seed = None
+        # np_random is for wrappers, whose random numbers the seed determines as well
+        super().reset(seed=seed)
+        if seed is not None:
+            self._task._random = np.random.RandomState(seed)
+        self._num_steps = 0
+        return _flat(self._environment.reset().observation), {}
+
+    def step(
+        self, action: npt.NDArray
+    ) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        num_steps = min(self._action_repeat, self._horizon - self._num_steps)
+        if num_steps == 0:
+            raise ResetNeeded("the episode has ended, or none has begun: call reset() first")
+        if self._is_rescaled:
+            action = self._low + self._scale * (action.astype(np.float64) + 1)
+        step = self._stepper.step
+        total = 0.0
+        for _ in range(num_steps):
+            reward, last_discount = step(action)
+            total += reward
+            self._num_steps += 1
+            if last_discount is not None:
+                self._num_steps = self._horizon
+                break
+        is_over = self._num_steps == self._horizon
+        terminated = is_over and last_discount == 0
+        observation = _flat(self._stepper.observation())
+        truncated = is_over and not terminated
+        return observation, float(total) * self._reward_scale, terminated, truncated, {}
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "simulation": self._simulation.get(),
+            "task": dict(vars(self._task)),
+            "num_steps": self._num_steps,
+            "next_episode": self._next_episode,
+            "first_seed": self._first_seed,
+            "np_random": self.np_random.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._simulation.set(state["simulation"])
+        attributes = vars(self._task)
+        attributes.clear()
+        attributes.update(state["task"])
+        self._num_steps = state["num_steps"]
+        self._next_episode = state["next_episode"]
+        self._first_seed = state["first_seed"]
+        if "np_random" in state:  # states of version 0.2 have none
+            self.np_random.bit_generator.state = state["np_random"]
+        self._environment._step_count = self._num_steps
+        self._environment._reset_next_step = False
+
+
+def _flat(observation: dict[str, Any]) -> npt.NDArray[np.float32]:
+    parts = [part.ravel() for part in observation.values()]
+    return np.concatenate(parts, dtype=np.float32, casting="same_kind")

@@ -1,0 +1,350 @@
+"""HiP-BMDP families (Zhang et al. 2021): tasks that differ in one number of their model.
+
+Zhang, Sodhani, Khetarpal and Pineau 2021, "Learning Robust State Abstractions for Hidden-Parameter
+Block MDPs" (arXiv 2007.07206).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from mtrl_lightning.checks import one_of
+from mtrl_lightning.envs.benchmarks.dm_control import MAX_HORIZON, SuiteTasks
+from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite, load
+from mtrl_lightning.errors import ConfigurationError
+
+INTERPOLATION = "eval_interpolation"
+EXTRAPOLATION = "eval_extrapolation"
+MIN_FINGER_LENGTH = 0.03
+"""Metres; the fingertip's capsule begins this far from the end of the finger."""
+
+
+class Family(NamedTuple):
+    """Tasks of the suite that differ in one number."""
+
+    task: str
+    """A domain and a task of it."""
+    quantity: str
+    """What the number is called in the names of the tasks."""
+    meaning: str
+    """What the number is, with its unit."""
+    edit: Callable[[ET.Element, float], None]
+    """Changes a model's XML."""
+    train: tuple[float, ...]
+    """Values that are trained on."""
+    interpolation: tuple[float, ...]
+    """Values between them."""
+    extrapolation: tuple[float, ...]
+    """Values beyond them."""
+    minimum: float = 0.0
+    """Values are larger than this."""
+
+
+def _edit_torso(model: ET.Element, length: float) -> None:
+    """Lengthen the torso's capsule; legs and head stay, and so does the total mass."""
+    _geom(model, "torso").set("fromto", f"{-length!r} 0 0 {length!r} 0 0")
+
+
+def _edit_friction(model: ET.Element, friction: float) -> None:
+    """Set the sliding friction of all geoms: of two that touch, the larger one counts."""
+    _set_number(_element(model, "./default/geom"), "friction", 0, friction)
+
+
+def _edit_foot(model: ET.Element, half_length: float) -> None:
+    _set_number(_geom(model, "left_foot"), "size", 1, half_length)
+
+
+def _edit_pole(model: ET.Element, mass: float) -> None:
+    _element(model, "./default/default[@class='pole']/geom").set("mass", repr(mass))
+
+
+def _edit_cart(model: ET.Element, mass: float) -> None:
+    _geom(model, "cart").set("mass", repr(mass))
+
+
+def _edit_spinner(model: ET.Element, half_length: float) -> None:
+    """Lengthen both capsules of the spinner; its tip is at their end."""
+    for name in ("cap1", "cap2"):
+        _set_number(_geom(model, name), "size", 1, half_length)
+    _set_number(_named(model, "site", "tip"), "pos", 2, half_length + 0.04)
+
+
+def _edit_finger(model: ET.Element, length: float) -> None:
+    """Lengthen the finger's last link; fingertip and touch sensors are at its end."""
+    _set_number(_geom(model, "distal"), "fromto", 5, -length)
+    fingertip = _geom(model, "fingertip")
+    _set_number(fingertip, "fromto", 2, -(length - MIN_FINGER_LENGTH))
+    _set_number(fingertip, "fromto", 5, -(length + 0.001))
+    for name in ("touchtop", "touchbottom"):
+        _set_number(_named(model, "site", name), "pos", 2, -(length + 0.01))
+
+
+FAMILIES = {
+    "cheetah_torso": Family(
+        task="cheetah-run",
+        quantity="torso",
+        meaning="half the length of the torso, in metres (0.5 in the suite)",
+        edit=_edit_torso,
+        train=(0.8, 0.9, 1.2, 1.3),
+        interpolation=(1.0, 1.1),
+        extrapolation=(0.7, 1.4),
+    ),
+    "walker_friction": Family(
+        task="walker-walk",
+        quantity="friction",
+        meaning="sliding friction of body and floor (0.7 in the suite)",
+        edit=_edit_friction,
+        train=(1.0, 1.1, 1.4, 1.5),
+        interpolation=(1.2, 1.3),
+        extrapolation=(0.9, 1.6),
+    ),
+    "walker_foot": Family(
+        task="walker-walk",
+        quantity="foot",
+        meaning="half the length of the left foot, in metres (0.1 in the suite)",
+        edit=_edit_foot,
+        train=(0.11, 0.12, 0.15, 0.16),
+        interpolation=(0.13, 0.14),
+        extrapolation=(0.10, 0.17),
+    ),
+    "cartpole_pole": Family(
+        task="cartpole-swingup",
+        quantity="pole",
+        meaning="mass of the pole, in kg (0.1 in the suite)",
+        edit=_edit_pole,
+        train=(0.25, 0.30, 0.45, 0.50),
+        interpolation=(0.35, 0.40),
+        extrapolation=(0.20, 0.55),
+    ),
+    "cartpole_cart": Family(
+        task="cartpole-swingup",
+        quantity="cart",
+        meaning="mass of the cart, in kg (1 in the suite)",
+        edit=_edit_cart,
+        train=(2.5, 3.0, 4.5, 5.0),
+        interpolation=(3.5, 4.0),
+        extrapolation=(2.0, 5.5),
+    ),
+    "finger_spinner": Family(
+        task="finger-spin",
+        quantity="spinner",
+        meaning="half the length of the spinner's capsules, in metres (0.09 in the suite)",
+        edit=_edit_spinner,
+        train=(0.08, 0.09, 0.12, 0.13),
+        interpolation=(0.10, 0.11),
+        extrapolation=(0.07, 0.14),
+    ),
+    "finger_length": Family(
+        task="finger-spin",
+        quantity="length",
+        meaning="length of the finger's last link, in metres (0.16 in the suite)",
+        edit=_edit_finger,
+        train=(0.145, 0.16, 0.205, 0.22),
+        interpolation=(0.175, 0.19),
+        extrapolation=(0.13, 0.235),
+        minimum=MIN_FINGER_LENGTH,
+    ),
+}
+"""The families by name, with the values that are used unless others are given."""
+
+
+class DMControlFamily(SuiteTasks):
+    """A task of the DeepMind Control Suite whose body differs from task to task.
+
+    The bodies differ in one physical parameter, which observations do not contain. Every value of
+    it is a task. A value that is evaluated and also trained on is the same task, so that the
+    networks know it.
+
+    The splits are ``train``, ``eval_base``, ``eval_interpolation`` and ``eval_extrapolation``.
+    Training draws initial states at random; test episode ``k`` starts as the first one of
+    dm_control's task with ``random=k``.
+
+    Args:
+        family: ``cheetah_torso``, ``walker_friction``, ``walker_foot``, ``cartpole_pole``,
+            ``cartpole_cart``, ``finger_spinner`` or ``finger_length``.
+        train: values that are trained on; None for the family's own.
+        eval_base: values of the split ``eval_base``; None for those that are trained on. An empty
+            list leaves out this split, and the same holds for the next two.
+        eval_interpolation: values between those that are trained on; None for the family's own,
+            as far as they lie there.
+        eval_extrapolation: values beyond those that are trained on; None for the family's own, as
+            far as they lie there.
+        task: another task of the same domain, such as ``walker-run``; None for the family's own.
+        action_repeat: control steps per environment step; their rewards are added. Where it does
+            not divide the horizon, the last environment step of an episode has fewer.
+        horizon: control steps in an episode, at most 1000, which is dm_control's own.
+        reward_scale: factor of every reward, above 0; the score does not depend on it.
+        fast: step with cheaper code, whose observations and rewards are equal to dm_control's in
+            every bit. dm_control's own code is used, with a warning, if the installed version was
+            not compared.
+
+    Raises:
+        ConfigurationError: if dm_control is missing, the family or the task is unknown, or a value
+            is given twice or is invalid for the model.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        train: list[float] | None = None,
+        eval_base: list[float] | None = None,
+        eval_interpolation: list[float] | None = None,
+        eval_extrapolation: list[float] | None = None,
+        task: str | None = None,
+        action_repeat: int = 2,
+        horizon: int = MAX_HORIZON,
+        reward_scale: float = 1.0,
+        fast: bool = True,
+    ) -> None:
+        if family not in FAMILIES:
+            near = difflib.get_close_matches(family, FAMILIES, n=3, cutoff=0.4)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(FAMILIES)}"
+            raise ConfigurationError(f"unknown family {family!r}: {hint}")
+        self.family = FAMILIES[family]
+        trained = self.family.train if train is None else train
+        given = {
+            "train": trained,
+            "eval_base": trained if eval_base is None else eval_base,
+            INTERPOLATION: eval_interpolation or (),
+            EXTRAPOLATION: eval_extrapolation or (),
+        }
+        values = {split: _checked(self.family, split, of) for split, of in given.items()}
+        if not values["train"]:
+            raise ConfigurationError("train is empty: give at least one value to train on")
+        if eval_interpolation is None:
+            values[INTERPOLATION] = _unseen(self.family.interpolation, values["train"], True)
+        if eval_extrapolation is None:
+            values[EXTRAPOLATION] = _unseen(self.family.extrapolation, values["train"], False)
+        _check_unseen(values)
+        self.splits = tuple(split for split, of in values.items() if of)
+        self._task = _task_of(self.family, task)
+        task_of: dict[float, int] = {}
+        for value in [value for of in values.values() for value in of]:
+            task_of.setdefault(value, len(task_of))
+        prefix = f"{self._task}-{self.family.quantity}"
+        names = [f"{prefix}-{value!r}" for value in task_of]
+        self._values = dict(zip(names, task_of, strict=True))
+        self._tasks = {split: tuple(task_of[value] for value in of) for split, of in values.items()}
+        super().__init__(names, self._tasks["train"], action_repeat, horizon, reward_scale, fast)
+
+    @property
+    def protocol(self) -> dict[str, str | int | float]:
+        """The task, and what varies."""
+        return {"task": self._task, "varied": self.family.meaning}
+
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the tasks of a split, in the order in which its values were given."""
+        return self._tasks[split]
+
+    def load(self, name: str) -> Any:
+        """Return dm_control's ``Environment`` with the model of one task.
+
+        Raises:
+            ConfigurationError: if MuJoCo cannot compile the model.
+        """
+        value = self._values[name]
+        try:
+            return load(self._task, self.fast, partial(_edited, self.family, value))
+        except ConfigurationError:
+            raise
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self.family.quantity} {value!r}: MuJoCo cannot compile this model ({error});"
+                f" the value is {self.family.meaning}"
+            ) from error
+
+
+def _unseen(values: Sequence[float], trained: Sequence[float], between: bool) -> tuple[float, ...]:
+    """Return the values that are not trained on and lie between those that are, or beyond them."""
+    return tuple(v for v in values if v not in trained and _is_between(v, trained) == between)
+
+
+def _is_between(value: float, trained: Sequence[float]) -> bool:
+    return min(trained) < value < max(trained)
+
+
+def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Return the values of a split, which the model can have."""
+    for value in values:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number and family.minimum < value < math.inf):
+            raise ConfigurationError(
+                f"{split} has the value {value}, which this model cannot have: it is"
+                f" {family.meaning}; give finite numbers above {family.minimum:g}"
+            )
+    numbers = [float(value) for value in values]
+    duplicates = sorted({value for value in numbers if numbers.count(value) > 1})
+    if duplicates:
+        raise ConfigurationError(f"{split} has {duplicates} twice: give each value once")
+    return tuple(numbers)
+
+
+def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
+    """Check that interpolation and extrapolation evaluate values that are not trained on."""
+    trained = values["train"]
+    untrained = [value for value in values["eval_base"] if value not in trained]
+    if untrained:
+        warnings.warn(
+            f"eval_base has {untrained}, which train has not: it is meant for the trained values",
+            stacklevel=3,
+        )
+    for split in (INTERPOLATION, EXTRAPOLATION):
+        seen = [value for value in values[split] if value in trained]
+        if seen:
+            raise ConfigurationError(
+                f"{split} has {seen}, which train has, too: leave them out of one of them"
+                " (eval_base evaluates what is trained on)"
+            )
+        is_inside = split == INTERPOLATION
+        wrong = [value for value in values[split] if _is_between(value, trained) != is_inside]
+        if wrong:
+            where = "does not lie" if is_inside else "lies"
+            warnings.warn(
+                f"{split} has {wrong}, which {where} between the trained values {min(trained)} and"
+                f" {max(trained)}",
+                stacklevel=3,
+            )
+
+
+def _task_of(family: Family, task: str | None) -> str:
+    """Return the family's task, or the given one of its domain."""
+    if task is None:
+        return family.task
+    domain, _, _ = family.task.partition("-")
+    known = ["-".join(pair) for pair in import_suite().ALL_TASKS if pair[0] == domain]
+    one_of(known, task=task, hint=", the tasks of this family's domain")
+    return task
+
+
+def _edited(family: Family, value: float, xml: bytes) -> bytes:
+    model = ET.fromstring(xml)
+    family.edit(model, value)
+    return ET.tostring(model)
+
+
+def _element(model: ET.Element, path: str) -> ET.Element:
+    """Return the only element of this path."""
+    found = model.findall(path)
+    assert len(found) == 1, f"{path} is in the model {len(found)} times"
+    return found[0]
+
+
+def _named(model: ET.Element, tag: str, name: str) -> ET.Element:
+    return _element(model, f"./worldbody//{tag}[@name='{name}']")
+
+
+def _geom(model: ET.Element, name: str) -> ET.Element:
+    return _named(model, "geom", name)
+
+
+def _set_number(element: ET.Element, attribute: str, index: int, value: float) -> None:
+    """Replace one of the numbers of an attribute."""
+    numbers = element.attrib[attribute].split()
+    numbers[index] = repr(value)
+    element.set(attribute, " ".join(numbers))

@@ -1,0 +1,284 @@
+"""A benchmark of a user's own Gymnasium environments."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
+
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec
+from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
+from mtrl_lightning.envs.names import callable_name, values_text
+from mtrl_lightning.envs.state.state import layers_of
+from mtrl_lightning.envs.vector import observations
+from mtrl_lightning.envs.vector.actions import what_is_wrong
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import EnvSpec, known_tasks
+
+MakeEnv = Callable[..., gym.Env]
+
+NO_RENDER_MODE = re.compile(r"argument 'render_mode'|takes no (keyword )?arguments")
+"""Python's message where a call, or one that it passes ``**kwargs`` on to, lacks this argument."""
+IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class GymnasiumTasks(Benchmark):
+    """A Gymnasium environment for each task.
+
+    Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
+    flattened. Vectors of different sizes are padded to the largest: zeros follow an observation,
+    and what follows an action has no effect. The split ``train`` seeds each environment once, in
+    ``eval`` test episode ``k`` is the one after ``reset(seed=k)``.
+
+    Args:
+        tasks: an environment for each task's name: a function or class that makes it when it is
+            called without arguments, or the import path of one; or a registered id such as
+            ``Pendulum-v1``; or ``{"id": "Pendulum-v1", "kwargs": {"g": 5.0}}``. Also a list of
+            ids, or one id: these are the tasks' names, too.
+        horizon: steps after which an episode is truncated; null takes the environments' own limit,
+            which a ``TimeLimit`` or the registration sets.
+        has_success: whether ``info["success"]`` or ``info["is_success"]`` reports success.
+
+    Raises:
+        ConfigurationError: if an environment cannot be made, if its spaces cannot be used or
+            padded, or if an episode has no limit.
+    """
+
+    def __init__(
+        self,
+        tasks: dict[str, str | dict[str, Any] | Callable[[], gym.Env]] | list[str] | str,
+        horizon: int | None = None,
+        has_success: bool = False,
+    ) -> None:
+        if not tasks:
+            raise ConfigurationError("tasks is empty: name at least one environment")
+        at_least(1, horizon=horizon)
+        self.tasks = _named(tasks)
+        self.horizon = horizon
+        self.has_success = has_success
+        self._makers: dict[str, MakeEnv] = {}
+        spaces: dict[str, tuple[Box, Box]] = {}
+        limits: list[int] = []
+        for name, task in self.tasks.items():
+            env, self._makers[name] = _made(name, task)
+            limits.append(_horizon(name, env, horizon))
+            prepared = _with_boxes(name, env)
+            observations = prepared.observation_space
+            actions = prepared.action_space
+            assert isinstance(observations, Box) and isinstance(actions, Box)
+            spaces[name] = (observations, actions)
+            env.close()
+        common = padded_spaces(spaces)
+        self._spec = check_spec(
+            EnvSpec(
+                task_names=tuple(self.tasks),
+                observation_space=common.observation_space,
+                action_space=common.action_space,
+                horizon=max(limits),
+                has_success=has_success,
+                train_tasks=tuple(range(len(self.tasks))),
+                protocol={
+                    "benchmark": "gymnasium",
+                    "gymnasium": importlib.metadata.version("gymnasium"),
+                    "horizon": max(limits),
+                    **{f"task {name}": _description(task) for name, task in self.tasks.items()},
+                },
+                observation_sizes=common.observation_sizes,
+                action_sizes=common.action_sizes,
+            )
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spaces that all environments have after padding, with actions in [-1, 1]."""
+        return self._spec
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        return self._prepared(self._makers[self._spec.task_names[task]](), task, split, seed)
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment with ``render_mode="rgb_array"``, if it takes a render mode.
+
+        Raises:
+            TypeError: of the environment's constructor, if it takes one.
+        """
+        make = self._makers[self._spec.task_names[task]]
+        try:
+            env = make(render_mode="rgb_array")
+        except TypeError as error:
+            if NO_RENDER_MODE.search(str(error)) is None:
+                raise
+            env = make()  # it may draw itself all the same
+        return self._prepared(env, task, split, seed)
+
+    def _prepared(self, env: gym.Env, task: int, split: str, seed: int) -> gym.Env:
+        name = self._spec.task_names[task]
+        if self.horizon is not None:
+            env = TimeLimit(env, self.horizon)
+        env = _with_boxes(name, env)
+        env = pad_to_spec(env, self._spec)
+        return _SeededEpisodes(env, name, split != "train", seed, self.has_success)
+
+
+def _named(tasks: Any) -> dict[str, Any]:
+    """Return the tasks by name.
+
+    Raises:
+        ConfigurationError: if they have no names and are not ids.
+    """
+    if isinstance(tasks, Mapping):
+        return dict(tasks)
+    ids = [tasks] if isinstance(tasks, str) else tasks
+    if not isinstance(ids, (list, tuple)) or not all(isinstance(name, str) for name in ids):
+        raise ConfigurationError(
+            f"tasks is {tasks!r}: give a name to each environment, such as"
+            ' {"light": "Pendulum-v1", "own": make_env}, or a list of ids'
+        )
+    return {name: name for name in known_tasks(ids, ids)}  # refuses an id that is named twice
+
+
+class _SeededEpisodes(gym.Wrapper):
+    """Seed episodes as ``Benchmark`` says, and report success as ``info["success"]``."""
+
+    def __init__(
+        self, env: gym.Env, name: str, numbered: bool, seed: int, has_success: bool
+    ) -> None:
+        super().__init__(env)
+        self._name = name
+        self._numbered = numbered
+        self._first_seed: int | None = seed
+        self._next_episode = 0
+        self._has_success = has_success
+
+    @property
+    def spec(self) -> None:  # type: ignore[override]
+        """None, because no registration makes this environment."""
+        return None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if self._numbered:
+            seed = self._next_episode if seed is None else seed
+            self._next_episode = seed + 1
+        elif seed is None:
+            seed = self._first_seed
+        self._first_seed = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: npt.NDArray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._has_success and "success" not in info:
+            if "is_success" in info:
+                info = {**info, "success": info["is_success"]}
+            elif terminated or truncated:
+                raise ConfigurationError(
+                    f"task {self._name!r}: at the episode's end,"
+                    " info has neither 'success' nor 'is_success':"
+                    " report one of them, or set has_success to false"
+                )
+        return observation, float(reward), terminated, truncated, info
+
+
+class _Registered:
+    """Makes a registered environment, also in a worker process that has not registered it."""
+
+    def __init__(self, env: gym.Env, kwargs: dict[str, Any]) -> None:
+        assert env.unwrapped.spec is not None, "gym.make sets it"
+        self._registered = gym.spec(env.unwrapped.spec.id)
+        self._kwargs = kwargs
+
+    def __call__(self, **kwargs: Any) -> gym.Env:
+        return gym.make(self._registered, **{**self._kwargs, **kwargs})
+
+
+def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:
+    """Return a task's environment, and a function that makes another, also in a worker process."""
+    try:
+        if isinstance(task, str) and IMPORT_PATH.fullmatch(task) and task not in gym.registry:
+            module, _, attribute = task.rpartition(".")
+            task = getattr(importlib.import_module(module), attribute)
+        if callable(task):
+            env = task()
+            make = task
+        elif isinstance(task, str):
+            env = gym.make(task)
+            make = _Registered(env, {})
+        elif isinstance(task, dict) and "id" in task and not {*task} - {"id", "kwargs"}:
+            kwargs = task.get("kwargs") or {}
+            env = gym.make(task["id"], **kwargs)
+            make = _Registered(env, kwargs)
+        else:
+            raise ConfigurationError(
+                f"task {name!r} is {task!r}: give a function that makes an environment, a"
+                ' registered id, or {"id": ..., "kwargs": {...}}'
+            )
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"task {name!r}: {_description(task)} makes no environment"
+            f" ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(env, gym.Env):
+        raise ConfigurationError(
+            f"task {name!r}: {_description(task)} makes a {type(env).__name__},"
+            " which is no gymnasium.Env"
+        )
+    return env, make
+
+
+def _description(task: Any) -> str:
+    """Name a task's environment: id and keyword arguments, or a function's qualified name."""
+    if isinstance(task, str):
+        return task
+    if isinstance(task, dict):
+        kwargs = task.get("kwargs") or {}
+        return f"{task.get('id')} {values_text(kwargs) if kwargs else ''}".strip()
+    return callable_name(task)
+
+
+def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
+    """Return the steps after which the environment's episodes are truncated."""
+    limits = [layer._max_episode_steps for layer in layers_of(env) if isinstance(layer, TimeLimit)]
+    if horizon is not None:
+        limits.append(horizon)
+    if not limits:
+        raise ConfigurationError(
+            f"task {name!r}: its episodes have no limit;"
+            " set horizon, or wrap the environment in gymnasium.wrappers.TimeLimit"
+        )
+    return min(limits)
+
+
+def _with_boxes(name: str, env: gym.Env) -> gym.Env:
+    """Return the environment with a box of observations, and actions in [-1, 1]."""
+    wrong = observations.what_is_wrong(env.observation_space)
+    if wrong is not None:
+        raise ConfigurationError(f"task {name!r}: {wrong}")
+    if observations.can_be_flattened(env.observation_space):
+        env = FlattenObservation(env)
+    actions = env.action_space
+    wrong = what_is_wrong(actions)
+    if wrong is not None:
+        raise ConfigurationError(f"task {name!r}: {wrong}")
+    assert isinstance(actions, Box)
+    if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all()):
+        raise ConfigurationError(
+            f"task {name!r}: its action space {actions} is not bounded,"
+            " so actions cannot be rescaled to [-1, 1];"
+            " bound it, for example with gymnasium.wrappers.TransformAction"
+        )
+    if np.all(actions.low == -1) and np.all(actions.high == 1):
+        return env
+    return RescaleAction(env, np.float32(-1), np.float32(1))

@@ -1,0 +1,200 @@
+"""MetaWorld (Yu et al. 2019; McLean et al. 2025, "Meta-World+"): tasks of a Sawyer arm."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from functools import cache
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.checks import at_least, one_of, within
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.metaworld_goals import drawn_goals
+from mtrl_lightning.envs.fast.metaworld_fast import fast_class, unchecked_versions
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import import_simulated
+from mtrl_lightning.types import EnvSpec, known_tasks
+
+MAX_GOALS = 50
+"""Goals that MetaWorld draws for a task."""
+CAMERA = "corner2"
+"""The camera that MetaWorld's own pictures use; it sees the table and the whole arm."""
+
+
+class MetaWorld(Benchmark):
+    """Tasks of MetaWorld, with the goal visible and no end on success.
+
+    A task's goals are those of ``metaworld.MT1(task, seed=goal_seed)``, so a task has the same
+    goals in every list of tasks. Training draws one of them for each episode; the evaluation split
+    visits them in order, so that test episode ``k`` has goal ``k mod num_goals``.
+
+    Args:
+        tasks: ``MT10``, ``MT25``, ``MT50``, or task names such as ``reach-v3``; ``-v3`` may be left
+            out.
+        reward_version: ``v2`` (dense, at most 10 per step; today's protocol) or ``v1`` (that of the
+            first papers).
+        horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
+        evaluation_horizon: steps in a test episode; None for ``horizon``. Training with a shorter
+            horizon than this is faster, and the success of test episodes stays comparable.
+        num_goals: number of goals per task, 1 to 50.
+        goal_seed: seed of the draw of goals; the same for training and evaluation.
+        fast: build and step with faster code, whose observations, rewards and goals are equal to
+            MetaWorld's in every bit. MetaWorld's own code is used, with a warning, if the installed
+            version was not compared. A fast environment cannot be pickled. It has no
+            ``compute_reward``, by which checkers recognize environments with goals in dictionaries.
+
+    Raises:
+        ConfigurationError: if MetaWorld is missing, or a task is unknown or named twice.
+    """
+
+    def __init__(
+        self,
+        tasks: str | list[str] = "MT10",
+        reward_version: Literal["v1", "v2"] = "v2",
+        horizon: int = 500,
+        num_goals: int = MAX_GOALS,
+        goal_seed: int = 0,
+        fast: bool = True,
+        evaluation_horizon: int | None = None,
+    ) -> None:
+        suite = import_simulated("metaworld", "metaworld")
+        within(1, MAX_GOALS, num_goals=num_goals)
+        at_least(1, horizon=horizon, evaluation_horizon=evaluation_horizon)
+        one_of(("v1", "v2"), reward_version=reward_version)
+        at_least(0, goal_seed=goal_seed)
+        if isinstance(tasks, str):
+            names = list(_named_set(suite, tasks))
+        else:
+            names = [name if name.endswith("-v3") else f"{name}-v3" for name in tasks]
+        self.task_names = known_tasks(names, list(suite.ALL_V3_ENVIRONMENTS))
+        self.reward_version = reward_version
+        self.horizon = horizon
+        self.evaluation_horizon = evaluation_horizon
+        self.num_goals = num_goals
+        self.goal_seed = goal_seed
+        unchecked = unchecked_versions() if fast else []
+        if unchecked:
+            warnings.warn(
+                "stepping with MetaWorld's own, slower code:"
+                f" ours was not compared with {' and '.join(unchecked)}",
+                stacklevel=2,
+            )
+        self.fast = fast and not unchecked
+
+    @property
+    def spec(self) -> EnvSpec:
+        """39 numbers in (two frames and the goal), four out (the hand's motion and the gripper)."""
+        protocol: dict[str, str | int | float] = {
+            "benchmark": "metaworld",
+            "metaworld": importlib.metadata.version("metaworld"),
+            "mujoco": importlib.metadata.version("mujoco"),
+            "reward_version": self.reward_version,
+            "horizon": self.horizon,
+            "num_goals": self.num_goals,
+            "goal_seed": self.goal_seed,
+        }
+        if self.evaluation_horizon is not None:
+            protocol["evaluation_horizon"] = self.evaluation_horizon
+        return EnvSpec(
+            task_names=self.task_names,
+            observation_space=Box(-np.inf, np.inf, (39,), np.float64),
+            action_space=Box(-1.0, 1.0, (4,), np.float32),
+            horizon=self.horizon,
+            has_success=True,
+            train_tasks=tuple(range(len(self.task_names))),
+            protocol=protocol,
+        )
+
+    def horizon_of(self, split: str) -> int:
+        """Return the steps of an episode, which test episodes may have another number of."""
+        if split == self.splits[0] or self.evaluation_horizon is None:
+            return self.horizon
+        return self.evaluation_horizon
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        suite = import_simulated("metaworld", "metaworld")
+        name = self.task_names[task]
+        goals = _goals(name, self.goal_seed, self.fast)[: self.num_goals]
+        kind = suite.ALL_V3_ENVIRONMENTS[name]
+        env = (fast_class(kind) if self.fast else kind)(reward_function_version=self.reward_version)
+        env.max_path_length = self.horizon_of(split)
+        env.seed(seed)
+        env = suite.AutoTerminateOnSuccessWrapper(env)
+        env.toggle_terminate_on_success(False)
+        return _GoalSelection(env, goals, split != self.splits[0], seed)
+
+    def camera(self, task: int) -> str | int | None:
+        """Return the camera in the corner, which sees the table and the whole arm."""
+        return CAMERA
+
+
+class _GoalSelection(gym.Wrapper):
+    """Choose the next episode's goal: at random in training, in order in evaluation.
+
+    MetaWorld's own observation space has 0 for the goal until a task is set, and the goal's bounds
+    from then on.
+    """
+
+    def __init__(self, env: gym.Env, goals: list[Any], numbered: bool, seed: int) -> None:
+        super().__init__(env)
+        self._goals = goals
+        self._numbered = numbered
+        self._next_episode = 0
+        self._generator = np.random.default_rng(seed)
+        simulated: Any = self.unwrapped
+        simulated.set_task(goals[0])
+        space = simulated.sawyer_observation_space
+        self.observation_space = Box(space.low, space.high, dtype=np.float64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        if self._numbered:
+            episode = self._next_episode if seed is None else seed
+            self._next_episode = episode + 1
+            goal = episode % len(self._goals)
+            seed = episode
+        else:
+            if seed is not None:
+                self._generator = np.random.default_rng(seed)
+            goal = int(self._generator.integers(len(self._goals)))
+        if seed is not None:
+            # MetaWorld itself ignores reset's seed; np_random is for wrappers
+            self.unwrapped.np_random = np.random.default_rng(seed)
+        self.unwrapped.set_task(self._goals[goal])  # type: ignore[attr-defined]
+        return self.env.reset(options=options)
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "next_episode": self._next_episode,
+            "generator": self._generator.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next_episode = state["next_episode"]
+        self._generator.bit_generator.state = state["generator"]
+
+
+def _named_set(suite: Any, name: str) -> list[str]:
+    if name in ("MT10", "MT25", "MT50"):
+        return list(getattr(suite.env_dict, f"{name}_V3"))
+    if name.startswith("MT"):
+        raise ConfigurationError(
+            f"unknown set of tasks {name!r}:"
+            " MetaWorld has MT10, MT25 and MT50; MT1 is a task's name"
+        )
+    return [name if name.endswith("-v3") else f"{name}-v3"]
+
+
+@cache
+def _goals(name: str, seed: int, fast: bool) -> list[Any]:
+    """Return MetaWorld's own 50 goals of a task; cached, since drawing them takes 100 resets."""
+    if fast:
+        return drawn_goals(name, seed)
+    return import_simulated("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

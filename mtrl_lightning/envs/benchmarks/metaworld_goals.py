@@ -1,0 +1,73 @@
+"""The goals of ``metaworld.MT1(task, seed).train_tasks``, drawn without simulation.
+
+MetaWorld draws a goal by resetting an environment, which moves the hand for 100 steps of physics.
+Its own ``reset_model`` is run here too, with its rejection of draws, which does not depend on the
+hand's position.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.envs.fast.metaworld_fast import SPARE_MODELS, Upstream
+from mtrl_lightning.envs.state.simulator import ModelEdits
+from mtrl_lightning.errors import import_optional
+
+
+class _Drawing(Upstream):
+    """A task's environment that only draws: no time passes in it."""
+
+    def _initialize_simulation(self) -> tuple[Any, Any]:
+        model, data = super()._initialize_simulation()
+        self._edits = ModelEdits(model)
+        return model, data
+
+    def do_simulation(self, ctrl: Any, n_frames: int) -> None:
+        pass
+
+    def _get_curr_obs_combined_no_goal(self) -> npt.NDArray[np.float64]:
+        return np.zeros(18)
+
+    def _get_state_rand_vec(self) -> npt.NDArray[np.float64]:
+        space = self._random_reset_space
+        self._last_rand_vec = self._generator.uniform(space.low, space.high, size=space.low.size)
+        return self._last_rand_vec
+
+
+def drawn_goals(name: str, seed: int) -> list[Any]:
+    """Return MetaWorld's 50 goals of a task.
+
+    Args:
+        name: of the task.
+        seed: as that of ``metaworld.MT1``.
+    """
+    suite = import_optional("metaworld", "metaworld")
+    task_class = suite.ALL_V3_ENVIRONMENTS[name]
+    kwargs = {
+        key: value
+        for key, value in suite._env_dict.ML1_ARGS_KWARGS[name]["kwargs"].items()
+        if key != "task_id"
+    }
+    env = type(task_class.__name__, (_Drawing, task_class), {})()
+    env._generator = np.random.RandomState(seed)
+    env._set_task_called = True
+    env._set_task_inner(**kwargs)
+    goals = []
+    for _ in range(suite._N_GOALS):
+        env.reset()
+        goal = {
+            **kwargs,
+            "rand_vec": env._last_rand_vec,
+            "env_cls": task_class,
+            **suite._MT_OVERRIDE,
+        }
+        goals.append(suite._encode_task(name, goal))
+    env.close()
+    env._edits.set({"arrays": {}, "options": {}})
+    SPARE_MODELS.clear()
+    SPARE_MODELS[env.fullpath] = env.model
+    assert len({goal.data for goal in goals}) == len(goals)
+    return goals

@@ -1,0 +1,187 @@
+"""Benchmarks without a simulator: move a point to a goal that only the task determines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.checks import above, at_least
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.types import EnvSpec
+
+STEP = 0.2
+"""Distance that an action of 1 moves the point along an axis."""
+RADIUS = 0.15
+"""Distance to the goal within which a step is a success."""
+PICTURE = 128
+"""Pixels of a picture's side."""
+
+
+class ToyReach(Benchmark):
+    """Move a point in the square [-1, 1]² to the task's goal, on a circle of radius 0.7.
+
+    The observation is the position alone, so only a task-conditioned agent can solve more than one
+    task. The reward is 1 minus the distance to the goal.
+
+    Args:
+        num_tasks: number of tasks, at least 1; task ``i`` has its goal at the angle
+            ``2 pi i / num_tasks``.
+        horizon: steps in an episode.
+    """
+
+    def __init__(self, num_tasks: int = 3, horizon: int = 20) -> None:
+        at_least(1, num_tasks=num_tasks, horizon=horizon)
+        self.num_tasks = num_tasks
+        self.horizon = horizon
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Two numbers in, two numbers out."""
+        return _spec(self.num_tasks, self.horizon, {"benchmark": "toy", "horizon": self.horizon})
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        return _ToyEnv(
+            task, 2 * np.pi * task / self.num_tasks, self.horizon, split != "train", seed
+        )
+
+
+class ToyConflict(Benchmark):
+    """``ToyReach`` with tasks that conflict: in the effect of an action, and in reward scale.
+
+    Task ``i`` has its goal at the angle ``4 pi i / num_tasks`` and rotates actions by
+    ``2 pi i / num_tasks``. With an even number of tasks, ``i`` and ``i + num_tasks / 2`` share a
+    goal, and what leads to it in one leads away from it in the other, wherever the point is.
+    Rewards grow from task to task. A network without task conditioning can solve at most one of
+    such two.
+
+    Args:
+        num_tasks: number of tasks, at least 2.
+        horizon: steps in an episode.
+        reward_spread: the last task's rewards are so many times as large as the first's, those
+            between geometrically.
+    """
+
+    def __init__(self, num_tasks: int = 6, horizon: int = 20, reward_spread: float = 10.0) -> None:
+        at_least(2, num_tasks=num_tasks)
+        at_least(1, horizon=horizon)
+        above(0, reward_spread=reward_spread)
+        self.num_tasks = num_tasks
+        self.horizon = horizon
+        self.reward_spread = reward_spread
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Two numbers in, two numbers out."""
+        names = {
+            "benchmark": "toy_conflict",
+            "horizon": self.horizon,
+            "reward_spread": self.reward_spread,
+        }
+        return _spec(self.num_tasks, self.horizon, names)
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make the environment of one task."""
+        angle = 2 * np.pi * task / self.num_tasks
+        scale = self.reward_spread ** (task / (self.num_tasks - 1))
+        return _ToyEnv(
+            task, 2 * angle, self.horizon, split != "train", seed, rotation=angle, scale=scale
+        )
+
+
+def _spec(num_tasks: int, horizon: int, protocol: Mapping[str, Any]) -> EnvSpec:
+    square = Box(-1.0, 1.0, (2,), np.float32)
+    return EnvSpec(
+        task_names=tuple(f"goal-{i}" for i in range(num_tasks)),
+        observation_space=square,
+        action_space=square,
+        horizon=horizon,
+        has_success=True,
+        train_tasks=tuple(range(num_tasks)),
+        protocol=protocol,
+    )
+
+
+class _ToyEnv(gym.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def __init__(
+        self,
+        task: int,
+        angle: float,
+        horizon: int,
+        numbered: bool,
+        seed: int,
+        rotation: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
+        self.observation_space = self.action_space = Box(-1.0, 1.0, (2,), np.float32)
+        self._goal = 0.7 * np.array([np.cos(angle), np.sin(angle)])
+        self._task = task
+        self._horizon = horizon
+        self._numbered = numbered
+        self._turn = np.array(
+            [[np.cos(rotation), -np.sin(rotation)], [np.sin(rotation), np.cos(rotation)]]
+        )
+        self._scale = scale
+        self._position = np.zeros(2)
+        self._steps = 0
+        self._next_episode = 0
+        self.np_random = np.random.default_rng(seed)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._numbered:
+            episode = self._next_episode if seed is None else seed
+            self._next_episode = episode + 1
+            self.np_random = np.random.default_rng([episode, self._task])
+        self._position = self.np_random.uniform(-1, 1, 2)
+        self._steps = 0
+        return self._position.astype(np.float32), {}
+
+    def step(self, action: npt.NDArray) -> tuple[npt.NDArray, float, bool, bool, dict[str, Any]]:
+        self._position = np.clip(self._position + STEP * self._turn @ np.clip(action, -1, 1), -1, 1)
+        self._steps += 1
+        distance = float(np.linalg.norm(self._position - self._goal))
+        truncated = self._steps >= self._horizon
+        reward = self._scale * (1 - distance)
+        return (
+            self._position.astype(np.float32),
+            reward,
+            False,
+            truncated,
+            {"success": distance < RADIUS},
+        )
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """Draw the point in blue and the goal, as large as success is near it, in green."""
+        x, y = np.meshgrid(np.linspace(-1, 1, PICTURE), np.linspace(1, -1, PICTURE))
+        image = np.full((PICTURE, PICTURE, 3), 255, np.uint8)
+        for place, radius, color in (
+            (self._goal, RADIUS, (120, 200, 120)),
+            (self._position, RADIUS / 3, (30, 60, 200)),
+        ):
+            image[np.hypot(x - place[0], y - place[1]) < radius] = color
+        return image
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "position": self._position.tolist(),
+            "steps": self._steps,
+            "next_episode": self._next_episode,
+            "generator": self.np_random.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._position = np.array(state["position"])
+        self._steps = state["steps"]
+        self._next_episode = state["next_episode"]
+        self.np_random.bit_generator.state = state["generator"]

@@ -1,0 +1,386 @@
+"""A benchmark whose environments are wrapped in Gymnasium's wrappers, or in a user's own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import wrappers as gymnasium_wrappers
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs.benchmarks.benchmark import (
+    Benchmark,
+    BenchmarkWrapper,
+    WithInfo,
+    check_spec,
+)
+from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces, without_padding
+from mtrl_lightning.envs.names import callable_name, values_text
+from mtrl_lightning.envs.render.pixels import Pixels
+from mtrl_lightning.envs.state.state import layers_of
+from mtrl_lightning.envs.vector import actions, observations
+from mtrl_lightning.errors import ConfigurationError, most_similar
+from mtrl_lightning.types import EnvSpec
+
+MakeWrapper: TypeAlias = Callable[[gym.Env], gym.Env]
+Wrapper: TypeAlias = "str | Mapping[str, Any] | MakeWrapper"
+"""A class or function that is called with an environment, its import path, or a mapping of
+``class_path`` and ``init_args``."""
+
+GYMNASIUM = "gymnasium.wrappers"
+REFUSED: dict[type[gym.Wrapper], str] = {
+    gymnasium_wrappers.NormalizeObservation: (
+        "its statistics belong to one environment, so each copy in each worker would have others."
+        " Remove it, and add {class_path: mtrl_lightning.algorithms.NormalizeObservation} to"
+        " model.init_args.transforms, which has one set of statistics per task; with PPO, set"
+        " model.init_args.encoder to mtrl_lightning.networks.Standardize"
+    ),
+    gymnasium_wrappers.NormalizeReward: (
+        "its statistics belong to one environment, so each copy in each worker would have others."
+        " Remove it, and set model.init_args.reward_scale to"
+        " {class_path: mtrl_lightning.algorithms.NormalizeReward}, which has one set of statistics"
+        " per task; PPO normalizes returns by itself (return_scale)"
+    ),
+    gymnasium_wrappers.Autoreset: (
+        "environments are reset where an episode ends already, and it would hide that from the"
+        " learner. Remove it"
+    ),
+}
+"""Wrappers that cannot be used, and why."""
+
+
+class WithWrappers(BenchmarkWrapper):
+    """A benchmark whose environments are wrapped, for training and for evaluation alike.
+
+    Wrappers get a task's own environment, without what pads it to the other tasks' sizes. What
+    comes out is flattened where it is a dictionary or tuple of boxes, and padded where the tasks
+    are of different sizes. The spaces of the spec are read from one wrapped environment of each
+    task. An environment that has no ``TimeLimit`` gets one of the benchmark's horizon below the
+    first wrapper, because wrappers such as ``TimeAwareObservation`` read it. Where a
+    ``RewardWrapper`` or a shorter horizon changes the largest return, there is no score.
+
+    Args:
+        benchmark: the tasks.
+        wrappers: called with an environment one after another, the innermost first: each a class
+            or function, its import path, or ``{"class_path": ..., "init_args": {...}}``.
+
+    Raises:
+        ConfigurationError: if a wrapper cannot be made, keeps statistics of its own, or leaves
+            observations or actions that cannot be used.
+    """
+
+    def __init__(self, benchmark: Benchmark, wrappers: Sequence[Wrapper]) -> None:
+        super().__init__(benchmark)
+        self.wrappers = [_resolved(wrapper) for wrapper in wrappers]
+        spec = benchmark.spec
+        spaces: dict[str, tuple[Box, Box]] = {}
+        own_spaces: dict[str, tuple[Any, Any]] = {}
+        horizons: list[int] = []
+        changes_rewards = False
+        for task, name in enumerate(spec.task_names):
+            of_task = (split for split in self.splits if task in benchmark.split_tasks(split))
+            split = next(of_task, self.splits[0])
+            own = self._own_env(benchmark.make_env(task, split, seed=0), split)
+            own_spaces[name] = (own.observation_space, own.action_space)
+            env = self._wrapped(own, name)
+            try:
+                spaces[name] = _checked_spaces(name, env)
+                horizons.append(min([spec.horizon, *_time_limits(env)]))
+                own_layers = [id(layer) for layer in layers_of(own)]
+                changes_rewards |= any(
+                    isinstance(layer, gym.RewardWrapper)
+                    for layer in layers_of(env)
+                    if id(layer) not in own_layers
+                )
+            finally:
+                env.close()
+        # spaces that no wrapper changes stay those of the benchmark, which may be wider
+        # stored frames need stacks that no wrapper has changed
+        self._changed: dict[str, Any] = {"frame_stack": 0}
+        for index, what in enumerate(("observation", "action")):
+            if any(spaces[name][index] != own_spaces[name][index] for name in spaces):
+                found = padded_spaces(spaces)._asdict()
+                names = (f"{what}_space", f"{what}_sizes")
+                self._changed |= {name: found[name] for name in names}
+        self._horizon = max(horizons)
+        if changes_rewards or self._horizon != spec.horizon:
+            self._changed["max_return"] = None
+        check_spec(self.spec)
+
+    @property
+    def pipeline(self) -> str:
+        """The wrappers and their arguments as text, innermost first."""
+        return " > ".join(_name(wrapper) for wrapper in self.wrappers)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The benchmark's, with the spaces and the horizon of its wrapped environments."""
+        spec = self.benchmark.spec
+        pipelines = [str(spec.protocol.get("wrappers", "")), self.pipeline]
+        return spec._replace(
+            **self._changed,
+            horizon=self._horizon,
+            protocol={**spec.protocol, "wrappers": " > ".join(filter(None, pipelines))},
+        )
+
+    def horizon_of(self, split: str) -> int:
+        """Return the benchmark's horizon of a split, or a wrapper's that is shorter."""
+        horizon = self.benchmark.horizon_of(split)
+        is_shortened = self._horizon < self.benchmark.spec.horizon
+        return min(horizon, self._horizon) if is_shortened else horizon
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments, and wrap it."""
+        env = self.benchmark.make_env(task, split, seed)
+        return self._wrapped_and_padded(env, task, split, seed)
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments for a video, and wrap it."""
+        env = self.benchmark.make_rendered_env(task, split, seed)
+        return self._wrapped_and_padded(env, task, split, seed)
+
+    def _wrapped_and_padded(self, env: gym.Env, task: int, split: str, seed: int) -> gym.Env:
+        name = self.benchmark.spec.task_names[task]
+        env = self._wrapped(self._own_env(env, split), name)
+        for layer in layers_of(env):
+            # a wrapper that makes a space of another one starts its generator at random
+            layer.observation_space.seed(seed)
+            layer.action_space.seed(seed)
+        return pad_to_spec(env, self.spec)
+
+    def _own_env(self, env: gym.Env, split: str) -> gym.Env:
+        """Return the environment that is wrapped: with a ``TimeLimit`` and without padding."""
+        env = without_padding(env)
+        if _time_limits(env):
+            return env
+        return gymnasium_wrappers.TimeLimit(env, self.benchmark.horizon_of(split))
+
+    def _wrapped(self, env: gym.Env, task: str) -> gym.Env:
+        for make in self.wrappers:
+            env = _wrapped_in(make, env, task)
+        if observations.can_be_flattened(env.observation_space):
+            env = gymnasium_wrappers.FlattenObservation(env)
+        return env
+
+
+def with_wrappers(benchmark: Benchmark, wrappers: Sequence[Wrapper] | None) -> Benchmark:
+    """Return the benchmark itself, or one whose environments are wrapped if there are wrappers.
+
+    Raises:
+        ConfigurationError: as ``WithWrappers`` does.
+    """
+    return WithWrappers(benchmark, wrappers) if wrappers else benchmark
+
+
+def with_pixels(benchmark: Benchmark, pixels: Callable[[Benchmark], Benchmark] | None) -> Benchmark:
+    """Return the benchmark itself, or its pixel version if it is asked for.
+
+    Raises:
+        ConfigurationError: as ``Pixels`` does.
+    """
+    return benchmark if pixels is None else pixels(benchmark)
+
+
+def with_layers_of(former: Benchmark, changed: Benchmark) -> Benchmark:
+    """Return a benchmark that replaces another one, with its wrappers, pixels and logged ``info``.
+
+    What the benchmark that replaces it has of its own stays.
+    """
+    if isinstance(former, WithInfo):
+        inner = with_layers_of(former.benchmark, changed)
+        return inner if _has(changed, WithInfo) else WithInfo(inner, former.keys, former.store)
+    if isinstance(changed, WithInfo):
+        inner = with_layers_of(former, changed.benchmark)
+        is_complete = inner is changed.benchmark
+        return changed if is_complete else WithInfo(inner, changed.keys, changed.store)
+    if isinstance(former, Pixels):
+        if isinstance(changed, Pixels):
+            return changed.around(with_layers_of(former.benchmark, changed.benchmark))
+        return former.around(with_layers_of(former.benchmark, changed))
+    if isinstance(former, WithWrappers):
+        inner = with_layers_of(former.benchmark, changed)
+        return inner if _has(changed, WithWrappers) else WithWrappers(inner, former.wrappers)
+    return changed
+
+
+def _has(benchmark: Benchmark, kind: type[Benchmark]) -> bool:
+    layers = (WithInfo, Pixels, WithWrappers)
+    while isinstance(benchmark, layers) and not isinstance(benchmark, kind):
+        benchmark = benchmark.benchmark
+    return isinstance(benchmark, kind)
+
+
+def _wrapped_in(make: MakeWrapper, env: gym.Env, task: str) -> gym.Env:
+    """Return an environment in one more wrapper.
+
+    Raises:
+        ConfigurationError: naming the task and the wrapper, if it cannot be wrapped in it.
+    """
+    name = _name(make)
+    try:
+        wrapped = make(env)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"task {task!r}: data.wrappers: {name} cannot wrap its environment"
+            f" ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(wrapped, gym.Env):
+        raise ConfigurationError(
+            f"task {task!r}: data.wrappers: {name} returns a {type(wrapped).__name__}, which is no"
+            " gymnasium.Env: return the wrapped environment"
+        )
+    for layer in layers_of(wrapped):
+        if layer is env:
+            break
+        for kind, reason in REFUSED.items():
+            if isinstance(layer, kind):
+                raise ConfigurationError(f"data.wrappers: {name} cannot be used: {reason}")
+    return wrapped
+
+
+def _checked_spaces(task: str, env: gym.Env) -> tuple[Box, Box]:
+    """Return the spaces of a wrapped environment.
+
+    Raises:
+        ConfigurationError: if they cannot be used, or an observation is not what the space says.
+    """
+    wrong = observations.what_is_wrong(env.observation_space)
+    if wrong is None:
+        wrong = actions.what_is_wrong(env.action_space)
+    if wrong is not None:
+        raise ConfigurationError(f"task {task!r}, after {_changed_last(env)}: {wrong}")
+    observation_space = env.observation_space
+    action_space = env.action_space
+    assert isinstance(observation_space, Box) and isinstance(action_space, Box)
+    _check_bounds(task, env, action_space)
+    observation, _ = env.reset(seed=0)
+    if np.shape(observation) != observation_space.shape:
+        raise ConfigurationError(
+            f"task {task!r}, after data.wrappers: reset() returns an observation of the shape"
+            f" {np.shape(observation)}, and observation_space has the shape"
+            f" {observation_space.shape}: set observation_space in the wrapper's constructor"
+        )
+    return observation_space, action_space
+
+
+def _check_bounds(task: str, env: gym.Env, space: Box) -> None:
+    if np.all(space.low == -1) and np.all(space.high == 1):
+        return
+    if np.isfinite(space.low).all() and np.isfinite(space.high).all():
+        remedy = (
+            f"append {{class_path: {GYMNASIUM}.RescaleAction,"
+            " init_args: {min_action: -1, max_action: 1}} to data.wrappers"
+        )
+    else:
+        remedy = (
+            f"{GYMNASIUM}.RescaleAction cannot map that to [-1, 1]: remove the wrapper (a policy's"
+            f" actions lie in [-1, 1]), or bound them, for example with {GYMNASIUM}.TransformAction"
+        )
+    raise ConfigurationError(
+        f"task {task!r}: after {_changed_last(env, 'action_space')} actions lie in {space}, and"
+        f" must lie in [-1, 1]: {remedy}"
+    )
+
+
+def _changed_last(env: gym.Env, name: str | None = None) -> str:
+    """Return the outermost wrapper, or the outermost one that has changed a space."""
+    for layer in layers_of(env):
+        inner = layer.env if isinstance(layer, gym.Wrapper) else None
+        if inner is None or name is None or getattr(layer, name) != getattr(inner, name):
+            return type(layer).__name__
+    raise AssertionError("the innermost layer has no environment")
+
+
+def _time_limits(env: gym.Env) -> list[int]:
+    return [
+        layer._max_episode_steps
+        for layer in layers_of(env)
+        if isinstance(layer, gymnasium_wrappers.TimeLimit)
+    ]
+
+
+def _resolved(wrapper: Wrapper) -> MakeWrapper:
+    """Return what is called with an environment."""
+    path: Any = wrapper
+    given: Mapping[str, Any] = {}
+    if isinstance(wrapper, Mapping):
+        path = wrapper.get("class_path")
+        given = wrapper.get("init_args") or {}
+        is_complete = isinstance(path, str) and isinstance(given, Mapping)
+        if not is_complete or {*wrapper} - {"class_path", "init_args"}:
+            path = None
+    make = _imported(path) if isinstance(path, str) else path
+    if not callable(make):
+        raise ConfigurationError(
+            f"data.wrappers has {wrapper!r}: give a class or function, its import path, or"
+            f" {{class_path: {GYMNASIUM}.FrameStackObservation, init_args: {{stack_size: 3}}}}"
+        )
+    arguments = _arguments(make, given)
+    return functools.partial(make, **arguments) if arguments else make
+
+
+def _imported(path: str) -> Any:
+    """Return a class or function by its import path.
+
+    Raises:
+        ConfigurationError: if there is none, naming Gymnasium's wrappers with similar names.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        similar = most_similar(name, gymnasium_wrappers.__all__)
+        hint = "" if similar is None else f"; did you mean {GYMNASIUM}.{similar}?"
+        raise ConfigurationError(
+            f"data.wrappers names {path!r}, which cannot be imported"
+            f" ({type(error).__name__}: {error}){hint}"
+        ) from error
+
+
+def _arguments(make: MakeWrapper, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a wrapper, import paths of functions and classes of objects resolved.
+
+    Raises:
+        ConfigurationError: if the wrapper does not take them.
+    """
+    signature = inspect.signature(make)
+    try:
+        signature.bind(None, **given)
+    except TypeError as error:
+        known = ", ".join([*signature.parameters][1:]) or "none"
+        raise ConfigurationError(
+            f"data.wrappers: {_name(make)}: {error}; its arguments are {known}"
+        ) from error
+    resolved: dict[str, Any] = {}
+    for name, value in given.items():
+        parameter = signature.parameters.get(name)
+        takes_function = parameter is not None and "Callable" in str(parameter.annotation)
+        if isinstance(value, str) and takes_function:
+            resolved[name] = _imported(value)
+        elif isinstance(value, Mapping) and "class_path" in value:
+            resolved[name] = _made(value)
+        else:
+            resolved[name] = value
+    return resolved
+
+
+def _made(described: Mapping[str, Any]) -> Any:
+    """Return the object of ``class_path`` and ``init_args``, such as a space."""
+    return _imported(described["class_path"])(**described.get("init_args") or {})
+
+
+def _name(make: Any) -> str:
+    """Name a wrapper by its shortest import path, with its arguments."""
+    if isinstance(make, functools.partial) and not make.args:
+        return f"{_name(make.func)} {values_text(make.keywords)}"
+    name = getattr(make, "__name__", "")
+    if getattr(gymnasium_wrappers, name, None) is make:
+        return f"{GYMNASIUM}.{name}"
+    return callable_name(make)

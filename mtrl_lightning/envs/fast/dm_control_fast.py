@@ -1,0 +1,251 @@
+"""dm_control's tasks at nearly the speed of their physics: equal in every bit, cheaper in Python.
+
+A domain's physics looks elements up by name, ``named.data.xpos["torso", "z"]``, and its rewards are
+made of ``rewards.tolerance``; both take longer than many a simulation's step. Here a name is
+converted once, and the arithmetic of single numbers is done without arrays.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.envs.fast.metaworld_numbers import norm
+
+Upstream: Any = object
+"""A domain's class of its physics: the base class of ours after both are combined."""
+
+CHECKED = {"dm_control": ("1.0.28",), "mujoco": ("3.3.0",)}
+"""Versions that this file's environments were compared with, observation by observation."""
+FLOAT64 = np.float64
+FLOATS = frozenset((float, np.float64))
+
+
+def unchecked_versions() -> list[str]:
+    """Return the installed packages whose versions this file was not compared with."""
+    found = {name: importlib.metadata.version(name) for name in CHECKED}
+    return [f"{name} {version}" for name, version in found.items() if version not in CHECKED[name]]
+
+
+class NamedField:
+    """Stands for dm_control's ``FieldIndexer``: an array of the simulation, indexed by names.
+
+    Args:
+        array: view of the simulation's memory.
+        indexer: dm_control's, which converts names into numbers.
+    """
+
+    __slots__ = ("_array", "_convert", "_indices")
+
+    def __init__(self, array: npt.NDArray, indexer: Any) -> None:
+        self._array = array
+        self._convert = indexer._convert_key
+        self._indices: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._array, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array[self._index(key)]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[self._index(key)] = value
+
+    def _index(self, key: Any) -> Any:
+        known = key if type(key) is str else _hashable(key)
+        try:
+            return self._indices[known]
+        except KeyError:
+            index = self._convert(key)
+            if type(index) is list:
+                index = np.array(index)  # an index that NumPy need not convert
+            self._indices[known] = index
+            return index
+        except TypeError:  # an array is no key of a dictionary
+            return self._convert(key)
+
+
+def _hashable(key: Any) -> Any:
+    """Return an index as a dictionary's key, where it has no arrays."""
+    kind = type(key)
+    if kind is tuple:
+        return tuple([part if type(part) is str else _hashable(part) for part in key])
+    if kind is list:
+        return ("list", *key)
+    if kind is slice:
+        return ("slice", key.start, key.stop, key.step)
+    return key
+
+
+class FastPhysics(Upstream):
+    """What every domain's physics shares, before the domain's class."""
+
+    named: Any = None  # attributes, where dm_control has properties
+    model: Any = None
+    data: Any = None
+
+    def _reload_from_data(self, data: Any) -> None:
+        self.model = data.model
+        self.data = data
+        super()._reload_from_data(data)
+        import mujoco
+
+        self._mujoco = mujoco
+        self._simulation = (data.model.ptr, data.ptr)
+        self._is_runge_kutta = data.model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4
+        self._ctrl = data.ctrl
+        self.named = SimpleNamespace(
+            model=_named_fields(data.model.ptr, self._named.model),
+            data=_named_fields(data.ptr, self._named.data),
+        )
+
+    def set_control(self, control: npt.NDArray) -> None:
+        """Set the actuators' controls."""
+        self._ctrl[:] = control
+
+    def step(self, nstep: int = 1) -> None:
+        """Simulate; raise dm_control's error if MuJoCo warns of an unstable simulation."""
+        if not self.legacy_step:
+            return super().step(nstep)
+        mujoco = self._mujoco
+        model, data = self._simulation
+        before = self._warnings.tolist()
+        if self._is_runge_kutta:
+            mujoco.mj_step(model, data, nstep)
+        else:
+            mujoco.mj_step2(model, data)
+            if nstep > 1:
+                mujoco.mj_step(model, data, nstep - 1)
+        mujoco.mj_step1(model, data)
+        after = self._warnings.tolist()
+        if after != before:
+            self._raise_for(before)
+
+    def _raise_for(self, before: list[int]) -> None:
+        """Raise dm_control's error for the warnings that were added."""
+        now = self._warnings.copy()
+        self._warnings[:] = before
+        with self.check_invalid_state():
+            self._warnings[:] = now
+
+
+def _named_fields(struct: Any, indexers: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{
+            name: NamedField(getattr(struct, name), indexer)
+            for name, indexer in indexers._asdict().items()
+        }
+    )
+
+
+def hstack(parts: Any) -> npt.NDArray:
+    """Stand for ``np.hstack`` of vectors and numbers."""
+    rows = []
+    for part in parts:
+        if type(part) is FLOAT64:
+            rows.append(np.array((part,)))
+        elif type(part) is np.ndarray and part.ndim == 1:
+            rows.append(part)
+        else:
+            return np.hstack(parts)
+    return np.concatenate(rows)
+
+
+def tolerance(
+    x: Any,
+    bounds: Any = (0.0, 0.0),
+    margin: Any = 0.0,
+    sigmoid: str = "gaussian",
+    value_at_margin: float = 0.1,
+) -> Any:
+    """Stand for ``rewards.tolerance`` of a number, or of how far numbers are from 0."""
+    lower, upper = bounds
+    if sigmoid in SCALES and lower <= upper and margin >= 0:
+        if type(x) in FLOATS:
+            return _of_number(x, lower, upper, margin, sigmoid, value_at_margin)
+        if type(x) is np.ndarray and x.dtype == FLOAT64:
+            if x.ndim == 0:
+                number = x[()]
+                return np.array(_of_number(number, lower, upper, margin, sigmoid, value_at_margin))
+            if lower == upper == 0 and margin > 0 and x.ndim == 1:
+                return _of_vector(x, margin, sigmoid, value_at_margin)
+    from dm_control.utils import rewards
+
+    return rewards.tolerance(x, bounds, margin, sigmoid, value_at_margin)
+
+
+def _of_number(
+    x: Any, lower: Any, upper: Any, margin: Any, sigmoid: str, value_at_margin: float
+) -> float:
+    if lower <= x <= upper:
+        return 1.0
+    if margin == 0:
+        return 0.0
+    distance = FLOAT64((lower - x if x < lower else x - upper) / margin)
+    scaled = distance * _scale(sigmoid, value_at_margin)
+    return float(_sigmoid(sigmoid, scaled, scaled**2))
+
+
+def _of_vector(x: Any, margin: Any, sigmoid: str, value_at_margin: float) -> npt.NDArray:
+    """Return the tolerances around 0."""
+    scale = _scale(sigmoid, value_at_margin)
+    if len(x) == 1:
+        scaled = FLOAT64(abs(x[0]) / margin * scale)
+        return np.array((_sigmoid(sigmoid, scaled, scaled * scaled),))
+    scaled = np.abs(x) / margin * scale
+    if sigmoid == "gaussian":
+        return np.exp(-0.5 * (scaled * scaled))
+    if sigmoid == "long_tail":
+        return 1 / (scaled * scaled + 1)
+    value = 1 - (scaled if sigmoid == "linear" else scaled * scaled)
+    return np.where(scaled < 1, value, 0.0)
+
+
+def _sigmoid(sigmoid: str, scaled: Any, square: Any) -> Any:
+    """Return a sigmoid's value.
+
+    Args:
+        sigmoid: its name.
+        scaled: the distance.
+        square: its square. NumPy raises a single number to a power, but multiplies an array with
+            itself, which may be rounded differently.
+    """
+    if sigmoid == "gaussian":
+        return np.exp(-0.5 * square)
+    if sigmoid == "long_tail":
+        return 1 / (square + 1)
+    if abs(scaled) < 1:
+        return 1 - (scaled if sigmoid == "linear" else square)
+    return 0.0
+
+
+SCALES: dict[str, Callable[[float], Any]] = {
+    "gaussian": lambda value: np.sqrt(-2 * np.log(value)),
+    "long_tail": lambda value: np.sqrt(1 / value - 1),
+    "linear": lambda value: 1 - value,
+    "quadratic": lambda value: np.sqrt(1 - value),
+}
+"""What a distance of 1 is multiplied by, so that the sigmoid has this value there."""
+
+
+@cache
+def _scale(sigmoid: str, value_at_margin: float) -> Any:
+    return SCALES[sigmoid](value_at_margin)
+
+
+@cache
+def stand_ins() -> dict[str, Any]:
+    """Return what replaces the names that dm_control's files of domains import."""
+    from dm_control.utils import rewards
+
+    linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})
+    return {
+        "np": SimpleNamespace(**{**vars(np), "linalg": linalg, "hstack": hstack}),
+        "rewards": SimpleNamespace(**{**vars(rewards), "tolerance": tolerance}),
+    }

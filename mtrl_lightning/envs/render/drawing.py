@@ -1,0 +1,166 @@
+"""Draw the MuJoCo simulation that an environment holds."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import weakref
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.envs.state.simulator import is_mujoco
+from mtrl_lightning.errors import ConfigurationError
+
+UPSIDE_DOWN = -0.1
+"""Vertical part of a camera's upward direction below which its picture is turned around."""
+
+
+MIN_GEOMS = 1_000
+"""Shapes for which there is always room in a picture."""
+
+
+class Quality(NamedTuple):
+    """What is drawn beside the surfaces; each takes time, most of all without a GPU."""
+
+    shadows: bool = False
+    reflections: bool = False
+    multisampling: bool = False
+    """Smooth edges, by as many samples of a pixel as the model says."""
+
+
+OF_VIDEOS = Quality(reflections=True, multisampling=True)
+"""Without shadows drawing is about three times as fast."""
+
+
+class SimulationRenderer:
+    """Draw an environment's MuJoCo simulation: each call returns a picture.
+
+    The model is left as it is, so that several sizes and qualities can be drawn of it.
+
+    Args:
+        env: an environment that holds an ``MjData``.
+        camera: name or number of the model's camera; None for its first, or a free one.
+        size: width and height of the picture.
+        quality: what is drawn beside the surfaces.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env,
+        camera: str | int | None,
+        size: tuple[int, int],
+        quality: Quality = OF_VIDEOS,
+    ) -> None:
+        self._env = env
+        self._camera = camera
+        self._size = size
+        self._quality = quality
+        self._renderer: Any = None
+
+    def __call__(self) -> npt.NDArray[np.uint8]:
+        """Return a picture of the present state, ``[height, width, 3]``.
+
+        Raises:
+            ConfigurationError: if the model has no such camera.
+        """
+        data, camera = self.open()
+        self._renderer.update_scene(data, camera)
+        image = self._renderer.render()
+        if camera >= 0 and data.cam_xmat[camera].reshape(3, 3)[2, 1] < UPSIDE_DOWN:
+            # MetaWorld's cameras in the corners hang upside down
+            return image[::-1, ::-1]
+        return image
+
+    def open(self) -> tuple[Any, int]:
+        """Make what draws, unless it is there; return the simulation and the camera's number.
+
+        Raises:
+            ConfigurationError: if the model has no such camera.
+        """
+        data = simulation_of(self._env)
+        camera = self._camera_number(data.model)
+        if self._renderer is None or self._renderer.model is not data.model:
+            self.close()  # an environment may build its model again
+            self._renderer = self._make_renderer(data.model)
+        return data, camera
+
+    def start_episode(self) -> None:
+        """Let the next picture show height fields as they are now; a reset may change them."""
+        if self._renderer is not None and self._renderer.model.nhfield:
+            self.close()
+
+    def _make_renderer(self, model: Any) -> Any:
+        import mujoco
+
+        width, height = self._size
+        screen = model.vis.global_
+        quality = model.vis.quality
+        former = (screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples)
+        # what is drawn later does not depend on these: they size the buffers that are made here
+        screen.offwidth = width
+        screen.offheight = height
+        if not self._quality.shadows:
+            quality.shadowsize = 0
+        if not self._quality.multisampling:
+            quality.offsamples = 0
+        try:
+            renderer = mujoco.Renderer(model, height, width, _max_geoms(model))
+            _close_at_exit(self)
+        finally:
+            screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples = former
+        flags = renderer.scene.flags
+        flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self._quality.shadows
+        flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = self._quality.reflections
+        return renderer
+
+    def _camera_number(self, model: Any) -> int:
+        if self._camera is None:
+            return 0 if model.ncam else -1
+        names = [model.camera(number).name for number in range(model.ncam)]
+        if isinstance(self._camera, str) and self._camera in names:
+            return names.index(self._camera)
+        if isinstance(self._camera, int) and -1 <= self._camera < model.ncam:
+            return self._camera
+        raise ConfigurationError(
+            f"the model has no camera {self._camera!r}: it has {', '.join(names) or 'none'}"
+        )
+
+    def close(self) -> None:
+        """Release what draws."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+
+def _max_geoms(model: Any) -> int:
+    """Return how many shapes a picture may have; MuJoCo's 10,000 take 9 MiB per environment."""
+    return max(MIN_GEOMS, 2 * (model.ngeom + model.nsite + model.nwrap))
+
+
+_used: weakref.WeakSet[SimulationRenderer] = weakref.WeakSet()
+
+
+def _close_at_exit(renderer: SimulationRenderer) -> None:
+    """Close what draws before MuJoCo closes its library, which would print errors otherwise."""
+    _used.add(renderer)
+    _register_once()
+
+
+@functools.cache
+def _register_once() -> None:
+    """Let all renderers be closed at the end of the process, before what was registered earlier."""
+    atexit.register(_close_used)
+
+
+def _close_used() -> None:
+    for renderer in list(_used):
+        renderer.close()
+
+
+def simulation_of(env: gym.Env) -> Any:
+    """Return the ``MjData`` that an environment holds; None without one."""
+    found = [value for value in vars(env.unwrapped).values() if is_mujoco(value, "MjData")]
+    return found[0] if found else None

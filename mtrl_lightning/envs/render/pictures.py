@@ -1,0 +1,220 @@
+"""Pictures of environments, drawn where the environment is: in its worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper
+from mtrl_lightning.envs.render.drawing import SimulationRenderer, simulation_of
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import find_renderer, use_renderer
+
+JPEG_QUALITY = 95
+"""At which a loss cannot be seen. A picture of 480 x 360 takes 30 kB in place of 520 kB."""
+
+
+class VideoFormat(NamedTuple):
+    """Size and speed of a video."""
+
+    width: int = 480
+    """Pixels of a picture, an even number of at least 32."""
+    height: int = 360
+    """Pixels of a picture, an even number of at least 32."""
+    fps: int = 30
+    """Pictures per second of the video."""
+
+    def check(self) -> VideoFormat:
+        """Return this.
+
+        Raises:
+            ConfigurationError: if a number is out of range.
+        """
+        for name, pixels in (("width", self.width), ("height", self.height)):
+            if pixels < 32 or pixels % 2:
+                raise ConfigurationError(
+                    f"the video's {name} is {pixels}: give an even number of at least 32 pixels"
+                )
+        at_least(1, fps=self.fps, prefix="the video's ")
+        return self
+
+
+class Picture(NamedTuple):
+    """A picture of an episode, compressed, and what is said beside it."""
+
+    frame_index: int
+    """Its frame in the video of its episode; the frames up to the next picture repeat it."""
+    step: int
+    return_: float
+    """Sum of the rewards so far."""
+    success: bool
+    """Whether there was success in any step so far."""
+    is_last: bool
+    """Whether the episode ended with it."""
+    jpeg: bytes
+
+
+class Pictured(BenchmarkWrapper):
+    """A benchmark whose environments keep pictures of their steps, for ``take_pictures``.
+
+    Args:
+        benchmark: the tasks, which decides how an environment is drawn
+            (``Benchmark.make_rendered_env`` and ``Benchmark.camera``).
+        format: of the video.
+    """
+
+    def __init__(self, benchmark: Benchmark, format: VideoFormat) -> None:
+        super().__init__(benchmark)
+        self.format = format.check()
+        self._renderer: str | None = None
+        if "mujoco" in sys.modules:  # found once here, and not in each worker
+            with contextlib.suppress(ConfigurationError):  # an error where there is what to draw
+                self._renderer = find_renderer()
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make an environment that keeps pictures.
+
+        Raises:
+            ConfigurationError: if the environment cannot be drawn.
+        """
+        if self._renderer is not None:
+            use_renderer(self._renderer)
+        name = self.spec.task_names[task]
+        try:
+            env = self.benchmark.make_rendered_env(task, split, seed)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"no environment of task {name!r} can be made that draws pictures"
+                f" ({type(error).__name__}: {error})"
+            ) from error
+        is_simulated = simulation_of(env) is not None
+        if is_simulated and self._renderer is None:
+            use_renderer(find_renderer())
+        draws_itself = env.render_mode == "rgb_array"
+        if not draws_itself and not is_simulated:
+            raise ConfigurationError(
+                f"the environment of task {name!r} draws no pictures (its render_mode is"
+                f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
+                " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
+            )
+        size = (self.format.width, self.format.height)
+        camera = self.benchmark.camera(task)
+        draw = env.render if draws_itself else SimulationRenderer(env, camera, size)
+        return PicturedEnv(env, draw, name, self.format)
+
+
+class PicturedEnv(gym.Wrapper):
+    """Keep pictures of the steps, as many per second of simulated time as the video has.
+
+    The environment's ``metadata["render_fps"]`` says how many steps are a second; without it each
+    step is a picture.
+
+    Args:
+        env: the environment.
+        draw: returns its picture, ``[height, width, 3]``.
+        name: of its task.
+        format: of the video.
+    """
+
+    def __init__(
+        self, env: gym.Env, draw: Callable[[], Any], name: str, format: VideoFormat
+    ) -> None:
+        super().__init__(env)
+        self._draw = draw
+        self._name = name
+        self._size = (format.width, format.height)
+        steps_per_second = float(env.metadata.get("render_fps") or format.fps)
+        self._frames_per_step = format.fps / steps_per_second
+        self._pictures: list[Picture] = []
+        self._frame_index = 0
+        self._step = 0
+        self._return = 0.0
+        self._success = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode, with a picture of its first state."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._step = 0
+        self._return = 0.0
+        self._success = False
+        if isinstance(self._draw, SimulationRenderer):
+            self._draw.start_episode()
+        self._keep(0, is_last=False)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, with a picture where the next one is due and at the end of an episode."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._step += 1
+        self._return += float(reward)
+        self._success |= bool(info.get("success", False))
+        is_last = terminated or truncated
+        frame_index = math.floor(self._step * self._frames_per_step + 1e-9)
+        if frame_index > self._frame_index or is_last:
+            self._keep(max(frame_index, self._frame_index + 1), is_last)
+        return observation, reward, terminated, truncated, info
+
+    def take_pictures(self) -> list[Picture]:
+        """Return the pictures since the last call."""
+        pictures = self._pictures
+        self._pictures = []
+        return pictures
+
+    def close(self) -> None:
+        """Close the environment and what draws it."""
+        if isinstance(self._draw, SimulationRenderer):
+            self._draw.close()
+        super().close()
+
+    def _keep(self, frame_index: int, is_last: bool) -> None:
+        try:
+            drawn = self._draw()
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"the environment of task {self._name!r} cannot be drawn"
+                f" ({type(error).__name__}: {error})"
+            ) from error
+        image = np.asarray(drawn)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ConfigurationError(
+                f"the picture of task {self._name!r} has the type {image.dtype} and the shape"
+                f" {image.shape}: render() must return unsigned bytes [height, width, 3]"
+            )
+        jpeg = _compressed(image, self._size)
+        picture = Picture(frame_index, self._step, self._return, self._success, is_last, jpeg)
+        self._pictures.append(picture)
+        self._frame_index = frame_index
+
+
+def decompressed(jpeg: bytes) -> Any:
+    """Return a picture as an image of Pillow."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(jpeg)).convert("RGB")
+
+
+def _compressed(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> bytes:
+    """Return a picture as JPEG, with black margins where its shape is another one."""
+    from PIL import Image, ImageOps
+
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    if picture.size != size:
+        picture = ImageOps.pad(picture, size)
+    compressed = io.BytesIO()
+    picture.save(compressed, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return compressed.getvalue()

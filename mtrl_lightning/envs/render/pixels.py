@@ -1,0 +1,240 @@
+"""Pictures as observations: the pixel version of any benchmark whose environments can be drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.checks import at_least, within
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper, check_spec
+from mtrl_lightning.envs.render.drawing import Quality, SimulationRenderer, simulation_of
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rendering import THREADS, find_renderer, restored_variables, use_renderer
+from mtrl_lightning.types import EnvSpec
+
+
+class Pixels(BenchmarkWrapper):
+    """A benchmark whose observations are pictures of its environments, not their states.
+
+    An observation is the stack of an episode's newest frames, unsigned bytes ``[S, 3, H, W]`` with
+    the newest frame last; at the beginning of an episode the first frame is repeated. One picture
+    is drawn per environment step, whatever the benchmark's action repeat, in the process that steps
+    the environment. A MuJoCo simulation is drawn directly, any other environment by its
+    ``render()`` with ``render_mode="rgb_array"``, whose picture is scaled to the size.
+
+    Args:
+        benchmark: the tasks, such as ``DMControl``, ``DMControlFamily``, ``MetaWorld`` or
+            ``GymnasiumTasks``.
+        size: pixels of a picture's side (84 in the papers).
+        frame_stack: frames of an observation, ``S`` (3 in the papers).
+        camera: name or number of the MuJoCo model's camera; None for the benchmark's own.
+        shadows: whether shadows are drawn. With shadows, reflections and multisampling, pictures
+            are those of dm_control's ``physics.render``, which papers show. Without all three, a
+            CPU draws them 21 to 36 times as fast as ``physics.render``.
+        reflections: whether the floor reflects bodies.
+        multisampling: whether edges are smooth.
+
+    Raises:
+        ConfigurationError: if an episode is shorter than the stack, an environment cannot be drawn,
+            or nothing on this machine can draw.
+    """
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        size: int = 84,
+        frame_stack: int = 3,
+        camera: str | int | None = None,
+        shadows: bool = False,
+        reflections: bool = False,
+        multisampling: bool = False,
+    ) -> None:
+        super().__init__(benchmark)
+        spec = benchmark.spec
+        at_least(1, size=size, hint=" pixel, such as 84")
+        within(1, spec.horizon, frame_stack=frame_stack, hint=", the steps of an episode")
+        self.size = size
+        self.frame_stack = frame_stack
+        self.drawn_camera = camera
+        self.quality = Quality(shadows, reflections, multisampling)
+        self._renderer: str | None = None
+        # an environment that cannot be drawn is an error here, before the run has a folder
+        task = spec.train_tasks[0]
+        env = benchmark.make_rendered_env(task, benchmark.splits[0], seed=0)
+        self._is_simulated = simulation_of(env) is not None
+        if self._is_simulated:
+            self._renderer = find_renderer()  # once here, and not in each worker
+        with self._drawing():
+            observing = self._observing(env, task)
+        observing.reset(seed=0)
+        observing.close()
+        check_spec(self.spec)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The benchmark's, with stacked frames as observations."""
+        spec = self.benchmark.spec
+        shape = (self.frame_stack, 3, self.size, self.size)
+        protocol: dict[str, Any] = {
+            "pixels": f"{self.size} x {self.size}",
+            "frame_stack": self.frame_stack,
+        }
+        if self.drawn_camera is not None:
+            protocol["camera"] = self.drawn_camera
+        if self._is_simulated:
+            drawn = [name for name, value in self.quality._asdict().items() if value]
+            protocol["drawn"] = " ".join(drawn) if drawn else "plain"
+        return spec._replace(
+            observation_space=Box(0, 255, shape, np.uint8),
+            observation_sizes=(),
+            frame_stack=self.frame_stack,
+            protocol={**spec.protocol, **protocol},
+        )
+
+    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make one of the benchmark's environments that observes pictures.
+
+        Raises:
+            ConfigurationError: if it cannot be drawn.
+        """
+        with self._drawing():
+            return self._observing(self.benchmark.make_rendered_env(task, split, seed), task)
+
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make an environment for a video, which is drawn as that of the benchmark."""
+        return self.make_env(task, split, seed)
+
+    def around(self, benchmark: Benchmark) -> Pixels:
+        """Return the pixel version of another benchmark."""
+        other = copy.copy(self)
+        other.benchmark = benchmark
+        other.splits = benchmark.splits
+        return other
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Choose the library that draws, for what is made inside; the environment stays as it is.
+
+        Where there is no GPU, it draws in the calling thread: a worker has one core.
+        """
+        with restored_variables():
+            os.environ.setdefault(THREADS, "0")
+            if self._renderer is not None:
+                use_renderer(self._renderer)
+            yield
+
+    def _observing(self, env: gym.Env, task: int) -> PixelEnv:
+        """Return an environment that observes pictures of this one."""
+        name = self.benchmark.spec.task_names[task]
+        draw: Callable[[], Any] = env.render
+        if simulation_of(env) is not None:
+            camera = self.benchmark.camera(task) if self.drawn_camera is None else self.drawn_camera
+            draw = SimulationRenderer(env, camera, (self.size, self.size), self.quality)
+            try:
+                draw.open()
+            except ConfigurationError as error:
+                raise ConfigurationError(f"task {name!r}: {error}") from error
+        elif env.render_mode != "rgb_array":
+            raise ConfigurationError(
+                f"the environment of task {name!r} draws no pictures (its render_mode is"
+                f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
+                " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
+            )
+        return PixelEnv(env, draw, self.size, self.frame_stack, name)
+
+
+class PixelEnv(gym.Wrapper):
+    """Observe a stack of the newest frames of an episode.
+
+    Args:
+        env: the environment.
+        draw: returns its picture, ``[height, width, 3]``.
+        size: pixels of a frame's side; pictures of another shape are scaled.
+        frame_stack: frames of an observation.
+        name: of its task.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env,
+        draw: Callable[[], npt.NDArray],
+        size: int,
+        frame_stack: int,
+        name: str,
+    ) -> None:
+        super().__init__(env)
+        self.draw = draw
+        """Returns the present picture."""
+        self._size = size
+        self._name = name
+        shape = (frame_stack, 3, size, size)
+        self.observation_space = Box(0, 255, shape, np.uint8)
+        self._stack: npt.NDArray[np.uint8] = np.zeros(shape, np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        """Start an episode; return its first frame, repeated."""
+        state, info = self.env.reset(seed=seed, options=options)
+        self._check_finite(state)
+        if isinstance(self.draw, SimulationRenderer):
+            self.draw.start_episode()
+        self._stack[:] = self._frame()
+        return self._stack.copy(), info
+
+    def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], Any, bool, bool, dict[str, Any]]:
+        """Step; return the newest frames."""
+        state, reward, terminated, truncated, info = self.env.step(action)
+        self._check_finite(state)
+        self._stack[:-1] = self._stack[1:]
+        self._stack[-1] = self._frame()
+        return self._stack.copy(), reward, terminated, truncated, info
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the wrapper's own state: the frames."""
+        return {"stack": self._stack.copy()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the frames."""
+        self._stack[:] = state["stack"]
+        if isinstance(self.draw, SimulationRenderer):
+            self.draw.start_episode()
+
+    def close(self) -> None:
+        """Close the environment and what draws it."""
+        if isinstance(self.draw, SimulationRenderer):
+            self.draw.close()
+        super().close()
+
+    def _frame(self) -> npt.NDArray[np.uint8]:
+        """Return the present picture, ``[3, size, size]``."""
+        image = np.asarray(self.draw())
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ConfigurationError(
+                f"the picture of task {self._name!r} has the type {image.dtype} and the shape"
+                f" {image.shape}: render() must return unsigned bytes [height, width, 3]"
+            )
+        if image.shape[:2] != (self._size, self._size):
+            image = _scaled(image, self._size)
+        return image.transpose(2, 0, 1)
+
+    def _check_finite(self, state: Any) -> None:
+        """Check the state, which nothing else looks at any more."""
+        if isinstance(state, np.ndarray) and not np.isfinite(state).all():
+            raise FloatingPointError("the environment's state is not finite")
+
+
+def _scaled(image: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
+    """Return a picture in another size; each pixel is a mean over the area that it covers."""
+    from PIL import Image
+
+    scaled = Image.fromarray(image).resize((size, size), Image.Resampling.BOX)
+    return np.asarray(scaled)

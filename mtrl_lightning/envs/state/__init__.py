@@ -1,0 +1,1 @@
+"""The whole state of an environment, saved and restored."""

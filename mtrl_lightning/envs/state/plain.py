@@ -1,0 +1,450 @@
+"""Attributes as plain values and back, which a checkpoint loads without executing anything."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import math
+import random
+import types
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec as RegisteredSpec
+from gymnasium.spaces import Box
+from numpy.random.bit_generator import SeedSequence
+
+from mtrl_lightning.envs.state.simulator import (
+    PLAIN_KINDS,
+    address_of,
+    arrays_of,
+    from_text,
+    is_computed,
+    is_editable,
+    is_mujoco,
+    plain_dtype,
+    to_text,
+)
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import check_booleans
+
+PLAIN = (type(None), bool, int, float, str, bytes)
+CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+STATIC_NAMES = {"fullpath", "_ezpickle_args", "_ezpickle_kwargs", "mujoco_renderer", "_cached_spec"}
+"""Attributes that stay as ``make_env`` built them; a class may name more in ``static_names``."""
+DICTS = {"dict": dict, "OrderedDict": OrderedDict}
+SETS = {"set": set, "frozenset": frozenset}
+BIT_GENERATORS = {
+    kind.__name__: kind
+    for kind in (
+        np.random.PCG64,
+        np.random.PCG64DXSM,
+        np.random.MT19937,
+        np.random.Philox,
+        np.random.SFC64,
+    )
+}
+IS_HEAP_TYPE = 1 << 9
+"""The flag of classes that a class statement makes."""
+SEEDS = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
+LARGEST_POOL = 1024
+"""Largest ``pool_size`` of a ``SeedSequence``; NumPy's default is 4."""
+POSITIONS = {"MT19937": 624, "Philox": 4}
+"""Generators that keep a buffer, and the largest position in it: NumPy reads there unchecked."""
+MOST_BYTES = 1 << 27
+"""Largest size of an array that repeats the elements of another."""
+MAX_DEPTH = 300
+"""How many containers may lie in one another."""
+MOST_VALUES = 10_000_000
+"""Largest number of values of an environment's state."""
+REMEDY = "give the class that has it get_state() and set_state(dict)"
+
+
+class Encoder:
+    """Turn attributes into plain values; what several attributes share is written once.
+
+    Args:
+        simulators: MuJoCo's models and data; arrays may be views of their memory.
+    """
+
+    def __init__(self, simulators: list[Any]) -> None:
+        self.found: dict[str, tuple[type, str]] = {}
+        """Classes of the objects met, by name, and where."""
+        self._memory = [
+            (i, name, address_of(array), array.nbytes)
+            for i, s in enumerate(simulators)
+            for name, array in arrays_of(s)
+        ]
+        self._simulators = {id(simulator) for simulator in simulators}
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = []
+
+    @property
+    def classes(self) -> dict[str, type]:
+        """Classes of the objects met."""
+        return {name: kind for name, (kind, _) in self.found.items()}
+
+    def attributes(self, owner: Any, where: str) -> dict[str, Any]:
+        """Return all attributes of an object; ``where`` names it in errors."""
+        return {
+            name: self.encode(value, f"{where}.{name}", owner)
+            for name, value in vars(owner).items()
+            if not _is_static(owner, name)
+        }
+
+    def encode(self, value: Any, where: str, owner: Any = None) -> Any:
+        """Return a value as plain ones.
+
+        Raises:
+            ConfigurationError: if it cannot be saved.
+        """
+        if type(value) in PLAIN:
+            return value
+        if id(value) in self._simulators or isinstance(value, RegisteredSpec):
+            return ["static", ""]
+        if isinstance(value, types.MethodType) and value.__self__ is owner:
+            return ["method", value.__name__]
+        if isinstance(value, (*CODE, np.dtype)):
+            return ["static", _identity(value)]
+        if isinstance(value, enum.Enum):
+            return ["enum", type(value).__qualname__, value.name]
+        if isinstance(value, np.generic):
+            return ["number", value.dtype.str, to_text(np.array(value))]
+        if id(value) in self._seen:
+            return ["same", self._seen[id(value)]]
+        self._seen[id(value)] = len(self._seen)
+        self._alive.append(value)
+        return self._encode_new(value, where)
+
+    def _encode_new(self, value: Any, where: str) -> list[Any]:
+        kind = type(value).__name__
+        if type(value) is np.ndarray and value.dtype.kind in PLAIN_KINDS:
+            return self._encode_array(value, where)
+        if type(value) in (list, tuple, deque):
+            items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+            return [kind, items, getattr(value, "maxlen", None)]
+        if type(value) in DICTS.values() and all(type(key) in PLAIN for key in value):
+            return [
+                "dict",
+                kind,
+                [[key, self.encode(item, f"{where}[{key!r}]")] for key, item in value.items()],
+            ]
+        if type(value) in SETS.values() and all(type(item) in PLAIN for item in value):
+            return ["set", kind, sorted(value, key=repr)]
+        if (
+            isinstance(value, np.random.Generator)
+            and type(value.bit_generator).__name__ in BIT_GENERATORS
+        ):
+            bits = value.bit_generator
+            seeds = bits.seed_seq if type(bits.seed_seq) is SeedSequence else None
+            arguments = [getattr(seeds, name) for name in SEEDS] if seeds else None
+            return ["generator", self.encode(bits.state, where), self.encode(arguments, where)]
+        if type(value) is np.random.RandomState:
+            return ["random_state", self.encode(value.get_state(legacy=True), where)]
+        if type(value) is random.Random:
+            return ["random", value.getstate()]
+        if type(value) is Box:
+            return [
+                "box",
+                *(self.encode(part, where) for part in (value.low, value.high, value._np_random)),
+            ]
+        if _is_plain_object(value):
+            self.found.setdefault(type(value).__qualname__, (type(value), where))
+            return ["object", type(value).__qualname__, self.attributes(value, where)]
+        raise ConfigurationError(
+            f"the environment's attribute {where} is a {kind}, which cannot be saved: {REMEDY}"
+        )
+
+    def _encode_array(self, array: npt.NDArray, where: str) -> list[Any]:
+        start = address_of(array)
+        layout = [array.dtype.str, list(array.shape), list(array.strides)]
+        for i, name, first, num_bytes in self._memory:
+            if array.base is not None and array.size and first <= start < first + num_bytes:
+                return ["view", i, name, start - first, *layout]
+        if type(array.base) is np.ndarray and array.size and array.base.flags.c_contiguous:
+            base = self.encode(array.base, where)
+            return ["window", base, start - address_of(array.base), *layout]
+        return ["array", array.dtype.str, list(array.shape), to_text(array)]
+
+
+class Decoder:
+    """Turn plain values into attributes; objects are restored where ``make_env`` put them.
+
+    Args:
+        simulators: as the encoder's.
+        classes: those of which objects may be created, by name.
+    """
+
+    def __init__(self, simulators: list[Any], classes: dict[str, type]) -> None:
+        self._simulators = simulators
+        self._classes = classes
+        self._made: list[Any] = []
+        self._taken: set[int] = set()
+        self._depth = 0
+        self._num_values = 0
+
+    def attributes(self, owner: Any, states: dict[str, Any], where: str) -> None:
+        """Restore all attributes of an object."""
+        attributes = vars(owner)
+        present = dict(attributes)
+        kept = {name: value for name, value in present.items() if _is_static(owner, name)}
+        decoded = {
+            name: self.decode(state, present.get(name), f"{where}.{name}", owner)
+            for name, state in states.items()
+        }
+        attributes.clear()
+        attributes.update(kept | decoded)
+
+    def decode(self, state: Any, present: Any, where: str, owner: Any = None) -> Any:
+        """Return what was encoded.
+
+        Args:
+            state: the plain values.
+            present: what ``make_env`` put there.
+            where: names it in errors.
+            owner: the object whose attribute it is.
+
+        Raises:
+            ConfigurationError: if it is of another environment.
+            ValueError: if it is no state of an environment.
+        """
+        self._num_values += 1
+        if self._depth > MAX_DEPTH or self._num_values > MOST_VALUES:
+            raise ValueError(f"{where} holds too many values, or too many in one another")
+        if not isinstance(state, (list, tuple)):
+            return state
+        self._depth += 1
+        try:
+            return self._decode_container(state, present, where, owner)
+        finally:
+            self._depth -= 1
+
+    def _decode_container(self, state: Any, present: Any, where: str, owner: Any) -> Any:
+        kind, *rest = state
+        if kind == "static":
+            if rest[0] and rest[0] != _identity(present):
+                raise _differs(where, rest[0], present)
+            return present
+        if kind == "method":
+            if isinstance(inspect.getattr_static(type(owner), rest[0]), property):
+                raise ValueError(f"{where} is {rest[0]!r}, a property")  # getattr would run it
+            method = getattr(owner, rest[0])
+            if not isinstance(method, types.MethodType):
+                raise ValueError(f"{where} is {rest[0]!r}, not a method")
+            return method
+        if kind == "enum":
+            if type(present).__qualname__ != rest[0]:
+                raise _differs(where, f"a {rest[0]}", present)
+            return type(present)[rest[1]]
+        if kind == "number":
+            return from_text(rest[1], rest[0])[0]
+        if kind == "same":
+            return self._made[rest[0]]
+        if kind not in KINDS:
+            raise ValueError(f"{where} is {kind!r}, no kind of value")
+        place = len(self._made)
+        self._made.append(None)
+        self._made[place] = made = getattr(self, f"_make_{kind}")(present, place, where, *rest)
+        return made
+
+    def _make_view(
+        self, present: Any, place: int, where: str, simulator: int, name: str, *layout: Any
+    ) -> npt.NDArray:
+        owner = self._simulators[simulator]
+        memory = dict(arrays_of(owner))[name]
+        view = _view(memory, *layout)
+        may_write = is_computed if is_mujoco(owner, "MjData") else is_editable
+        is_switch = name == "eq_active"
+        if view.dtype != memory.dtype or not (is_switch or may_write(name, memory)):
+            view.flags.writeable = False
+        return view
+
+    def _make_window(
+        self, present: Any, place: int, where: str, base: Any, *layout: Any
+    ) -> npt.NDArray:
+        memory = self.decode(base, None, where)
+        if type(memory) is not np.ndarray:
+            raise ValueError(f"{where} is a part of a {type(memory).__name__}, of no array")
+        view = _view(memory, *layout)
+        if view.dtype.kind == "b":
+            check_booleans(np.ascontiguousarray(view))
+        return view
+
+    def _make_array(
+        self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str
+    ) -> npt.NDArray:
+        return from_text(text, dtype).reshape(shape).copy()
+
+    def _make_list(
+        self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
+    ) -> list[Any]:
+        self._made[place] = made = []
+        known = isinstance(present, (list, tuple, deque)) and len(present) == len(items)
+        former = present if known else [None] * len(items)
+        for i, (item, before) in enumerate(zip(items, former, strict=True)):
+            made.append(self.decode(item, before, f"{where}[{i}]"))
+        return made
+
+    def _make_tuple(self, *state: Any) -> tuple:
+        return tuple(self._make_list(*state))
+
+    def _make_deque(
+        self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
+    ) -> deque:
+        return deque(self._make_list(present, place, where, items, maxlen), maxlen)
+
+    def _make_set(self, present: Any, place: int, where: str, kind: str, items: list[Any]) -> Any:
+        return SETS[kind](items)
+
+    def _make_dict(self, present: Any, place: int, where: str, kind: str, items: list[Any]) -> dict:
+        former = present if isinstance(present, dict) else {}
+        self._made[place] = made = DICTS[kind]()
+        for key, item in items:
+            made[key] = self.decode(item, former.get(key), f"{where}[{key!r}]")
+        if "bit_generator" in made:
+            check_bits(made)
+        return made
+
+    def _make_generator(
+        self, present: Any, place: int, where: str, state: Any, seeds: Any
+    ) -> np.random.Generator:
+        content = self.decode(state, None, where)
+        arguments = self.decode(seeds, None, where)
+        seeding = None
+        if arguments:
+            named = dict(zip(SEEDS, arguments, strict=True))
+            if not 0 < named["pool_size"] <= LARGEST_POOL:
+                raise ValueError(f"the pool of {where}'s seeds has {named['pool_size']} numbers")
+            seeding = SeedSequence(**named)
+        bits = BIT_GENERATORS[content["bit_generator"]](seeding)
+        bits.state = content
+        kind = type(present) if isinstance(present, np.random.Generator) else np.random.Generator
+        return kind(bits)
+
+    def _make_random_state(
+        self, present: Any, place: int, where: str, state: Any
+    ) -> np.random.RandomState:
+        made = np.random.RandomState()
+        content = self.decode(state, None, where)
+        check_position("MT19937", content[2])
+        made.set_state(content)
+        return made
+
+    def _make_random(self, present: Any, place: int, where: str, state: Any) -> random.Random:
+        made = random.Random()
+        made.setstate(state)
+        return made
+
+    def _make_box(self, present: Any, place: int, where: str, *parts: Any) -> Box:
+        low, high, generator = (self.decode(part, None, where) for part in parts)
+        box = Box(low, high, dtype=low.dtype.type)
+        box._np_random = generator
+        return box
+
+    def _make_object(
+        self, present: Any, place: int, where: str, kind: str, states: dict[str, Any]
+    ) -> Any:
+        made = present
+        # of another class if it was made later; taken if it is one of several
+        if type(present).__qualname__ != kind or id(present) in self._taken:
+            if kind not in self._classes:
+                raise _differs(where, f"a {kind}", present)
+            made = object.__new__(self._classes[kind])
+        self._taken.add(id(made))
+        self._made[place] = made
+        self.attributes(made, states, where)
+        return made
+
+
+KINDS = frozenset(
+    name.removeprefix("_make_") for name in vars(Decoder) if name.startswith("_make_")
+)
+"""Kinds of values that a decoder makes."""
+
+
+def check_bits(state: Mapping[str, Any]) -> None:
+    """Check the state of one of NumPy's bit generators before NumPy takes it.
+
+    Raises:
+        ValueError: if it points outside the generator's buffer.
+    """
+    kind = state["bit_generator"]
+    if kind in POSITIONS:
+        check_position(kind, state["state"]["pos"] if kind == "MT19937" else state["buffer_pos"])
+
+
+def check_position(kind: str, position: Any) -> None:
+    """Check the place of a generator in its buffer, which NumPy does not.
+
+    Raises:
+        ValueError: if it is outside.
+    """
+    if type(position) is not int or not 0 <= position <= POSITIONS[kind]:
+        raise ValueError(f"the position {position} of a generator {kind} is not in its buffer")
+
+
+def _is_static(owner: Any, name: str) -> bool:
+    own = getattr(type(owner), "static_names", ())
+    return name in STATIC_NAMES or name in own or (name == "env" and isinstance(owner, gym.Wrapper))
+
+
+def _identity(value: Any) -> str:
+    """Return what distinguishes a function, class or type of numbers from another."""
+    line = getattr(getattr(value, "__code__", None), "co_firstlineno", "")
+    name = getattr(value, "__qualname__", getattr(value, "__name__", str(value)))
+    return f"{getattr(value, '__module__', '')}.{name}{line and f':{line}'}"
+
+
+def _view(
+    memory: npt.NDArray, offset: int, dtype: str, shape: list[int], strides: list[int]
+) -> npt.NDArray:
+    """Return an array over a part of another's memory.
+
+    Raises:
+        ValueError: if it reaches beyond that memory, or its type holds anything but numbers and
+            texts.
+    """
+    kind = plain_dtype(dtype)
+    layout = [offset, *shape, *strides]
+    if not all(type(size) is int for size in layout) or len(shape) != len(strides):
+        raise ValueError(f"the layout {layout} is not of whole numbers")
+    num_bytes = math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or num_bytes > max(memory.nbytes, MOST_BYTES):
+        raise ValueError(f"the shape {shape} is negative or too large")
+    if not memory.flags.c_contiguous:
+        raise ValueError("the memory has gaps")
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size]
+    first = offset + sum(step for step in reach if step < 0)
+    end = offset + sum(step for step in reach if step > 0) + kind.itemsize
+    if first < 0 or end > memory.nbytes:
+        raise ValueError(f"bytes {first} to {end} of an array of {memory.nbytes}")
+    return np.ndarray(tuple(shape), kind, memory, offset, tuple(strides))
+
+
+def _differs(where: str, was: str, present: Any) -> ConfigurationError:
+    here = _identity(present) if isinstance(present, CODE) else f"a {type(present).__name__}"
+    return ConfigurationError(
+        f"the environment's attribute {where} was {was}, here it is {here}: {REMEDY}"
+    )
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Return whether all of an object is in its ``__dict__``."""
+    kinds = type(value).__mro__
+    are_python_classes = all(kind.__flags__ & IS_HEAP_TYPE or kind is object for kind in kinds)
+    return (
+        hasattr(value, "__dict__")
+        and type(value).__reduce_ex__ is object.__reduce_ex__
+        and type(value).__reduce__ is object.__reduce__
+        and not has_slots(type(value))
+        and are_python_classes
+    )
+
+
+def has_slots(kind: type) -> bool:
+    """Return whether objects of a class have attributes outside their ``__dict__``."""
+    return any(vars(base).get("__slots__") for base in kind.__mro__)

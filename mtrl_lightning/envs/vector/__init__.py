@@ -1,0 +1,1 @@
+"""Many environments, stepped together in worker processes."""

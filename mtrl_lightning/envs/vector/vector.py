@@ -1,0 +1,569 @@
+"""Many environments stepped at once, in worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec
+from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of
+from mtrl_lightning.envs.vector.arrays import SharedMemory, arrays_in, num_bytes
+from mtrl_lightning.envs.vector.env_group import GroupPlan
+from mtrl_lightning.envs.vector.groups import LocalGroup, WorkerGroup, close_together
+from mtrl_lightning.errors import (
+    CallError,
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    RestartsExhaustedError,
+)
+from mtrl_lightning.progress import polled_progress_bar
+from mtrl_lightning.saved import count, flag
+from mtrl_lightning.schema import info_column, step_fields
+from mtrl_lightning.types import StepResult
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS and Windows
+
+
+def default_num_workers(num_envs: int, spare: int = 1, num_processes: int = 1) -> int:
+    """Return the usable cores less ``spare``: at least one, at most one per environment.
+
+    Args:
+        num_envs: environments of this process.
+        spare: cores that are left to this process itself.
+        num_processes: processes of the run on this machine, which share its cores.
+    """
+    return max(1, min(num_envs, usable_cores() // num_processes - spare))
+
+
+class VectorEnv(gym.vector.VectorEnv):
+    """Environments of a benchmark, stepped together.
+
+    The results do not depend on the number of workers: an environment's draws depend on ``seed``
+    and its place alone. Besides Gymnasium's ``step`` there are ``send`` and ``receive``, between
+    which the caller may do other work.
+
+    It keeps Gymnasium's contract of vector environments with same-step autoreset, with these
+    differences:
+
+    - ``reset`` returns an empty ``info``; that of ``step`` has ``success`` alone, and its
+      ``final_info`` also the episode's return ``r`` and length ``l``. What else the spec names is
+      in ``receive``.
+    - After a restart ``step`` reports the reward 0 and no end; ``receive`` marks such a step.
+    - A task's own observation space may be smaller than the spec's.
+    - There is neither ``render`` nor ``set_attr``.
+
+    Args:
+        benchmark: makes the environments.
+        tasks: the task of each environment, so that a task may have several.
+        split: one of ``benchmark.splits``.
+        seed: of all draws.
+        num_workers: number of worker processes; 0 steps in this process; None takes one per usable
+            core, less one. Workers do not import the main module, so a script needs no main guard,
+            and a benchmark may be defined in a notebook's cell.
+        timeout: seconds to wait for a worker's answer.
+        max_restarts: how often a group of environments (a worker's, or all if there is none) is
+            rebuilt after one of them raised, returned a NaN or became unstable, or its worker died
+            or hung; None raises at the first fault. The rebuilt environments start new episodes
+            with draws of their own, and the step is not valid for them.
+        on_restart: called with the reason at each restart.
+        places: each environment's place among those of all processes, which decides its draws;
+            None for its place here.
+        progress: whether a bar shows how many environments are built, on a terminal.
+
+    Raises:
+        ConfigurationError: if the split or a task is unknown, or the benchmark's spec or the
+            benchmark itself cannot be used.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        tasks: Sequence[int],
+        split: str = "train",
+        *,
+        seed: int = 0,
+        num_workers: int | None = None,
+        timeout: float = 300.0,
+        max_restarts: int | None = None,
+        on_restart: Callable[[str], None] = lambda _: None,
+        places: Sequence[int] | None = None,
+        progress: bool = False,
+    ) -> None:
+        if split not in benchmark.splits:
+            raise ConfigurationError(
+                f"unknown split {split!r}: the benchmark has {', '.join(benchmark.splits)}"
+            )
+        at_least(0, num_workers=num_workers, hint=", 0 for this process")
+        spec = check_spec(benchmark.spec)
+        if not tasks or not all(0 <= task < spec.num_tasks for task in tasks):
+            raise ConfigurationError(
+                f"tasks are {list(tasks)}: give some, each from 0 to {spec.num_tasks - 1}"
+            )
+        self.spec_ = spec
+        self.num_envs = len(tasks)
+        self.task_E = np.asarray(tasks, np.int64)
+        self.single_observation_space = spec.observation_space
+        self.single_action_space = spec.action_space
+        self.observation_space = batch_space(spec.observation_space, self.num_envs)
+        self.action_space = batch_space(spec.action_space, self.num_envs)
+        self._return_E = np.zeros(self.num_envs)
+        self._length_E = np.zeros(self.num_envs, np.int64)
+
+        self._benchmark = benchmark
+        self._split = split
+        self._seed = seed
+        self._places = list(range(self.num_envs) if places is None else places)
+        self._timeout = timeout
+        self._progress = progress
+        self.max_restarts = max_restarts
+        self._on_restart = on_restart
+        self.num_restarts = 0
+        """Restarts since this object was made."""
+        self.fault: RestartsExhaustedError | None = None
+        """The fault that the restarts were not enough for; nothing can be stepped any more."""
+        self._dead: set[int] = set()
+        # How often an environment's draws were seeded afresh, which decides its next seed.
+        self._restarts_E = np.zeros(self.num_envs, np.int64)
+        self._is_stepping = False  # between send() and receive()
+        self._has_episode_E = np.zeros(self.num_envs, np.bool_)
+        # Where a new episode was started and the caller does not know its observation.
+        self._new_E = np.zeros(self.num_envs, np.bool_)
+        self.builds_E = np.zeros(self.num_envs, np.int64)
+        """How often this object has built each environment."""
+
+        if num_workers is None:
+            num_workers = default_num_workers(self.num_envs)
+        self._workers = min(num_workers, self.num_envs)
+        size = num_bytes(self.num_envs, spec)
+        self._memory = SharedMemory(size) if self._workers else None
+        self._buffer = bytearray(size) if self._memory is None else self._memory.buffer
+        self._arrays = arrays_in(self._buffer, self.num_envs, spec)
+        self._info_names = [field.name for field in spec.info_fields]
+        self._info_columns = {key: info_column(key) for key in spec.info_keys}
+        self._reported = [field.name for field in step_fields(spec) if field.name != "action"]
+        parts = np.array_split(range(self.num_envs), self._workers or 1)
+        self._slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
+        self._groups = [self._start(i) for i in range(len(self._slices))]
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes."""
+        return self._workers
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [group.pid for group in self._groups if group.pid is not None]
+
+    def send(self, action_EA: npt.NDArray) -> None:
+        """Hand over actions and let the workers step.
+
+        Raises:
+            ClosedEnvironmentError: after ``close``.
+            AlreadyPendingCallError: if the last step was not received.
+            ResetNeeded: before the first ``reset``.
+            PolicyFaultError: if an action is not finite; MuJoCo would silently reset the
+                simulation.
+            RestartsExhaustedError: if the restarts are used up.
+        """
+        self._check_is_idle()
+        if self.fault is not None:
+            raise self.fault
+        if not self._has_episode_E.all():
+            raise ResetNeeded("an environment has no episode yet: call reset() first")
+        finite_E = np.isfinite(action_EA).all(-1)
+        if not finite_E.all():
+            names = ", ".join(
+                dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[~finite_E])
+            )
+            raise PolicyFaultError(
+                f"the policy's actions for {names} are not finite: its networks are not. Continue"
+                " from an earlier checkpoint (--ckpt_path PATH) with lower learning rates, or with"
+                " model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
+            )
+        self._arrays["action"][:] = action_EA
+        self._is_stepping = True
+        for group in self._groups:
+            group.ask("step")
+
+    def receive(self) -> StepResult:
+        """Wait for the step that ``send`` began.
+
+        A group that broke is rebuilt: its rows are not valid, and its observations are the first of
+        new episodes.
+
+        Raises:
+            EnvironmentFaultError: at a fault, if ``max_restarts`` is None. Once the restarts are
+                used up, ``fault`` is set and the next ``send`` raises it.
+            ConfigurationError: if an environment does not report what the spec says.
+            NoAsyncCallError: if no step was sent.
+        """
+        if not self._is_stepping:
+            raise NoAsyncCallError("no step is under way: call send() first", "receive")
+        self._is_stepping = False
+        arrays = self._arrays
+        _, faults = self._answers(range(len(self._groups)))
+        valid_E = ~self._new_E
+        self._reset_new(faults)
+        for i, fault in faults.items():
+            rows = self._slices[i]
+            self._restart(i, fault)
+            valid_E[rows] = False
+            for name in self._reported:
+                if name != "observation":
+                    arrays[name][rows] = 0
+            arrays["next_observation"][rows] = arrays["observation"][rows]
+        copies = {name: arrays[name].copy() for name in self._reported}
+        return StepResult(
+            observation_ED=copies["observation"],
+            next_observation_ED=copies["next_observation"],
+            reward_E=copies["reward"],
+            terminated_E=copies["terminated"],
+            truncated_E=copies["truncated"],
+            success_E=copies["success"],
+            valid_E=valid_E,
+            extra={name: copies[name] for name in self._info_names},
+            info={key: copies[column] for key, column in self._info_columns.items()},
+        )
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        """Start an episode in every environment.
+
+        Args:
+            seed: one per environment; a single one gives environment ``i`` the seed ``seed + i``.
+            options: handed to every environment's ``reset``, except for ``reset_mask``: an array of
+                one boolean per environment, of which only the true ones are reset.
+        """
+        if seed is None or isinstance(seed, (int, np.integer)):
+            seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ConfigurationError(
+                f"{len(seed)} seeds are given for {self.num_envs} environments"
+            )
+        seeds = [None if one is None else int(one) for one in seed]
+        reset_E = np.ones(self.num_envs, np.bool_)
+        if options is not None and "reset_mask" in options:
+            options = dict(options)
+            reset_E = self._checked_mask(options.pop("reset_mask"))
+        self._each(
+            "reset", [(seeds[rows], options, reset_E[rows].tolist()) for rows in self._slices]
+        )
+        self._has_episode_E |= reset_E
+        self._new_E[reset_E] = False
+        self._return_E[reset_E] = 0
+        self._length_E[reset_E] = 0
+        return self._arrays["observation"].copy(), {}
+
+    def step(
+        self, actions: npt.NDArray
+    ) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray, npt.NDArray, dict[str, Any]]:
+        """Step as Gymnasium's vector environments do.
+
+        The last observation of an episode that ended is in ``info["final_obs"]``.
+        """
+        self.send(actions)
+        result = self.receive()
+        self._return_E[~result.valid_E] = 0
+        self._length_E[~result.valid_E] = -1
+        self._return_E += result.reward_E
+        self._length_E += 1
+        everywhere = np.ones(self.num_envs, np.bool_)
+        success_E = result.success_E.astype(np.float64)
+        info: dict[str, Any] = {"success": success_E, "_success": everywhere}
+        done_E = result.terminated_E | result.truncated_E
+        if done_E.any():
+            final = np.full(self.num_envs, None, dtype=object)
+            for i in np.flatnonzero(done_E):
+                final[i] = result.next_observation_ED[i]
+            episode = {
+                "r": np.where(done_E, self._return_E, 0.0),
+                "l": np.where(done_E, self._length_E, 0),
+            }
+            info |= {"final_obs": final, "_final_obs": done_E, "_final_info": done_E}
+            info["final_info"] = {
+                "success": success_E,
+                "_success": done_E,
+                "episode": episode,
+                "_episode": done_E,
+            }
+            self._return_E[done_E] = 0
+            self._length_E[done_E] = 0
+        return result.observation_ED, result.reward_E, result.terminated_E, result.truncated_E, info
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Return the state of every environment, as plain values: all that its future depends on.
+
+        The ``state`` of an environment that cannot be saved is None, and ``unsavable`` the reason.
+        """
+        parts = self._each("get_state", [()] * len(self._slices))
+        states: list[dict[str, Any]] = []
+        for e, state in enumerate(state for part in parts for state in part):
+            reason = None if state is None else state.get("unsavable")
+            states.append(
+                {
+                    "state": state if reason is None else None,
+                    "unsavable": reason,
+                    "restarts": int(self._restarts_E[e]),
+                    "new": bool(self._new_E[e]),
+                }
+            )
+        return states
+
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restore the state of every environment.
+
+        One that was broken when it was saved, or could not be saved, starts a new episode with
+        draws of its own. Its next step is not valid: the caller does not know the observation.
+        """
+        if len(states) != self.num_envs:
+            raise ConfigurationError(
+                f"{len(states)} states are given for {self.num_envs} environments"
+            )
+        missing_E = np.array([state["state"] is None for state in states])
+        self._restarts_E[:] = [count(state["restarts"], "restarts") for state in states]
+        self._restarts_E += missing_E
+        self._new_E[:] = [flag(state["new"], "new episode") for state in states]
+        self._new_E |= missing_E
+        parts = [
+            {"seed": self._seed_of(e)} if missing_E[e] else state["state"]
+            for e, state in enumerate(states)
+        ]
+        self._each("set_state", [(parts[rows],) for rows in self._slices])
+        self._has_episode_E[:] = True
+
+    def remake(self, benchmark: Benchmark | None = None) -> None:
+        """Close every environment, and build new ones, with draws of their own.
+
+        They start new episodes. The next step is not valid: the caller does not know the
+        observation.
+
+        Args:
+            benchmark: that makes them, with the same tasks, spaces and fields; None for the former
+                one, whose attributes may have changed.
+
+        Raises:
+            ConfigurationError: if its tasks, spaces or fields are not the former ones.
+        """
+        self._check_is_idle()
+        benchmark = self._benchmark if benchmark is None else benchmark
+        benchmark = with_layers_of(self._benchmark, benchmark)
+        spec = check_spec(benchmark.spec)
+        check_same(self.spec_, spec)
+        if self._split not in benchmark.splits:
+            raise ConfigurationError(
+                f"the new benchmark has the splits {', '.join(benchmark.splits)}:"
+                f" give one with {self._split}"
+            )
+        close_together(self._groups)
+        self._benchmark = benchmark
+        self.spec_ = spec
+        self.fault = None
+        self._dead.clear()
+        self._restarts_E += 1
+        self._groups = [self._start(i) for i in range(len(self._slices))]
+        self._each("reset", [([None] * len(self.task_E[rows]), None) for rows in self._slices])
+        self._has_episode_E[:] = True
+        self._new_E[:] = True
+
+    def unsavable(self) -> dict[str, str]:
+        """Return the tasks whose environments cannot be saved, with the reason for each.
+
+        They start new episodes after a resume. Call it after ``reset``.
+        """
+        return {
+            self.spec_.task_names[task]: state["unsavable"]
+            for task, state in zip(self.task_E.tolist(), self.get_state(), strict=True)
+            if state["unsavable"] is not None
+        }
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return an attribute of every environment, called with the arguments if it is callable."""
+        parts = self._each("call", [(name, *args)] * len(self._slices), kwargs)
+        return tuple(value for part in parts for value in part)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every environment."""
+        return self.call(name)
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """The ``np_random`` of every environment; copies, where there are workers."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
+        """The ``np_random_seed`` of every environment; -1 where it is not known."""
+        return self.get_attr("np_random_seed")
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the workers; a second ``close`` does nothing, also if an environment raises here."""
+        self.closed = True
+        close_together(self._groups)
+
+    def _check_is_idle(self) -> None:
+        """Check that the environments can be asked for something.
+
+        Raises:
+            ClosedEnvironmentError: after ``close``.
+            AlreadyPendingCallError: between ``send`` and ``receive``.
+        """
+        if self.closed:
+            raise ClosedEnvironmentError("the environments are closed: make a new VectorEnv")
+        if self._is_stepping:
+            raise AlreadyPendingCallError("a step is under way: call receive() first", "step")
+
+    def _checked_mask(self, mask: Any) -> npt.NDArray[np.bool_]:
+        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
+        if not is_mask or mask.shape != (self.num_envs,) or not mask.any():
+            raise ConfigurationError(
+                f"options['reset_mask'] is {mask!r}: give an array of {self.num_envs} booleans, one"
+                " per environment, of which at least one is true"
+            )
+        return mask
+
+    def _seed_of(self, e: int) -> int:
+        restarts = int(self._restarts_E[e])
+        place = self._places[e]
+        key = (place, restarts) if restarts else (place,)
+        return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
+
+    def _start(self, i: int) -> LocalGroup | WorkerGroup:
+        rows = self._slices[i]
+        self.builds_E[rows] += 1
+        self._arrays["built"][rows] = False
+        plan = GroupPlan(
+            benchmark=self._benchmark,
+            tasks=self.task_E[rows].tolist(),
+            split=self._split,
+            seeds=[self._seed_of(e) for e in range(rows.start, rows.stop)],
+            num_envs=self.num_envs,
+            first=rows.start,
+        )
+        if self._memory is None:
+            return LocalGroup(plan, self._arrays)
+        return WorkerGroup(plan, self._arrays, self._memory, f"environments-{i}", self._timeout)
+
+    def _each(
+        self, method: str, arguments: list[tuple], keywords: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Return every group's answer, and None for each environment of a dead group.
+
+        A group that breaks is rebuilt and asked again.
+        """
+        self._check_is_idle()
+        if self.fault is not None and method != "get_state":
+            raise self.fault
+        built_E = self._arrays["built"]
+        is_building = not built_E.all()  # workers build at their first request
+        with polled_progress_bar(
+            "building environments",
+            self.num_envs,
+            lambda: int(built_E.sum()),
+            self._progress and is_building,
+        ):
+            return self._all_answers(method, arguments, keywords or {})
+
+    def _all_answers(
+        self, method: str, arguments: list[tuple], keywords: dict[str, Any]
+    ) -> list[Any]:
+        answers: dict[int, Any] = {}
+        while missing := [
+            i for i in range(len(self._groups)) if i not in answers and i not in self._dead
+        ]:
+            for i in missing:
+                self._groups[i].ask(method, *arguments[i], **keywords)
+            answered, faults = self._answers(missing)
+            answers |= answered
+            for i, fault in faults.items():
+                self._restart(i, fault)
+                if method != "set_state":  # which has set `_new_E` itself
+                    self._new_E[self._slices[i]] = True
+            if self.fault is not None and method != "get_state":
+                raise self.fault
+        return [
+            answers.get(i, [None] * len(self.task_E[rows])) for i, rows in enumerate(self._slices)
+        ]
+
+    def _reset_new(self, faults: dict[int, EnvironmentFaultError]) -> None:
+        """Reset where an episode's first step was made with an action for another observation."""
+        if not self._new_E.any():
+            return
+        asked = []
+        for i, rows in enumerate(self._slices):
+            if self._new_E[rows].any() and i not in faults and i not in self._dead:
+                self._groups[i].ask("reset_some", np.flatnonzero(self._new_E[rows]).tolist())
+                asked.append(i)
+        self._new_E[:] = False
+        faults |= self._answers(asked)[1]
+
+    def _answers(
+        self, which: Sequence[int]
+    ) -> tuple[dict[int, Any], dict[int, EnvironmentFaultError]]:
+        """Return answers and faults by group.
+
+        A fault is raised once all groups have answered, so that no answer is left in a pipe.
+        """
+        answers: dict[int, Any] = {}
+        faults: dict[int, EnvironmentFaultError] = {}
+        mistakes: list[Exception] = []
+        for i in which:
+            try:
+                answers[i] = self._groups[i].answer()
+            except (CallError, ConfigurationError) as mistake:
+                mistakes.append(mistake)
+            except EnvironmentFaultError as fault:
+                faults[i] = fault
+        if mistakes or (faults and self.max_restarts is None):
+            raise [*mistakes, *faults.values()][0]
+        return answers, faults
+
+    def _restart(self, i: int, fault: EnvironmentFaultError) -> None:
+        """Rebuild a group and reset it, or set ``fault`` if the restarts are used up."""
+        assert self.max_restarts is not None
+        group = self._groups[i]
+        group.kill()
+        while True:
+            if self.num_restarts >= self.max_restarts:
+                self.fault = RestartsExhaustedError(
+                    f"{fault} (after {self.num_restarts} restarts, the most allowed)"
+                )
+                self._dead.add(i)
+                return
+            self.num_restarts += 1
+            self._restarts_E[self._slices[i]] += 1
+            self._on_restart(str(fault))
+            self._groups[i] = group = self._start(i)
+            group.ask("reset", [None] * len(self.task_E[self._slices[i]]), None)
+            try:
+                group.answer()
+                return
+            except EnvironmentFaultError as next_fault:
+                group.kill()
+                fault = next_fault

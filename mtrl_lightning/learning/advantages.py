@@ -1,0 +1,122 @@
+"""Advantages and losses of proximal policy optimization, as pure functions.
+
+Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation"
+(arXiv 1506.02438), and 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), with one
+loss per task.
+
+Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trained tasks,
+``B = R * n`` batch (task-major).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtrl_lightning.learning.losses import per_task
+
+EPSILON = 1e-8
+"""Keeps divisors above 0: deviations of advantages, variances of returns, sums of norms."""
+
+
+def episode_cuts(terminated_SE: Tensor, truncated_SE: Tensor, valid_SE: Tensor) -> Tensor:
+    """Return where a transition is not followed by the next row of its environment, ``[S, E]``.
+
+    That is at an episode's end, before a transition that never happened because the environment was
+    rebuilt, and at the last step.
+    """
+    next_valid_SE = torch.cat([valid_SE[1:], torch.zeros_like(valid_SE[:1])])
+    return terminated_SE | truncated_SE | ~next_valid_SE
+
+
+def generalized_advantages(
+    reward_SE: Tensor,
+    value_SE: Tensor,
+    next_value_SE: Tensor,
+    terminated_SE: Tensor,
+    cut_SE: Tensor,
+    discount: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Return the advantages ``[S, E]``, equation 16 of Schulman et al. 2016.
+
+    ``delta_t = r_t + discount (1 - terminated_t) V(s'_t) - V(s_t)`` and
+    ``A_t = delta_t + discount gae_lambda (1 - cut_t) A_(t+1)``.
+
+    Args:
+        reward_SE: rewards.
+        value_SE: values of the observations.
+        next_value_SE: values of the true successors, also at an episode's end.
+        terminated_SE: where the task ended, so that nothing is bootstrapped.
+        cut_SE: where the next row is no successor; see ``episode_cuts``.
+        discount: gamma.
+        gae_lambda: lambda.
+    """
+    bootstrap_SE = torch.where(terminated_SE, 0.0, next_value_SE)
+    delta_SE = reward_SE + discount * bootstrap_SE - value_SE
+    decay_SE = discount * gae_lambda * (~cut_SE).to(delta_SE)
+    advantage_SE = torch.empty_like(delta_SE)
+    advantage_E = torch.zeros_like(delta_SE[0])
+    for step in reversed(range(len(delta_SE))):
+        advantage_E = delta_SE[step] + decay_SE[step] * advantage_E
+        advantage_SE[step] = advantage_E
+    return advantage_SE
+
+
+def task_moments(
+    value_SE: Tensor, task_E: Tensor, valid_SE: Tensor, num_tasks: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each task's mean, variance and number of valid values, ``[T]``; zeros for no value."""
+    weight_SE = valid_SE.to(value_SE)
+    count_T = _task_sums(weight_SE, task_E, num_tasks)
+    divisor_T = count_T.clamp(min=1)
+    mean_T = _task_sums(weight_SE * value_SE, task_E, num_tasks) / divisor_T
+    deviation_SE = weight_SE * (value_SE - mean_T[task_E])
+    variance_T = _task_sums(deviation_SE.square(), task_E, num_tasks) / divisor_T
+    return mean_T, variance_T, count_T
+
+
+def _task_sums(value_SE: Tensor, task_E: Tensor, num_tasks: int) -> Tensor:
+    total_T = value_SE.new_zeros(num_tasks)
+    return total_T.index_add_(0, task_E, value_SE.sum(0))
+
+
+def surrogate_loss(
+    log_prob_B: Tensor,
+    old_log_prob_B: Tensor,
+    advantage_B: Tensor,
+    clip: float,
+    num_tasks: int,
+) -> Tensor:
+    """Return each task's clipped surrogate (equation 7 of Schulman et al. 2017), negated, ``[R]``.
+
+    ``-mean min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``.
+    """
+    ratio_B = (log_prob_B - old_log_prob_B).exp()
+    clipped_B = ratio_B.clamp(1 - clip, 1 + clip)
+    gain_B = torch.minimum(ratio_B * advantage_B, clipped_B * advantage_B)
+    return per_task(-gain_B, num_tasks)
+
+
+def value_loss(
+    value_B: Tensor, target_B: Tensor, old_value_B: Tensor, clip: float | None, num_tasks: int
+) -> Tensor:
+    """Return each task's mean squared error of the values ``[R]``.
+
+    With ``clip``, the larger of this error and that of the value clipped to ``old_value +- clip``
+    (as in the authors' program, baselines/ppo2).
+    """
+    error_B = (value_B - target_B).square()
+    if clip is not None:
+        near_B = old_value_B + (value_B - old_value_B).clamp(-clip, clip)
+        error_B = torch.maximum(error_B, (near_B - target_B).square())
+    return per_task(error_B, num_tasks)
+
+
+def approximate_kl(log_prob_B: Tensor, old_log_prob_B: Tensor) -> Tensor:
+    """Estimate ``KL(pi_old || pi)`` from samples of ``pi_old``; never negative.
+
+    ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3).
+    """
+    log_ratio_B = log_prob_B - old_log_prob_B
+    return (log_ratio_B.expm1() - log_ratio_B).mean()

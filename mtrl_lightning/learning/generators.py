@@ -1,0 +1,105 @@
+"""Named random generators, and those of the process, with their states."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mtrl_lightning import saved
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.states import Share
+
+LARGEST_SEED = 2**128
+NUMPY_BUFFER = 624
+"""Numbers in the buffer of NumPy's global generator, an MT19937."""
+
+
+class Generators:
+    """Named random generators on the device that asks for them.
+
+    Args:
+        seed: of all of them; each name gets a stream of its own.
+        per_rank: names of generators whose numbers differ between processes: those for rows of a
+            batch or for environments, of which each process has its own. All others yield the same
+            numbers on all processes.
+    """
+
+    def __init__(self, seed: int, per_rank: Iterable[str] = ()) -> None:
+        self.per_rank = set(per_rank)
+        """Names of generators that differ between processes; add one before its first use."""
+        self._seed = seed
+        self._generators: dict[str, torch.Generator] = {}
+        self._saved: dict[str, Any] = {}
+
+    def get(self, name: str, device: torch.device) -> torch.Generator:
+        """Return the generator of this name."""
+        if name not in self._generators or self._generators[name].device.type != device.type:
+            generator = torch.Generator(device)
+            saved = self._saved.get(name)
+            if saved is not None and saved["device"] == device.type:
+                generator.set_state(saved["state"].cpu())
+            else:
+                stream = zlib.crc32(f"{name}-{self._seed}".encode())
+                if name in self.per_rank:
+                    stream = distributed.seed_of_rank(stream)
+                generator.manual_seed(stream + (self._seed << 32) % 2**62)
+            self._generators[name] = generator
+        return self._generators[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seed, and every generator's device and state."""
+        used = {
+            n: {"device": g.device.type, "state": g.get_state()}
+            for n, g in self._generators.items()
+        }
+        return {"seed": self._seed, "used": {**self._saved, **used}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the states; one saved on another kind of device starts from the seed."""
+        self._seed = saved.integer(state["seed"], "seed", LARGEST_SEED)
+        self._saved = {name: _checked_generator(value) for name, value in state["used"].items()}
+        self._generators = {}
+
+    def reshard(self, states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank; a new one begins its own generators from the seed."""
+        own = share.own(states)
+        if own is not None:
+            return own
+        used = states[0]["used"].items()
+        return {**states[0], "used": {n: saved for n, saved in used if n not in self.per_rank}}
+
+
+def _checked_generator(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a generator; one of the CPU is tried, which finds out what is wrong."""
+    state = value["state"].cpu()
+    if value["device"] == "cpu":
+        torch.Generator().set_state(state)
+    return {"device": saved.text(value["device"], "device of a generator"), "state": state}
+
+
+def global_generators() -> dict[str, Any]:
+    """Return the states of this process' generators, which only a user's code draws from."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
+        "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
+        "python": random.getstate(),
+    }
+
+
+def restore_global_generators(state: dict[str, Any]) -> None:
+    """Restore ``global_generators``; those of devices only where there are as many."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    kind, keys, position, *rest = state["numpy"]
+    # NumPy reads its buffer at this place without a check
+    saved.count(position, "position in NumPy's generator", NUMPY_BUFFER)
+    np.random.set_state((kind, keys, position, *rest))
+    random.setstate(state["python"])

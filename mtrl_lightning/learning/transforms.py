@@ -1,0 +1,82 @@
+"""What is done to transitions before an algorithm learns from them.
+
+Shapes: ``R`` trained tasks, ``B`` batch, ``D`` observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from mtrl_lightning.ranks.states import Share
+from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+
+
+class Transform(nn.Module):
+    """Change sampled batches, such as their rewards; built by a factory ``(spec) -> Transform``.
+
+    The replay keeps what was received, so a transform whose numbers change applies to all of it.
+
+    Args:
+        spec: the tasks.
+    """
+
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Quantities of the algorithm that ``forward`` takes besides the batch, by name: see
+    ``Algorithm.quantities``."""
+
+    generator: Callable[[torch.device], torch.Generator]
+    """Returns the transform's own generator for draws on a device, which is saved with checkpoints.
+    The algorithm sets it; with several processes each draws other numbers."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+
+    def observe(self, transitions: Transitions) -> None:
+        """Receive the transitions of one vector step, in the order in which they happen.
+
+        With several processes each receives its own environments', and all have to come to the same
+        numbers: see ``mtrl_lightning.ranks.distributed``.
+        """
+
+    def sync_ranks(self) -> None:
+        """Come to the same numbers on all ranks, where ``observe`` changes them by whole episodes.
+
+        Called on all ranks after an episode has ended on any of them.
+        """
+
+    @staticmethod
+    def reshard(states: Sequence[Any], share: Share) -> Any:
+        """Return one process' extra state when a run continues with another number of them.
+
+        Here it is the same on all processes. A transform whose ``get_extra_state`` has something
+        for each environment overrides this.
+
+        Args:
+            states: what ``get_extra_state`` returned on all processes of the checkpoint.
+            share: which process it is, and where its environments were.
+        """
+        return states[0]
+
+    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
+        """Receive each trained task's mean reward in the replay.
+
+        Called before the first update and whenever the networks are reset.
+        """
+
+    def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return the observations ``[B, D]`` that the policy acts on."""
+        return observation_BD
+
+    def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
+        """Return the batch to learn from; here its observations are changed as in acting."""
+        observation_BD = self.observation(batch.observation_BD, batch.task_B)
+        next_observation_BD = self.observation(batch.next_observation_BD, batch.task_B)
+        return batch._replace(
+            observation_BD=observation_BD, next_observation_BD=next_observation_BD
+        )

@@ -1,0 +1,301 @@
+"""One optimizer step from the tasks' losses, for actors, critics, temperatures, auxiliaries.
+
+Shapes: ``R`` trained tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from mtrl_lightning.checks import above
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
+from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.guard import DivergenceGuard
+from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_options
+from mtrl_lightning.memory import CPU
+from mtrl_lightning.networks import TaskModule
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.types import EnvSpec
+
+Extra = TypeVar("Extra")
+"""What a loss function returns beside the losses, for the caller."""
+
+
+class Update:
+    """Train modules on the tasks' losses; ``update(lambda: (loss_R, extra))`` makes one step.
+
+    A step whose gradient is not finite changes neither weights nor the optimizer's and the gradient
+    method's state; the guard is informed of it.
+
+    With several processes, each has a share of every task's rows. Losses and gradients are averaged
+    over them, so that all make the step of the joined batch. All that decides (masks, weights, the
+    gradient method, repairs, whether the step is finite) goes by the averages.
+
+    Args:
+        name: prefix of its metrics, such as ``critic``.
+        modules: what is trained, in the optimizer's order. A ``TaskModule`` says which of its
+            parameters tasks share; those of other modules, such as an encoder, are all shared.
+        make_optimizer: builds the optimizer from the parameters.
+        generators: the algorithm's random generators.
+        metrics: receives the mean loss, and statistics of the gradient if there is a ``method``.
+        guard: what happens to steps that are not finite.
+        spec: the tasks; the losses are those of the trained ones.
+        method: how the tasks' losses become one gradient; None for the mean of losses.
+        max_grad_norm: global norm to which the gradient is clipped, above 0; None for no clipping.
+        clip_groups: groups of parameters that are clipped apart, each by the norm of its own
+            gradient; all trained parameters must be among them. None for one group.
+        weights: returns how much each task's loss counts, ``[R]``; None for equal weights.
+        frozen: parameters that the losses depend on and do not train.
+
+    Raises:
+        ConfigurationError: if the gradient method has no shared parameter to work on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        modules: Sequence[nn.Module],
+        make_optimizer: OptimizerCallable,
+        *,
+        generators: Generators,
+        metrics: MeanMetrics,
+        guard: DivergenceGuard,
+        spec: EnvSpec,
+        method: GradientMethod | None = None,
+        max_grad_norm: float | None = None,
+        clip_groups: Sequence[Sequence[Parameter]] | None = None,
+        weights: Callable[[], Tensor] | None = None,
+        frozen: Sequence[Parameter] = (),
+    ) -> None:
+        above(0, prefix=f"{name}_", hint=", or null for no clipping", max_grad_norm=max_grad_norm)
+        self.name = name
+        self.method = Mean(spec) if method is None else method
+        self.task_parameters = task_parameters(modules)
+        self.method.check(self.task_parameters)
+        self.optimizer: Optimizer | None = None
+        self.grad_norm = torch.tensor(0.0)
+        """Of the last gradient, before it is clipped; not finite if the step was left out."""
+        self.parameters = [parameter for module in modules for parameter in module.parameters()]
+        """Everything that the optimizer has, also what is frozen."""
+        self._networks = [module for module in modules if isinstance(module, TaskModule)]
+        self._trained = self.task_parameters.shared + self.task_parameters.own
+        masks = any(
+            type(network).mask_losses is not TaskModule.mask_losses for network in self._networks
+        )
+        self._needs_values = masks or self.method.depends_on_values
+        """Whether the losses of the joined batch are needed before the backward pass."""
+        self._make_optimizer = make_optimizer
+        self._generators = generators
+        self._metrics = metrics
+        self._guard = guard
+        self._task_R = torch.tensor(spec.train_tasks)
+        self._logs_gradient = method is not None
+        self._max_grad_norm = max_grad_norm
+        self._clip_groups = clip_groups
+        self._weights = weights
+        self._frozen = [parameter for parameter in frozen if parameter.requires_grad]
+
+    def configure_optimizer(self) -> Optimizer:
+        """Build the optimizer, which the following steps use, and return it.
+
+        Raises:
+            ConfigurationError: if its options are out of range.
+        """
+        try:
+            self.optimizer = self._make_optimizer(self.parameters)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"the optimizer of {self.name} cannot be built ({error}): see"
+                f" model.init_args.{self.name}_optimizer"
+            ) from error
+        return self.optimizer
+
+    def check_optimizer(self, saved: Any) -> None:
+        """Check that what an optimizer's ``state_dict`` returned fits this one.
+
+        Raises:
+            ConfigurationError: if it does not.
+        """
+        assert self.optimizer is not None, "configure_optimizer comes before its state"
+        check_optimizer(saved, self.optimizer, self.parameters, self._make_optimizer)
+
+    def use_own_options(self, saved: Any) -> None:
+        """Replace the options in what an optimizer's ``state_dict`` returned by this one's."""
+        assert self.optimizer is not None, "configure_optimizer comes before its state"
+        replace_options(saved, self.optimizer)
+
+    def __call__(self, losses: Callable[[], tuple[Tensor, Extra]]) -> Extra:
+        """Make one step.
+
+        Args:
+            losses: returns the tasks' losses ``[R]`` and anything else. A gradient method may call
+                it a second time, without a graph, so it must draw nothing.
+
+        Returns:
+            What the losses came with.
+
+        Raises:
+            DivergenceError: if the gradient is not finite and the guard refuses to skip the step.
+        """
+        optimizer = self.optimizer
+        assert optimizer is not None, "configure_optimizer comes before the first step"
+        with without_gradients(self._frozen):
+            own_loss_R, extra = losses()
+        loss_R = distributed.global_losses(own_loss_R) if self._needs_values else own_loss_R
+        device = loss_R.device.type
+        precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        weight_R = self._task_weights()
+        method_state = [buffer.clone() for buffer in self.method.buffers()]
+        draws = self._generators.get("gradient", CPU)
+
+        optimizer.zero_grad()
+        with torch.autocast(device, enabled=False):  # it would round the products of gradients
+            weighted_R = self._weighted(loss_R, weight_R)
+            self.method.backward(weighted_R, self.task_parameters, draws)
+            if not self._needs_values:
+                loss_R = own_loss_R.detach().clone()
+                distributed.average_gradients(self._trained, [loss_R])
+            elif not self.method.averages_gradients:
+                distributed.average_gradients(self._trained)
+            gradients = [p.grad for p in self._trained if p.grad is not None]
+            norm = self.grad_norm = get_total_norm(gradients)
+            if self._max_grad_norm is not None:
+                self._clip(self._max_grad_norm, norm)
+            is_finite = self._step_if_finite(optimizer, norm)
+            self._repair_networks(loss_R.detach())
+
+            def losses_after() -> Tensor:
+                with torch.autocast(*precision):
+                    new_loss_R, _ = losses()
+                return self._weighted(distributed.global_losses(new_loss_R), weight_R)
+
+            if is_finite is not False:
+                with torch.no_grad():
+                    self.method.after_step(losses_after)
+            self._restore_method(method_state, is_finite)
+        self._log(loss_R, norm)
+        self._guard.check(self.name, is_finite, loss_R.detach())
+        return extra
+
+    def _clip(self, max_norm: float, norm: Tensor) -> None:
+        """Clip the gradient, whose norm is given, or each group's by its own norm."""
+        if self._clip_groups is None:
+            clip_grads_with_norm_(self._trained, max_norm, norm)
+            return
+        for group in self._clip_groups:
+            own_norm = get_total_norm([p.grad for p in group if p.grad is not None])
+            clip_grads_with_norm_(group, max_norm, own_norm)
+
+    def _task_weights(self) -> Tensor | None:
+        if self._weights is None:
+            return None
+        with torch.no_grad():
+            return self._weights()
+
+    def _weighted(self, loss_R: Tensor, weight_R: Tensor | None) -> Tensor:
+        for network in self._networks:
+            loss_R = network.mask_losses(loss_R)
+        return loss_R if weight_R is None else loss_R * weight_R
+
+    def _step_if_finite(self, optimizer: Optimizer, norm: Tensor) -> bool | Tensor:
+        """Make the step if the gradient's norm is finite; return whether it is.
+
+        The answer is a tensor where the device itself leaves the step out, without being waited
+        for. That takes an optimizer with ``found_inf``, as fused ones have for gradient scaling.
+        """
+        if decides_on_device(norm.device) and _skips_on_device(optimizer):
+            is_finite = norm < math.inf  # false for NaN
+            optimizer.found_inf = torch.where(is_finite, 0.0, 1.0)  # type: ignore[attr-defined]
+            optimizer.step()
+            return is_finite
+        if math.isfinite(norm):
+            optimizer.step()
+            return True
+        return False
+
+    def _repair_networks(self, loss_R: Tensor) -> None:
+        """Let networks repair what a step cannot, also where the step was left out."""
+        if not self._networks:
+            return
+        if self._task_R.device != loss_R.device:
+            self._task_R = self._task_R.to(loss_R.device)
+        draws = self._generators.get("repair", loss_R.device)
+        for network in self._networks:
+            network.after_step(loss_R, self._task_R, draws)
+
+    def _restore_method(self, state: Sequence[Tensor], is_finite: bool | Tensor) -> None:
+        """Undo what the gradient method learned from a step that was left out."""
+        if is_finite is True:
+            return
+        for buffer, before in zip(self.method.buffers(), state, strict=True):
+            kept = before if is_finite is False else torch.where(is_finite, buffer, before)
+            buffer.copy_(kept)
+
+    def _log(self, loss_R: Tensor, norm: Tensor) -> None:
+        self._metrics.add({f"{self.name}_loss": loss_R.mean()})
+        if self._logs_gradient:
+            statistics = {"grad_norm": norm, **self.method.metrics()}
+            self._metrics.add({f"{self.name}_{key}": value for key, value in statistics.items()})
+
+
+def decides_on_device(device: torch.device) -> bool:
+    """Return whether the device has to be waited for to see a number, as a GPU."""
+    return device.type != "cpu"
+
+
+def _skips_on_device(optimizer: Optimizer) -> bool:
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
+    """Return what is trained, other modules before networks; frozen parameters are left out.
+
+    Args:
+        modules: networks, and modules that all tasks share.
+    """
+    networks = [module for module in modules if isinstance(module, TaskModule)]
+    shared: list[Parameter] = []
+    own: list[Parameter] = []
+    for module in modules:
+        if not isinstance(module, TaskModule):
+            shared += _trained(module.parameters())
+    last_shared = [parameter for parameter in shared if parameter.ndim > 1][-1:]
+    sharing = [network for network in networks if any(True for _ in network.shared_parameters())]
+    if sharing:
+        last_shared = [network.last_shared_weight() for network in sharing]
+    for network in networks:
+        network_shared = _trained(network.shared_parameters())
+        known = {id(parameter) for parameter in network_shared}
+        shared += network_shared
+        own += [
+            parameter for parameter in _trained(network.parameters()) if id(parameter) not in known
+        ]
+    return TaskParameters(shared, own, last_shared)
+
+
+def _trained(parameters: Iterator[Parameter]) -> list[Parameter]:
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+@contextmanager
+def without_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Leave parameters out of the graph, so that only a module's input gets a gradient."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

@@ -1,0 +1,117 @@
+"""How much each task's loss counts.
+
+Shapes: ``R`` trained tasks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.temperature import Temperature
+from mtrl_lightning.types import EnvSpec, known_tasks
+
+
+class TaskWeighting(nn.Module):
+    """Weights of the tasks' losses; built by a factory ``(spec) -> TaskWeighting``.
+
+    The weights sum to ``R``, so that the mean of weighted losses is a weighted mean. FAMO and
+    Nash-MTL do not depend on the scale of losses: with them, weights above 0 are without effect.
+
+    Args:
+        spec: the tasks.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+
+    def check(self, temperature: Temperature | None) -> None:
+        """Check that the temperature is what the weights need; None for an algorithm without one.
+
+        Raises:
+            ConfigurationError: if it is not.
+        """
+
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
+        """Return the trained tasks' weights ``[R]`` for log temperatures ``[R]``, detached."""
+        raise NotImplementedError
+
+
+class EqualWeights(TaskWeighting):
+    """Every task counts alike.
+
+    Args:
+        spec: the tasks.
+    """
+
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
+        """Return ones."""
+        return torch.ones_like(log_alpha_R)
+
+
+class ByTemperature(TaskWeighting):
+    """Weight tasks of low temperature more: ``R softmax(-log alpha)`` (Yang et al. 2020).
+
+    A task whose policy has become sharp is learned, and the others should not disturb it. Needs one
+    temperature per task.
+
+    Args:
+        spec: the tasks.
+    """
+
+    def check(self, temperature: Temperature | None) -> None:
+        """Refuse one temperature for all: it would weight nothing."""
+        if temperature is None:
+            raise ConfigurationError(
+                "task_weighting ByTemperature needs temperatures, and the algorithm has none:"
+                " set task_weighting to EqualWeights or ByHand"
+            )
+        if not temperature.is_learned:
+            raise ConfigurationError(
+                "task_weighting ByTemperature needs temperatures that are learned, and this one is"
+                " fixed: set task_weighting to EqualWeights or ByHand"
+            )
+        if not temperature.per_task:
+            raise ConfigurationError(
+                "task_weighting ByTemperature needs one temperature per task:"
+                " set temperature.init_args.per_task to true"
+            )
+
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
+        """Return ``R softmax(-log alpha)``."""
+        return len(log_alpha_R) * torch.softmax(-log_alpha_R.detach(), 0)
+
+
+class ByHand(TaskWeighting):
+    """Weights given task by task; tasks that are not named have 1. Only their proportions matter.
+
+    Args:
+        spec: the tasks.
+        weights: task name to weight, 0 or above.
+
+    Raises:
+        ConfigurationError: if a task is unknown or not trained on, or no weight is above 0.
+    """
+
+    weight_R: Tensor
+
+    def __init__(self, spec: EnvSpec, weights: dict[str, float]) -> None:
+        super().__init__(spec)
+        trained = [spec.task_names[i] for i in spec.train_tasks]
+        names = known_tasks(list(weights), spec.task_names)
+        weights = dict(zip(names, weights.values(), strict=True))
+        if excluded := [name for name in weights if name not in trained]:
+            raise ConfigurationError(
+                f"{', '.join(excluded)}: excluded from training, and so without a weight; leave out"
+            )
+        weight_R = torch.tensor([float(weights.get(name, 1.0)) for name in trained])
+        if not (weight_R.isfinite().all() and (weight_R >= 0).all() and weight_R.sum() > 0):
+            raise ConfigurationError(
+                f"task weights {weights}: give numbers of 0 and above, and at least one above 0"
+            )
+        self.register_buffer("weight_R", weight_R * len(trained) / weight_R.sum(), persistent=False)
+
+    def forward(self, log_alpha_R: Tensor) -> Tensor:
+        """Return the weights given, scaled to the sum ``R``."""
+        return self.weight_R

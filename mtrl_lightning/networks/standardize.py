@@ -1,0 +1,160 @@
+"""Standardized observations: an encoder with running statistics.
+
+Shapes: ``B`` batch, ``N`` rows of a batch, ``T`` tasks, ``D`` observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks.encoder import Identity
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.types import EnvSpec
+
+
+class Standardize(Identity):
+    """Standardize a state vector by the mean and standard deviation of the first batches.
+
+    Positions in MetaWorld differ by centimetres from episode to episode, a difference that is small
+    for a network. The statistics are frozen after ``num_updates``, because networks trained with
+    some statistics give wrong values with others.
+
+    With statistics per task, a task that is not trained has those of all trained tasks whose
+    observations have its size; its observations stay as they are if there is none.
+
+    Args:
+        spec: the tasks; observations are vectors.
+        num_updates: number of first updates whose batches are used, at least 1.
+        min_std: lower bound of the standard deviations.
+        clip: largest absolute value of the output.
+        per_task: whether each task has statistics of its own; None for a task's own where
+            observations are of different sizes, and one set for all tasks otherwise.
+
+    Raises:
+        ConfigurationError: if ``per_task`` is False and observations are of different sizes.
+    """
+
+    mean_D: Tensor
+    variance_D: Tensor
+    mean_TD: Tensor
+    variance_TD: Tensor
+    rows_T: Tensor
+    count: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        num_updates: int = 100,
+        min_std: float = 0.02,
+        clip: float = 10.0,
+        per_task: bool | None = None,
+    ) -> None:
+        super().__init__(spec)
+        self._num_updates = num_updates
+        self._min_std = min_std
+        self._clip = clip
+        self._sizes = list(spec.observation_sizes) or [self.out_dim] * spec.num_tasks
+        differ = len(set(self._sizes)) > 1
+        if differ and per_task is False:
+            raise ConfigurationError(
+                "Standardize has per_task false, and the tasks' observations have the sizes"
+                f" {', '.join(map(str, self._sizes))}: the same place has another meaning in each;"
+                " set model.init_args.encoder.init_args.per_task to null"
+            )
+        self._per_task = differ if per_task is None else per_task
+        if self._per_task:
+            self.register_buffer("mean_TD", torch.zeros(spec.num_tasks, self.out_dim))
+            self.register_buffer("variance_TD", torch.ones(spec.num_tasks, self.out_dim))
+            self.register_buffer("rows_T", torch.zeros(spec.num_tasks, dtype=torch.int64))
+        else:
+            self.register_buffer("mean_D", torch.zeros(self.out_dim))
+            self.register_buffer("variance_D", torch.ones(self.out_dim))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self._seen = 0
+        self.register_load_state_dict_post_hook(
+            lambda module, _: setattr(module, "_seen", int(module.count))
+        )
+
+    def observe(self, observation_BD: Tensor, task_B: Tensor) -> bool:
+        """Update the statistics; shared ones require batches with the same number of rows."""
+        if self._seen >= self._num_updates:
+            return False
+        if self._per_task:
+            self._observe_tasks(observation_BD, task_B)
+        else:
+            if self._seen == 0:
+                self.variance_D.zero_()
+            _add_rows(self.mean_D, self.variance_D, observation_BD, 1 / (self._seen + 1))
+        self.count += 1
+        self._seen += 1
+        return True
+
+    def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return the standardized observations; padding stays 0."""
+        if self._per_task:
+            mean = self.mean_TD[task_B]
+            variance = self.variance_TD[task_B]
+        else:
+            mean = self.mean_D
+            variance = self.variance_D
+        std = variance.sqrt().clamp(min=self._min_std)
+        return ((observation_BD - mean) / std).clamp(-self._clip, self._clip)
+
+    def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
+        own_rows_T = torch.bincount(task_B, minlength=len(self._sizes)).tolist()
+        num_rows_T = [sum(numbers) for numbers in zip(*distributed.gather(own_rows_T), strict=True)]
+        for task, num_rows in enumerate(num_rows_T):
+            if num_rows == 0:
+                continue
+            rows_ND = observation_BD[task_B == task]
+            if self.rows_T[task] == 0:  # what stands there is not from rows of the task
+                self.mean_TD[task] = 0
+                self.variance_TD[task] = 0
+            self.rows_T[task] += num_rows
+            weight = num_rows / int(self.rows_T[task])
+            _add_rows(self.mean_TD[task], self.variance_TD[task], rows_ND, weight)
+        fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T > 0).tolist(), self._sizes)
+
+
+def fill_unseen(
+    mean_TD: Tensor, variance_TD: Tensor, is_seen_T: Sequence[bool], sizes: Sequence[int]
+) -> None:
+    """Fill in, in place, the statistics of tasks that have none.
+
+    They get the pooled ones of all tasks that have some and observations of the same size.
+
+    Args:
+        mean_TD: means.
+        variance_TD: variances.
+        is_seen_T: which tasks have statistics of their own.
+        sizes: size of each task's own observation.
+    """
+    for task, size in enumerate(sizes):
+        alike = [i for i, n in enumerate(sizes) if is_seen_T[i] and n == size]
+        if alike and not is_seen_T[task]:
+            mean_ND = mean_TD[alike]
+            mean_TD[task] = mean_ND.mean(0)
+            between_D = mean_ND.var(0, correction=0)
+            variance_TD[task] = variance_TD[alike].mean(0) + between_D
+
+
+def _add_rows(mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float) -> None:
+    """Change mean and variance, in place, to those of a union with rows of this weight in it.
+
+    With several processes the rows are those of all of them. Chan et al. 1979: the variance of a
+    union is the weighted mean of the variances plus the variance of the means.
+    """
+    count = torch.tensor(len(rows_ND), device=rows_ND.device)
+    rows_mean_D, rows_variance_D, _ = distributed.merged_moments(
+        rows_ND.mean(0), rows_ND.var(0, correction=0), count
+    )
+    shift_D = rows_mean_D - mean_D
+    within_D = weight * (rows_variance_D - variance_D)
+    between_D = weight * (1 - weight) * shift_D.square()
+    variance_D += within_D + between_D
+    mean_D += weight * shift_D

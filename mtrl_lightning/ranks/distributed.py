@@ -1,0 +1,498 @@
+"""The processes ("ranks") that train one run together, and what they exchange.
+
+With one process nothing is sent, and every function returns what it was given. All ranks must call
+these functions, in the same order. Never call one under a condition that may differ between ranks.
+
+Shapes: ``N`` ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from mtrl_lightning.errors import RankLostError
+
+V = TypeVar("V")
+
+RANK_TIMEOUT = 600.0
+"""Seconds to wait for the other ranks if ``rollout.rank_timeout`` is not set."""
+LONG_WAIT_FACTOR = 6
+"""How many times as long ranks wait for work of which some of them have much more than others."""
+NOTICE_SECONDS = 2.0
+"""Within this time, all ranks that are still there have noticed that another one is lost."""
+GLOO_RESOLUTION = 1e-3
+"""Seconds by which an exchange may end before its limit, which gloo rounds down."""
+NOTE = "mtrl_lightning/left"
+"""Key, in the store of the process group, of what a rank says when it leaves the run."""
+BROKEN, UNANSWERED = "", "\0unanswered"
+"""What a rank says that leaves because a connection broke, or because it has waited in vain."""
+
+_processes_of_machine = 1
+_is_restart = False
+_timeout = RANK_TIMEOUT
+_limit = RANK_TIMEOUT
+"""Seconds that exchanges wait at present."""
+
+
+class _Left(NamedTuple):
+    """The run that this rank has left."""
+
+    rank: int
+    world_size: int
+    reason: str
+
+
+_left: _Left | None = None
+
+
+def world_size() -> int:
+    """Return the number of ranks, ``N``."""
+    if _left is not None:
+        return _left.world_size
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process among the ranks, from 0."""
+    if _left is not None:
+        return _left.rank
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def local_size() -> int:
+    """Return the number of ranks on this machine, which share its cores and memory."""
+    return _processes_of_machine if world_size() > 1 else 1
+
+
+def set_local_size(number: int) -> None:
+    """Note the number of ranks on this machine."""
+    global _processes_of_machine
+    _processes_of_machine = number
+
+
+def is_restart() -> bool:
+    """Return whether this process knows that a launcher has started the run's processes before."""
+    return _is_restart
+
+
+def set_restart(value: bool) -> None:
+    """Note whether a launcher has started the run's processes before."""
+    global _is_restart
+    _is_restart = value
+
+
+def seed_of_rank(seed: int) -> int:
+    """Return a seed for draws that differ between ranks; rank 0 has the seed itself."""
+    if rank() == 0:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=(rank(),)).generate_state(1)[0])
+
+
+def start(timeout: float) -> None:
+    """Begin a run.
+
+    Args:
+        timeout: seconds that a rank waits for the others before one of them counts as lost.
+    """
+    global _left, _timeout
+    _left = None
+    _timeout = timeout
+    _set_limit(timeout)
+
+
+def _set_limit(seconds: float) -> None:
+    global _limit
+    _limit = seconds
+    if world_size() > 1 and _left is None:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+
+
+@contextmanager
+def long_wait() -> Iterator[None]:
+    """Wait longer in a block: some ranks have much more to do before it than others."""
+    _set_limit(LONG_WAIT_FACTOR * _timeout)
+    try:
+        yield
+    finally:
+        _set_limit(_timeout)
+
+
+def each_of() -> str:
+    """Return the words before numbers of this rank that the others have, too; none for one rank."""
+    return "" if world_size() == 1 else f"Each of {world_size()} processes: "
+
+
+def warn(message: str) -> None:
+    """Warn of something that has happened on this rank, and name it."""
+    whose = "" if world_size() == 1 else f"rank {rank()}: "
+    warnings.warn(f"{whose}{message}", stacklevel=3)
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    """Say which rank is lost where the connection to it breaks or it does not answer."""
+    if _left is not None:
+        raise RankLostError(_left.reason)
+    started_at = time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed raises this class and classes of it
+        # gloo raises the same class if a connection breaks, which ends an exchange at once
+        has_waited = time.monotonic() - started_at + GLOO_RESOLUTION >= _limit
+        # what the failed exchange refers to would keep the connections open
+        traceback.clear_frames(error.__traceback__)
+        raise _lost(error, has_waited) from error
+
+
+def leave(reason: str) -> None:
+    """Let the other ranks know that this one ends, so that they do not wait for it.
+
+    Args:
+        reason: why it ends, which the others say.
+    """
+    if world_size() == 1 or _left is not None:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    _in_time(lambda: store.set(f"{NOTE}/{rank()}", reason))
+    _disconnect("this process has left the run")
+
+
+def _disconnect(reason: str) -> None:
+    """Close the connections, so that no other rank waits for this one, and refuse exchanges."""
+    global _left
+    _left = _Left(rank(), world_size(), reason)
+    if "nccl" not in dist.get_backend_config():  # which may wait for what a lost rank has not sent
+        dist.destroy_process_group()
+
+
+def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
+    """Leave the run, and return an exception that names the ranks that are lost.
+
+    Args:
+        error: what ``torch.distributed`` has raised.
+        has_waited: whether an answer has not come in time; else a connection broke.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    own = rank()
+    others = [other for other in range(world_size()) if other != own]
+    _disconnect(f"rank {own} has lost the connection to another rank")
+    own_words = UNANSWERED if has_waited else BROKEN
+    words = _in_time(lambda: _last_words(store, own, own_words, others))
+    # the first one that has waited in vain breaks the connections of the others
+    is_silent = has_waited or UNANSWERED in (words or {}).values()
+    if words is not None:
+        lost = [other for other in others if words.get(other) not in (BROKEN, UNANSWERED)]
+    elif own != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        lost = [0]  # it keeps the store, which does not answer
+    else:
+        lost = others
+    reasons = {other: words[other] for other in lost if words and other in words}
+    names = " or ".join(f"rank {other}" for other in lost)
+    if not lost:
+        what = (
+            f"the other processes have given up rank {own}: it did not answer them in time, or the"
+            " connection to it broke"
+        )
+    elif reasons:
+        what = ", ".join(f"rank {other} has ended ({reason})" for other, reason in reasons.items())
+    elif is_silent:
+        what = (
+            f"{names} has not answered rank {own} for {_limit:g} s (rollout.rank_timeout): it"
+            " hangs, or is stopped"
+        )
+    else:
+        what = f"{names} has ended: rank {own} lost the connection to it ({short(error)})"
+    return RankLostError(
+        f"{what}. See the other messages, and continue from the last checkpoint",
+        ranks=list(reasons) or lost,
+        is_silent=is_silent and not reasons,
+    )
+
+
+def short(error: BaseException) -> str:
+    """Return the first sentence of an exception, without the place in gloo's source."""
+    first_line = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^\[[^]]*\] ", "", first_line).split(". This is ")[0]
+
+
+def _last_words(
+    store: dist.Store, own: int, own_words: str, others: Sequence[int]
+) -> dict[int, str]:
+    """Say why this rank leaves; return what other ranks have said when they left."""
+    store.set(f"{NOTE}/{own}", own_words)
+    words: dict[int, str] = {}
+    give_up_at = time.monotonic() + NOTICE_SECONDS
+    while len(words) < len(others) and time.monotonic() < give_up_at:
+        for other in others:
+            if other not in words and store.check([f"{NOTE}/{other}"]):
+                words[other] = store.get(f"{NOTE}/{other}").decode()
+        time.sleep(0.05)
+    if own == 0:
+        time.sleep(NOTICE_SECONDS / 4)  # it may keep the store, where the others still look
+    return words
+
+
+def _in_time(call: Callable[[], V]) -> V | None:
+    """Return what a call returns; None if it fails, or waits for a process that is stopped."""
+    results: list[V] = []
+
+    def run() -> None:
+        with suppress(RuntimeError):
+            results.append(call())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(2 * NOTICE_SECONDS)
+    return results[0] if results else None
+
+
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors, in place, by their means over the ranks: one message for each dtype."""
+    if world_size() == 1:
+        return
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+        with _exchange():
+            dist.all_reduce(flat)
+        flat /= world_size()
+        parts = flat.split([tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+
+def average_gradients(parameters: Sequence[Parameter], more: Sequence[Tensor] = ()) -> None:
+    """Replace the parameters' ``.grad`` by its mean over the ranks; a missing one counts as 0.
+
+    It stays missing where no rank has one.
+
+    Args:
+        parameters: whose ``.grad`` is averaged.
+        more: further tensors to average in the same message.
+    """
+    if world_size() == 1:
+        return
+    if not parameters:
+        average(more)
+        return
+    is_missing = [parameter.grad is None for parameter in parameters]
+    gradients = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for parameter in parameters
+    ]
+    # which are there travels with them, because all ranks must treat a parameter alike
+    present = torch.tensor(is_missing, device=gradients[0].device).logical_not()
+    is_present = present.to(gradients[0].dtype)
+    average([*gradients, is_present, *more])
+    if not any(is_missing):
+        return
+    anywhere = (is_present > 0).tolist()
+    for parameter, gradient, is_anywhere in zip(parameters, gradients, anywhere, strict=True):
+        parameter.grad = gradient if is_anywhere else None
+
+
+def mean(tensor: Tensor) -> Tensor:
+    """Return the mean over the ranks."""
+    if world_size() == 1:
+        return tensor
+    result = tensor.detach().clone()
+    average([result])
+    return result
+
+
+class _OwnGradient(torch.autograd.Function):
+    """The mean over the ranks; its gradient is handed on to this rank's own value."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return mean(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def global_losses(loss_R: Tensor) -> Tensor:
+    """Return the losses of the joined batch, whose gradient is that of this rank's own losses.
+
+    The mean of the ranks' gradients is then the gradient of the joined batch, also of a function of
+    the losses that is not linear.
+    """
+    if world_size() == 1:
+        return loss_R
+    result: Tensor = _OwnGradient.apply(loss_R)
+    return result
+
+
+def largest(tensor: Tensor) -> Tensor:
+    """Return the largest value of each element over the ranks."""
+    if world_size() == 1:
+        return tensor
+    result = tensor.detach().clone()
+    with _exchange():
+        dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    return result
+
+
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Return the tensors of all ranks, ``[N, ...]``."""
+    if world_size() == 1:
+        return tensor[None]
+    parts = [torch.empty_like(tensor) for _ in range(world_size())]
+    with _exchange():
+        dist.all_gather(parts, tensor.contiguous())
+    return torch.stack(parts)
+
+
+def gather_numbers(numbers: Sequence[int]) -> list[list[int]]:
+    """Return the integers of every rank."""
+    return gather_tensor(torch.tensor(numbers, dtype=torch.int64)).tolist()
+
+
+def total(number: int) -> int:
+    """Return the sum over the ranks."""
+    return sum(numbers[0] for numbers in gather_numbers([number]))
+
+
+def is_any(value: bool) -> bool:
+    """Return whether the value is true on any rank."""
+    return total(int(value)) > 0
+
+
+def gather(value: V) -> list[V]:
+    """Return the values of all ranks, which can be anything that can be pickled."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    with _exchange():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def gather_to_zero(value: V) -> list[V] | None:
+    """Return the values of all ranks on rank 0, and None on the others."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    with _exchange():
+        dist.gather_object(value, values)
+    return values
+
+
+def broadcast(value: V) -> V:
+    """Return the value of rank 0."""
+    if world_size() == 1:
+        return value
+    values = [value]
+    with _exchange():
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def on_rank_zero(compute: Callable[[], Tensor], like: Tensor) -> Tensor:
+    """Return what rank 0 computes: another machine may round differently.
+
+    Args:
+        compute: called on rank 0 only.
+        like: a tensor of the shape, type and device of the result.
+    """
+    if world_size() == 1:
+        return compute()
+    result = compute().contiguous() if rank() == 0 else torch.empty_like(like)
+    with _exchange():
+        dist.broadcast(result, 0)
+    return result
+
+
+def merged_moments(mean_: Tensor, variance: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, variance and number of the union of the ranks' rows.
+
+    The variance of a union is the weighted mean of the variances plus the variance of the means.
+
+    Args:
+        mean_: of this rank's rows; not used where it has none.
+        variance: of this rank's rows, without Bessel's correction.
+        count: number of this rank's rows; its dimensions are the first ones of the mean's.
+    """
+    if world_size() == 1:
+        return mean_, variance, count
+    has_rows = (count > 0).view(*count.shape, *[1] * (mean_.ndim - count.ndim))
+    moments = torch.stack([mean_, variance]).where(has_rows, 0.0)
+    moments_N2 = gather_tensor(moments)
+    count_N = gather_tensor(count)
+    weight_N = count_N / count_N.sum(0).clamp(min=1)
+    weight_N = weight_N.view(*weight_N.shape, *[1] * (mean_.ndim - count.ndim)).to(mean_)
+    union_mean = (weight_N * moments_N2[:, 0]).sum(0)
+    within = (weight_N * moments_N2[:, 1]).sum(0)
+    between = (weight_N * (moments_N2[:, 0] - union_mean).square()).sum(0)
+    return union_mean, within + between, count_N.sum(0)
+
+
+@contextmanager
+def together(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise on all ranks an exception that a block raises on any of them.
+
+    Of other kinds than the given ones, it is ``RankLostError`` on the other ranks. The block itself
+    must not exchange anything after the place where it can raise.
+
+    Args:
+        kinds: classes of the exceptions that are raised on all ranks alike.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except RankLostError:
+        raise
+    except Exception as raised:
+        if world_size() == 1:
+            raise
+        error = raised
+    if world_size() > 1:
+        raise_together(error, kinds)
+
+
+def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) -> None:
+    """Raise on all ranks the first rank's exception, if any has one.
+
+    Args:
+        error: this rank's; None if there is none.
+        kinds: classes of the exceptions that are raised on all ranks alike, each of which takes a
+            message. One of another class is raised on its own rank; the others raise
+            ``RankLostError``.
+    """
+    own = None
+    if error is not None:
+        alike = (place for place, kind in enumerate(kinds) if isinstance(error, kind))
+        own = (next(alike, None), str(error), type(error).__name__)
+    found = [(place, other) for place, other in enumerate(gather(own)) if other is not None]
+    if not found:
+        return
+    # one that nobody expects ends the run, whatever else has happened
+    first, (kind, message, name) = min(found, key=lambda one: one[1][0] is not None)
+    if kind is None:
+        if error is not None and own is not None and own[0] is None:
+            raise error
+        raise RankLostError(
+            f"rank {first} ends with {name}: {message}. See its own message", ranks=[first]
+        )
+    if error is None or first != rank():
+        origin = error
+        error = kinds[kind](message if first == 0 else f"rank {first}: {message}")
+        error.__cause__ = origin
+    error.is_on_all_ranks = True  # type: ignore[attr-defined]
+    raise error
