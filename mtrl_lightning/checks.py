@@ -1,7 +1,7 @@
 """Checks of options' ranges, with one message: ``discount is 1.5: give a number from 0 to 1``.
 
-Every check names the option by its keyword. None means that an option is off, and passes; what is
-no number, NaN among it, never does.
+Every check names the option by its keyword. None, by which an option is off, passes ``at_least``,
+``above`` and ``within``; they refuse NaN and all that is no number.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ def at_least(
         hint: stands after the range, as in ``, or null for all tasks``.
         options: the numbers by name.
     """
-    high = math.inf if finite else math.nan
     wanted = f"a finite number of at least {low}" if finite else f"at least {low}"
-    _check(lambda number: low <= number != high, wanted, prefix, hint, options)
+    _check(lambda x: low <= x and (not finite or math.isfinite(x)), wanted, prefix, hint, options)
 
 
 def above(
     low: float, /, *, finite: bool = False, prefix: str = "", hint: str = "", **options: Any
 ) -> None:
     """Check that numbers are above ``low``, and with ``finite`` that they are not infinite."""
-    high = math.inf if finite else math.nan
     wanted = f"a finite number above {low}" if finite else f"a number above {low}"
-    _check(lambda number: low < number != high, wanted, prefix, hint, options)
+    _check(lambda x: low < x and (not finite or math.isfinite(x)), wanted, prefix, hint, options)
 
 
 def within(

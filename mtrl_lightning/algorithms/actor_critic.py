@@ -44,12 +44,12 @@ from mtrl_lightning.types import EnvSpec, TransitionBatch
 
 
 class CriticTarget(NamedTuple):
-    """What the critics' loss bootstraps from; without a graph."""
+    """Inputs of the temporal-difference target, detached."""
 
     next_output_QBO: Tensor
     """Outputs of the target critics for the policy's next actions."""
     next_cost_B: Tensor
-    """What the policy pays for these actions; 0 in TD3, see ``SAC.action_cost``."""
+    """Subtracted from the Q value: the entropy term ``alpha log pi(a'|s')`` in SAC, 0 in TD3."""
 
 
 class ActorCritic(Algorithm):
@@ -72,9 +72,11 @@ class ActorCritic(Algorithm):
         reward_scale: brings the tasks' rewards to one scale when they are sampled.
         transforms: further changes of sampled batches and of observations, after the reward scale.
         auxiliaries: further losses that train the encoder.
-        num_critics: Q functions of which the smallest counts, ``Q``; at least 1.
+        num_critics: number of Q functions, ``Q``; at least 1. ``value`` says how they are combined:
+            ``Scalar`` by their minimum.
         discount: gamma, between 0 and 1.
-        tau: how far the targets move at each of their updates, above 0 and at most 1.
+        tau: Polyak coefficient of the targets, ``target += tau (online - target)``, above 0 and at
+            most 1.
         encoder_tau: the same for the target encoder; None for ``tau``.
         actor_every: critic updates between two actor (and temperature) updates, at least 1.
         target_every: critic updates between two target updates, at least 1.
@@ -222,7 +224,7 @@ class ActorCritic(Algorithm):
         """Update the critics, and auxiliaries, actor and targets if they are due."""
         batch = self.transform(batch)
         if self.encoder.observe(batch.observation_BD, batch.task_B):
-            self.targets.copy_buffers()
+            self.targets.copy_buffers()  # the target encoder needs the new statistics below
 
         target = self._critic_target(batch, self.noise_like(batch.action_BA))
         q = self.critic_update(lambda: self._critic_loss(batch, target))
@@ -280,7 +282,7 @@ class ActorCritic(Algorithm):
 
     def actor_outputs(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Return the actor's outputs ``[B, ...]``, and the features ``[B, Z]`` without a graph."""
-        with torch.no_grad():
+        with torch.no_grad():  # only critics and auxiliaries train the encoder
             shared_BF = self.encoder.shared_features(batch.observation_BD, batch.task_B)
             z_BZ = self.encoder.project(shared_BF)
         return task_by_task(self.actor_gradient, self.actor, 0, shared_BF, batch.task_B), z_BZ

@@ -18,12 +18,11 @@ def joined_windows(session: Session) -> EpisodeWindows:
 
 
 def rollout_metrics(session: Session, windows: EpisodeWindows) -> dict[str, float]:
-    """Return ``rollout/return``, ``rollout/success``, ``rollout/length`` and ``fault/...``.
+    """Return the metrics of recent episodes and the counts of faults.
 
-    A benchmark without success has no ``rollout/success``.
-
-    The former are means over the windows of finished episodes, on average and for each task;
-    the latter are counts since the run began.
+    ``rollout/return``, ``rollout/length`` and, if the benchmark has it, ``rollout/success`` are
+    means over the windows of finished episodes, on average and for each task. ``fault/...`` are
+    counts since the run began.
 
     Args:
         session: the run.
@@ -36,12 +35,14 @@ def rollout_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
         "fault/skipped_updates": counters.skipped_updates,
     }
     summary = windows.summary()
+    if not summary:
+        return metrics
     spec = session.spec
     measured = ("return", "success", "length") if spec.has_success else ("return", "length")
-    for name in measured if summary else ():
+    for name in measured:
         means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
-        over_all = float(np.mean(list(means.values())))
-        metrics |= named(f"rollout/{name}", over_all, means, spec.task_names)
+        mean = float(np.mean(list(means.values())))
+        metrics |= named(f"rollout/{name}", mean, means, spec.task_names)
     return metrics
 
 

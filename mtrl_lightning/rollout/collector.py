@@ -100,7 +100,7 @@ class Collector:
 
     @property
     def policy(self) -> Policy:
-        """What chooses the actions.
+        """The policy that chooses the actions.
 
         Raises:
             ConfigurationError: when another one is set that does not know a task.
@@ -139,14 +139,14 @@ class Collector:
         self._events.started(self._observation_ED, everywhere)
 
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
-        """Build every environment again, as for a curriculum that changes them.
+        """Rebuild every environment, as for a curriculum that changes them.
 
         Unfinished episodes are dropped and not counted. The next step is dropped, too: its actions
-        were chosen for the former environments. A resumed run builds its environments from its
-        configuration: remake them again there, before training starts.
+        were chosen for the previous environments. A resumed run builds its environments from its
+        configuration: remake them there, before training starts.
 
         Args:
-            benchmark: that makes them, with the same tasks and spaces; None for the former one,
+            benchmark: makes them, with the same tasks and spaces; None for the previous one,
                 whose attributes may have changed.
 
         Raises:

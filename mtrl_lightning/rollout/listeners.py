@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class EpisodeListener:
-    """Is called at the events of training episodes; override those you want.
+    """Base class of listeners to the events of training episodes; override those you need.
 
-    ``env`` is an environment's place in the vector. A listener whose state is to be saved with the
+    ``env`` is an environment's index in the vector. A listener whose state is to be saved with the
     checkpoints overrides ``state_dict`` and ``load_state_dict``.
     """
 
@@ -43,7 +43,7 @@ class EpisodeListener:
         """Called when an episode has finished."""
 
     def on_sample_end(self, sample: Sample) -> None:
-        """Called before ``Collector.sample`` returns; training does not call that."""
+        """Called before ``Collector.sample`` returns; not in training."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it, as plain values."""
