@@ -107,7 +107,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self._trainer = trainer
         self._check_best_metric()
         self.folder = self.session.folder / "checkpoints"
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             if trainer.is_global_zero:
                 ensure_writable(self.folder)
                 for path in self.folder.glob("*.unfinished"):  # of a run killed while it saved
@@ -279,7 +279,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 if best is not None:
                     self._best = (best, name)
                 self._trainer.save_checkpoint(unfinished, weights_only=False)
-                with distributed.together(OSError):
+                with distributed.raise_on_all_ranks(OSError):
                     if self._trainer.is_global_zero:
                         unfinished.replace(self.folder / name)
                         is_placed = True
@@ -311,7 +311,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         kept = {*newest, *([self._best[1]] if self._best else [])}
         assert self._trainer is not None
         is_first = self._trainer.is_global_zero
-        with distributed.together(OSError):
+        with distributed.raise_on_all_ranks(OSError):
             for name in self._saved:
                 if is_first and name not in kept:
                     (self.folder / name).unlink(missing_ok=True)
@@ -320,7 +320,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             return
         manifests = distributed.broadcast(self._needed_manifests() if is_first else None)
         if manifests is not None:
-            with distributed.together(OSError):
+            with distributed.raise_on_all_ranks(OSError):
                 self.session.replay_files.prune(manifests)
 
     def _needed_manifests(self) -> list[dict[str, Any]] | None:

@@ -64,7 +64,7 @@ class DurableIO(TorchCheckpointIO):
             ConfigurationError: on all processes, if it is damaged, or of another number of
                 processes and cannot be shared out.
         """
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             checkpoint = load_checkpoint(path, verify=False, mmap=False)
             check_complete(checkpoint)
             return reshard(checkpoint, distributed.rank(), distributed.world_size(), self._session)

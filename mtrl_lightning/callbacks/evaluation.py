@@ -195,7 +195,7 @@ class EvaluationCallback(SessionCallback):
         self._call_in_fit("on_validation_epoch_end", "on_validation_end")
         # a callback such as early stopping may have asked one process to end the run; all wait for
         # the first one's videos
-        with distributed.long_wait():
+        with distributed.extended_timeout():
             self._trainer.should_stop = distributed.is_any(self._trainer.should_stop)
 
     def _evaluate_split(self, evaluator: Evaluator, policy: Policy) -> Evaluation:
@@ -204,7 +204,7 @@ class EvaluationCallback(SessionCallback):
             return evaluator.evaluate(policy, session.check_signals)
         # processes have different numbers of steps: a signal is looked at when all are done
         faults = (RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError)
-        with distributed.long_wait(), distributed.together(*faults):
+        with distributed.extended_timeout(), distributed.raise_on_all_ranks(*faults):
             own = evaluator.run(policy)
         return evaluator.summarize(one for part in distributed.gather(own) for one in part)
 

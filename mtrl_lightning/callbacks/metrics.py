@@ -188,6 +188,6 @@ class MetricsCallback(SessionCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Let the loggers write what they hold: a continued run does not log it again."""
-        with distributed.together(OSError):
+        with distributed.raise_on_all_ranks(OSError):
             for logger in self.session.loggers:
                 logger.save()

@@ -72,7 +72,7 @@ class OptionsCallback(SessionCallback):
             ConfigurationError: if one that differs would change nothing from here on.
         """
         changed = self._changes() if trainer.ckpt_path else {}
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             self._refuse_unused(changed)
         effective = [text for name, text in changed.items() if self._has_effect(name)]
         if effective:

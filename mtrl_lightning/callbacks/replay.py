@@ -103,20 +103,20 @@ class ReplayCallback(SessionCallback):
         snapshots = self._snapshots_in(source)
         storage = self.session.replay.storage
         if MOVED in data.manifest:  # of a run with another number of processes
-            with distributed.together(ConfigurationError):
+            with distributed.raise_on_all_ranks(ConfigurationError):
                 for part in data.manifest[MOVED]:
                     former = self._snapshots_in(folder / part["manifest"].get("folder", ""))
                     former.load_rings(part["manifest"], storage, part["rings"])
             return
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             snapshots.load(data.manifest, storage)
         if source == self._snapshots.folder.resolve():
             self._snapshots = snapshots
         if (storage.oldest_E > np.maximum(storage.added_E - storage.capacity, 0)).any():
             rank_zero_warn(
-                f"{distributed.each_of()}only the last {len(self.session.replay):,} transitions"
-                " were saved (replay.save_last): the run continues without older ones,"
-                " and is not the uninterrupted one"
+                f"{distributed.per_rank_prefix()}only the last"
+                f" {len(self.session.replay):,} transitions were saved (replay.save_last): the run"
+                " continues without older ones, and is not the uninterrupted one"
             )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -145,7 +145,7 @@ class ReplayCallback(SessionCallback):
             OSError: if the disk is full or broken; what was saved before stays whole.
         """
         if self.session.replay_files is self:
-            with distributed.together(OSError):
+            with distributed.raise_on_all_ranks(OSError):
                 self.write()
             checkpoint[MultiTaskData.__qualname__]["replay"] = self.session.data.manifest
 

@@ -139,7 +139,7 @@ class RolloutCallback(SessionCallback):
         session.after_updates["check_drift"] = StepAction(self._check_drift)
         device = trainer.strategy.root_device
         all_tasks = np.repeat(session.spec.train_tasks, self._envs_per_task)
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             self._check_timeouts()
             check_checkpoint_callbacks(trainer)
             check_precision(trainer.precision, device)
@@ -154,7 +154,7 @@ class RolloutCallback(SessionCallback):
             seeding = np.random.SeedSequence(self._seed, spawn_key=key)
             transform.seed(int(seeding.generate_state(1)[0]))
         _print_summary(session, envs)
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             session.open(envs, self._window, device, self._listeners)
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
@@ -326,7 +326,7 @@ def _print_summary(session: Session, envs: VectorEnv) -> None:
         if line:
             rank_zero_info(line)
     num_processes = distributed.world_size()
-    each = distributed.each_of()
+    each = distributed.per_rank_prefix()
     rank_zero_info(
         f"{each}Stepping {envs.num_envs} environments of {len(session.spec.train_tasks)} tasks"
         f" in {envs.num_workers} workers"

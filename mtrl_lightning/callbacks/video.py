@@ -103,7 +103,7 @@ class VideoCallback(SessionCallback):
         self._is_ending = False
         self._is_last_recorded = True
         self.session.after_evaluation.append(self._record_if_due)
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             if trainer.is_global_zero:
                 self._check()
 

@@ -123,8 +123,8 @@ def _set_limit(seconds: float) -> None:
 
 
 @contextmanager
-def long_wait() -> Iterator[None]:
-    """Wait longer in a block: some ranks have much more to do before it than others."""
+def extended_timeout() -> Iterator[None]:
+    """Extend the timeout in a block: some ranks have much more to do before it than others."""
     _set_limit(LONG_WAIT_FACTOR * _timeout)
     try:
         yield
@@ -132,8 +132,8 @@ def long_wait() -> Iterator[None]:
         _set_limit(_timeout)
 
 
-def each_of() -> str:
-    """Return the words before numbers of this rank that the others have, too; none for one rank."""
+def per_rank_prefix() -> str:
+    """Return the prefix ``Each of N processes: ``; empty for one process."""
     return "" if world_size() == 1 else f"Each of {world_size()} processes: "
 
 
@@ -444,7 +444,7 @@ def merged_moments(mean_: Tensor, variance: Tensor, count: Tensor) -> tuple[Tens
 
 
 @contextmanager
-def together(*kinds: type[Exception]) -> Iterator[None]:
+def raise_on_all_ranks(*kinds: type[Exception]) -> Iterator[None]:
     """Raise on all ranks an exception that a block raises on any of them.
 
     Of other kinds than the given ones, it is ``RankLostError`` on the other ranks. The block itself

@@ -110,7 +110,7 @@ class RanksStrategy(DDPStrategy):
             OSError: on all ranks, if rank 0 cannot write it.
         """
         parts = distributed.gather_to_zero(own_part(checkpoint))
-        with distributed.together(OSError):
+        with distributed.raise_on_all_ranks(OSError):
             if self.is_global_zero:
                 super().save_checkpoint({**checkpoint, RANKS: parts}, filepath, storage_options)
 

@@ -171,7 +171,7 @@ class MultiTaskData(LightningDataModule):
             stacks = bytes_needed(fields, num_rows)
             once = f", each frame once (as stacks {stacks / 2**20:,.0f} MiB)"
         rank_zero_info(
-            f"{distributed.each_of()}Replay of {num_rows:,} transitions:"
+            f"{distributed.per_rank_prefix()}Replay of {num_rows:,} transitions:"
             f" {needed / 2**20:,.0f} MiB of {where}{once}"
         )
         self.buffer = ReplayBuffer(
@@ -212,7 +212,7 @@ class MultiTaskData(LightningDataModule):
         )
         rows = collection.num_steps * len(tasks)
         rank_zero_info(
-            f"{distributed.each_of()}Iterations of {rows:,} env steps"
+            f"{distributed.per_rank_prefix()}Iterations of {rows:,} env steps"
             f" ({self.rollout_buffer.num_bytes / 2**20:,.0f} MiB),"
             f" {collection.num_epochs} epochs of {collection.num_minibatches} minibatches of"
             f" {rows // collection.num_minibatches:,}"

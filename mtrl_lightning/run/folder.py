@@ -112,7 +112,7 @@ class RunLocation:
         try:
             with contextlib.ExitStack() as held:
                 held.enter_context(quiet())
-                with distributed.together(ConfigurationError):
+                with distributed.raise_on_all_ranks(ConfigurationError):
                     if self.is_first:
                         ensure_writable(self.folder)
                         held.enter_context(run_lock(self.folder))
@@ -242,7 +242,7 @@ def locate_run(
         restart_id = None
     is_first = received is None and distributed.rank() == 0
     # the first process may read a large replay, to find out whether it is whole
-    with distributed.long_wait(), distributed.together(ConfigurationError):
+    with distributed.extended_timeout(), distributed.raise_on_all_ranks(ConfigurationError):
         if is_first:
             location = _find(root, name, ckpt_path, restore_replay, restart_id)
             location.overwrite_metrics |= overwrite_metrics
@@ -251,7 +251,7 @@ def locate_run(
             sent = None if location is None else marked.enter_context(_marked(location))
             received = distributed.broadcast(sent)
         # another machine waits for the folder for up to a minute
-        with distributed.long_wait(), distributed.together(ConfigurationError):
+        with distributed.extended_timeout(), distributed.raise_on_all_ranks(ConfigurationError):
             if location is None:
                 assert received is not None, "only the first process finds the location itself"
                 location = _received(received)

@@ -71,7 +71,7 @@ def prepare(
     processes = processes_for(options["trainer"], options["rollout"]["rank_timeout"])
     if fitting:
         # before Lightning starts the other processes
-        with distributed.together(ConfigurationError):
+        with distributed.raise_on_all_ranks(ConfigurationError):
             check_copies(options["rollout"]["envs_per_task"], processes.number)
     location = locate_run(
         root,
@@ -137,7 +137,7 @@ def fit(
                     interrupted.code = logger.end_interrupted(interrupted.code)
             requeue(trainer, interrupted)
             # a launcher may end the others as soon as one has ended
-            with contextlib.suppress(RankLostError), distributed.long_wait():
+            with contextlib.suppress(RankLostError), distributed.extended_timeout():
                 distributed.total(0)
             raise
     rank_zero_info(end_message(trainer, rollout.session.loop.counted_steps, rollout.total_steps))

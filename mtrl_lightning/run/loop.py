@@ -242,7 +242,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         steps_before = session.counters.env_steps - distributed.total(len(buffer))
         progress = min(steps_before / self.total_steps, 1.0)  # for schedules of learning rates
         with session.stopwatch.measure("update"):
-            with distributed.together(EnvironmentFaultError):
+            with distributed.raise_on_all_ranks(EnvironmentFaultError):
                 collected = buffer.collected()
             buffer.begin(session.algorithm.begin_iteration(collected, progress))
 

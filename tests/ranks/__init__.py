@@ -299,14 +299,14 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def fail_on(rank: int, failing: int) -> None:
-    with distributed.together(OSError, ConfigurationError):
+    with distributed.raise_on_all_ranks(OSError, ConfigurationError):
         if rank == failing:
             raise OSError("the disk is full")
 
 
 def fail_unexpectedly(rank: int) -> None:
     """Raise on rank 0 what is expected, and on rank 1 what is not."""
-    with distributed.together(OSError):
+    with distributed.raise_on_all_ranks(OSError):
         if rank == 0:
             raise OSError("the disk is full")
         if rank == 1:
