@@ -1,6 +1,5 @@
 """When things happen: rollout, evaluation, logging, checkpoints."""
 
-from mtrl_lightning.callbacks.algorithm_pictures import PicturesCallback
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
 from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_metrics
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
@@ -9,6 +8,7 @@ from mtrl_lightning.callbacks.loggers.wandb_files import OfflineRun, read_offlin
 from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.options import OptionsCallback
+from mtrl_lightning.callbacks.pictures import PicturesCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.replay import ReplayCallback
 from mtrl_lightning.callbacks.report import ReportCallback

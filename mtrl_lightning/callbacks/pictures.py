@@ -1,10 +1,17 @@
-"""Pictures in the loggers that show some."""
+"""Images of what an algorithm learns, after each evaluation, and images in loggers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
+from mtrl_lightning.runs import replacing
 
 RGB = 3
 """Number by which TensorBoard's records name colors; viewers use the picture's own."""
@@ -44,3 +51,49 @@ def log_tensorboard_image(
     image = Summary.Image(encoded_image_string=encoded, colorspace=RGB)
     value = Summary.Value(tag=name, image=image)
     logger.experiment._get_file_writer().add_summary(Summary(value=[value]), env_steps)
+
+
+FOLDER = "pictures"
+"""Folder of the pictures in a run's folder."""
+
+
+class PicturesCallback(SessionCallback):
+    """Write the algorithm's pictures to ``pictures/`` in the run's folder after each evaluation.
+
+    Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm
+    without pictures writes none.
+    """
+
+    key = "pictures"
+
+    def __init__(self) -> None:
+        self._warn_once = WarnOnce("the algorithm's pictures could not be written")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Register with the session."""
+        super().setup(trainer, pl_module, stage)
+        self.session.after_evaluation.append(self._write)
+
+    @rank_zero_only
+    def _write(self) -> None:
+        with self._warn_once:
+            self._write_pictures()
+
+    def _write_pictures(self) -> None:
+        session = self.session
+        env_steps = session.counters.env_steps
+        for name, picture in session.algorithm.pictures().items():
+            path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
+            write_picture(path, picture)
+            for logger in session.loggers:
+                log_picture(logger, name, path, env_steps)
+
+
+def write_picture(path: Path, picture: npt.NDArray[np.uint8]) -> None:
+    """Write a picture ``[H, W, 3]`` as a PNG file; its folder is made if it is missing."""
+    # imported here because only some runs need it
+    from PIL import Image
+
+    path.parent.mkdir(exist_ok=True)
+    with replacing(path) as unfinished:
+        Image.fromarray(picture).save(unfinished, format="png")

@@ -1,14 +1,5 @@
 """Neural networks, one architecture per file. Nothing here imports Lightning."""
 
-from mtrl_lightning.networks.assignments import (
-    Assignment,
-    Attention,
-    Average,
-    Clusters,
-    Gate,
-    OwnExpert,
-)
-from mtrl_lightning.networks.care import CARE
 from mtrl_lightning.networks.conditioning import (
     Embedding,
     NoConditioning,
@@ -18,7 +9,6 @@ from mtrl_lightning.networks.conditioning import (
     with_conditioning,
 )
 from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity
-from mtrl_lightning.networks.ensemble import Ensemble
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.exploration import ExplorationNoise, StateNoise, TaskNoise
 from mtrl_lightning.networks.film import FiLM
@@ -29,8 +19,17 @@ from mtrl_lightning.networks.gaussian import (
     zero_padding,
 )
 from mtrl_lightning.networks.language import Language
-from mtrl_lightning.networks.mixture import MixtureOfEncoders
-from mtrl_lightning.networks.mlp import MLP
+from mtrl_lightning.networks.mixture import (
+    CARE,
+    Assignment,
+    Attention,
+    Average,
+    Clusters,
+    Gate,
+    MixtureOfEncoders,
+    OwnExpert,
+)
+from mtrl_lightning.networks.mlp import MLP, Ensemble
 from mtrl_lightning.networks.mlp_encoder import MLPEncoder
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead

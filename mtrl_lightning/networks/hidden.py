@@ -1,4 +1,4 @@
-"""The hidden layers that most architectures use, with a faster implementation for CPUs.
+"""Hidden layers: those that most architectures use, faster on CPUs, and residual ones.
 
 Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``N`` rows that have a gradient.
 """
@@ -261,3 +261,34 @@ def _rows_with_gradient(gradient_BH: Tensor) -> Tensor | None:
     if num_rows > MAX_ROW_FRACTION * len(gradient_BH):
         return None
     return is_zero_B.byte().argsort(stable=True)[:num_rows]
+
+
+def residual_layers(in_dim: int, width: int, depth: int) -> nn.Sequential:
+    """Return BroNet's hidden layers: Linear, LayerNorm and ReLU, and ``depth`` residual blocks.
+
+    Nauman et al. 2024, "Bigger, Regularized, Optimistic: scaling for compute and sample-efficient
+    continuous control"; Nauman et al. 2025, "Bigger, Regularized, Categorical: High-Capacity Value
+    Functions are Efficient Multi-Task Learners". Weights are initialized He-uniform, biases with
+    zeros.
+
+    Args:
+        in_dim: number of input features.
+        width: size of every layer.
+        depth: number of blocks, of two linear layers each; 2 in the papers' critics, 1 in their
+            actors.
+    """
+    at_least(1, width=width, depth=depth)
+    blocks = (_Block(width) for _ in range(depth))
+    return nn.Sequential(he_linear(in_dim, width), nn.LayerNorm(width), nn.ReLU(), *blocks)
+
+
+class _Block(nn.Sequential):
+    """Compute ``x + LN(W2 relu(LN(W1 x)))``."""
+
+    def __init__(self, width: int) -> None:
+        first = he_linear(width, width)
+        second = he_linear(width, width)
+        super().__init__(first, nn.LayerNorm(width), nn.ReLU(), second, nn.LayerNorm(width))
+
+    def forward(self, x_BH: Tensor) -> Tensor:
+        return x_BH + super().forward(x_BH)

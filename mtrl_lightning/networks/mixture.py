@@ -1,22 +1,275 @@
-"""A mixture of encoders with a choice of assignments (mtrl; Sodhani et al. 2021).
+"""Mixtures of encoders: assignments of experts to tasks, mtrl's mixture, and CARE.
 
-Shapes: ``B`` batch, ``D`` observation, ``K`` experts, ``Z`` features.
+Sodhani, Zhang and Pineau 2021, "Multi-Task Reinforcement Learning with Context-based
+Representations", and its code, mtrl.
+
+Shapes: ``B`` batch, ``C`` context, ``D`` observation, ``K`` experts, ``T`` tasks, ``Z`` features of
+an expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 from gymnasium.spaces import Box
-from torch import Tensor
+from torch import Tensor, nn
 
-from mtrl_lightning.checks import at_least
+from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.assignments import Assignment, Average
+from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, TaskEncoder
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.experts import Experts
+from mtrl_lightning.networks.hidden import HiddenLayers
+from mtrl_lightning.networks.language import DESCRIPTIONS, Language, TaskTable, find_name, read_json
 from mtrl_lightning.types import EnvSpec
+
+WORDS = (
+    ("open", "unlock"),
+    ("close", "lock"),
+    ("push", "slide", "sweep", "kick"),
+    ("pull", "unplug"),
+    ("press", "hit"),
+    ("pick", "lift", "place"),
+    ("insert", "fit", "assembly", "disassemble"),
+    ("turn", "spin", "swing"),
+    ("reach",),
+    ("stand", "walk", "run", "hop", "swim", "balance", "upright"),
+)
+"""Verbs for ten experts; every task described in this package has at least one."""
+
+
+class Assignment(nn.Module):
+    """Map a task to a weight for each expert.
+
+    Built by a factory ``(num_experts, spec) -> Assignment``.
+
+    Args:
+        num_experts: number of experts, ``K``.
+        spec: the tasks.
+    """
+
+    def __init__(self, num_experts: int, spec: EnvSpec) -> None:
+        super().__init__()
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map tasks ``[B]`` to nonnegative weights ``[B, K]`` that sum to 1."""
+        raise NotImplementedError
+
+
+class OwnExpert(Assignment):
+    """Use expert ``i`` alone for task ``i``; "identity" in mtrl.
+
+    Args:
+        num_experts: number of experts, equal to the number of tasks.
+        spec: the tasks.
+
+    Raises:
+        ConfigurationError: if ``num_experts`` is not the number of tasks.
+    """
+
+    weight_TK: Tensor
+
+    def __init__(self, num_experts: int, spec: EnvSpec) -> None:
+        super().__init__(num_experts, spec)
+        if num_experts != spec.num_tasks:
+            raise ConfigurationError(
+                "OwnExpert needs one expert per task:"
+                f" num_experts is {num_experts}, set it to {spec.num_tasks}"
+            )
+        self.register_buffer("weight_TK", torch.eye(spec.num_tasks), persistent=False)
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to one-hot weights ``[B, K]``."""
+        return self.weight_TK[task_B]
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the trained tasks; the mean of their weights stands for the others'."""
+        return train_tasks
+
+
+class Average(Assignment):
+    """Weight all experts equally, for every task; "ensemble" in mtrl.
+
+    Args:
+        num_experts: number of experts, ``K``.
+        spec: the tasks.
+    """
+
+    weight_TK: Tensor
+
+    def __init__(self, num_experts: int, spec: EnvSpec) -> None:
+        super().__init__(num_experts, spec)
+        weight_TK = torch.full((spec.num_tasks, num_experts), 1 / num_experts)
+        self.register_buffer("weight_TK", weight_TK, persistent=False)
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to weights ``[B, K]`` of ``1 / K``."""
+        return self.weight_TK[task_B]
+
+
+class Clusters(Assignment):
+    """Assign experts by words in a task's name or description; "cluster" in mtrl.
+
+    Each expert has a group of words. A task uses, with equal weights, all experts with a word in
+    the task's name or description.
+
+    Args:
+        num_experts: number of experts, ``K``, equal to the number of groups of words.
+        spec: the tasks.
+        words: one group of words per expert, matched as whole words; None for ten groups of verbs.
+        descriptions: JSON file ``{task name: sentence}``; None for the file of this package.
+
+    Raises:
+        ConfigurationError: if the number of groups differs from ``num_experts``, the file cannot be
+            used, or no expert has a word in a task's name or description.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        spec: EnvSpec,
+        *,
+        words: Sequence[Sequence[str]] | None = None,
+        descriptions: str | None = None,
+    ) -> None:
+        super().__init__(num_experts, spec)
+        groups = [frozenset(map(str.lower, group)) for group in (words or WORDS)]
+        if len(groups) != num_experts:
+            raise ConfigurationError(
+                f"num_experts is {num_experts}:"
+                f" set it to {len(groups)}, the number of groups of words"
+            )
+        path = DESCRIPTIONS if descriptions is None else Path(descriptions)
+        self.weights = TaskTable(_uses(spec.task_names, groups, read_json(path)))
+        self._num_tasks = spec.num_tasks
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to weights ``[B, K]``."""
+        return self.weights(task_B)
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return all tasks: each has a name."""
+        return range(self._num_tasks)
+
+
+def _uses(
+    names: Sequence[str], groups: Sequence[frozenset[str]], descriptions: Mapping[str, str]
+) -> np.ndarray:
+    """Return the weights ``[T, K]`` of the experts whose words are in each task's text."""
+    uses_TK = np.zeros((len(names), len(groups)), dtype=np.float32)
+    for i, name in enumerate(names):
+        key = find_name(name, descriptions)
+        text = f"{name} {'' if key is None else descriptions[key]}".lower()
+        words = re.findall(r"[a-z]+", text)
+        uses_TK[i] = [not group.isdisjoint(words) for group in groups]
+        if not uses_TK[i].any():
+            raise ConfigurationError(
+                f"no expert has a word in the name or description of the task {name}:"
+                " add one of its words to a group of words,"
+                " or give a file of your own as descriptions"
+            )
+    return uses_TK / uses_TK.sum(1, keepdims=True)
+
+
+class Gate(Assignment):
+    """Choose a task's experts with the highest scores, weighted by the softmax of these scores.
+
+    A perceptron scores the experts. All other experts get the weight 0. The task conditioning is
+    frozen and detached: this does not train it.
+
+    Args:
+        num_experts: number of experts, ``K``.
+        spec: the tasks.
+        num_chosen: number of experts per task; 2 in mtrl.
+        conditioning: task conditioning, the input of the perceptron; it is not trained.
+        width: size of a hidden layer; 50 in mtrl.
+        depth: number of hidden layers; 2 in mtrl.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        spec: EnvSpec,
+        *,
+        num_chosen: int = 2,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
+        width: int = 50,
+        depth: int = 2,
+    ) -> None:
+        super().__init__(num_experts, spec)
+        within(1, num_experts, num_chosen=num_chosen, hint=", the number of experts")
+        self._num_chosen = num_chosen
+        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to weights ``[B, K]``."""
+        score_TK = self.scores()
+        chosen = score_TK.topk(self._num_chosen, dim=-1)
+        excluded_TK = torch.full_like(score_TK, -torch.inf)
+        score_TK = excluded_TK.scatter(-1, chosen.indices, chosen.values)
+        return score_TK.softmax(-1)[task_B]
+
+
+class Attention(Assignment):
+    """Weight the experts by the softmax of a perceptron's scores for the task.
+
+    The task conditioning is frozen and detached: this does not train it.
+
+    Args:
+        num_experts: number of experts, ``K``.
+        spec: the tasks.
+        temperature: divisor of the scores, above 0; 1 in mtrl.
+        conditioning: task conditioning, the input of the perceptron; it is not trained.
+        width: size of a hidden layer; 50 in mtrl.
+        depth: number of hidden layers; 2 in mtrl.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        spec: EnvSpec,
+        *,
+        temperature: float = 1.0,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
+        width: int = 50,
+        depth: int = 2,
+    ) -> None:
+        super().__init__(num_experts, spec)
+        above(0, temperature=temperature, prefix="Attention's ")
+        self._temperature = temperature
+        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
+
+    def forward(self, task_B: Tensor) -> Tensor:
+        """Map ``[B]`` to weights ``[B, K]``."""
+        return (self.scores() / self._temperature).softmax(-1)[task_B]
+
+
+class _Scores(nn.Module):
+    """Score all experts for all tasks with a perceptron, ``[T, K]``."""
+
+    tasks_T: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        spec: EnvSpec,
+        conditioning: Callable[[EnvSpec], TaskConditioning],
+        width: int,
+        depth: int,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("tasks_T", torch.arange(spec.num_tasks), persistent=False)
+        # frozen, so that no optimizer applies weight decay to it
+        self.conditioning = conditioning(spec).requires_grad_(False)
+        self.hidden = HiddenLayers(self.conditioning.out_dim, width, depth, layer_norm=False)
+        self.output = nn.Linear(width, num_experts)
+
+    def forward(self) -> Tensor:
+        return self.output(self.hidden(self.conditioning(self.tasks_T).detach()))
 
 
 class MixtureOfEncoders(Encoder):
@@ -70,3 +323,59 @@ def make_encoders(
         )
     at_least(1, num_experts=num_experts, width=width, depth=depth, out_dim=out_dim)
     return Experts(num_experts, observation_space.shape[0], out_dim, width=width, depth=depth)
+
+
+class CARE(Encoder):
+    """Mix encoders by attention to a task context, and append the context.
+
+    The features are ``sum_k a_k z_k(observation) || z_context(task)`` with
+    ``a = softmax_k <z_k, sg(z_context)>``. They contain the task: combine CARE with actor and
+    critic networks with ``NoConditioning``. The stop-gradient ``sg`` means that the context is
+    trained only through its own part of the features.
+
+    Args:
+        spec: the tasks; observations are vectors.
+        num_experts: number of encoders ``z_k``, ``k`` in the paper; 6 for MT10, 10 for MT50.
+        width: size of a hidden layer of encoders and context; 50 in the paper.
+        depth: number of hidden layers of encoders and context; 2 in the paper.
+        out_dim: features of an encoder, ``Z``; 50 in the paper.
+        conditioning: task conditioning, the input of the context; in the paper a frozen embedding
+            of the task's description.
+        context_dim: size of the context, ``C``, equal to ``out_dim``.
+
+    Raises:
+        ConfigurationError: if observations are images, or ``context_dim`` differs from ``out_dim``.
+    """
+
+    context: TaskEncoder
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        num_experts: int = 6,
+        width: int = 50,
+        depth: int = 2,
+        out_dim: int = 50,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = Language,
+        context_dim: int = 50,
+    ) -> None:
+        super().__init__(spec)
+        if context_dim != out_dim:
+            raise ConfigurationError(
+                f"context_dim is {context_dim} and out_dim {out_dim}: set them to the same number,"
+                " because attention is the product of context and features"
+            )
+        self.experts = make_encoders(spec.observation_space, num_experts, width, depth, out_dim)
+        self.context = TaskEncoder(
+            spec, embedding=conditioning, width=width, depth=depth, out_dim=context_dim
+        )
+        self.out_dim = out_dim + context_dim
+
+    def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, D]`` and ``[B]`` to ``[B, Z + C]``."""
+        z_KBZ = self.experts(observation_BD)
+        context_BC = self.context(task_B)
+        attention_BK = torch.einsum("kbz,bz->bk", z_KBZ, context_BC.detach()).softmax(-1)
+        z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, attention_BK)
+        return torch.cat([z_BZ, context_BC], dim=-1)

@@ -1,6 +1,6 @@
-"""Multi-layer perceptron.
+"""Multi-layer perceptron, and several networks of one architecture, such as twin critics.
 
-Shapes: ``B`` batch, ``D`` input features.
+Shapes: ``B`` batch, ``D`` input features, ``Q`` members (critics).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
-from mtrl_lightning.networks.hidden import HiddenLayers
+from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
 from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.residual import residual_layers
 from mtrl_lightning.types import EnvSpec
 
 
@@ -63,3 +62,20 @@ class MLP(Network):
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
         input_BD = torch.cat([x_BD, self.conditioning(task_B)], dim=-1)
         return self.head(self.trunk(input_BD))
+
+
+class Ensemble(nn.Module):
+    """Apply ``Q`` networks of one architecture to the same input.
+
+    Args:
+        make: builds one network.
+        size: number of networks, ``Q``.
+    """
+
+    def __init__(self, make: Callable[[], Network], size: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(make() for _ in range(size))
+
+    def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Map ``[B, D]`` and ``[B]`` to ``[Q, B, out_dim]``."""
+        return torch.stack([member(x_BD, task_B) for member in self.members])

@@ -15,9 +15,8 @@ from torch.nn import Parameter
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts, tasks_in_order
-from mtrl_lightning.networks.hidden import HiddenLayers
+from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
 from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.residual import residual_layers
 from mtrl_lightning.types import EnvSpec
 
 

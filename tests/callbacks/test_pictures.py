@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mtrl_lightning.callbacks import PicturesCallback, algorithm_pictures
+from mtrl_lightning.callbacks import PicturesCallback
 
 
 def test_each_evaluation_adds_a_picture(tmp_path, monkeypatch):
@@ -26,7 +26,9 @@ def test_each_evaluation_adds_a_picture(tmp_path, monkeypatch):
     session.counters.env_steps = 1200
     session.algorithm.pictures = lambda: {"reconstruction": pictures[1]}
     shown = []
-    monkeypatch.setattr(algorithm_pictures, "log_picture", lambda *given: shown.append(given))
+    monkeypatch.setattr(
+        "mtrl_lightning.callbacks.pictures.log_picture", lambda *given: shown.append(given)
+    )
     logger = object()
     session.loggers = [logger]
     callback._write()

@@ -11,9 +11,9 @@ import torch
 from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.care import CARE
 from mtrl_lightning.networks.conditioning import Embedding, NoConditioning
 from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
+from mtrl_lightning.networks.mixture import CARE
 from mtrl_lightning.networks.mlp import MLP
 from tests.networks import uniform
 from tests.networks.test_conditioning import (

@@ -14,10 +14,17 @@ import torch
 from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.assignments import WORDS, Attention, Average, Clusters, Gate, OwnExpert
 from mtrl_lightning.networks.conditioning import Embedding, TaskEncoder
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language
-from mtrl_lightning.networks.mixture import MixtureOfEncoders
+from mtrl_lightning.networks.mixture import (
+    WORDS,
+    Attention,
+    Average,
+    Clusters,
+    Gate,
+    MixtureOfEncoders,
+    OwnExpert,
+)
 from tests.networks import uniform
 from tests.networks.test_conditioning import (
     DTYPES,

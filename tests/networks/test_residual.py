@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.residual import residual_layers
+from mtrl_lightning.networks.hidden import residual_layers
 from tests.networks import uniform
 from tests.networks.test_experts import gradients, num_parameters, randomized
 
