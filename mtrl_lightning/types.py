@@ -97,7 +97,7 @@ def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bo
     return np.arange(space.shape[0]) < np.array(sizes)[:, None]
 
 
-class OnPolicy(NamedTuple):
+class RolloutConfig(NamedTuple):
     """How an on-policy algorithm collects, and how often it uses what it has collected."""
 
     num_steps: int
@@ -163,7 +163,7 @@ class TransitionBatch(NamedTuple):
     """Further fields of the schema by name, ``[B, ...]``."""
 
 
-class Collected(NamedTuple):
+class Rollout(NamedTuple):
     """The transitions of one iteration of an on-policy algorithm, ``S`` steps of ``E``."""
 
     columns: Mapping[str, Tensor]
@@ -191,7 +191,7 @@ class Episode(NamedTuple):
     name, and the last value by ``<key>_last``."""
 
 
-Chosen: TypeAlias = (
+ActOutput: TypeAlias = (
     "npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], Mapping[str, npt.NDArray]]"
 )
 """Actions ``[E, A]``, alone or with further fields of the transition by name, ``[E, ...]``."""
@@ -200,7 +200,9 @@ Chosen: TypeAlias = (
 class Policy(Protocol):
     """Chooses actions."""
 
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> ActOutput:
         """Choose actions ``[E, A]`` between -1 and 1."""
         ...
 

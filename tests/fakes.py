@@ -251,7 +251,7 @@ class Named(Recorder):
         self.spec = spec
 
 
-class Chosen(BenchmarkWrapper):
+class ActOutput(BenchmarkWrapper):
     """Some tasks of a benchmark, in an order of their own."""
 
     def __init__(self, benchmark, *tasks):

@@ -16,7 +16,7 @@ from mtrl_lightning.cli.config_files import ConfigFileParser, ExtendingConfigFil
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.types import OnPolicy
+from mtrl_lightning.types import RolloutConfig
 from tests.conftest import CONFIGS, ROOT, resolve, skip_without_renderer
 
 FILES = sorted(
@@ -298,7 +298,7 @@ def test_on_policy_experiments_have_equal_minibatches(name, envs_per_task, rows)
     assert config["name"] == f"mt{tasks}_{name}"
     assert config["rollout"]["envs_per_task"] == envs_per_task
     ppo = config["model"]["init_args"]
-    collection = OnPolicy(ppo["num_steps"], ppo["num_epochs"], ppo["num_minibatches"])
+    collection = RolloutConfig(ppo["num_steps"], ppo["num_epochs"], ppo["num_minibatches"])
     found = rows_per_task(tasks * envs_per_task, tasks, collection)
     assert found == rows * collection.num_minibatches
     assert config["data"]["benchmark"]["init_args"]["tasks"] == f"MT{tasks}"

@@ -59,11 +59,11 @@ from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import (
-    Chosen,
-    Collected,
+    ActOutput,
     EnvSpec,
     Mode,
-    OnPolicy,
+    Rollout,
+    RolloutConfig,
     TransitionBatch,
     Transitions,
 )
@@ -98,7 +98,7 @@ class Algorithm(LightningModule):
 
     policy_fields: tuple[Field, ...] = ()
     """Further fields of a transition that ``act`` returns beside the actions when it explores."""
-    collection: OnPolicy | None = None
+    collection: RolloutConfig | None = None
     """How an on-policy algorithm collects; None for one that learns from a replay."""
     computed_columns: tuple[str, ...] = ()
     """Names of what ``begin_iteration`` returns in every iteration. It may also return new values
@@ -219,7 +219,7 @@ class Algorithm(LightningModule):
         """Return which numbers of an action are its task's own, ``[B, A]``; None if all are."""
         return None if self.action_mask_TA is None else self.action_mask_TA[task_B]
 
-    def begin_iteration(self, collected: Collected, progress: float) -> dict[str, Tensor]:
+    def begin_iteration(self, collected: Rollout, progress: float) -> dict[str, Tensor]:
         """Receive what an on-policy algorithm learns from next.
 
         Args:
@@ -235,7 +235,7 @@ class Algorithm(LightningModule):
         """Return whether the rest of an iteration's minibatches is left out."""
         return False
 
-    def end_iteration(self, collected: Collected) -> None:
+    def end_iteration(self, collected: Rollout) -> None:
         """Receive the transitions of an iteration once more, after its last update."""
 
     def update(self, batch: TransitionBatch) -> None:
@@ -336,7 +336,9 @@ class Algorithm(LightningModule):
         )
 
     @torch.no_grad()
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> ActOutput:
         """Choose actions ``[E, A]`` between -1 and 1; what is not the task's own is 0.
 
         Returns:

@@ -39,7 +39,7 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch
+from mtrl_lightning.types import EnvSpec, Rollout, RolloutConfig, TransitionBatch
 
 MOST_MINIBATCHES = 16
 """Minibatches of a pass if their number is derived: more of them have too few rows of a task."""
@@ -91,7 +91,7 @@ class PPO(Algorithm):
     """
 
     acting_networks = ("encoder", "actor", "noise")
-    collection: OnPolicy
+    collection: RolloutConfig
     encoder: Encoder
     actor: Network
     noise: ExplorationNoise
@@ -142,7 +142,7 @@ class PPO(Algorithm):
         if num_minibatches is None:
             candidates = range(1, MOST_MINIBATCHES + 1)
             num_minibatches = max(n for n in candidates if num_steps % n == 0)
-        self.collection = OnPolicy(num_steps, num_epochs, num_minibatches)
+        self.collection = RolloutConfig(num_steps, num_epochs, num_minibatches)
         self.computed_columns = ("advantage", "value", "target")
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
         at_least(1, **self.collection._asdict())
@@ -231,7 +231,7 @@ class PPO(Algorithm):
         return sample_BA.clamp(-1, 1), fields
 
     @torch.no_grad()
-    def begin_iteration(self, collected: Collected, progress: float) -> dict[str, Tensor]:
+    def begin_iteration(self, collected: Rollout, progress: float) -> dict[str, Tensor]:
         """Compute advantages and returns, and move the statistics of the returns.
 
         Args:
@@ -291,7 +291,7 @@ class PPO(Algorithm):
         # NaN, if every minibatch was skipped, ends it as well
         return not bool(mean_kl <= self.max_kl)
 
-    def end_iteration(self, collected: Collected) -> None:
+    def end_iteration(self, collected: Rollout) -> None:
         """Move the encoder's statistics, between two iterations and never within one."""
         if self.num_iterations > 0:
             self._observe(collected)
@@ -427,14 +427,12 @@ class PPO(Algorithm):
         self.epoch_updates.zero_()
         self.epoch_skipped.zero_()
 
-    def _observe(self, collected: Collected) -> None:
+    def _observe(self, collected: Rollout) -> None:
         valid_SE = collected.valid_SE
         task_SE = collected.task_E.expand(len(valid_SE), -1)
         self.encoder.observe(collected.columns["observation"][valid_SE], task_SE[valid_SE])
 
-    def _task_moments(
-        self, value_SE: Tensor, collected: Collected
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _task_moments(self, value_SE: Tensor, collected: Rollout) -> tuple[Tensor, Tensor, Tensor]:
         moments = advantages.task_moments(
             value_SE, collected.task_E, collected.valid_SE, self.spec.num_tasks
         )

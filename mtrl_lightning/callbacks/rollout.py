@@ -65,7 +65,7 @@ class RolloutCallback(SessionCallback):
             ``EpisodeListener``.
         action_transforms: change the actions that are sent to the environments, one after another;
             the actions that the policy chose are stored. An evaluation has them too, without noise.
-            Chosen by ``class_path``; see ``ActionTransform``.
+            ActOutput by ``class_path``; see ``ActionTransform``.
         check_every: environment steps between two checks that all processes of a run still have the
             same weights, statistics and optimizer states; a difference ends the run. One process
             checks nothing.

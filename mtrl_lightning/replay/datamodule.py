@@ -25,7 +25,7 @@ from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.types import EnvSpec, OnPolicy, known_tasks
+from mtrl_lightning.types import EnvSpec, RolloutConfig, known_tasks
 
 EMPTY: dict[str, Any] = {"fields": [], "capacity": 0, "added": [], "oldest": [], "chunks": []}
 """The manifest of no replay."""
@@ -188,7 +188,7 @@ class MultiTaskData(LightningDataModule):
     def open_rollout_buffer(
         self,
         tasks: Sequence[int],
-        collection: OnPolicy,
+        collection: RolloutConfig,
         policy_fields: Sequence[Field] = (),
         device: torch.device = CPU,
     ) -> RolloutBuffer:

@@ -19,7 +19,7 @@ from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.types import Collected, EnvSpec, OnPolicy, TransitionBatch, Transitions
+from mtrl_lightning.types import EnvSpec, Rollout, RolloutConfig, TransitionBatch, Transitions
 
 
 class RolloutBuffer:
@@ -49,7 +49,7 @@ class RolloutBuffer:
         self,
         spec: EnvSpec,
         tasks: Sequence[int],
-        collection: OnPolicy,
+        collection: RolloutConfig,
         policy_fields: Sequence[Field] = (),
         seed: int = 0,
         device: torch.device = CPU,
@@ -70,7 +70,7 @@ class RolloutBuffer:
         }
         self._valid_SE = np.zeros(shape, np.bool_)
         self._num_steps = 0
-        self._collected: Collected | None = None
+        self._collected: Rollout | None = None
         """The whole iteration on the device; None until it is asked for."""
         self._rows: dict[str, Tensor] = {}
         """Columns ``[N, ...]`` on the device; empty while transitions are collected."""
@@ -121,7 +121,7 @@ class RolloutBuffer:
         self._valid_SE[self._num_steps, transitions.env_E] = True
         self._num_steps += 1
 
-    def collected(self) -> Collected:
+    def collected(self) -> Rollout:
         """Return the transitions of the whole iteration on the device, copied there once.
 
         Raises:
@@ -138,7 +138,7 @@ class RolloutBuffer:
                 )
         columns = {name: to_device(array, self._device) for name, array in self._arrays.items()}
         valid_SE = to_device(self._valid_SE, self._device)
-        self._collected = Collected(columns, valid_SE, to_device(self._task_E, self._device))
+        self._collected = Rollout(columns, valid_SE, to_device(self._task_E, self._device))
         return self._collected
 
     def begin(self, computed: Mapping[str, Tensor]) -> None:
@@ -220,7 +220,7 @@ class RolloutBuffer:
         if len(valid_SE) == 0:
             return
         if list(self.collection) != state["collection"] or valid_SE.shape[1] != self.num_envs:
-            was = dict(zip(OnPolicy._fields, state["collection"], strict=True))
+            was = dict(zip(RolloutConfig._fields, state["collection"], strict=True))
             raise ConfigurationError(
                 "the checkpoint is in the middle of an iteration of"
                 f" {valid_SE.shape[1]} environments with {was}, and this run has {self.num_envs}"
@@ -262,7 +262,7 @@ def _check_column(name: str, column: np.ndarray, shape: tuple[int, ...], dtype: 
         )
 
 
-def rows_per_task(num_envs: int, num_tasks: int, collection: OnPolicy) -> int:
+def rows_per_task(num_envs: int, num_tasks: int, collection: RolloutConfig) -> int:
     """Return the rows of a trained task in an iteration.
 
     Args:

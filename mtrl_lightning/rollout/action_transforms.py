@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.states import Share
-from mtrl_lightning.types import Chosen, EnvSpec, Mode, Policy
+from mtrl_lightning.types import ActOutput, EnvSpec, Mode, Policy
 
 LOW, HIGH = -1.0, 1.0
 """Bounds of what environments take."""
@@ -189,7 +189,7 @@ class TransformedPolicy:
         observation_ED: npt.NDArray,
         task_E: npt.NDArray[np.int64],
         mode: Mode = "exploit",
-    ) -> Chosen:
+    ) -> ActOutput:
         """Choose actions ``[E, A]`` between -1 and 1 for a batch, and transform them."""
         chosen = self._policy.act(observation_ED, task_E, mode)
         action_EA = chosen[0] if isinstance(chosen, tuple) else chosen

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import Chosen, EnvSpec, Mode, Policy
+from mtrl_lightning.types import ActOutput, EnvSpec, Mode, Policy
 
 
 class _MatchedPolicy:
@@ -28,7 +28,9 @@ class _MatchedPolicy:
         # tasks that the policy does not know are not stepped
         self._own_task_T = np.array([numbers.get(name, -1) for name in spec.task_names])
 
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> ActOutput:
         """Choose actions ``[E, A]`` of the environments' size for their tasks' numbers."""
         own_ED = _padded_to(observation_ED, self._own.observation_space.shape)
         chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode)

@@ -34,7 +34,7 @@ from mtrl_lightning.networks import (
     StateNoise,
     TaskNoise,
 )
-from mtrl_lightning.types import Collected, TransitionBatch
+from mtrl_lightning.types import Rollout, TransitionBatch
 from tests.algorithms import attach, changed, copy_of, make_ppo, make_spec
 from tests.test_loading import save
 
@@ -79,7 +79,7 @@ def make_collected(ppo, seed=0, gap=0.1, end=0.12, mean=0.0, std=1.0):
     columns = {
         name: torch.from_numpy(np.stack([step[name] for step in steps])) for name in steps[0]
     }
-    return Collected(columns, columns.pop("valid"), torch.from_numpy(task_E))
+    return Rollout(columns, columns.pop("valid"), torch.from_numpy(task_E))
 
 
 def rows_of(collected, num_minibatches=2, seed=0):
@@ -529,7 +529,7 @@ def by_hand(observations, successors, rewards, terminated=(), truncated=(), gaps
         "terminated": flags["terminated"],
         "truncated": flags["truncated"],
     }
-    collected = Collected(columns, ~flags["gaps"], torch.tensor([0, 1]))
+    collected = Rollout(columns, ~flags["gaps"], torch.tensor([0, 1]))
     computed = ppo.begin_iteration(collected, 0.0)
     advantage_SE = computed["target"] - computed["value"]
     assert torch.equal(advantage_SE[:, 0], -advantage_SE[:, 1])

@@ -31,7 +31,7 @@ from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.types import Collected, EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.types import EnvSpec, Rollout, TransitionBatch, Transitions
 from tests.algorithms import (
     attach,
     make_batch,
@@ -246,7 +246,7 @@ def run_ppo(algorithm: Algorithm, rank: int, size: int) -> None:
         columns, valid_SE, task_E = collect(algorithm.spec, iteration)
         own_E = share(torch.arange(len(task_E)), num_tasks, rank, size)
         own = {name: column[:, own_E] for name, column in columns.items()}
-        collected = Collected(own, valid_SE[:, own_E], task_E[own_E])
+        collected = Rollout(own, valid_SE[:, own_E], task_E[own_E])
         computed = {**own, **algorithm.begin_iteration(collected, 0.0)}
         for _ in range(2):
             for steps in torch.arange(STEPS).chunk(3):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.envs import Benchmark
-from mtrl_lightning.types import Chosen, EnvSpec, Mode
+from mtrl_lightning.types import ActOutput, EnvSpec, Mode
 
 NUM_TASKS = 3
 HORIZON = 7
@@ -70,7 +70,9 @@ class StillEnv(gym.Env):
 class Steady(SAC):
     """Act by the task alone, and draw no noise in the losses."""
 
-    def act(self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode) -> Chosen:
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> ActOutput:
         return np.stack([0.1 * task_E, -0.2 * task_E], axis=1).astype(np.float32)
 
     def noise_like(self, action_BA: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.replay import rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import OnPolicy
+from mtrl_lightning.types import RolloutConfig
 from tests.replay import assert_same_batch, ids_of, make_spec, make_transitions
 
 NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 6, 3, 4
 TASKS = [0, 0, 1, 1, 2, 2]
 """Two environments for each task: 12 rows of a task, 3 of them in a minibatch."""
-COLLECTION = OnPolicy(NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES)
+COLLECTION = RolloutConfig(NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES)
 POLICY_FIELDS = (Field("unclipped_action", (2,)), Field("log_prob"))
 
 
@@ -103,7 +103,7 @@ def test_a_minibatch_is_task_major_with_the_same_number_of_rows_for_each_task():
 
 def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
     spec = make_spec(5, (1, 4))
-    buffer = RolloutBuffer(spec, [1, 4], OnPolicy(4, 1, 2), POLICY_FIELDS)
+    buffer = RolloutBuffer(spec, [1, 4], RolloutConfig(4, 1, 2), POLICY_FIELDS)
     collect(buffer, tasks=[1, 4])
     begin(buffer)
     batch = buffer.next_minibatch()
@@ -134,7 +134,7 @@ def test_the_same_seed_gives_the_same_orders_and_another_does_not():
 
 def test_orders_are_uniform():
     # the place of each of 4 rows in the epoch's order, over many epochs
-    buffer = make(OnPolicy(4, 1000, 4), tasks=[0], spec=make_spec(1))
+    buffer = make(RolloutConfig(4, 1000, 4), tasks=[0], spec=make_spec(1))
     collect(buffer, tasks=[0])
     begin(buffer)
     counts = np.zeros((4, 4))
@@ -417,7 +417,7 @@ def test_rows_that_cannot_be_shared_out_are_refused_with_a_number_that_is_taken(
     num_steps, envs_per_task, num_minibatches
 ):
     tasks = np.repeat([0, 1, 2], envs_per_task).tolist()
-    collection = OnPolicy(num_steps, 2, num_minibatches)
+    collection = RolloutConfig(num_steps, 2, num_minibatches)
     with pytest.raises(ConfigurationError, match="num_minibatches") as caught:
         make(collection, tasks)
     message = str(caught.value)
@@ -442,4 +442,4 @@ def test_rows_that_cannot_be_shared_out_are_refused_with_a_number_that_is_taken(
 )
 def test_the_suggested_number_of_minibatches_is_the_nearest(num_steps, num_minibatches, suggested):
     with pytest.raises(ConfigurationError, match=f"num_minibatches to {suggested},"):
-        make(OnPolicy(num_steps, 1, num_minibatches), [0, 1, 2])
+        make(RolloutConfig(num_steps, 1, num_minibatches), [0, 1, 2])

@@ -11,7 +11,7 @@ from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import ScaleAction, with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from tests.fakes import (
-    Chosen,
+    ActOutput,
     Constant,
     Named,
     Recorder,
@@ -362,7 +362,7 @@ def test_tasks_are_matched_by_name(has_transforms):
     acting = with_action_transforms(policy, transforms)
     expected = evaluate(acting, toy, num_episodes=2, num_workers=0)
     assert expected["eval/success"] == 1
-    chosen = evaluate(acting, Chosen(toy, 2, 0), num_episodes=2, num_workers=0)
+    chosen = evaluate(acting, ActOutput(toy, 2, 0), num_episodes=2, num_workers=0)
     assert policy.tasks[-1].tolist() == [2, 0]
     for name in ("success", "return"):
         for task in ("goal-0", "goal-2"):
@@ -372,13 +372,13 @@ def test_tasks_are_matched_by_name(has_transforms):
 
 def test_tasks_are_matched_by_number_where_the_policy_has_no_names():
     policy = Recorder(Seeker(3))
-    evaluate(policy, Chosen(ToyReach(3), 2, 0), num_episodes=1, num_workers=0)
+    evaluate(policy, ActOutput(ToyReach(3), 2, 0), num_episodes=1, num_workers=0)
     assert policy.tasks[-1].tolist() == [0, 1]
 
 
 def test_an_unknown_task_is_refused_before_environments_are_started(monkeypatch):
     toy = ToyReach(3)
-    policy = Named(Seeker(3), Chosen(toy, 2, 0).spec)
+    policy = Named(Seeker(3), ActOutput(toy, 2, 0).spec)
     monkeypatch.setattr(ToyReach, "make_env", None)
     with pytest.raises(ConfigurationError, match="not know goal-1: its tasks are goal-2, goal-0"):
         evaluate(policy, toy, num_episodes=1, num_workers=0)

@@ -17,7 +17,7 @@ from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
 from mtrl_lightning.video.recording import check_drawing
-from tests.fakes import Chosen, Constant, Named, Recorder, Scripted, Seeker, scripted_length
+from tests.fakes import ActOutput, Constant, Named, Recorder, Scripted, Seeker, scripted_length
 
 SMALL = VideoFormat(96, 64)
 
@@ -208,12 +208,12 @@ def test_tasks_are_matched_by_name(tmp_path):
     toy = ToyReach(3)
     policy = Named(Seeker(3), toy.spec)
     options = {"format": SMALL, "num_workers": 0}
-    recording = record_videos(policy, Chosen(toy, 2, 0), tmp_path, **options)
+    recording = record_videos(policy, ActOutput(toy, 2, 0), tmp_path, **options)
     assert [(one.task, one.success) for one in recording.episodes] == [
         ("goal-2", True),
         ("goal-0", True),
     ]
-    unknown = Named(Seeker(3), Chosen(toy, 0, 1).spec)
+    unknown = Named(Seeker(3), ActOutput(toy, 0, 1).spec)
     with pytest.raises(ConfigurationError, match="the policy does not know goal-2"):
         record_videos(unknown, toy, tmp_path, **options)
     record_videos(unknown, toy, tmp_path, tasks=["goal-1"], **options)
