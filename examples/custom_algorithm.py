@@ -27,7 +27,7 @@ class NoisyAction(NamedTuple):
     noise_std: float
 
     def mode(self) -> Tensor:
-        """Return the best action ``[B, A]``."""
+        """Return the action without noise, ``[B, A]``."""
         return self.action_BA
 
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ class DDPG(Algorithm):
         tau: how far the targets move at each update, above 0 and at most 1.
         noise_std: standard deviation of the exploration noise.
         optimizer: of the actor, and of the critic.
-        seed: of the weights and of all draws.
+        seed: of the weights and of all random numbers.
     """
 
     actor: Network
@@ -93,7 +93,7 @@ class DDPG(Algorithm):
         )
 
     def make_networks(self) -> dict[str, nn.Module]:
-        """Build what a reset of the networks replaces."""
+        """Build the networks and gradient methods that a reset reinitializes."""
         (observation_dim,) = self.spec.observation_space.shape
         return {
             "actor": self._make_actor(observation_dim, self.action_dim, self.spec),
@@ -107,12 +107,12 @@ class DDPG(Algorithm):
         return NoisyAction(self.action(self.actor, observation_BD, task_B), self.noise_std)
 
     def action(self, actor: Network, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return an actor's actions, ``[B, A]``; what is not the task's own is 0."""
+        """Return an actor's actions, ``[B, A]``; dimensions that the task does not have are 0."""
         action_BA = actor(observation_BD, task_B).float().tanh()
         return zero_padding(action_BA, self.action_mask(task_B))
 
     def update(self, batch: TransitionBatch) -> None:
-        """Make one step of the critic, one of the actor, and move the targets."""
+        """Update the critic, the actor and the targets."""
         batch = self.transform(batch)
         target_B = self.critic_target(batch)
         self.critic_update(lambda: self.critic_loss(batch, target_B))

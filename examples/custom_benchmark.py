@@ -21,13 +21,13 @@ HIGH = np.float32(1.0)
 
 
 class Episodes(gym.Wrapper):
-    """Seed the episodes as ``Benchmark`` asks for, with a gravity drawn for each.
+    """Seed the episodes as ``Benchmark`` requires, and sample a gravity for each.
 
     Args:
         env: the pendulum.
         gravities: smallest and largest gravity.
         is_test: whether ``reset(seed=k)`` starts test episode ``k``, and ``reset()`` the next one.
-        seed: of the training episodes' draws.
+        seed: of the training episodes.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Episodes(gym.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         seed = self.next_seed if seed is None else seed
-        # only a test episode has a seed of its own; training goes through one stream of draws
+        # only a test episode has a seed of its own; training uses one random stream
         self.next_seed = seed + 1 if self.is_test and seed is not None else None
         observation, info = self.env.reset(seed=seed, options=options)
         pendulum: Any = self.env.unwrapped

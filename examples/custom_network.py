@@ -39,7 +39,7 @@ class GatedMLP(Network):
         return self.head(self.trunk(x_BD) * self.gate_TH[task_B].sigmoid())
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield what several tasks use: gradient methods resolve conflicts on these."""
+        """Yield the parameters of several tasks: gradient methods resolve conflicts on these."""
         yield from self.trunk.parameters()
         yield from self.head.parameters()
 

@@ -28,7 +28,7 @@ class Cart(gym.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start at a random position; all draws come from ``np_random``, which ``seed`` seeds."""
+        """Start at a random position; ``seed`` seeds ``np_random``, the source of randomness."""
         super().reset(seed=seed)
         self.position = self.np_random.uniform(-1.0, 1.0)
         self.speed = 0.0

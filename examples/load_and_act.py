@@ -26,7 +26,7 @@ if __name__ == "__main__":
     print(policy.task_names, policy.env_steps)
     print(policy.act([0.5, -0.5], "goal-1"))  # one observation, a task by its name
     print(policy.act(np.zeros((2, 2)), [0, 2]))  # a batch, tasks by their numbers
-    print(policy.act([0.5, -0.5], "goal-1", mode="explore"))  # a draw from the policy
+    print(policy.act([0.5, -0.5], "goal-1", mode="explore"))  # a sample from the policy
 
     env = tasks.make_env(task=1, split="eval", seed=0)
     observation, info = env.reset(seed=0)

@@ -1,7 +1,7 @@
 """Collect in another process, and learn here from what it sends.
 
-The two exchange weights and samples through a pipe, which stands for what connects your machines:
-Ray, a job array's shared folder (``torch.save`` and ``torch.load``), a socket.
+The two exchange weights and samples through a pipe. In its place your machines may use Ray, the
+shared folder of a job array (``torch.save`` and ``torch.load``), or a socket.
 """
 
 import multiprocessing
@@ -55,10 +55,10 @@ def collect(learner: Connection) -> None:
 
 
 class RemoteSamples(IterableDataset[TransitionBatch]):
-    """Put what a collector sends into the replay, and draw batches.
+    """Put the samples of a collector into the replay, and sample batches.
 
     Args:
-        agent: what learns.
+        agent: the algorithm that learns.
         collector: the other process, which works on a sample while this one learns.
     """
 
@@ -69,7 +69,7 @@ class RemoteSamples(IterableDataset[TransitionBatch]):
         self.largest_lag = 0
 
     def __iter__(self) -> Iterator[TransitionBatch]:
-        """Draw ``UPDATES`` batches for each sample, once the warm-up is over."""
+        """Yield ``UPDATES`` batches for each sample, once the warm-up is over."""
         counters = self.agent.counters
         self.send_weights()
         while counters.env_steps < TOTAL_STEPS:
