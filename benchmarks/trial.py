@@ -320,7 +320,7 @@ class Session:
 def _is_worker(process: psutil.Process) -> bool:
     try:
         return (
-            "envs.worker" in " ".join(process.cmdline())
+            "envs.vector.worker" in " ".join(process.cmdline())
             and process.status() != psutil.STATUS_ZOMBIE
         )
     except psutil.Error:

@@ -125,7 +125,7 @@ def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
         children = [
             c
             for c in psutil.Process(process.pid).children(recursive=True)
-            if "envs.worker" in str(c.cmdline())
+            if "envs.vector.worker" in str(c.cmdline())
         ]
         return children or process.poll() is not None
 

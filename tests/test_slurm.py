@@ -10,7 +10,7 @@ from mtrl_lightning.callbacks import InterruptionCallback
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.callbacks.signals import requeue, requeue_signal, slurm_job
 from mtrl_lightning.errors import Interrupted
-from mtrl_lightning.run.loop import TrainingLoop
+from mtrl_lightning.run.session import Session
 from tests.test_interruption import wait_for
 
 JOB = {
@@ -107,15 +107,15 @@ def test_a_requeued_job_continues_in_its_folder(command_line, slurm, monkeypatch
 def test_a_signal_that_comes_twice_after_a_batch_was_checked_is_not_lost(
     command_line, slurm, monkeypatch, number
 ):
-    real = TrainingLoop._check_signals
+    real = Session.check_signals
 
-    def signalled(loop):
-        real(loop)
-        if loop.session.counters.env_steps == 330:
+    def signalled(session):
+        real(session)
+        if session.counters.env_steps == 330:
             signal.raise_signal(number)
             signal.raise_signal(number)
 
-    monkeypatch.setattr(TrainingLoop, "_check_signals", signalled)
+    monkeypatch.setattr(Session, "check_signals", signalled)
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -470,7 +470,8 @@ class Algorithm(LightningModule):
         """Make one update and count it."""
         if self._compile == "cudagraphs":
             begin_graphs([update.optimizer for update in self.updates if update.optimizer])
-        self.update(batch)
+        with self.stopwatch.measure("update"):
+            self.update(batch)
         self.counters.updates += 1
 
     def transform(self, batch: TransitionBatch) -> TransitionBatch:

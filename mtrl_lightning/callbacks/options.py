@@ -167,6 +167,8 @@ class OptionsCallback(SessionCallback):
 
     def restore(self, state_dict: dict[str, Any]) -> None:
         """Keep the checkpoint's options, to compare."""
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"options that are a {type(state_dict).__name__}")
         self._former = plain(state_dict)
 
 

@@ -121,9 +121,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                 self._send("explore")
                 is_step_pending = True
 
-            session.stopwatch.start("update")
             yield batch  # Lightning calls training_step with it, while the workers step
-            session.stopwatch.stop("update")
             self._defer_stop()
 
             if is_step_pending:
@@ -156,9 +154,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             with session.stopwatch.measure("sample"):
                 batch = buffer.next_minibatch()
 
-            session.stopwatch.start("update")
             yield batch  # Lightning calls training_step with it
-            session.stopwatch.stop("update")
             self._defer_stop()
 
             self._sync_ranks()

@@ -103,7 +103,7 @@ def test_wandb_gets_the_env_steps_of_the_run_too(monkeypatch):
 
 def test_a_logger_that_writes_no_folder_is_left_as_it_is(tmp_path, monkeypatch):
     command_line = MultiTaskCLI.__new__(MultiTaskCLI)
-    command_line._launch = SimpleNamespace(folder=tmp_path)
+    command_line._location = SimpleNamespace(folder=tmp_path)
     options = {"project": "p"}
     logger = dict_to_namespace({"class_path": "own.OnlineLogger", "init_args": options})
     command_line._place_logger(logger, "run")

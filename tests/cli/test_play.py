@@ -82,9 +82,9 @@ def test_what_is_no_run(capsys, args, message):
 @pytest.mark.parametrize(
     ("benchmark", "message"),
     [
-        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"horizon": 0}}, "^num_tasks 3"),
+        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"horizon": 0}}, "^horizon is 0"),
         ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"a": 1}}, "'a' is not accepted"),
-        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"horizon": None}}, "not support"),
+        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"num_tasks": 1.5}}, "Expected a"),
         ({"class_path": "no_tasks.Own"}, "No module named 'no_tasks'.*in the folder of its modul"),
     ],
 )
