@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = "mtrl_lightning"
-PERIPHERY = ("cli", "export", "reports", "sweeps", "video", "__main__", "api", "quiet", "launch")
+PERIPHERY = ("cli", "export", "reports", "sweeps", "video", "__main__", "api", "quiet")
 """Rooms and files that are not the core: nobody opens them to read how a run trains."""
 CLOSURES = (
     "algorithms/sac",

@@ -6,7 +6,8 @@ observation, ``A`` action, ``Q`` critics, ``O`` outputs of a critic.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,10 @@ class TD3(ActorCritic):
         options: those of ``ActorCritic`` and of every algorithm.
     """
 
+    lacking_options: ClassVar[Mapping[str, str]] = {
+        "temperature": "its policy is deterministic and has no entropy: use SAC",
+        "target_entropy": "its policy is deterministic and has no entropy: use SAC",
+    }
     outputs_per_action = 1
 
     def __init__(
@@ -57,7 +62,12 @@ class TD3(ActorCritic):
         **options: Any,
     ) -> None:
         at_least(0, finite=True, exploration_std_min=exploration_std_min)
-        at_least(exploration_std_min, finite=True, exploration_std_max=exploration_std_max)
+        at_least(
+            exploration_std_min,
+            finite=True,
+            hint=", which is exploration_std_min",
+            exploration_std_max=exploration_std_max,
+        )
         at_least(0, finite=True, target_std=target_std, target_clip=target_clip)
         super().__init__(spec, actor_every=actor_every, target_every=target_every, **options)
         self.task_weighting.check(None)

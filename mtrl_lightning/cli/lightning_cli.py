@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -394,6 +395,12 @@ def _one_of_each(loggers: Any) -> Any:
     return list(kept.values())
 
 
+def _subclasses(kind: type[Algorithm]) -> Iterator[type[Algorithm]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
 def main(args: ArgsType = None) -> None:
     """Run ``fit`` or ``validate``.
 
@@ -406,9 +413,10 @@ def main(args: ArgsType = None) -> None:
         tips = ["-c quickstart is complete; fit --help lists every option"]
         tips += [
             f"{kind.__name__} has no {name}: {hint}"
-            for kind in Algorithm.__subclasses__()
+            for kind in _subclasses(Algorithm)
             for name, hint in kind.lacking_options.items()
-            if f"Option '{name}' is not accepted" in str(error)
+            if f".{kind.__name__}':" in str(error)
+            and f"Option '{name}' is not accepted" in str(error)
         ]
         _exit(2, "\n".join([str(error), *(f"tip: {tip}" for tip in tips)]))
     except MisconfigurationException as error:

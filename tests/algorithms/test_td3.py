@@ -361,7 +361,12 @@ def test_a_reset_gives_target_and_actor_the_same_new_weights():
     ("options", "message"),
     [
         ({"exploration_std_min": -0.1}, r"exploration_std_min is -0\.1: give a finite number of"),
-        ({"exploration_std_min": 0.3}, r"exploration_std_max is 0\.1: .* at least 0\.3"),
+        (
+            {"exploration_std_min": 0.3},
+            r"exploration_std_max is 0\.1: .* at least 0\.3, which is exploration_std_min",
+        ),
+        ({"temperature": None}, "TD3 has no temperature: its policy is deterministic"),
+        ({"target_entropy": -1.0}, "TD3 has no target_entropy: its policy is deterministic"),
         ({"exploration_std_max": math.inf}, "exploration_std_max is inf"),
         ({"target_std": math.nan}, "target_std is nan"),
         ({"target_clip": -1}, "target_clip is -1"),

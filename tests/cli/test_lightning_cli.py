@@ -527,3 +527,20 @@ def test_help_of_the_trainer_and_of_the_program(command_line, capsys):
     text = printed_help(command_line, capsys, "validate", "--help")
     assert "usage: mtrl-lightning validate RUN" in text and "--resume" not in text
     assert "--data.benchmark.init_args.goal_seed 1" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("algorithm", "is_explained"), [("mttd3", True), ("distral", False)])
+def test_the_class_that_was_given_an_option_says_why_it_lacks_it(
+    command_line, capsys, algorithm, is_explained
+):
+    configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/mlp", "gradient/mean")
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(
+            "fit",
+            "--model.init_args.temperature=mtrl_lightning.algorithms.Temperature",
+            configs=configs,
+        )
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert "Option 'temperature' is not accepted" in error
+    assert ("TD3 has no temperature: its policy is deterministic" in error) is is_explained
