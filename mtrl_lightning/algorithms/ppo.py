@@ -30,11 +30,11 @@ from mtrl_lightning.networks import (
     ActionDistribution,
     ClippedGaussian,
     Encoder,
-    ExplorationNoise,
     Identity,
     Network,
+    PolicyStd,
+    StateIndependentStd,
     TaskConditioning,
-    TaskNoise,
     with_conditioning,
 )
 from mtrl_lightning.ranks import distributed
@@ -63,7 +63,7 @@ class PPO(Algorithm):
         actor_gradient: how the tasks' actor losses become one gradient.
         critic_gradient: how the tasks' critic losses become one gradient.
         return_scale: to which scale the critic's targets are brought.
-        noise: how far the policy explores.
+        noise: the policy's standard deviation: how far it explores.
         learning_rate: factor of all learning rates in the course of a run.
         num_steps: steps of each environment in an iteration, at least 1.
         num_epochs: passes over an iteration's transitions, at least 1.
@@ -85,7 +85,7 @@ class PPO(Algorithm):
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critic and the encoder.
-        actor_optimizer: optimizer of the actor and the noise.
+        actor_optimizer: optimizer of the actor and the standard deviation.
         critic_optimizer: optimizer of the critic and the encoder.
         options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
     """
@@ -94,7 +94,7 @@ class PPO(Algorithm):
     collection: RolloutConfig
     encoder: Encoder
     actor: Network
-    noise: ExplorationNoise
+    noise: PolicyStd
     critic: Network
     lacking_options: ClassVar[Mapping[str, str]] = {
         "reward_scale": "its critic learns normalized returns (return_scale)",
@@ -121,7 +121,7 @@ class PPO(Algorithm):
         actor_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
         critic_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
         return_scale: Callable[[EnvSpec, Network], ReturnScale] = PopArt,
-        noise: Callable[[EnvSpec], ExplorationNoise] = TaskNoise,
+        noise: Callable[[EnvSpec], PolicyStd] = StateIndependentStd,
         learning_rate: Callable[[], LearningRate] = ConstantRate,
         num_steps: int = 200,
         num_epochs: int = 8,
@@ -344,7 +344,7 @@ class PPO(Algorithm):
         return self._value_loss(value_B, batch), None
 
     def drain_metrics(self) -> dict[str, float]:
-        """Return ``train/...`` metrics since the last call, and every task's noise now."""
+        """Return ``train/...`` metrics since the last call, and each task's standard deviation."""
         metrics = super().drain_metrics()
         if not metrics:
             return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -107,7 +108,7 @@ class OptionsCallback(SessionCallback):
         return {
             name: f"{name} {there[name]} there and {here[name]} here"
             for name in sorted(here.keys() & there.keys())
-            if here[name] != there[name] and not _is_among(name, RUN_SELECTION)
+            if not (_is_same(here[name], there[name]) or _is_among(name, RUN_SELECTION))
         }
 
     def _recorded(self) -> dict[str, Any]:
@@ -193,6 +194,26 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{name}.{key}" if name else key)
     else:
         yield name, value
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether values are equal, or name the same class by two of its import paths."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return value.keys() == other.keys() and all(_is_same(value[k], other[k]) for k in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    if value == other:
+        return True
+    named = _class_named(value)
+    return named is not None and named is _class_named(other)
+
+
+def _class_named(path: Any) -> type | None:
+    """Return the class that an import path names; None if it is not imported already."""
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    # a checkpoint may name any module, and importing one would execute it
+    named = getattr(sys.modules.get(module), name, None)
+    return named if isinstance(named, type) else None
 
 
 def _is_among(name: str, sections: Sequence[str]) -> bool:

@@ -10,7 +10,10 @@ from mtrl_lightning.networks.conditioning import (
 )
 from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity
 from mtrl_lightning.networks.experts import Experts
-from mtrl_lightning.networks.exploration import ExplorationNoise, StateNoise, TaskNoise
+from mtrl_lightning.networks.exploration import ExplorationNoise as ExplorationNoise
+from mtrl_lightning.networks.exploration import PolicyStd, StateDependentStd, StateIndependentStd
+from mtrl_lightning.networks.exploration import StateNoise as StateNoise
+from mtrl_lightning.networks.exploration import TaskNoise as TaskNoise
 from mtrl_lightning.networks.film import FiLM
 from mtrl_lightning.networks.gaussian import (
     ActionDistribution,
@@ -66,7 +69,6 @@ __all__ = [
     "Encoder",
     "Ensemble",
     "Experts",
-    "ExplorationNoise",
     "FiLM",
     "Gate",
     "HasTaskOutputs",
@@ -84,6 +86,7 @@ __all__ = [
     "OwnExpert",
     "PaCo",
     "PixelEncoder",
+    "PolicyStd",
     "ProjectedEncoder",
     "ProjectedNetwork",
     "Projection",
@@ -91,11 +94,11 @@ __all__ = [
     "SoftModularization",
     "SquashedGaussian",
     "Standardize",
-    "StateNoise",
+    "StateDependentStd",
+    "StateIndependentStd",
     "TaskConditioning",
     "TaskEncoder",
     "TaskModule",
-    "TaskNoise",
     "is_picture",
     "with_conditioning",
     "with_projection",

@@ -1,4 +1,4 @@
-"""How far a Gaussian policy explores around its mean.
+"""The standard deviation of a Gaussian policy: how far it explores around its mean.
 
 Shapes: ``B`` batch, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` outputs of an actor.
 """
@@ -18,11 +18,12 @@ from mtrl_lightning.networks.network import TaskModule
 from mtrl_lightning.types import EnvSpec
 
 
-class ExplorationNoise(TaskModule):
-    """Make a distribution of an actor's outputs; built by ``(spec) -> ...``.
+class PolicyStd(TaskModule):
+    """Learn a policy's log standard deviations, and make distributions of an actor's outputs.
 
-    It learns a log standard deviation for each task and action dimension, which is kept between its
-    bounds after each step: a clamp in the forward pass would leave it without gradient beyond them.
+    It is built by ``(spec) -> ...``. Each task and action dimension has one log standard deviation,
+    which is clamped to its bounds after each optimizer step: a clamp in the forward pass would
+    leave it without gradient beyond them.
 
     Args:
         spec: the tasks.
@@ -48,7 +49,7 @@ class ExplorationNoise(TaskModule):
         super().__init__()
         if not minimum <= initial <= maximum:
             raise ConfigurationError(
-                f"the noise's initial log standard deviation is {initial}, its minimum {minimum},"
+                f"the policy's initial log standard deviation is {initial}, its minimum {minimum},"
                 f" its maximum {maximum}: give minimum <= initial <= maximum"
             )
         self.minimum = minimum
@@ -65,7 +66,7 @@ class ExplorationNoise(TaskModule):
         return self.log_std_TA[task_B]
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; the mean of theirs stands for the others'."""
+        """Return the trained tasks; the others receive the mean of their values."""
         return train_tasks
 
     def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
@@ -78,8 +79,8 @@ class ExplorationNoise(TaskModule):
         self.log_std_TA.clamp_(self.minimum, self.maximum)
 
 
-class TaskNoise(ExplorationNoise):
-    """Explore equally far in all states of a task."""
+class StateIndependentStd(PolicyStd):
+    """Give a task one standard deviation per action dimension, the same in all its states."""
 
     outputs_per_action = 1
 
@@ -88,8 +89,8 @@ class TaskNoise(ExplorationNoise):
         return ClippedGaussian(output_BO.float(), self(task_B))
 
 
-class StateNoise(ExplorationNoise):
-    """Let the actor change the task's log standard deviation in every state.
+class StateDependentStd(PolicyStd):
+    """Let the actor change the task's log standard deviation in each state.
 
     The second half of the actor's outputs is added to it; the sum is clamped to the bounds.
     """
@@ -101,3 +102,9 @@ class StateNoise(ExplorationNoise):
         mean_BA, change_BA = output_BO.float().chunk(2, dim=-1)
         log_std_BA = self(task_B) + change_BA
         return ClippedGaussian(mean_BA, log_std_BA.clamp(self.minimum, self.maximum))
+
+
+# the names up to version 0.2, which configurations and checkpoints of users hold
+ExplorationNoise = PolicyStd
+TaskNoise = StateIndependentStd
+StateNoise = StateDependentStd

@@ -39,9 +39,9 @@ from mtrl_lightning.networks import (
     Separate,
     SoftModularization,
     Standardize,
-    StateNoise,
+    StateDependentStd,
+    StateIndependentStd,
     TaskEncoder,
-    TaskNoise,
 )
 from tests.algorithms import attach, copy_of, make_batch, make_spec
 from tests.behaviour_cloning import BehaviourCloning
@@ -304,7 +304,11 @@ def test_a_padded_task_has_the_auxiliary_losses_and_gradients_that_it_has_alone(
 
 @pytest.mark.parametrize(
     ("stack", "noise"),
-    [*((stack, TaskNoise) for stack in STACKS), ("mlp", StateNoise), ("multi_head", StateNoise)],
+    [
+        *((stack, StateIndependentStd) for stack in STACKS),
+        ("mlp", StateDependentStd),
+        ("multi_head", StateDependentStd),
+    ],
 )
 def test_a_padded_task_has_the_losses_and_gradients_of_ppo_that_it_has_alone(stack, noise):
     *algorithms, indices = make_pair(PPO, noise=noise, entropy_coef=0.3, **STACKS[stack])

@@ -31,8 +31,8 @@ from mtrl_lightning.networks import (
     MultiHead,
     Network,
     Standardize,
-    StateNoise,
-    TaskNoise,
+    StateDependentStd,
+    StateIndependentStd,
 )
 from mtrl_lightning.types import Rollout, TransitionBatch
 from tests.algorithms import attach, changed, copy_of, make_ppo, make_spec
@@ -146,7 +146,7 @@ class PlainPPO:
         self.options = options
         self.names = ppo.spec.task_names
         self.has_heads = isinstance(ppo.critic, MultiHead)
-        self.noise_depends_on_state = isinstance(ppo.noise, StateNoise)
+        self.noise_depends_on_state = isinstance(ppo.noise, StateDependentStd)
         self.actor = self.copies(ppo.actor)
         self.log_std_TA = self.copies(ppo.noise)[0]
         self.critic = self.copies(ppo.critic)
@@ -363,7 +363,7 @@ DEFAULTS = {
 VARIANTS = {
     "mlp": ({}, {}),
     "heads": ({}, {"critic": SMALL_HEADS}),
-    "state noise": ({}, {"noise": StateNoise, "critic": SMALL_HEADS}),
+    "state noise": ({}, {"noise": StateDependentStd, "critic": SMALL_HEADS}),
     "value clipping": ({"value_clip": 0.05}, {}),
     "no clipping of gradients": (
         {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
@@ -743,7 +743,7 @@ def test_after_the_statistics_have_moved_the_first_ratio_is_one():
     assert ppo.drain_metrics()["train/kl"] < 1e-10
 
 
-@pytest.mark.parametrize("noise", [TaskNoise, StateNoise])
+@pytest.mark.parametrize("noise", [StateIndependentStd, StateDependentStd])
 @pytest.mark.parametrize("per_task", [False, True])
 def test_behind_moving_statistics_the_ratios_of_every_iteration_start_from_one(per_task, noise):
     ppo = make_ppo(
@@ -862,7 +862,7 @@ def test_the_gradient_shares_sum_to_one_and_are_logged_once_in_an_iteration():
 
 
 def test_the_noise_of_each_task_is_logged():
-    ppo = make_ppo(noise=partial(TaskNoise, initial=-0.5))
+    ppo = make_ppo(noise=partial(StateIndependentStd, initial=-0.5))
     assert ppo.drain_metrics() == {}
     iterate(ppo)
     with torch.no_grad():
@@ -940,7 +940,7 @@ SAVED = {
     "critic": SMALL_HEADS,
     "actor": partial(MLP, width=16, depth=2),
     "encoder": Standardize,
-    "noise": partial(StateNoise, initial=-0.25, minimum=-1.5),
+    "noise": partial(StateDependentStd, initial=-0.25, minimum=-1.5),
     "return_scale": partial(PopArt, step_size=0.1),
     "learning_rate": partial(LinearRate, final=0.3),
     "num_steps": 16,
@@ -982,7 +982,9 @@ def test_the_policy_of_a_checkpoint_acts_alone(tmp_path):
 
 @pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
 def test_a_reset_gives_other_weights_and_keeps_the_statistics(critic):
-    ppo = make_ppo(critic=critic, encoder=Standardize, noise=partial(TaskNoise, initial=-0.5))
+    ppo = make_ppo(
+        critic=critic, encoder=Standardize, noise=partial(StateIndependentStd, initial=-0.5)
+    )
     for seed in range(2):
         iterate(ppo, seed)
     before = copy_of(ppo)
@@ -1023,7 +1025,7 @@ class TypeSpy(MLP):
         return out
 
 
-@pytest.mark.parametrize("noise", [TaskNoise, StateNoise])
+@pytest.mark.parametrize("noise", [StateIndependentStd, StateDependentStd])
 def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
     actor_types, critic_types = set(), set()
     ppo = make_ppo(

@@ -31,7 +31,7 @@ def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
     np.testing.assert_allclose(found_EA[[0, 2]], policy.mode()[[0, 2]].numpy(), rtol=1e-5)
     assert algorithm.untrained_summary == (
         "Evaluated without training: task-1. The policy is given the mean over the trained tasks"
-        f" (Embedding{', TaskNoise' if make is make_ppo else ''})"
+        f" (Embedding{', StateIndependentStd' if make is make_ppo else ''})"
     )
 
 

@@ -9,28 +9,29 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from mtrl_lightning import networks
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.guard import DivergenceGuard
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.update import Update
-from mtrl_lightning.networks import ExplorationNoise, StateNoise, TaskNoise
+from mtrl_lightning.networks import PolicyStd, StateDependentStd, StateIndependentStd
 from tests.networks import uniform
 from tests.specs import spec_of
 
 NUM_TASKS, ACTION_DIM = 3, 2
 TASK_B = torch.tensor([2, 0, 0, 1])
-NOISES = [TaskNoise, StateNoise]
+KINDS = [StateIndependentStd, StateDependentStd]
 
 
-def make(noise, **options) -> ExplorationNoise:
-    return noise(spec_of(NUM_TASKS, action_dim=ACTION_DIM), **options)
+def make(kind, **options) -> PolicyStd:
+    return kind(spec_of(NUM_TASKS, action_dim=ACTION_DIM), **options)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_each_task_and_action_dimension_begins_with_the_initial_deviation(noise):
-    made = make(noise, initial=-0.5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_task_and_action_dimension_begins_with_the_initial_deviation(kind):
+    made = make(kind, initial=-0.5)
     assert made.log_std_TA.tolist() == [[-0.5] * ACTION_DIM] * NUM_TASKS
     mean = uniform(4, ACTION_DIM)
     change = torch.zeros(4, ACTION_DIM * (made.outputs_per_action - 1))
@@ -39,8 +40,8 @@ def test_each_task_and_action_dimension_begins_with_the_initial_deviation(noise)
     assert policy.log_std_BA.tolist() == [[-0.5] * ACTION_DIM] * 4
 
 
-def test_each_row_has_the_noise_of_its_task():
-    made = make(TaskNoise)
+def test_each_row_has_the_deviation_of_its_task():
+    made = make(StateIndependentStd)
     with torch.no_grad():
         made.log_std_TA.copy_(torch.tensor([[0.1, 0.2], [-1.0, -1.1], [-2.0, 0.3]]))
     policy = made.distribution(uniform(4, ACTION_DIM), TASK_B)
@@ -49,7 +50,7 @@ def test_each_row_has_the_noise_of_its_task():
 
 
 def test_the_second_half_of_the_outputs_changes_the_deviation_within_the_bounds():
-    made = make(StateNoise, initial=-1.0, minimum=-2.0, maximum=0.5)
+    made = make(StateDependentStd, initial=-1.0, minimum=-2.0, maximum=0.5)
     with torch.no_grad():
         made.log_std_TA[2] = torch.tensor([-0.5, 0.25])
     output_BO = torch.tensor(
@@ -60,17 +61,17 @@ def test_the_second_half_of_the_outputs_changes_the_deviation_within_the_bounds(
     assert policy.log_std_BA.tolist() == [[-0.375, 0.375], [-0.5, -2], [-2, 0.5], [-1, -1]]
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_half_precision_is_left_behind(noise):
-    made = make(noise)
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_is_left_behind(kind):
+    made = make(kind)
     output_BO = torch.zeros(4, ACTION_DIM * made.outputs_per_action, dtype=torch.bfloat16)
     policy = made.distribution(output_BO, TASK_B)
     assert {value.dtype for value in policy[:2]} == {torch.float32}
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_noise_of_a_task_is_its_own(noise):
-    made = make(noise)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_deviation_of_a_task_is_its_own(kind):
+    made = make(kind)
     assert list(made.shared_parameters()) == []
     assert [name for name, _ in made.named_parameters()] == ["log_std_TA"]
     output_BO = uniform(4, ACTION_DIM * made.outputs_per_action)
@@ -93,9 +94,9 @@ def update_of(made, learning_rate=1.0):
     return update
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_a_step_beyond_a_bound_is_pulled_back_and_the_next_can_leave_it(noise):
-    made = make(noise, initial=-1.0, minimum=-2.0, maximum=0.5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_beyond_a_bound_is_pulled_back_and_the_next_can_leave_it(kind):
+    made = make(kind, initial=-1.0, minimum=-2.0, maximum=0.5)
     update = update_of(made)
     push_T1 = torch.tensor([[30.0], [-30.0], [0.3]])
 
@@ -112,14 +113,14 @@ def test_a_step_beyond_a_bound_is_pulled_back_and_the_next_can_leave_it(noise):
     assert made.log_std_TA[1].tolist() == pytest.approx([0.4, 0.4])
 
 
-def test_at_a_bound_the_noise_still_has_a_gradient():
-    made = make(TaskNoise, initial=0.4, maximum=0.4)
+def test_at_a_bound_the_deviation_still_has_a_gradient():
+    made = make(StateIndependentStd, initial=0.4, maximum=0.4)
     policy = made.distribution(torch.zeros(4, ACTION_DIM), TASK_B)
     policy.entropy().sum().backward()
     assert made.log_std_TA.grad.tolist() == [[2, 2], [1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -129,12 +130,17 @@ def test_at_a_bound_the_noise_still_has_a_gradient():
         ({"initial": math.nan}, "is nan"),
     ],
 )
-def test_an_initial_deviation_out_of_its_bounds_is_refused(noise, options, named):
+def test_an_initial_deviation_out_of_its_bounds_is_refused(kind, options, named):
     with pytest.raises(ConfigurationError, match=named):
-        make(noise, **options)
+        make(kind, **options)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_the_bounds_themselves_are_taken(noise):
-    assert make(noise, initial=0.4).log_std_TA.max().item() == pytest.approx(0.4)
-    assert make(noise, initial=-2.3).log_std_TA.min().item() == pytest.approx(-2.3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bounds_themselves_are_taken(kind):
+    assert make(kind, initial=0.4).log_std_TA.max().item() == pytest.approx(0.4)
+    assert make(kind, initial=-2.3).log_std_TA.min().item() == pytest.approx(-2.3)
+
+
+def test_configurations_and_checkpoints_may_hold_the_previous_names():
+    previous = [networks.ExplorationNoise, networks.TaskNoise, networks.StateNoise]
+    assert previous == [PolicyStd, StateIndependentStd, StateDependentStd]

@@ -30,9 +30,9 @@ from mtrl_lightning.networks import (
     PaCo,
     Separate,
     SoftModularization,
-    StateNoise,
+    StateDependentStd,
+    StateIndependentStd,
     TaskEncoder,
-    TaskNoise,
 )
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.multi_head import LinearHeads
@@ -75,8 +75,8 @@ def assert_mean(module, *features):
         Embedding(spec_of(NUM_TASKS), dim=3, unit_norm=True),
         TaskEncoder(spec_of(NUM_TASKS), width=7, out_dim=3),
         OwnExpert(NUM_TASKS, spec_of(NUM_TASKS)),
-        TaskNoise(spec_of(NUM_TASKS, action_dim=3)),
-        StateNoise(spec_of(NUM_TASKS, action_dim=3)),
+        StateIndependentStd(spec_of(NUM_TASKS, action_dim=3)),
+        StateDependentStd(spec_of(NUM_TASKS, action_dim=3)),
     ],
     ids=lambda module: type(module).__name__,
 )
