@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.policy import Mode, Policy
 from mtrl_lightning.rollout import Evaluator
-from mtrl_lightning.types import Mode, Policy
 
 COPIES = 5
 """Environments of each task that are stepped together; they change no episode."""

@@ -24,7 +24,8 @@ from benchmarks.replays import vector_step
 from benchmarks.updaters import Work, direct_update
 from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay import ReplayBuffer
-from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
 
 
 def replay(setup: Setup, sheet: Sheet) -> None:

@@ -46,7 +46,8 @@ from mtrl_lightning.gradients import (
     PCGrad,
 )
 from mtrl_lightning.memory import keep_freed_memory
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 METHODS: dict[str, Callable[[EnvSpec], GradientMethod]] = {
     "mean": Mean,

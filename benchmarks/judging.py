@@ -23,7 +23,7 @@ from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.schema import transition_fields
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 Rows: TypeAlias = Mapping[str, Tensor]
 """Transitions, by the names of their fields."""

@@ -16,7 +16,8 @@ from mtrl_lightning.algorithms import SAC, RandomShift
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, Reconstruction
 from mtrl_lightning.networks import MLP, Embedding, NoConditioning, PixelEncoder, TaskEncoder
 from mtrl_lightning.replay import ReplayBuffer
-from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
 
 NUM_TASKS = 4
 """Tasks of the updates from pictures."""

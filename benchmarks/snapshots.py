@@ -25,7 +25,7 @@ from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
 from mtrl_lightning.schema import STORED, transition_fields
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 def main() -> None:

@@ -29,7 +29,8 @@ from mtrl_lightning.errors import import_optional
 from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.networks import MLP, MultiHead
 from mtrl_lightning.products import input_gradient, linear, weight_gradient
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 OBSERVATION = 39
 """Size of MetaWorld's observation."""

@@ -13,7 +13,7 @@ from mtrl_lightning import SAC, Temperature, ToyConflict, train
 from mtrl_lightning.gradients import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.networks import MultiHead
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class EqualNorms(GradientMethod):

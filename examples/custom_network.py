@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 from mtrl_lightning import SAC, Temperature, ToyReach, train
 from mtrl_lightning.networks import Network
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class GatedMLP(Network):

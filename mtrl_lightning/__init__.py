@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mtrl_lightning.loading import LoadedPolicy, load_policy
     from mtrl_lightning.replay import MultiTaskData
     from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
-    from mtrl_lightning.types import EnvSpec
+    from mtrl_lightning.spec import EnvSpec
     from mtrl_lightning.video import record_videos
 
 __version__ = "0.2.0"
@@ -58,7 +58,7 @@ _HOMES = {
     "Collector": "rollout",
     "EpisodeListener": "rollout",
     "Evaluator": "rollout",
-    "EnvSpec": "types",
+    "EnvSpec": "spec",
     "record_videos": "video",
 }
 """In which module of the package a name is defined."""

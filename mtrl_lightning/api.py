@@ -34,6 +34,7 @@ from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.errors import ConfigurationError, most_similar
 from mtrl_lightning.loading import LoadedPolicy, load_policy
+from mtrl_lightning.policy import Policy
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.datamodule import (
     ROWS_PER_TASK,
@@ -45,7 +46,6 @@ from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.run.folder import find_restart_id
 from mtrl_lightning.run.launch import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
 from mtrl_lightning.run.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
-from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from mtrl_lightning.types import EnvSpec
+    from mtrl_lightning.spec import EnvSpec
 
 
 class Field(NamedTuple):

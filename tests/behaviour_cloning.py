@@ -20,7 +20,8 @@ from mtrl_lightning.networks import (
     SquashedGaussian,
     zero_padding,
 )
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 LARGEST = 1 - 1e-4
 """Actions are clamped to this magnitude: the density of -1 and 1 is infinite."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from gymnasium.spaces import Box
 
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 def spec_of(

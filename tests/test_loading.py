@@ -47,7 +47,7 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 from tests.algorithms import changed, copy_of, make_sac, make_spec, train
 from tests.conftest import ROOT
 from tests.test_resume import checkpoint as checkpoint_of_run

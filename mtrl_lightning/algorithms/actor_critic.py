@@ -40,7 +40,8 @@ from mtrl_lightning.networks import (
     with_conditioning,
     with_projection,
 )
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 
 class CriticTarget(NamedTuple):

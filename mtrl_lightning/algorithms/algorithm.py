@@ -56,17 +56,11 @@ from mtrl_lightning.networks import (
     zero_padding,
 )
 from mtrl_lightning.networks.untrained import UntrainedTasks
+from mtrl_lightning.policy import ActOutput, Mode
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import (
-    ActOutput,
-    EnvSpec,
-    Mode,
-    Rollout,
-    RolloutConfig,
-    TransitionBatch,
-    Transitions,
-)
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -27,7 +27,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.saved import count
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 ALWAYS_TRUSTED = (
     "mtrl_lightning.algorithms",

@@ -35,7 +35,8 @@ from mtrl_lightning.networks import (
     SquashedGaussian,
     TaskConditioning,
 )
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 
 class Distral(SAC):

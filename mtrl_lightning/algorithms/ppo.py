@@ -39,7 +39,8 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec, Rollout, RolloutConfig, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch
 
 MOST_MINIBATCHES = 16
 """Minibatches of a pass if their number is derived: more of them have too few rows of a task."""

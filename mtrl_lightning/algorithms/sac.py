@@ -20,7 +20,8 @@ from mtrl_lightning.learning import losses
 from mtrl_lightning.learning.temperature import Temperature
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import SquashedGaussian
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 
 class SAC(ActorCritic):

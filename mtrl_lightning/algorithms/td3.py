@@ -17,7 +17,8 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.learning import losses
 from mtrl_lightning.learning.targets import frozen_copy
 from mtrl_lightning.networks import ActionDistribution, ClippedGaussian, zero_padding
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 
 class TD3(ActorCritic):

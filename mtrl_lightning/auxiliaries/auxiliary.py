@@ -17,7 +17,8 @@ from torch.nn import Parameter
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 AfterUpdate = Literal["critic", "targets"]
 """What an auxiliary's step follows: the critics' update, or that of the targets, the last one."""

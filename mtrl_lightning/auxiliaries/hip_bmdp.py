@@ -21,7 +21,8 @@ from mtrl_lightning.auxiliaries.transitions import Gaussians
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 DistanceLoss = Literal["absolute", "squared"]
 """How the difference of two distances counts."""

@@ -24,7 +24,8 @@ from mtrl_lightning.auxiliaries.auxiliary import (
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks import is_picture
 from mtrl_lightning.networks.encoder import Encoder
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 NUM_LEVELS = 32
 """Values of a color after the 5-bit preprocessing."""

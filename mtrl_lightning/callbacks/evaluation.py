@@ -23,13 +23,13 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
+from mtrl_lightning.policy import Policy
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every
-from mtrl_lightning.types import Policy
 
 
 class _Column(NamedTuple):

@@ -23,7 +23,7 @@ from mtrl_lightning.export.policy import TOLERANCE, Comparison
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.reports.formats import markdown, number
 from mtrl_lightning.reports.record import is_evaluation, is_run, read_run
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 CARD = "README.md"
 DESCRIPTION = "policy.json"

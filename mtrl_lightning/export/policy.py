@@ -28,7 +28,7 @@ from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
 from mtrl_lightning.runs import ensure_writable
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 TOLERANCE = 1e-4
 """Largest difference of a number of an action, between -1 and 1, that is rounding."""

@@ -31,7 +31,7 @@ from mtrl_lightning.replay.datamodule import manifest_of, replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 VERSION = 0
 """Version in the names of the data sets."""

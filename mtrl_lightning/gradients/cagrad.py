@@ -15,7 +15,7 @@ from torch import Tensor
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 SMOOTHING = 1e-4
 """Smallest ``||g_w||``, relative to the root mean square norm of the gradients.

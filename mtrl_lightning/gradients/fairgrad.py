@@ -19,7 +19,7 @@ from mtrl_lightning.gradients.task_gradients import (
     average_directions,
     equal_weights,
 )
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 RIDGE = 1e-6
 """Added to the squared norm of each unit gradient.

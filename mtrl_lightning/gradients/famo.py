@@ -16,7 +16,7 @@ from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
 from mtrl_lightning.gradients.task_gradients import weight_statistics
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 EPSILON = 1e-8
 """Added to every loss before dividing by it (the paper's value)."""

@@ -16,7 +16,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
 from mtrl_lightning.gradients.task_gradients import TaskGradients, weight_statistics
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 MIN_WEIGHT = 1e-3
 """Smallest weight, before the weights are scaled to the sum ``R``."""

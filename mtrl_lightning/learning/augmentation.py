@@ -12,7 +12,8 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import is_picture
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 
 
 class RandomShift(Transform):

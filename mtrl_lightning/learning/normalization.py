@@ -26,7 +26,8 @@ from mtrl_lightning.memory import to_device
 from mtrl_lightning.networks.standardize import fill_unseen
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import Share
-from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
 
 
 class RunningMoments:

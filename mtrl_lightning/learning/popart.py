@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.networks import Network, TaskModule
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class ReturnScale(TaskModule):

@@ -20,7 +20,8 @@ from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.memory import to_device
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import Share
-from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
 
 
 class RewardScale(Transform):

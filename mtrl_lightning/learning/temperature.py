@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import above
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class Temperature(nn.Module):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.ranks.states import Share
-from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
 
 
 class Transform(nn.Module):

@@ -27,7 +27,7 @@ from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_op
 from mtrl_lightning.memory import CPU
 from mtrl_lightning.networks import TaskModule
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 Extra = TypeVar("Extra")
 """What a loss function returns beside the losses, for the caller."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.temperature import Temperature
-from mtrl_lightning.types import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, known_tasks
 
 
 class TaskWeighting(nn.Module):

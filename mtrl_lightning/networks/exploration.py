@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.gaussian import ClippedGaussian
 from mtrl_lightning.networks.network import TaskModule
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class PolicyStd(TaskModule):

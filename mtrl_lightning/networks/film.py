@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class FiLM(Network):

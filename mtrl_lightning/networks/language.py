@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
 """One sentence per task of MetaWorld and dm_control's suite, and for ten toy tasks."""

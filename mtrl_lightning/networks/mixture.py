@@ -25,7 +25,7 @@ from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language, TaskTable, find_name, read_json
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 WORDS = (
     ("open", "unlock"),

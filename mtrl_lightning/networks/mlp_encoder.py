@@ -13,7 +13,7 @@ from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.encoder import require_vectors
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.projection import ProjectedEncoder
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class MLPEncoder(ProjectedEncoder):

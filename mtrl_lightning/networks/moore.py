@@ -19,7 +19,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, requi
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.multi_head import LinearHeads
 from mtrl_lightning.networks.network import Network
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 EPSILON = 1e-12
 """Added to squared norms before dividing by them: a norm below its root counts as 0."""

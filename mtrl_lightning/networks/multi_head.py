@@ -17,7 +17,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts, tasks_in_order
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
 from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class MultiHead(Network):

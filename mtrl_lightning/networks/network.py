@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.networks.declared import check_declared
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class TaskModule(nn.Module):

@@ -18,7 +18,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.capture import is_captured
 from mtrl_lightning.networks.experts import tasks_in_order
 from mtrl_lightning.networks.network import Network
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class OnePerTask(Network):

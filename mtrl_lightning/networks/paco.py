@@ -21,7 +21,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, requi
 from mtrl_lightning.networks.experts import he_uniform_, tasks_in_order
 from mtrl_lightning.networks.language import TaskTable
 from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class PaCo(Network):

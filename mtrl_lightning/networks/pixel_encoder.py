@@ -20,7 +20,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.projection import ProjectedEncoder, orthogonal_linear
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 KERNEL = 3
 """Pixels of a convolution's side."""

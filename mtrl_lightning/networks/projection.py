@@ -18,7 +18,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.network import Network
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class Projection(nn.Module):

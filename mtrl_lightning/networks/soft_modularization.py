@@ -17,7 +17,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 ROUTING_BOUND = 3e-3
 """Bound of the uniform initial values of the routing's output layers, as in the authors' program.

@@ -21,7 +21,8 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.frames import make_storage
 from mtrl_lightning.replay.storage import Storage
 from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
 
 CORE = tuple(name.rsplit("_", 1)[0] for name in TransitionBatch._fields)
 """Names in the schema of the fields that ``TransitionBatch`` itself has."""

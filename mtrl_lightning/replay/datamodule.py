@@ -25,7 +25,8 @@ from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.types import EnvSpec, RolloutConfig, known_tasks
+from mtrl_lightning.spec import EnvSpec, known_tasks
+from mtrl_lightning.types import RolloutConfig
 
 EMPTY: dict[str, Any] = {"fields": [], "capacity": 0, "added": [], "oldest": [], "chunks": []}
 """The manifest of no replay."""

@@ -35,7 +35,7 @@ from mtrl_lightning.replay.storage import (
 )
 from mtrl_lightning.saved import LARGEST_COUNT
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 OBSERVATIONS = ("observation", "next_observation")
 FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))

@@ -19,7 +19,8 @@ from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.types import EnvSpec, Rollout, RolloutConfig, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
 
 
 class RolloutBuffer:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.policy import ActOutput, Mode, Policy
 from mtrl_lightning.ranks.states import Share
-from mtrl_lightning.types import ActOutput, EnvSpec, Mode, Policy
+from mtrl_lightning.spec import EnvSpec
 
 LOW, HIGH = -1.0, 1.0
 """Bounds of what environments take."""

@@ -16,20 +16,14 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.policy import Mode, Policy, SeededPolicy, WeightedPolicy
 from mtrl_lightning.ranks.states import Rules, Share, join
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.saved import HINT, restoring
-from mtrl_lightning.types import (
-    Episode,
-    Mode,
-    Policy,
-    SeededPolicy,
-    Transitions,
-    WeightedPolicy,
-)
+from mtrl_lightning.types import Episode, Transitions
 
 
 class Sample(NamedTuple):

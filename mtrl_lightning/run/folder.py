@@ -39,7 +39,7 @@ from mtrl_lightning.runs import (
     versions,
 )
 from mtrl_lightning.saved import restoring
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 WANDB_RUN = "wandb_run"
 """Key of the restart id of a run in a W&B sweep: the run's id there."""

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, Distral
 from mtrl_lightning.networks import MLP, Network
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 from tests.specs import spec_of
 
 Trained = TypeVar("Trained", bound=Algorithm)

@@ -12,7 +12,7 @@ from mtrl_lightning.algorithms import PPO, SAC, Temperature
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean
 from mtrl_lightning.networks import MLP, AppendTask, Embedding, Identity, OneHot
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 from tests.algorithms import make_sac, make_spec
 
 

@@ -23,7 +23,8 @@ from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning import losses
 from mtrl_lightning.networks import Encoder, MLPEncoder, Network
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 from tests.algorithms import attach, changed, copy_of, make_batch, make_spec, make_td3, train
 
 DISCOUNT, TAU, LEARNING_RATE = 0.9, 0.25, 0.1

@@ -10,7 +10,7 @@ import torch
 from mtrl_lightning import networks
 from mtrl_lightning.auxiliaries import LossInputs
 from mtrl_lightning.networks import Encoder, MLPEncoder, PixelEncoder
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 CONTEXT = partial(networks.TaskEncoder, width=6, depth=1, out_dim=3)
 STATES = partial(MLPEncoder, width=8, out_dim=5)

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import check_spec
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.types import known_tasks
+from mtrl_lightning.spec import known_tasks
 
 ROOT = Path(__file__).parents[2]
 

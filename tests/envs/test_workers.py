@@ -26,7 +26,7 @@ import torch
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs import Benchmark, VectorEnv
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 with open(sys.argv[1], "a") as file:
     file.write("run\\n")

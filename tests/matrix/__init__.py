@@ -19,7 +19,8 @@ from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.types import EnvSpec, TransitionBatch
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
 from tests.conftest import ROOT, config_args
 
 PRECISIONS = ("32-true", "bf16-mixed")

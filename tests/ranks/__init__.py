@@ -31,7 +31,8 @@ from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.types import EnvSpec, Rollout, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import Rollout, TransitionBatch, Transitions
 from tests.algorithms import (
     attach,
     make_batch,

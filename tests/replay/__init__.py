@@ -16,7 +16,8 @@ from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.schema import STORED, Field, transition_fields
-from mtrl_lightning.types import EnvSpec, TransitionBatch, Transitions
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
 
 OBSERVATION_DIM, ACTION_DIM = 3, 2
 ROW_BYTES = 37

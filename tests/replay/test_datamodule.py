@@ -24,7 +24,7 @@ from mtrl_lightning.replay.datamodule import EMPTY, manifest_of
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 from tests.replay import ids_of, make_fields, make_spec, make_transitions
 
 

@@ -16,7 +16,7 @@ from mtrl_lightning.envs.vector.actions import what_is_wrong
 from mtrl_lightning.envs.vector.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schema import Field
-from mtrl_lightning.types import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, known_tasks
 
 
 class Benchmark(ABC):

@@ -18,7 +18,7 @@ from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper, OwnSteppe
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.fast.dm_control_fast import unchecked_versions
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_HORIZON = 1000
 """Control steps in an episode of every task but lqr's."""

@@ -22,7 +22,7 @@ from mtrl_lightning.envs.state.state import layers_of
 from mtrl_lightning.envs.vector import observations
 from mtrl_lightning.envs.vector.actions import what_is_wrong
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MakeEnv = Callable[..., gym.Env]
 

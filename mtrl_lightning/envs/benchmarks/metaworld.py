@@ -18,7 +18,7 @@ from mtrl_lightning.envs.benchmarks.metaworld_goals import drawn_goals
 from mtrl_lightning.envs.fast.metaworld_fast import fast_class, unchecked_versions
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rendering import import_simulated
-from mtrl_lightning.types import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_GOALS = 50
 """Goals that MetaWorld draws for a task."""

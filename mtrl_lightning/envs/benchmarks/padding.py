@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 from gymnasium.utils import RecordConstructorArgs
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class Padded(gym.Wrapper, RecordConstructorArgs):

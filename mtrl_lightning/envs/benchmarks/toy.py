@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 STEP = 0.2
 """Distance that an action of 1 moves the point along an axis."""

@@ -25,7 +25,7 @@ from mtrl_lightning.envs.render.pixels import Pixels
 from mtrl_lightning.envs.state.state import layers_of
 from mtrl_lightning.envs.vector import actions, observations
 from mtrl_lightning.errors import ConfigurationError, most_similar
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 MakeWrapper: TypeAlias = Callable[[gym.Env], gym.Env]
 Wrapper: TypeAlias = "str | Mapping[str, Any] | MakeWrapper"

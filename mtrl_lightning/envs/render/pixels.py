@@ -18,7 +18,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper
 from mtrl_lightning.envs.render.drawing import Quality, SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rendering import THREADS, find_renderer, restored_variables, use_renderer
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 
 class Pixels(BenchmarkWrapper):

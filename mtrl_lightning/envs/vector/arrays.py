@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.schema import Field, step_fields
-from mtrl_lightning.types import EnvSpec
+from mtrl_lightning.spec import EnvSpec
 
 StepArrays = dict[str, npt.NDArray]
 """Each field's array by the field's name, one row per environment."""

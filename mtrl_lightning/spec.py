@@ -1,0 +1,121 @@
+"""The tasks of a benchmark: names, spaces, sizes and protocol.
+
+Shapes: ``T`` tasks, ``R`` trained tasks, ``D`` observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.schema import Field
+
+
+class EnvSpec(NamedTuple):
+    """The description of a benchmark that algorithms, networks and replay receive."""
+
+    task_names: tuple[str, ...]
+    """Names of all tasks; a task's integer is its index here."""
+    observation_space: Box
+    """Space of one environment's observation, without any task encoding."""
+    action_space: Box
+    """Space of one environment's action, bounded by -1 and 1."""
+    horizon: int
+    """Steps after which an episode is truncated."""
+    has_success: bool
+    """Whether ``info["success"]`` means anything."""
+    train_tasks: tuple[int, ...]
+    """Tasks that are trained on; the others are evaluated only."""
+    protocol: Mapping[str, str | int | float]
+    """Provenance recorded with every result: versions, reward, horizon, goals."""
+
+    info_fields: tuple[Field, ...] = ()
+    """Numbers that environments report in ``info`` and that belong to a transition."""
+    info_keys: tuple[str, ...] = ()
+    """Numbers that environments may report in ``info`` and whose means are logged."""
+    observation_sizes: tuple[int, ...] = ()
+    """Size of each task's own observation; zeros follow it up to the size of the observation space.
+    Empty if every task's observation has the size of the space."""
+    action_sizes: tuple[int, ...] = ()
+    """Size of each task's own action; zeros without effect follow it up to the size of the action
+    space. Empty if every task's action has the size of the action space."""
+    max_return: float | None = None
+    """Largest possible return of an episode. A score is a return divided by it. None if the
+    benchmark has no score."""
+    frame_stack: int = 0
+    """Number of frames in an observation, its first axis, newest last; the others are the newest
+    ones of the observation before it in its episode. The replay keeps each frame once. 0 if
+    observations are not stacked."""
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of all tasks, ``T``."""
+        return len(self.task_names)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained tasks, ``R``."""
+        return len(self.train_tasks)
+
+    def of_task(self, task: int) -> EnvSpec:
+        """Return the spec of one task alone, for a network of its own."""
+        return self._replace(
+            task_names=(self.task_names[task],),
+            train_tasks=(0,),
+            observation_sizes=self.observation_sizes[task : task + 1],
+            action_sizes=self.action_sizes[task : task + 1],
+        )
+
+    @property
+    def observation_mask_TD(self) -> npt.NDArray[np.bool_]:
+        """Which numbers of an observation are each task's own, ``[T, D]``."""
+        return _mask(self.num_tasks, self.observation_space, self.observation_sizes)
+
+    @property
+    def action_mask_TA(self) -> npt.NDArray[np.bool_]:
+        """Which numbers of an action are each task's own, ``[T, A]``."""
+        return _mask(self.num_tasks, self.action_space, self.action_sizes)
+
+
+def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
+    if not sizes:
+        return np.ones((num_tasks, *space.shape), np.bool_)
+    return np.arange(space.shape[0]) < np.array(sizes)[:, None]
+
+
+def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the full names of tasks if all are known and none appears twice.
+
+    Args:
+        names: of tasks; a version at the end, such as ``-v3``, may be left out where only one is
+            known.
+        known: full names.
+
+    Raises:
+        ConfigurationError: naming the nearest known tasks, or the duplicates.
+    """
+    names = [_with_version(name, known) for name in names]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+            raise ConfigurationError(f"unknown task {name!r}: {hint}")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
+    if not names:
+        raise ConfigurationError("no task is named: give at least one")
+    return tuple(names)
+
+
+def _with_version(name: str, known: Sequence[str]) -> str:
+    """Return the only known task of this name with a version; the name itself if there is none."""
+    versions = [task for task in known if re.fullmatch(re.escape(name) + r"-v\d+", task)]
+    return versions[0] if name not in known and len(versions) == 1 else name
