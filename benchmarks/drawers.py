@@ -16,7 +16,7 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.pacing import Pacer
-from mtrl_lightning.rendering import VARIABLE
+from mtrl_lightning.envs.render.opengl import VARIABLE
 
 KINDS = {"dm_control": "dm_control", "papers": "ours, as in papers", "ours": "ours"}
 """Names in the table."""

@@ -58,8 +58,8 @@ from benchmarks.pictures import (
 )
 from benchmarks.replay import timed
 from benchmarks.updaters import Work, direct_update
-from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.replay.frames import replay_bytes
+from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.types import TransitionBatch
 
 PARTS = ("updates", "methods", "memory")

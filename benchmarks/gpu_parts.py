@@ -24,7 +24,7 @@ from benchmarks.gpu_training import training
 from benchmarks.gpu_updates import gradient_methods, updates
 from benchmarks.gpu_windows import printing_to
 from benchmarks.measuring import REPOSITORY, end_on_sigterm
-from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.resources import keep_freed_memory
 
 HINTS = "perf_hints,recompiles,graph_breaks"
 """What PyTorch prints about compiled functions, a value of ``TORCH_LOGS``."""

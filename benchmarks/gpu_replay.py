@@ -22,8 +22,8 @@ from benchmarks.pictures import NUM_TASKS, Encoding, picture_replay, picture_sac
 from benchmarks.replay import timed
 from benchmarks.replays import vector_step
 from benchmarks.updaters import Work, direct_update
-from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay import ReplayBuffer
+from mtrl_lightning.resources import CPU
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
 

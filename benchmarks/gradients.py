@@ -45,7 +45,7 @@ from mtrl_lightning.gradients import (
     NashMTL,
     PCGrad,
 )
-from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 

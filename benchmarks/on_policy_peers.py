@@ -25,7 +25,7 @@ from benchmarks.updaters import ACTION, OBSERVATION
 from benchmarks.upstream import make_sb3, names_of, one_hot_makers, sb3_vector
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import import_optional
-from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.resources import keep_freed_memory
 
 SHARED = ["stable_baselines3", "metaworld", "benchmarks.on_policy_peers"]
 """Imported once for all processes of ``SubprocVecEnv``: a hundred imports fill the memory."""

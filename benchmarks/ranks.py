@@ -30,8 +30,8 @@ from torch import Tensor
 from benchmarks.gradients import METHODS
 from benchmarks.updaters import Work, direct_update, make_batches, make_sac
 from mtrl_lightning.callbacks.drift import check_equal
-from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.types import Episode, TransitionBatch
 

@@ -40,7 +40,7 @@ from benchmarks.measuring import (
     say,
     spread,
 )
-from mtrl_lightning.rendering import find_renderer
+from mtrl_lightning.envs.render.opengl import find_renderer
 
 TASKS = ("cartpole-swingup", "cheetah-run", "walker-walk")
 DM_CONTROL = KINDS["dm_control"]

@@ -46,7 +46,7 @@ from benchmarks.measuring import (
 from benchmarks.pacing import synchronize
 from benchmarks.replays import NaiveReplay, make_replays
 from benchmarks.updaters import Work, direct_update, make_batches, make_sac
-from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.resources import keep_freed_memory
 
 KINDS = ("ours", "sb3", "rings", "naive")
 SHARE = 0.05

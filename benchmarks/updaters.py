@@ -26,9 +26,9 @@ from benchmarks.pacing import Pacer
 from benchmarks.plain_sac import PlainSAC, Sizes
 from mtrl_lightning.algorithms import PPO, SAC, Algorithm
 from mtrl_lightning.errors import import_optional
-from mtrl_lightning.memory import keep_freed_memory
 from mtrl_lightning.networks import MLP, MultiHead
 from mtrl_lightning.products import input_gradient, linear, weight_gradient
+from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 

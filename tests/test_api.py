@@ -446,7 +446,7 @@ def test_training_leaves_the_process_as_it_was(tmp_path, monkeypatch):
     def refuse(*args):
         raise AssertionError("the process' memory settings were changed")
 
-    monkeypatch.setattr("mtrl_lightning.memory.ctypes", SimpleNamespace(CDLL=refuse))
+    monkeypatch.setattr("mtrl_lightning.resources.ctypes", SimpleNamespace(CDLL=refuse))
     threads = torch.get_num_threads()
     filters = list(warnings.filters)
     small(ToyReach(2), tmp_path, total_steps=100)

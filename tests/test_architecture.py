@@ -32,15 +32,13 @@ BASE = {
     "counters",
     "schedules",
     "errors",
-    "memory",
+    "resources",
     "off_policy",
     "pickles",
     "precision",
     "progress",
     "products",
-    "rendering",
     "saved",
-    "threads",
     "ranks",
 }
 ROOMS = {
@@ -78,7 +76,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "callbacks",
         "runs",
         "checkpoints",
-        "quiet",
         "learning",
     },
     "callbacks": {
@@ -114,10 +111,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rollout",
         "replay",
     },
-    "cli": {*ROOMS, "export", "loading", "quiet", "run", "runs", "__version__"},
+    "cli": {*ROOMS, "export", "loading", "run", "runs", "__version__"},
     "__main__": {"cli"},
     "sweeps": {"reports", "runs", "cli", "envs", "rollout", "__main__"},
-    "quiet": set(),
     "runs": set(),
     "distributed": set(),  # the former names of two files
     "strategy": set(),
@@ -131,7 +127,7 @@ EXCEPTIONS = {
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
-USE_TORCH = {"memory", "pickles", "precision", "products", "threads"}
+USE_TORCH = {"pickles", "precision", "products", "resources"}
 """Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},

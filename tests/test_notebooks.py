@@ -7,8 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rendering import find_renderer
 from tests.conftest import ROOT
 
 MAX_BYTES = 200_000

@@ -49,7 +49,6 @@ from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.targets import assign_parameters
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.learning.update import Update
-from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.networks import (
     ActionDistribution,
     MeanOfTrained,
@@ -57,6 +56,7 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.policy import ActOutput, Mode
+from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.memory import free_memory
+from mtrl_lightning.resources import free_memory
 
 MIB = 1 << 20
 GIB = 1 << 30

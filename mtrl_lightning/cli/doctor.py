@@ -20,8 +20,8 @@ from urllib.parse import urlparse
 
 from mtrl_lightning import __version__
 from mtrl_lightning.cli.commands import CommandParser
+from mtrl_lightning.envs.render.opengl import VARIABLE, find_renderer
 from mtrl_lightning.errors import ConfigurationError, requirement
-from mtrl_lightning.rendering import VARIABLE, find_renderer
 
 HELP = "Print what this machine offers to training, and what to do where something is missing."
 PYTHONS = ((3, 10), (3, 13))

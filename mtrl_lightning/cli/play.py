@@ -145,10 +145,10 @@ def play(options: argparse.Namespace) -> None:
 
     from mtrl_lightning.loading import load_policy
     from mtrl_lightning.progress import progress_bar
-    from mtrl_lightning.quiet import quiet
     from mtrl_lightning.reports.record import is_run
     from mtrl_lightning.reports.run_report import write_report
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
+    from mtrl_lightning.run.quiet import quiet
     from mtrl_lightning.video import (
         VideoFormat,
         check_encoder,

@@ -1,4 +1,4 @@
-"""The base class of all gradient methods, and the parameters they work on.
+"""The base class of gradient methods, the parameters they work on, and the simplest: the mean.
 
 Shapes: ``R`` trained tasks.
 """
@@ -87,3 +87,20 @@ class GradientMethod(nn.Module):
     def metrics(self) -> dict[str, Tensor]:
         """Return statistics of the last call as scalar tensors."""
         return self._statistics
+
+
+class Mean(GradientMethod):
+    """Use the gradient of the mean loss, which is the gradient of the whole batch.
+
+    Args:
+        spec: the tasks.
+    """
+
+    is_one_pass = True
+    depends_on_values = False
+
+    def backward(
+        self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
+    ) -> None:
+        """Add the gradient of the mean loss to every parameter's ``.grad``."""
+        loss_R.mean().backward()

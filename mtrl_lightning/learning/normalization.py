@@ -22,10 +22,10 @@ from mtrl_lightning import saved
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.learning.reward_scale import RewardScale, check_discount
 from mtrl_lightning.learning.transforms import Transform
-from mtrl_lightning.memory import to_device
 from mtrl_lightning.networks.standardize import fill_unseen
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import Share
+from mtrl_lightning.resources import to_device
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
 

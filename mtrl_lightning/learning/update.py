@@ -24,9 +24,9 @@ from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.guard import DivergenceGuard
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_options
-from mtrl_lightning.memory import CPU
 from mtrl_lightning.networks import TaskModule
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.resources import CPU
 from mtrl_lightning.spec import EnvSpec
 
 Extra = TypeVar("Extra")

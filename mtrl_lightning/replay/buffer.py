@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.memory import CPU
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.frames import make_storage
 from mtrl_lightning.replay.storage import Storage
+from mtrl_lightning.resources import CPU
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions

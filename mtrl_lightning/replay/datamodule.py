@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec, tasks_of, with_info
 from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.memory import CPU, free_memory
 from mtrl_lightning.off_policy import off_policy_only
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import ReplayBuffer
@@ -23,6 +22,7 @@ from mtrl_lightning.replay.frames import replay_bytes
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.resources import CPU, free_memory
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.spec import EnvSpec, known_tasks

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.replay.storage import (
     Columns,
     RingStorage,
@@ -33,6 +32,7 @@ from mtrl_lightning.replay.storage import (
     empty_column,
     enumerated,
 )
+from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.saved import LARGEST_COUNT
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec

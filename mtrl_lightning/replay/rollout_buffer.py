@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mtrl_lightning import saved
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.memory import CPU, to_device
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
+from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.memory import CPU, free_memory, to_device
+from mtrl_lightning.resources import CPU, free_memory, to_device
 from mtrl_lightning.saved import check_booleans
 from mtrl_lightning.schema import Field
 

@@ -19,11 +19,11 @@ from mtrl_lightning.errors import (
 )
 from mtrl_lightning.policy import Policy
 from mtrl_lightning.progress import progress_bar
+from mtrl_lightning.resources import one_thread
 from mtrl_lightning.rollout.collector import Collector, quotas
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode
 
 SUCCESS = ("success", "success_last")

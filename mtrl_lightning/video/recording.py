@@ -12,14 +12,14 @@ from PIL import Image
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_split, tasks_of
+from mtrl_lightning.envs.render.opengl import restored_variables
 from mtrl_lightning.envs.render.pictures import Picture, Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.policy import Policy
-from mtrl_lightning.rendering import restored_variables
+from mtrl_lightning.resources import one_thread
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.spec import known_tasks
-from mtrl_lightning.threads import one_thread
 from mtrl_lightning.types import Episode
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import check_encoder, write_mp4

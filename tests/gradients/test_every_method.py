@@ -10,7 +10,7 @@ from mtrl_lightning.gradients.cagrad import CAGrad
 from mtrl_lightning.gradients.fairgrad import FairGrad
 from mtrl_lightning.gradients.famo import FAMO
 from mtrl_lightning.gradients.gradnorm import GradNorm
-from mtrl_lightning.gradients.mean import Mean
+from mtrl_lightning.gradients.method import Mean
 from mtrl_lightning.gradients.nash_mtl import NashMTL
 from mtrl_lightning.gradients.pcgrad import PCGrad
 from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update

@@ -7,7 +7,7 @@ from scipy.optimize import least_squares, minimize
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.fairgrad import RIDGE, FairGrad, solve
-from mtrl_lightning.gradients.mean import Mean
+from mtrl_lightning.gradients.method import Mean
 from mtrl_lightning.gradients.nash_mtl import NashMTL
 from tests.gradients.problem import Problem, assert_near, random_gradients, update
 from tests.specs import spec_of

@@ -18,11 +18,11 @@ from torch.utils.data import IterableDataset
 
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.memory import CPU
 from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots, datamodule
 from mtrl_lightning.replay.datamodule import EMPTY, manifest_of
 from mtrl_lightning.replay.snapshot import check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.resources import CPU
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
 from tests.replay import ids_of, make_fields, make_spec, make_transitions

@@ -4,9 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from mtrl_lightning import rendering
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import with_info
+from mtrl_lightning.envs.render import opengl
 from mtrl_lightning.envs.render.pictures import (
     Pictured,
     PicturedEnv,
@@ -199,19 +199,19 @@ def test_a_format_that_cannot_be_encoded(format, message):
 def installed(monkeypatch):
     """Set which renderers work, and forget what was found before."""
     working = set()
-    rendering._find_renderer.cache_clear()
-    monkeypatch.setattr(rendering, "can_render", lambda name: name in working)
-    monkeypatch.setattr(rendering.sys, "platform", "linux")
+    opengl._find_renderer.cache_clear()
+    monkeypatch.setattr(opengl, "can_render", lambda name: name in working)
+    monkeypatch.setattr(opengl.sys, "platform", "linux")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     yield working
-    rendering._find_renderer.cache_clear()
+    opengl._find_renderer.cache_clear()
 
 
 def test_the_renderer_is_one_that_works(installed, monkeypatch):
     installed |= {"osmesa", "glfw"}
-    assert rendering.find_renderer() == "osmesa"
+    assert opengl.find_renderer() == "osmesa"
     monkeypatch.setenv("MUJOCO_GL", "glfw")
-    assert rendering.find_renderer() == "glfw", "what was chosen is taken"
+    assert opengl.find_renderer() == "glfw", "what was chosen is taken"
 
 
 def test_a_simulator_that_cannot_be_imported_for_its_renderer_is_explained(tmp_path, monkeypatch):
@@ -221,12 +221,12 @@ def test_a_simulator_that_cannot_be_imported_for_its_renderer_is_explained(tmp_p
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     with pytest.raises(ConfigurationError, match=r"while MUJOCO_GL is osmesa .* libosmesa6"):
-        rendering.import_simulated("a_simulator", "simulator")
+        opengl.import_simulated("a_simulator", "simulator")
     with pytest.raises(ConfigurationError, match="pip install simulator"):
-        rendering.import_simulated("no_simulator", "simulator")
+        opengl.import_simulated("no_simulator", "simulator")
     monkeypatch.delenv("MUJOCO_GL")
     with pytest.raises(AttributeError):
-        rendering.import_simulated("a_simulator", "simulator")
+        opengl.import_simulated("a_simulator", "simulator")
 
 
 @pytest.mark.parametrize("chosen", [None, "egl"])

@@ -16,8 +16,8 @@ from mtrl_lightning.checks import at_least, one_of, within
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.benchmarks.metaworld_goals import drawn_goals
 from mtrl_lightning.envs.fast.metaworld_fast import fast_class, unchecked_versions
+from mtrl_lightning.envs.render.opengl import import_simulated
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rendering import import_simulated
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_GOALS = 50

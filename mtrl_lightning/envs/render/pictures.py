@@ -16,8 +16,8 @@ import numpy.typing as npt
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper
 from mtrl_lightning.envs.render.drawing import SimulationRenderer, simulation_of
+from mtrl_lightning.envs.render.opengl import find_renderer, use_renderer
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rendering import find_renderer, use_renderer
 
 JPEG_QUALITY = 95
 """At which a loss cannot be seen. A picture of 480 x 360 takes 30 kB in place of 520 kB."""

@@ -13,11 +13,11 @@ import psutil
 import pytest
 import torch
 
-from mtrl_lightning import memory
+from mtrl_lightning import resources
 
 FAULTS = """
 import resource, sys, torch
-from mtrl_lightning.memory import keep_freed_memory
+from mtrl_lightning.resources import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -53,8 +53,8 @@ def test_kept_memory_is_used_again_without_page_faults():
 
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: pytest.fail("it was called"))
-    assert memory.keep_freed_memory() is False
+    monkeypatch.setattr(resources.ctypes, "CDLL", lambda name: pytest.fail("it was called"))
+    assert resources.keep_freed_memory() is False
 
 
 @pytest.mark.parametrize(("most", "kept"), [(1 << 40, True), (1 << 25, True), (0, False)])
@@ -63,38 +63,38 @@ def test_older_glibcs_take_less_and_none_is_an_answer(monkeypatch, most, kept):
 
     def mallopt(option, size):
         calls.append((option, size))
-        return int(option == memory._M_TRIM_THRESHOLD or size <= most)
+        return int(option == resources._M_TRIM_THRESHOLD or size <= most)
 
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.1"))
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
-    assert memory.keep_freed_memory() is kept
-    assert calls[0] == (memory._M_TRIM_THRESHOLD, 1 << 30)
-    assert calls[-1] == (memory._M_MMAP_THRESHOLD, 1 << 30 if most > 1 << 30 else 1 << 25)
+    monkeypatch.setattr(resources.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    assert resources.keep_freed_memory() is kept
+    assert calls[0] == (resources._M_TRIM_THRESHOLD, 1 << 30)
+    assert calls[-1] == (resources._M_MMAP_THRESHOLD, 1 << 30 if most > 1 << 30 else 1 << 25)
 
 
 def test_a_gpus_free_memory_is_asked_of_the_gpu(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (5, 9)}[str(device)])
-    assert memory.free_memory(torch.device("cuda:1")) == 5
-    assert memory.free_memory() == 7
+    assert resources.free_memory(torch.device("cuda:1")) == 5
+    assert resources.free_memory() == 7
 
 
 def test_files_that_a_container_holds_in_memory_are_free(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(resources, "CGROUP", tmp_path)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     for name, text in (("max", "max"), ("current", "900"), ("stat", "anon 300\ninactive_file 600")):
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert memory.free_memory() == 1000, "there is no limit"
+    assert resources.free_memory() == 1000, "there is no limit"
     (tmp_path / "memory.max").write_text("950\n")
-    assert memory.free_memory() == 950 - (900 - 600)
+    assert resources.free_memory() == 950 - (900 - 600)
     (tmp_path / "memory.stat").unlink()
-    assert memory.free_memory() == 50
+    assert resources.free_memory() == 50
     (tmp_path / "memory.max").write_text("800\n")
-    assert memory.free_memory() == 0
+    assert resources.free_memory() == 0
 
 
 @pytest.mark.parametrize("given", [np.arange(3), torch.arange(3)])
 def test_on_the_cpu_nothing_is_copied(given):
-    tensor = memory.to_device(given, torch.device("cpu"))
+    tensor = resources.to_device(given, torch.device("cpu"))
     given[0] = 9
     assert tensor.tolist() == [9, 1, 2]

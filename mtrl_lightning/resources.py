@@ -1,10 +1,11 @@
-"""Free memory, the memory that the process keeps, and copies to a device."""
+"""What PyTorch uses of the machine: memory, copies to a device, threads."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,18 @@ def to_device(array: Any, device: torch.device) -> Tensor:
     """Return an array or a tensor on the device; a copy to a GPU may still be running."""
     # without pinning, which takes longer than it saves; CUDA has read pageable memory on return
     return torch.as_tensor(array).to(device, non_blocking=device.type == "cuda")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread while environments are stepped and nothing learns.
+
+    PyTorch's threads keep their cores busy for some milliseconds after an operation, waiting for
+    the next one, and worker processes need these cores.
+    """
+    previous = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)
