@@ -15,10 +15,8 @@ from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.pickles import check_pickle
-from mtrl_lightning.saved import count, restoring
+from mtrl_lightning.saved import FORMAT, count, restoring
 
-FORMAT = 3
-"""Version of what a checkpoint holds."""
 _READ_BY = {2: "0.1"}
 """The versions of this package that read a former format."""
 CONTAINERS = (dict, OrderedDict, list, tuple, set)

@@ -11,6 +11,7 @@ from torch import nn
 from mtrl_lightning import checkpoints
 from mtrl_lightning.checkpoints import MAX_DEPTH, check_complete, check_plain, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import FORMAT
 
 SIZE = 1 << 20
 
@@ -21,7 +22,7 @@ def written(path, content):
 
 
 def own(**sections):
-    return {"mtrl_lightning": {"format": checkpoints.FORMAT, "counters": {}}, **sections}
+    return {"mtrl_lightning": {"format": FORMAT, "counters": {}}, **sections}
 
 
 def with_attribute(value):

@@ -9,7 +9,7 @@ from jsonargparse import ActionConfigFile, Namespace
 
 from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import SAC, Algorithm
-from mtrl_lightning.algorithms.description import parameters_of
+from mtrl_lightning.algorithms.arguments import parameters_of
 from mtrl_lightning.callbacks import read_metrics, rollout
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli.config_files import ConfigFileParser, ExtendingConfigFile

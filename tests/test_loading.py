@@ -17,7 +17,8 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
-from mtrl_lightning.algorithms.description import describe_algorithm, describe_spec, rebuild_spec
+from mtrl_lightning.algorithms.description import describe_algorithm, describe_spec
+from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     EvaluationCallback,

@@ -21,19 +21,20 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms.allocation import AllocationLimit
+from mtrl_lightning.algorithms.arguments import (
+    check_factories,
+    record_arguments,
+    recorded_arguments,
+)
 from mtrl_lightning.algorithms.description import (
     cannot_rebuild,
     describe_algorithm,
     describe_spec,
-    rebuild_algorithm,
-    record_arguments,
-    recorded_arguments,
+    is_plain,
     summarize,
     warn_of_unknown,
+    weight_shapes,
 )
-from mtrl_lightning.algorithms.factories import check_factories
-from mtrl_lightning.checkpoints import FORMAT, check_format, load_checkpoint
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
@@ -57,7 +58,7 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.networks.untrained import UntrainedTasks
 from mtrl_lightning.policy import ActOutput, Mode
 from mtrl_lightning.resources import CPU, to_device
-from mtrl_lightning.saved import restoring
+from mtrl_lightning.saved import FORMAT, restoring
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
@@ -426,8 +427,8 @@ class Algorithm(LightningModule):
             ConfigurationError: if they are of another network.
         """
         parts = self._acting_parts()
-        own = {name: _shapes(part.state_dict()) for name, part in parts.items()}
-        given = {name: _shapes(state) for name, state in weights.items()}
+        own = {name: weight_shapes(part.state_dict()) for name, part in parts.items()}
+        given = {name: weight_shapes(state) for name, state in weights.items()}
         if own != given:
             wrong = [
                 name for name in dict.fromkeys([*own, *given]) if own.get(name) != given.get(name)
@@ -543,7 +544,7 @@ class Algorithm(LightningModule):
         }
         given = checkpoint.get("hyper_parameters", {})
         checkpoint["hyper_parameters"] = {
-            name: value for name, value in given.items() if _is_plain(value)
+            name: value for name, value in given.items() if is_plain(value)
         }
 
     def load_state_dict(
@@ -563,20 +564,19 @@ class Algorithm(LightningModule):
         Raises:
             ConfigurationError: if the checkpoint is of other tasks or of another network.
         """
-        with restoring("state of the algorithm"):
-            self._restore(checkpoint)
+        from mtrl_lightning.algorithms.loading import check_tasks, check_weights
 
-    def _restore(self, checkpoint: dict[str, Any]) -> None:
-        check_tasks(checkpoint, self.spec)
-        self._check_weights(checkpoint["state_dict"])
-        self._saved_optimizers = checkpoint.get("optimizer_states")
-        state = checkpoint["mtrl_lightning"]
-        self._has_new_options = state.get("algorithm") != self.description
-        self.counters.load_state_dict(state["counters"])
-        self.generators.load_state_dict(state["generators"])
-        if "global_generators" in state:  # left out where the process is not to be changed
-            restore_global_generators(state["global_generators"])
-        self.mean_metrics.load_state_dict(state["metrics"])
+        with restoring("state of the algorithm"):
+            check_tasks(checkpoint, self.spec)
+            check_weights(checkpoint["state_dict"], self.state_dict())
+            self._saved_optimizers = checkpoint.get("optimizer_states")
+            state = checkpoint["mtrl_lightning"]
+            self._has_new_options = state.get("algorithm") != self.description
+            self.counters.load_state_dict(state["counters"])
+            self.generators.load_state_dict(state["generators"])
+            if "global_generators" in state:  # left out where the process is not to be changed
+                restore_global_generators(state["global_generators"])
+            self.mean_metrics.load_state_dict(state["metrics"])
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -605,88 +605,17 @@ class Algorithm(LightningModule):
         Raises:
             ConfigurationError: if the checkpoint cannot be used; the message names the remedy.
         """
+        from mtrl_lightning.algorithms.loading import load_algorithm
+
         if hparams_file is not None:
             raise ConfigurationError(
                 f"hparams_file is {hparams_file}: give the arguments themselves, such as seed=3"
             )
-        checkpoint = load_checkpoint(checkpoint_path)
-        state = checkpoint["mtrl_lightning"]
-        state.pop("global_generators", None)  # loading leaves the draws of this process as they are
-        with AllocationLimit.of_file(Path(checkpoint_path).stat().st_size):
-            algorithm = rebuild_algorithm(state, cls, trust, overrides)
-        algorithm.on_load_checkpoint(checkpoint)
-        algorithm._saved_optimizers = None  # a run that begins with these weights has its own
-        algorithm.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
-        return algorithm.to(map_location or "cpu")
-
-    def _check_weights(self, weights: Mapping[str, Tensor]) -> None:
-        own = _shapes(self.state_dict())
-        given = _shapes(weights)
-        wrong = [
-            name
-            for name in [*own, *(n for n in given if n not in own)]
-            if own.get(name) != given.get(name)
-        ]
-        if wrong:
-            name = wrong[0]
-            there = given.get(name, "none")
-            here = own.get(name, "none")
-            raise ConfigurationError(
-                f"the checkpoint is of another network: {name} has shape {there} there"
-                f" and {here} here ({len(wrong)} such weights);"
-                " use the config.yaml in its run's folder"
-            )
-
-
-def _shape(value: Any) -> tuple[int, ...] | None:
-    return tuple(value.shape) if isinstance(value, Tensor) else None  # a module's extra state
-
-
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    return {name: _shape(value) for name, value in state.items()}
-
-
-def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
-    """Check that a loaded checkpoint is ours and of these tasks.
-
-    Raises:
-        ConfigurationError: if it is not.
-    """
-    check_format(checkpoint)
-    state = checkpoint["mtrl_lightning"]
-    saved_names = state["spec"]["task_names"]
-    if saved_names != list(spec.task_names):
-        raise ConfigurationError(
-            f"the checkpoint is of other tasks: {', '.join(saved_names)} there,"
-            f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder. To"
-            " evaluate some of its tasks, give validate RUN --tasks TASK ..."
+        return load_algorithm(
+            cls,
+            checkpoint_path,
+            map_location or "cpu",
+            strict=strict is not False,
+            trust=trust,
+            overrides=overrides,
         )
-    here = describe_spec(spec)
-    for what in ("observation", "action"):
-        sizes = zip(
-            saved_names, _own_sizes(state["spec"], what), _own_sizes(here, what), strict=True
-        )
-        for name, saved_size, size in sizes:
-            if saved_size != size:
-                raise ConfigurationError(
-                    f"the checkpoint is of tasks of other sizes: the {what} of {name!r} has"
-                    f" {saved_size} numbers there and {size} here;"
-                    " use the config.yaml in its run's folder"
-                )
-
-
-def _own_sizes(described: Mapping[str, Any], what: str) -> list[Any]:
-    """Return the size of each task's own observation or action, of a spec as plain values."""
-    # checkpoints of earlier versions have no sizes
-    sizes = described.get(f"{what}_sizes") or []
-    (size, *_) = described[f"{what}_space"]["shape"]
-    return list(sizes) or [size] * len(described["task_names"])
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    # the exact types: NumPy's numbers are subclasses, and no plain values
-    return value is None or type(value) in (str, int, float, bool)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from mtrl_lightning.algorithms.description import rebuild_spec
+from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, import_optional

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.algorithms.algorithm import FORMAT
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
+from mtrl_lightning.saved import FORMAT
 from tests.algorithms import (
     attach,
     changed,
