@@ -31,7 +31,7 @@ class Drawing:
     task: str
     """Of the DeepMind Control Suite, such as ``walker-walk``."""
     size: int
-    """Pixels of a picture's side."""
+    """Pixels of an image's side."""
     renderer: str
     """Value of ``MUJOCO_GL``."""
     steps: int
@@ -77,7 +77,7 @@ def main() -> None:
     drawing = Drawing(**json.loads(sys.argv[1]))
     make = of_dm_control if drawing.kind == "dm_control" else of_pixels
     data, draw = make(drawing)
-    about: dict[str, Any] = {"picture": draw().ravel().tolist()}
+    about: dict[str, Any] = {"image": draw().ravel().tolist()}
     pacer = Pacer(drawing.steps, drawing.settle, drawing.descriptor, about=about)
     while pacer.tick():
         mujoco.mj_step(data.model, data)

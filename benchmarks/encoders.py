@@ -1,6 +1,6 @@
-"""How long updates from pictures take, how fast pictures are encoded, and the memory of a run.
+"""How long updates from images take, how fast images are encoded, and the memory of a run.
 
-``python -m benchmarks.encoders`` has three parts, all with random pictures in stacks of 3 frames:
+``python -m benchmarks.encoders`` has three parts, all with random images in stacks of 3 frames:
 
   updates  one update of SAC and the forward pass of its encoder, for each encoder, precision and
            memory format; a frame is one observation, as an environment step gives it
@@ -45,16 +45,16 @@ from benchmarks.measuring import (
     spread,
 )
 from benchmarks.measuring import table as table_of
-from benchmarks.pictures import (
+from benchmarks.pixels import (
     METHODS,
     NUM_TASKS,
     RECORDED,
     STRIDES,
     Encoding,
     encode,
-    picture_replay,
-    picture_sac,
-    picture_spec,
+    pixel_replay,
+    pixel_sac,
+    pixel_spec,
 )
 from benchmarks.replay import timed
 from benchmarks.updaters import Work, direct_update
@@ -109,7 +109,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
         "--calls",
         type=positive,
         default=5,
-        help="of the encoder in a round; ten times as many with one picture (default %(default)s)",
+        help="of the encoder in a round; ten times as many with one image (default %(default)s)",
     )
     add(
         "--capacity",
@@ -146,9 +146,9 @@ def work_of(options: argparse.Namespace, precision: str) -> Work:
     )
 
 
-def batch_of_pictures(size: int, options: argparse.Namespace) -> TransitionBatch:
+def batch_of_images(size: int, options: argparse.Namespace) -> TransitionBatch:
     """Return a batch on the device, as a replay gives it."""
-    buffer = picture_replay(picture_spec(size), RECORDED * NUM_TASKS)
+    buffer = pixel_replay(pixel_spec(size), RECORDED * NUM_TASKS)
     batch = buffer.sample(options.rows * NUM_TASKS)
     return move_data_to_device(batch, torch.device(options.device))
 
@@ -156,7 +156,7 @@ def batch_of_pictures(size: int, options: argparse.Namespace) -> TransitionBatch
 def update_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, Any]:
     """Let precisions and memory formats of an encoder take turns; return its tables' content."""
     say(str(encoding))
-    batch = batch_of_pictures(encoding.size, options)
+    batch = batch_of_images(encoding.size, options)
     batch_size = len(batch.reward_B)
     first = TransitionBatch(*(column[:1] for column in batch[:-1]))  # type: ignore[arg-type]
     variants = []
@@ -165,7 +165,7 @@ def update_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, A
         variant = f"{precision}, channels_last {str(channels_last).lower()}"
         variants.append(variant)
         work = work_of(options, precision)
-        sac = picture_sac(work, encoding, channels_last)
+        sac = pixel_sac(work, encoding, channels_last)
         update = partial(direct_update(work, sac), batch)
         measures[f"updates: {variant}"] = timed(update, options.updates)
         for rows, calls in ((first, 10 * options.calls), (batch, options.calls)):
@@ -185,11 +185,11 @@ def update_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, A
 def method_table(precision: str, options: argparse.Namespace) -> dict[str, Any]:
     """Let the methods take turns; return a table's content."""
     say(f"methods, {precision}")
-    batch = batch_of_pictures(options.method_encoder.size, options)
+    batch = batch_of_images(options.method_encoder.size, options)
     work = work_of(options, precision)
     measures = {}
     for method in METHODS:
-        sac = picture_sac(work, options.method_encoder, method=method)
+        sac = pixel_sac(work, options.method_encoder, method=method)
         measures[method] = timed(partial(direct_update(work, sac), batch), options.updates)
     alternate(measures, 1)
     seconds = alternate(measures, options.repeats)
@@ -204,14 +204,14 @@ def memory_of(encoding: Encoding, options: argparse.Namespace) -> dict[str, floa
     """Return the MiB of a replay and of updates; measured in a process that does nothing else."""
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    spec = picture_spec(encoding.size)
+    spec = pixel_spec(encoding.size)
     before = resident_mebibytes("VmRSS")
-    buffer = picture_replay(spec, options.capacity)
+    buffer = pixel_replay(spec, options.capacity)
     filled = resident_mebibytes("VmRSS")
     storage = buffer.storage
     estimated = replay_bytes(spec, storage.fields, storage.num_envs, storage.capacity)
     work = work_of(options, options.precisions[0])
-    update = direct_update(work, picture_sac(work, encoding))
+    update = direct_update(work, pixel_sac(work, encoding))
     for _ in range(4):
         update(move_data_to_device(buffer.sample(work.batch_size), torch.device(work.device)))
     peak = resident_mebibytes("VmHWM")

@@ -1,6 +1,6 @@
 """What keeping each frame once costs and saves, beside a replay of stacks.
 
-``python -m benchmarks.frames`` fills two replays with pictures of the DeepMind Control Suite, in
+``python -m benchmarks.frames`` fills two replays with images of the DeepMind Control Suite, in
 stacks of 3 frames of 84 x 84, and takes turns with them: adding a vector step, drawing a batch,
 writing a chunk file, reading it. It shows microseconds, the bytes of a transition in memory and on
 disk, and what a million transitions take.

@@ -8,7 +8,7 @@
              both precisions, beside a plain PyTorch loop and the CPU
   gradients  an update with every gradient method, as a multiple of the mean's time
   replay     drawing a batch from the host's memory, pinned or not, and from the GPU's
-  pixels     an update from pictures, and sampling batches of them
+  pixels     an update from images, and sampling batches of them
   pace       environment steps per second of whole MT10 runs with several options
   ranks      whole runs of two processes, if there are two GPUs
   training   MT10 for some minutes with the quickest of these options, and the projection to 20

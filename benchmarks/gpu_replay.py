@@ -18,7 +18,7 @@ from benchmarks.measuring import (
     alternate,
     spread,
 )
-from benchmarks.pictures import NUM_TASKS, Encoding, picture_replay, picture_sac, picture_spec
+from benchmarks.pixels import NUM_TASKS, Encoding, pixel_replay, pixel_sac, pixel_spec
 from benchmarks.replay import timed
 from benchmarks.replays import vector_step
 from benchmarks.updaters import Work, direct_update
@@ -145,7 +145,7 @@ def note_calls(
 
 
 def pixels(setup: Setup, sheet: Sheet) -> None:
-    """Measure an update from pictures, and sampling them, from frames on the host and the GPU."""
+    """Measure an update from images, and sampling them, from frames on the host and the GPU."""
     sizes = setup.sizes
     device = torch.device(setup.device)
     for encoding in sizes.encodings:
@@ -153,16 +153,16 @@ def pixels(setup: Setup, sheet: Sheet) -> None:
         for place, name in ((CPU, "host"), (device, setup.device)):
             size = f"{encoding.size} x {encoding.size}"
             with sheet.trying(f"{size} frames in the memory of {name}"):
-                spec = picture_spec(encoding.size)
-                buffer = picture_replay(spec, sizes.picture_capacity, device=place)
-                for rows in sizes.picture_rows:
+                spec = pixel_spec(encoding.size)
+                buffer = pixel_replay(spec, sizes.image_capacity, device=place)
+                for rows in sizes.image_rows:
                     batch_size = rows * NUM_TASKS
                     title = f"us per batch of {batch_size} stacks of {size}"
                     note_draws(buffer, batch_size, device, title, name, sizes, sheet)
                     batches[rows] = move_data_to_device(buffer.sample(batch_size), device)
                 del buffer
         for rows, batch in batches.items():
-            is_first = rows == sizes.picture_rows[0]
+            is_first = rows == sizes.image_rows[0]
             for channels_last in (False, True):
                 # once for each encoder: compiling takes long
                 is_compiled = is_first and not channels_last and "cudagraphs" in sizes.compile
@@ -199,7 +199,7 @@ def measure_encoding(
             work = Work(
                 tasks=NUM_TASKS,
                 batch_size=batch_size,
-                width=sizes.picture_width,
+                width=sizes.image_width,
                 depth=2,
                 precision=precision,
                 compile=how,
@@ -208,7 +208,7 @@ def measure_encoding(
                 steps=0,
                 settle=sizes.settle,
             )
-            update = direct_update(work, picture_sac(work, encoding, channels_last, "drq"))
+            update = direct_update(work, pixel_sac(work, encoding, channels_last, "drq"))
             for _ in range(work.settle):
                 update(batch)
             # an even number, since every second update includes the actor
@@ -217,7 +217,7 @@ def measure_encoding(
     for name, seconds in alternate(measures, sizes.repeats).items():
         found = spread([value * 1e3 for value in seconds])
         sheet.row(
-            f"ms per update from pictures, batch {batch_size}",
+            f"ms per update from images, batch {batch_size}",
             encoder=str(encoding),
             channels_last=channels_last,
             variant=name,

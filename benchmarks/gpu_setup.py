@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.pictures import Encoding
+from benchmarks.pixels import Encoding
 
 PROTOCOL = ("experiment/mt10_mtsac",)
 TOY = ("base", "env/toy", "algorithm/mtsac", "encoder/identity", "network/mlp", "gradient/mean")
@@ -46,11 +46,11 @@ class Sizes:
     calls: int
     """Draws in a round."""
     encodings: tuple[Encoding, ...]
-    picture_rows: tuple[int, ...]
-    """Rows of each of ``pictures.NUM_TASKS`` in a batch of pictures."""
-    picture_width: int
+    image_rows: tuple[int, ...]
+    """Rows of each of ``pixels.NUM_TASKS`` in a batch of images."""
+    image_width: int
     """Of the hidden layers behind the encoder."""
-    picture_capacity: int
+    image_capacity: int
     configs: tuple[str, ...]
     """Of whole runs."""
     run_options: Mapping[str, Any]
@@ -76,9 +76,9 @@ FULL = Sizes(
     batches=((10, 128), (50, 128)),
     calls=200,
     encodings=(Encoding("pixels", 84), Encoding("pixels_small", 64)),
-    picture_rows=(32, 128),
-    picture_width=1024,
-    picture_capacity=100_000,
+    image_rows=(32, 128),
+    image_width=1024,
+    image_capacity=100_000,
     configs=PROTOCOL,
     run_options={"evaluation.envs_per_task": 10},
     run_updates=500,
@@ -100,9 +100,9 @@ DRY = Sizes(
     batches=((2, 4),),
     calls=2,
     encodings=(Encoding("pixels_small", 32),),
-    picture_rows=(2,),
-    picture_width=8,
-    picture_capacity=40,
+    image_rows=(2,),
+    image_width=8,
+    image_capacity=40,
     configs=TOY,
     run_options={
         **NARROW,

@@ -1,14 +1,14 @@
-"""How fast pictures are drawn that are observed, beside dm_control's ``physics.render``.
+"""How fast observed images are drawn, beside dm_control's ``physics.render``.
 
 ``python -m benchmarks.rendering`` draws tasks of the DeepMind Control Suite in three ways:
 
   dm_control          ``physics.render`` as papers use it: with shadows, reflections and several
                       samples of a pixel
-  ours, as in papers  ``Pixels`` with all three, which shall draw the same pictures
+  ours, as in papers  ``Pixels`` with all three, which shall draw the same images
   ours                ``Pixels`` with its defaults: without them
 
 Each is a process of its own; those of a table take turns. The simulation steps between two frames.
-Also shown is the mean difference of the first picture's bytes from those of dm_control. ``ours``
+Also shown is the mean difference of the first image's bytes from those of dm_control. ``ours``
 shall draw at least 8 times as many frames per second as dm_control.
 """
 
@@ -47,7 +47,7 @@ DM_CONTROL = KINDS["dm_control"]
 WANTED = 8.0
 """Times as many frames per second as dm_control that ours shall draw."""
 ENLARGED = 3
-"""Pixels of a side in the picture file for each pixel that is observed."""
+"""Pixels of a side in the image file for each pixel that is observed."""
 
 
 def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -56,14 +56,14 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--tasks", nargs="+", default=list(TASKS), help="each a table (default %(default)s)")
     add("--variants", nargs="+", choices=list(KINDS), default=list(KINDS), help="(default all)")
-    add("--size", type=positive, default=84, help="of a picture's side (default %(default)s)")
+    add("--size", type=positive, default=84, help="of an image's side (default %(default)s)")
     add("--frames", type=positive, default=50, help="of a window (default %(default)s)")
     add("--settle", type=int, default=5, help="before the first window (default %(default)s)")
     add(
-        "--picture",
+        "--image",
         type=Path,
         metavar="FILE",
-        help="also write the first pictures of the last task side by side",
+        help="also write the first images of the last task side by side",
     )
     options = parser.parse_args(args)
     with refusing(parser):
@@ -83,21 +83,21 @@ def compare(task: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     with started(entrants):
         seconds = alternate({one.name: one.window for one in entrants}, options.repeats)
     shape = (options.size, options.size, 3)
-    pictures = {one.name: np.reshape(one.about["picture"], shape) for one in entrants}
+    images = {one.name: np.reshape(one.about["image"], shape) for one in entrants}
     a_frame = {name: [value / options.frames for value in found] for name, found in seconds.items()}
     rows = results(a_frame, [DM_CONTROL] if DM_CONTROL in a_frame else [])
     for row in rows:
         row["frames_per_second"] = spread([1e3 / value for value in row["rounds"]])
-        if DM_CONTROL in pictures:
-            difference = np.abs(pictures[row["variant"]] - pictures[DM_CONTROL])
+        if DM_CONTROL in images:
+            difference = np.abs(images[row["variant"]] - images[DM_CONTROL])
             row["difference"] = float(difference.mean())
-    if options.picture is not None and task == options.tasks[-1]:
-        write_picture(options.picture, list(pictures.values()))
+    if options.image is not None and task == options.tasks[-1]:
+        write_image(options.image, list(images.values()))
     return {"task": task, "unit": "ms", "results": rows}
 
 
-def write_picture(path: Path, images: Sequence[npt.NDArray]) -> None:
-    """Write pictures side by side, enlarged."""
+def write_image(path: Path, images: Sequence[npt.NDArray]) -> None:
+    """Write images side by side, enlarged."""
     from PIL import Image
 
     gap = np.full((images[0].shape[0], 4, 3), 255)

@@ -35,7 +35,7 @@ from benchmarks.entrants import Entrant, started
 from benchmarks.on_policy_peers import OnPolicyJob, layers_of, products_of
 from benchmarks.pace_callback import PaceCallback
 from benchmarks.pacing import Pacer
-from benchmarks.pictures import METHODS, STRIDES, Encoding, picture_sac
+from benchmarks.pixels import METHODS, STRIDES, Encoding, pixel_sac
 from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
 from benchmarks.ranks import parts_of
 from benchmarks.updaters import (
@@ -480,10 +480,10 @@ def test_stepping_runs_tasks_of_dm_control(capsys):
     assert all(row["env_steps_per_second"]["median"] > 0 for row in table["results"])
 
 
-def test_pictures_as_in_papers_are_those_of_dm_control(tmp_path, capsys):
+def test_images_as_in_papers_are_those_of_dm_control(tmp_path, capsys):
     pytest.importorskip("dm_control")
     skip_without_renderer()
-    picture = tmp_path / "picture.png"
+    image = tmp_path / "image.png"
     found = printed_json(
         rendering.main,
         "--tasks=cartpole-swingup",
@@ -494,14 +494,14 @@ def test_pictures_as_in_papers_are_those_of_dm_control(tmp_path, capsys):
         "--frames=2",
         "--settle=1",
         "--repeats=2",
-        f"--picture={picture}",
+        f"--image={image}",
         capsys=capsys,
     )
     (table,) = found["tables"]
     assert [row["variant"] for row in table["results"]] == ["dm_control", "ours, as in papers"]
     assert [row["difference"] for row in table["results"]] == [0.0, 0.0]
     assert "times as fast as dm_control" in rendering.text_of(found)
-    assert Image.open(picture).size == (3 * (16 + 4 + 16), 3 * 16)
+    assert Image.open(image).size == (3 * (16 + 4 + 16), 3 * 16)
 
 
 def test_single_frames_are_measured_beside_stacks(capsys):
@@ -584,7 +584,7 @@ def test_the_measured_encoders_and_methods_are_those_of_the_configs():
     work = replace(WORK, tasks=4)
     for name, strides in STRIDES.items():
         wanted = options_in(f"encoder/{name}")["encoder"]["init_args"]
-        sac = picture_sac(work, Encoding(name, 24))
+        sac = pixel_sac(work, Encoding(name, 24))
         assert list(strides) == wanted["strides"]
         assert sac.encoder.latent_dim == wanted["out_dim"]
         assert sac.encoder.convolutions[0].out_channels == wanted["channels"]
@@ -595,7 +595,7 @@ def test_the_measured_encoders_and_methods_are_those_of_the_configs():
     ]
     for method in METHODS:
         wanted = options_in(f"algorithm/{'mtsac' if method == 'sac' else method}")
-        sac = picture_sac(work, Encoding("pixels_small", 24), method=method)
+        sac = pixel_sac(work, Encoding("pixels_small", 24), method=method)
         for kind in ("auxiliaries", "transforms"):
             names = [part["class_path"].rpartition(".")[2] for part in wanted.get(kind) or []]
             found = [type(part).__name__ for part in getattr(sac, kind)]

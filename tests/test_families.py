@@ -93,7 +93,7 @@ def figure_of(rows, folder, monkeypatch):
     return figure
 
 
-def test_the_picture_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path, monkeypatch):
+def test_the_image_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path, monkeypatch):
     splits = ("eval_base", "eval_extrapolation")
     columns = [f"{split}/return{task}" for split in splits for task in ("", "/a")]
     rows = [[step, *(step + place for place in range(len(columns)))] for step in (10, 20)]
@@ -109,7 +109,7 @@ def test_the_picture_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path
     ]
 
 
-def test_no_two_tasks_of_a_picture_look_the_same(tmp_path, monkeypatch):
+def test_no_two_tasks_of_an_image_look_the_same(tmp_path, monkeypatch):
     columns = ["eval/score", *(f"eval/score/task-{number}" for number in range(29))]
     figure = figure_of([["env_steps", *columns], [10, *range(30)]], tmp_path, monkeypatch)
     (axes,) = figure.axes

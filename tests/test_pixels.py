@@ -91,7 +91,7 @@ def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_pat
         read_replay(whole.checkpoint, load_checkpoint(whole.checkpoint))
 
 
-def test_an_encoder_of_vectors_refuses_pictures_and_says_what_to_set(tmp_path):
+def test_an_encoder_of_vectors_refuses_images_and_says_what_to_set(tmp_path):
     with pytest.raises(ConfigurationError, match=r"encoder Identity takes state vectors.*images"):
         train(Pixels(ToyReach(1), size=8), SAC, total_steps=60, root=str(tmp_path))
     assert not list(tmp_path.iterdir())

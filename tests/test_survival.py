@@ -271,7 +271,7 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
 
 
 @pytest.mark.curves
-def test_a_picture_that_cannot_be_written_does_not_end_the_run(command_line, monkeypatch):
+def test_an_image_that_cannot_be_written_does_not_end_the_run(command_line, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 

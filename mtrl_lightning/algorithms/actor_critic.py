@@ -309,12 +309,12 @@ class ActorCritic(Algorithm):
         super().reset_networks()
         self.targets.copy_parameters()
 
-    def pictures(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return the auxiliaries' pictures ``[H, W, 3]`` by name."""
+    def images(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return the auxiliaries' images ``[H, W, 3]`` by name."""
         found: dict[str, npt.NDArray[np.uint8]] = {}
         for auxiliary in self.auxiliaries:
             assert isinstance(auxiliary, Auxiliary)
-            found |= auxiliary.pictures(self.encoder)
+            found |= auxiliary.images(self.encoder)
         return found
 
     def _critic_outputs(

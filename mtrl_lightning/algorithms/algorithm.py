@@ -521,8 +521,8 @@ class Algorithm(LightningModule):
         """Return ``train/...`` metrics, averaged since the last call."""
         return {f"train/{name}": value for name, value in self.mean_metrics.drain().items()}
 
-    def pictures(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return pictures ``[H, W, 3]`` by name that show what is learned; here none."""
+    def images(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return images ``[H, W, 3]`` by name that show what is learned; here none."""
         return {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -291,5 +291,5 @@ def _check_encoder(encoder: Encoder) -> None:
                 f"the encoder {type(encoder).__name__} depends on the task"
                 f" ({type(part).__name__}), which Distral's distilled policy must not see:"
                 " choose an encoder that does not (-c encoder/identity or encoder/mlp for states,"
-                " encoder/pixels for pictures)"
+                " encoder/pixels for images)"
             )

@@ -84,8 +84,8 @@ class Auxiliary(nn.Module):
         """Return statistics of the last loss as scalar tensors, logged as ``train/<name>``."""
         return self._statistics
 
-    def pictures(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return pictures ``[H, W, 3]`` by name that show what is learned; here none."""
+    def images(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return images ``[H, W, 3]`` by name that show what is learned; here none."""
         return {}
 
     def make_optimizer(self, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
@@ -123,5 +123,5 @@ def require_trained_encoder(encoder: Encoder, auxiliary: str) -> None:
     if not any(parameter.requires_grad for parameter in encoder.parameters()):
         raise ConfigurationError(
             f"{auxiliary} trains the encoder, and {type(encoder).__name__} has nothing to train:"
-            " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for pictures)"
+            " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for images)"
         )

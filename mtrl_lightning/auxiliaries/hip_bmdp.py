@@ -153,7 +153,7 @@ def _check_context(encoder: Encoder) -> None:
         raise ConfigurationError(
             f"HiPBMDP needs an encoder with a context of each task, and {type(encoder).__name__}"
             " has none: choose -c encoder/mlp_context for states or -c encoder/pixels_context for"
-            " pictures (model.init_args.encoder.init_args.context)"
+            " images (model.init_args.encoder.init_args.context)"
         )
     if not any(parameter.requires_grad for parameter in context.parameters()):
         raise ConfigurationError(

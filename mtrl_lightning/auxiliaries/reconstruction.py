@@ -22,7 +22,7 @@ from mtrl_lightning.auxiliaries.auxiliary import (
     require_trained_encoder,
 )
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks import is_picture
+from mtrl_lightning.networks import is_image
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
@@ -37,7 +37,7 @@ class Reconstruction(Auxiliary):
     """Decode observations from the encoder's latent features ``z`` (SAC-AE).
 
     The loss of a row is the mean squared error of ``decoder(z)`` plus
-    ``latent_weight ||z||^2 / 2``. A picture's bytes ``o`` are reconstructed as
+    ``latent_weight ||z||^2 / 2``. An image's bytes ``o`` are reconstructed as
     ``floor(o / 8) / 32 + U / 32 - 1 / 2`` with uniform noise ``U`` (Ho et al. 2019). A state vector
     is reconstructed as it is; what pads a small body's does not count. The decoder mirrors the
     encoder. One Adam trains the encoder, another the decoder.
@@ -76,8 +76,8 @@ class Reconstruction(Auxiliary):
         space = spec.observation_space
         mask_TD = None
         shown_RD = None
-        if is_picture(space):
-            # one observation of each task, which pictures() shows; saved, so that a continued run
+        if is_image(space):
+            # one observation of each task, which images() shows; saved, so that a continued run
             # shows the same
             shown_RD = torch.zeros((self.num_trained, *space.shape), dtype=torch.uint8)
         else:
@@ -104,7 +104,7 @@ class Reconstruction(Auxiliary):
         return self.per_task(error_B + self._latent_weight * size_B)
 
     @torch.no_grad()
-    def pictures(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
+    def images(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
         """Return, for each task, the newest frame of the last batch above its reconstruction.
 
         There are none for states.
@@ -114,7 +114,7 @@ class Reconstruction(Auxiliary):
         task_R = torch.tensor(self._train_tasks, device=self.shown_RD.device)
         decoded_RD = self.decoder(encoder.latent(self.shown_RD, task_R)).float()
         levels_RD = ((decoded_RD + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-        rows = [_side_by_side(pictures) for pictures in (self.shown_RD, levels_RD)]
+        rows = [_side_by_side(images) for images in (self.shown_RD, levels_RD)]
         return {"reconstruction": np.concatenate(rows)}
 
 
@@ -125,8 +125,8 @@ def preprocessed(observation_BD: Tensor, generator: torch.Generator) -> Tensor:
     return (level_BD + noise_BD) / NUM_LEVELS - 0.5
 
 
-def _side_by_side(pictures_RD: Tensor) -> npt.NDArray[np.uint8]:
+def _side_by_side(images_RD: Tensor) -> npt.NDArray[np.uint8]:
     """Return the newest frames in a row, ``[H, R * W, 3]``."""
-    newest_RCHW = pictures_RD.flatten(1, -3)[:, -3:]
+    newest_RCHW = images_RD.flatten(1, -3)[:, -3:]
     row: npt.NDArray[np.uint8] = newest_RCHW.permute(2, 0, 3, 1).flatten(1, 2).cpu().numpy()
     return row

@@ -3,12 +3,12 @@
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
 from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_metrics
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
+from mtrl_lightning.callbacks.images import ImagesCallback
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_files import OfflineRun, read_offline_runs
 from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.options import OptionsCallback
-from mtrl_lightning.callbacks.pictures import PicturesCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.replay import ReplayCallback
 from mtrl_lightning.callbacks.report import ReportCallback
@@ -23,12 +23,12 @@ __all__ = [
     "EnvStepProgressBar",
     "EnvStepWandbLogger",
     "EvaluationCallback",
+    "ImagesCallback",
     "InterruptionCallback",
     "MetricsCSV",
     "MetricsCallback",
     "OfflineRun",
     "OptionsCallback",
-    "PicturesCallback",
     "ReplayCallback",
     "ReportCallback",
     "ResetCallback",

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
-from mtrl_lightning.callbacks.pictures import log_picture
+from mtrl_lightning.callbacks.images import log_image
 from mtrl_lightning.reports.budget import TimeBudget
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.runs import replacing
@@ -153,4 +153,4 @@ class CurvesCallback(SessionCallback):
         with self._budget.measure(), self._warn_once:
             path = plot_curves(folder)
             for logger in self.session.loggers:
-                log_picture(logger, "curves", path, self.session.counters.env_steps)
+                log_image(logger, "curves", path, self.session.counters.env_steps)

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from mtrl_lightning import saved
 from mtrl_lightning.callbacks.common import SessionCallback
-from mtrl_lightning.callbacks.pictures import log_tensorboard_image
+from mtrl_lightning.callbacks.images import log_tensorboard_image
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
 from mtrl_lightning.ranks import distributed
@@ -34,11 +34,11 @@ class VideoCallback(SessionCallback):
 
     W&B and TensorBoard get them as ``videos/<task>`` if they are on. The episodes are run in
     environments of their own after an evaluation: training is the same with and without them. At
-    the start one picture is drawn, and what is missing for videos is an error; later, a video that
+    the start one image is drawn, and what is missing for videos is an error; later, a video that
     cannot be made, or that a logger cannot take, is a warning.
 
-    A picture of a MuJoCo simulation takes about 40 ms of one core without a GPU. An episode of
-    MetaWorld has 190 pictures (500 steps of 1/80 s).
+    An image of a MuJoCo simulation takes about 40 ms of one core without a GPU. An episode of
+    MetaWorld has 190 images (500 steps of 1/80 s).
 
     Args:
         every: a video at every n-th evaluation and at the last one, also where the run stops early.
@@ -46,9 +46,9 @@ class VideoCallback(SessionCallback):
         split: which environments; null for the first that is evaluated, ``eval``.
         num_episodes: test episodes of each task, one after another in the video.
         first_episode: number of the first test episode; an evaluation begins with 0.
-        width: pixels of a picture, even.
-        height: pixels of a picture, even.
-        fps: pictures per second of the video.
+        width: pixels of an image, even.
+        height: pixels of an image, even.
+        fps: frames per second of the video.
         num_workers: worker processes that step and draw; null for one per core, 0 for the process
             that trains.
         timeout: seconds to wait for a worker before the recording is given up.
@@ -117,7 +117,7 @@ class VideoCallback(SessionCallback):
             check_drawing(benchmark, tasks[0], split, self._format, num_workers)
         except EnvironmentFaultError as error:
             raise ConfigurationError(
-                f"VideoCallback cannot draw a picture: {error}. Leave it out of trainer.callbacks"
+                f"VideoCallback cannot draw an image: {error}. Leave it out of trainer.callbacks"
                 " to train without videos"
             ) from error
 

@@ -171,11 +171,11 @@ def check_renderer() -> Iterator[Finding]:
     try:
         name = find_renderer()
     except ConfigurationError as error:
-        yield Finding("renderer", "MuJoCo draws no pictures: only videos need them", str(error))
+        yield Finding("renderer", "MuJoCo draws no images: only videos need them", str(error))
         return
     is_chosen = bool(os.environ.get(VARIABLE))
     found = f"with {VARIABLE} {name}" + ("" if is_chosen else ", which videos choose themselves")
-    yield Finding("renderer", f"MuJoCo draws pictures {found if name else ''}".rstrip())
+    yield Finding("renderer", f"MuJoCo draws images {found if name else ''}".rstrip())
 
 
 def check_memory() -> Iterator[Finding]:

@@ -62,13 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of the first test episode; an evaluation begins with 0 (default: 0)",
     )
     parser.add_argument(
-        "--width", type=int, default=480, help="pixels of a picture, even (default: 480)"
+        "--width", type=int, default=480, help="pixels of an image, even (default: 480)"
     )
     parser.add_argument(
-        "--height", type=int, default=360, help="pixels of a picture, even (default: 360)"
+        "--height", type=int, default=360, help="pixels of an image, even (default: 360)"
     )
     parser.add_argument(
-        "--fps", type=int, default=30, help="pictures per second of the video (default: 30)"
+        "--fps", type=int, default=30, help="frames per second of the video (default: 30)"
     )
     parser.add_argument(
         "--folder",

@@ -1,4 +1,4 @@
-"""Random changes of the pictures in a batch.
+"""Random changes of the images in a batch.
 
 Shapes: ``B`` batch, ``S`` stacked frames, ``H`` height, ``W`` width, ``P`` padding.
 """
@@ -11,32 +11,32 @@ from torch import Tensor
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.transforms import Transform
-from mtrl_lightning.networks import is_picture
+from mtrl_lightning.networks import is_image
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 
 
 class RandomShift(Transform):
-    """Shift each picture of a batch by up to ``padding`` pixels, as DrQ does.
+    """Shift each image of a batch by up to ``padding`` pixels, as DrQ does.
 
-    A picture is padded on all sides with its own edge and cropped at a random place (Kostrikov et
+    An image is padded on all sides with its own edge and cropped at a random place (Kostrikov et
     al. 2021, "Image Augmentation Is All You Need", arXiv 2004.13649). All frames of an observation
     are shifted alike; observation and next observation are shifted independently. One shift of each
-    is drawn per update, ``K = M = 1``, as in DrQ-v2. The policy acts on pictures as they are.
+    is drawn per update, ``K = M = 1``, as in DrQ-v2. The policy acts on images as they are.
 
     Args:
-        spec: the tasks; observations are pictures ``[..., H, W]``.
+        spec: the tasks; observations are images ``[..., H, W]``.
         padding: largest shift in pixels, at least 1; 4 in DrQ.
 
     Raises:
-        ConfigurationError: if observations are no pictures.
+        ConfigurationError: if observations are no images.
     """
 
     def __init__(self, spec: EnvSpec, padding: int = 4) -> None:
         super().__init__(spec)
-        if not is_picture(spec.observation_space):
+        if not is_image(spec.observation_space):
             raise ConfigurationError(
-                "RandomShift shifts pictures, and observations have the shape"
+                "RandomShift shifts images, and observations have the shape"
                 f" {spec.observation_space.shape}: take it out of model.init_args.transforms,"
                 " or choose an environment whose observations are pixels"
             )
@@ -50,58 +50,58 @@ class RandomShift(Transform):
             next_observation_BD=self._shifted(batch.next_observation_BD),
         )
 
-    def _shifted(self, picture_BDHW: Tensor) -> Tensor:
-        device = picture_BDHW.device
+    def _shifted(self, image_BDHW: Tensor) -> Tensor:
+        device = image_BDHW.device
         offset_B2 = torch.randint(
             2 * self._padding + 1,
-            (len(picture_BDHW), 2),
+            (len(image_BDHW), 2),
             generator=self.generator(device),
             device=device,
         )
-        return shifted(picture_BDHW, offset_B2, self._padding)
+        return shifted(image_BDHW, offset_B2, self._padding)
 
 
-def shifted(picture_BDHW: Tensor, offset_B2: Tensor, padding: int) -> Tensor:
-    """Return pictures ``[B, ..., H, W]``, padded with their edges and cropped.
+def shifted(image_BDHW: Tensor, offset_B2: Tensor, padding: int) -> Tensor:
+    """Return images ``[B, ..., H, W]``, padded with their edges and cropped.
 
     Args:
-        picture_BDHW: the pictures.
-        offset_B2: row and column of the padded picture where the crop begins, from 0 to ``2 P``;
-            ``P`` leaves a picture as it is.
+        image_BDHW: the images.
+        offset_B2: row and column of the padded image where the crop begins, from 0 to ``2 P``;
+            ``P`` leaves an image as it is.
         padding: pixels that are added on each side, ``P``.
     """
-    padded_BCHW = padded(picture_BDHW.flatten(1, -3), padding)
+    padded_BCHW = padded(image_BDHW.flatten(1, -3), padding)
     # one by one is ten times as fast as one operation on a CPU
     crop = cropped_one_by_one if padded_BCHW.device.type == "cpu" else cropped_together
-    height, width = picture_BDHW.shape[-2:]
-    return crop(padded_BCHW, offset_B2, height, width).reshape(picture_BDHW.shape)
+    height, width = image_BDHW.shape[-2:]
+    return crop(padded_BCHW, offset_B2, height, width).reshape(image_BDHW.shape)
 
 
-def cropped_one_by_one(picture_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
-    """Return the crop of each picture that begins at its offset, in a loop."""
+def cropped_one_by_one(image_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
+    """Return the crop of each image that begins at its offset, in a loop."""
     crops = [
-        picture_CHW[:, y : y + height, x : x + width]
-        for picture_CHW, (y, x) in zip(picture_BCHW, offset_B2.tolist(), strict=True)
+        image_CHW[:, y : y + height, x : x + width]
+        for image_CHW, (y, x) in zip(image_BCHW, offset_B2.tolist(), strict=True)
     ]
     return torch.stack(crops)
 
 
-def cropped_together(picture_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
+def cropped_together(image_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
     """Return the same without a loop, and without waiting for a GPU."""
-    # every crop of every picture, of which only those that are chosen are copied
-    crop_BCYXHW = picture_BCHW.unfold(2, height, 1).unfold(3, width, 1)
-    row_B = torch.arange(len(picture_BCHW), device=picture_BCHW.device)
+    # every crop of every image, of which only those that are chosen are copied
+    crop_BCYXHW = image_BCHW.unfold(2, height, 1).unfold(3, width, 1)
+    row_B = torch.arange(len(image_BCHW), device=image_BCHW.device)
     return crop_BCYXHW[row_B, :, offset_B2[:, 0], offset_B2[:, 1]]
 
 
-def padded(picture_BCHW: Tensor, padding: int) -> Tensor:
-    """Return pictures with their edges repeated on all sides; PyTorch's own takes no bytes."""
-    *shape, height, width = picture_BCHW.shape
-    padded_BCHW = picture_BCHW.new_empty(*shape, height + 2 * padding, width + 2 * padding)
+def padded(image_BCHW: Tensor, padding: int) -> Tensor:
+    """Return images with their edges repeated on all sides; PyTorch's own takes no bytes."""
+    *shape, height, width = image_BCHW.shape
+    padded_BCHW = image_BCHW.new_empty(*shape, height + 2 * padding, width + 2 * padding)
     inner = slice(padding, -padding)
-    padded_BCHW[..., inner, inner] = picture_BCHW
-    padded_BCHW[..., :padding, inner] = picture_BCHW[..., :1, :]
-    padded_BCHW[..., -padding:, inner] = picture_BCHW[..., -1:, :]
+    padded_BCHW[..., inner, inner] = image_BCHW
+    padded_BCHW[..., :padding, inner] = image_BCHW[..., :1, :]
+    padded_BCHW[..., -padding:, inner] = image_BCHW[..., -1:, :]
     padded_BCHW[..., :padding] = padded_BCHW[..., padding : padding + 1]
     padded_BCHW[..., -padding:] = padded_BCHW[..., -padding - 1 : -padding]
     return padded_BCHW

@@ -39,7 +39,7 @@ from mtrl_lightning.networks.multi_head import MultiHead
 from mtrl_lightning.networks.network import Network, TaskModule
 from mtrl_lightning.networks.one_per_task import OneForAll, OnePerTask
 from mtrl_lightning.networks.paco import PaCo
-from mtrl_lightning.networks.pixel_encoder import PixelEncoder, is_picture
+from mtrl_lightning.networks.pixel_encoder import PixelEncoder, is_image
 from mtrl_lightning.networks.projection import (
     ProjectedEncoder,
     ProjectedNetwork,
@@ -99,7 +99,7 @@ __all__ = [
     "TaskConditioning",
     "TaskEncoder",
     "TaskModule",
-    "is_picture",
+    "is_image",
     "with_conditioning",
     "with_projection",
     "zero_padding",

@@ -87,7 +87,7 @@ class Encoder(nn.Module):
         """
         raise ConfigurationError(
             f"the encoder {type(self).__name__} has no decoder, which a reconstruction needs:"
-            " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for pictures)"
+            " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for images)"
         )
 
 

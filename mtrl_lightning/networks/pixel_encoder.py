@@ -1,4 +1,4 @@
-"""Convolutions that encode pictures, and the decoder that mirrors them.
+"""Convolutions that encode images, and the decoder that mirrors them.
 
 Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
 (SAC-AE); DrQ (Kostrikov et al. 2021) has the same ones.
@@ -27,10 +27,10 @@ KERNEL = 3
 
 
 class PixelEncoder(ProjectedEncoder):
-    """Encode pictures with convolutions and a projection.
+    """Encode images with convolutions and a projection.
 
     Observations are bytes ``[S, 3, H, W]``, ``S`` frames of which the last is the newest, or one
-    picture ``[3, H, W]``. They are divided by 255, and the frames' colors become channels. Each
+    image ``[3, H, W]``. They are divided by 255, and the frames' colors become channels. Each
     convolution is followed by ReLU, and the last by ``tanh(LayerNorm(W x + b))``. Actor and critic
     share the convolutions, which the critic's loss trains; the actor has a projection of its own.
 
@@ -48,7 +48,7 @@ class PixelEncoder(ProjectedEncoder):
             of the time of an update in bf16-mixed on a CPU (``docs/pixels.md``).
 
     Raises:
-        ConfigurationError: if observations are no pictures of bytes, or too small for the strides.
+        ConfigurationError: if observations are no images of bytes, or too small for the strides.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PixelEncoder(ProjectedEncoder):
         channels_last: bool = False,
     ) -> None:
         super().__init__(spec)
-        require_pictures(spec.observation_space, type(self).__name__)
+        require_images(spec.observation_space, type(self).__name__)
         at_least(1, channels=channels, strides=min(strides, default=0))
         self._observation_shape = spec.observation_space.shape
         self._channels = channels
@@ -70,7 +70,7 @@ class PixelEncoder(ProjectedEncoder):
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         *stack, height, width = spec.observation_space.shape
         self._sizes = sizes_of(height, width, self._strides)
-        """Height and width of a picture before each convolution and after the last."""
+        """Height and width of an image before each convolution and after the last."""
         convolutions: list[nn.Module] = []
         in_channels = int(np.prod(stack))
         for stride in self._strides:
@@ -85,8 +85,8 @@ class PixelEncoder(ProjectedEncoder):
     def layers(self, observation_BD: Tensor) -> Tensor:
         """Map bytes ``[B, S, 3, H, W]`` to ``[B, F]``."""
         weight: Tensor = self.convolutions[0].weight  # type: ignore[assignment]
-        picture_BCHW = observation_BD.flatten(1, -3)
-        scaled_BCHW = picture_BCHW.to(weight.dtype, memory_format=self._memory_format) / 255
+        image_BCHW = observation_BD.flatten(1, -3)
+        scaled_BCHW = image_BCHW.to(weight.dtype, memory_format=self._memory_format) / 255
         return self.convolutions(scaled_BCHW).flatten(1)  # type: ignore[no-any-return]
 
     def make_decoder(self) -> nn.Module:
@@ -97,13 +97,13 @@ class PixelEncoder(ProjectedEncoder):
 
 
 class PixelDecoder(nn.Module):
-    """Map latent features to pictures by transposed convolutions, a ``PixelEncoder`` backwards.
+    """Map latent features to images by transposed convolutions, a ``PixelEncoder`` backwards.
 
     Args:
         latent_dim: number of latent features, ``Z``.
         channels: channels of the encoder's convolutions.
         strides: strides of the encoder's convolutions.
-        sizes: height and width of a picture before each of them and after the last.
+        sizes: height and width of an image before each of them and after the last.
         observation_shape: shape of an observation.
     """
 
@@ -141,17 +141,17 @@ class PixelDecoder(nn.Module):
         first_BCHW = self.linear(z_BZ).unflatten(1, self._first_shape)
         # on a CPU, transposed convolutions take 1.5 times as long in bfloat16 as in float32
         with torch.autocast("cpu", enabled=False):
-            picture_BCHW: Tensor = self.convolutions(first_BCHW.float())
-        return picture_BCHW.unflatten(1, self._observation_shape[:-2])
+            image_BCHW: Tensor = self.convolutions(first_BCHW.float())
+        return image_BCHW.unflatten(1, self._observation_shape[:-2])
 
 
-def is_picture(observation_space: Box) -> bool:
-    """Return whether observations are pictures, one or several stacked ones, and not vectors."""
+def is_image(observation_space: Box) -> bool:
+    """Return whether observations are images, one or several stacked ones, and not vectors."""
     return len(observation_space.shape) >= 3
 
 
-def require_pictures(observation_space: Box, encoder: str) -> None:
-    """Check that observations are pictures of bytes.
+def require_images(observation_space: Box, encoder: str) -> None:
+    """Check that observations are images of bytes.
 
     Args:
         observation_space: space of the observations.
@@ -161,22 +161,22 @@ def require_pictures(observation_space: Box, encoder: str) -> None:
         ConfigurationError: if they are not.
     """
     shape = observation_space.shape
-    if not is_picture(observation_space):
+    if not is_image(observation_space):
         raise ConfigurationError(
-            f"the encoder {encoder} takes pictures,"
+            f"the encoder {encoder} takes images,"
             f" and observations have the shape {shape}: choose an encoder of state vectors"
             " (-c encoder/mlp), or an environment whose observations are pixels"
         )
     if observation_space.dtype != np.uint8:
         raise ConfigurationError(
-            f"the encoder {encoder} takes pictures of bytes (uint8, 0 to 255),"
+            f"the encoder {encoder} takes images of bytes (uint8, 0 to 255),"
             f" and observations are {observation_space.dtype}:"
             " leave out what changes them before the encoder"
         )
 
 
 def sizes_of(height: int, width: int, strides: Sequence[int]) -> list[tuple[int, int]]:
-    """Return a picture's height and width before each convolution and after the last.
+    """Return an image's height and width before each convolution and after the last.
 
     Raises:
         ConfigurationError: if it is too small for the convolutions; the message gives the least
@@ -191,7 +191,7 @@ def sizes_of(height: int, width: int, strides: Sequence[int]) -> list[tuple[int,
         for stride in reversed(strides):
             least = (least - 1) * stride + KERNEL
         raise ConfigurationError(
-            f"pictures of {sizes[0][0]} x {sizes[0][1]} pixels are too small for convolutions with"
+            f"images of {sizes[0][0]} x {sizes[0][1]} pixels are too small for convolutions with"
             f" the strides {', '.join(map(str, strides))}: give at least {least} x {least} pixels"
             " (channels come before height and width), or fewer or smaller strides"
             " (model.init_args.encoder.init_args.strides)"

@@ -63,7 +63,7 @@ class MultiTaskData(LightningDataModule):
         wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
             evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
             in Python also classes and functions. See ``WithWrappers``.
-        pixels: what observes pictures of the environments in place of their states, such as
+        pixels: what observes images of the environments in place of their states, such as
             ``mtrl_lightning.envs.Pixels`` with its arguments; null for states.
         info_keys: names of numbers in the environments' ``info`` whose means are logged, as
             ``rollout/info/<key>`` and ``eval/info/<key>``, with ``_last`` for an episode's last

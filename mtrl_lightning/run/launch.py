@@ -17,9 +17,9 @@ from mtrl_lightning.callbacks import (
     CurvesCallback,
     EnvStepProgressBar,
     EnvStepWandbLogger,
+    ImagesCallback,
     InterruptionCallback,
     OptionsCallback,
-    PicturesCallback,
     ReportCallback,
     RolloutCallback,
 )
@@ -104,7 +104,7 @@ def standard_callbacks(
     callbacks: list[Callback] = []
     if fitting:
         callbacks += [CurvesCallback(), ReportCallback(), InterruptionCallback(restart_id)]
-        callbacks += [OptionsCallback(options or {}, LEARNING_OPTIONS), PicturesCallback()]
+        callbacks += [OptionsCallback(options or {}, LEARNING_OPTIONS), ImagesCallback()]
     if progress_bar and not any(isinstance(callback, ProgressBar) for callback in given):
         callbacks.append(EnvStepProgressBar())
     return callbacks

@@ -1,6 +1,6 @@
 """Videos of what a policy does: test episodes are run, drawn, labelled and encoded."""
 
-from mtrl_lightning.envs.render.pictures import VideoFormat
+from mtrl_lightning.envs.render.frame_recorder import VideoFormat
 from mtrl_lightning.video.encoding import check_encoder, gif
 from mtrl_lightning.video.recording import (
     RecordedEpisode,

@@ -1,4 +1,4 @@
-"""Labels on pictures, and pictures side by side."""
+"""Labels on images, and images side by side."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 
 SHADE = (0, 0, 0, 150)
-"""Behind the labels, so that they can be read on any picture: black, partly transparent."""
+"""Behind the labels, so that they can be read on any image: black, partly transparent."""
 TEXT = (255, 255, 255, 255)
 LINES_PER_HEIGHT = 19
-"""How many lines of text a picture's height has room for."""
+"""How many lines of text an image's height has room for."""
 MIN_TEXT_HEIGHT = 10
 """Pixels below which text cannot be read."""
 MAX_WIDTH = 1920
-"""Pixels of many pictures side by side: a screen's."""
+"""Pixels of many images side by side: a screen's."""
 MIN_CELL_WIDTH = 160
-"""Pixels below which a picture among others shows nothing."""
+"""Pixels below which an image among others shows nothing."""
 
 
 def labelled(image: Image.Image, lines: Sequence[Sequence[str]]) -> Image.Image:
-    """Return a picture with lines of text along its upper edge.
+    """Return an image with lines of text along its upper edge.
 
     Args:
         image: it stays as it is.
@@ -51,10 +51,10 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 class Mosaic:
-    """Pictures of equal size side by side.
+    """Images of equal size side by side.
 
     Args:
-        num_cells: number of pictures.
+        num_cells: number of images.
         width: pixels of one of them.
         height: pixels of one of them.
     """
@@ -68,14 +68,14 @@ class Mosaic:
         fitting = max(min(MIN_CELL_WIDTH, width), MAX_WIDTH // self.columns)
         scale = min(1.0, fitting / width)
         self.cell = (_even(width * scale), _even(height * scale))
-        """Width and height of a picture among the others."""
+        """Width and height of an image among the others."""
 
     def shrunk(self, image: Image.Image) -> Image.Image:
-        """Return a picture at the size that it has among the others."""
+        """Return an image at the size that it has among the others."""
         return image if image.size == self.cell else image.resize(self.cell)
 
     def joined(self, cells: Sequence[Image.Image]) -> Image.Image:
-        """Return one picture of all, row by row."""
+        """Return one image of all, row by row."""
         width, height = self.cell
         whole = Image.new("RGB", (self.columns * width, self.rows * height))
         for index, cell in enumerate(cells):

@@ -17,7 +17,7 @@ QUALITY = 7
 GIF_WIDTH = 320
 """Pixels of the longer side that a GIF is scaled down to, since its files are large."""
 GIF_FPS = 10
-"""Pictures per second of a GIF."""
+"""Frames per second of a GIF."""
 
 
 def check_encoder() -> Any:
@@ -34,8 +34,8 @@ def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
 
     Args:
         path: of the file, which has this name only when it is complete.
-        images: pictures of the same size, whose width and height are even; at least one.
-        fps: pictures per second.
+        images: images of the same size, whose width and height are even; at least one.
+        fps: frames per second.
 
     Raises:
         ConfigurationError: if the encoder is not installed.
@@ -53,7 +53,7 @@ def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
 
 
 def _encode(encoder: Any, path: Path, images: Iterable[Image.Image], fps: int) -> int:
-    """Write pictures to a file, and return how many they were."""
+    """Write images to a file, and return how many they were."""
     writer: Any = None
     num_frames = 0
     try:
@@ -86,7 +86,7 @@ def _num_frames(encoder: Any, path: Path) -> int:
 
 
 def gif(mp4: Path) -> bytes:
-    """Return a video as a GIF, smaller and with fewer pictures, as TensorBoard shows it."""
+    """Return a video as a GIF, smaller and with fewer frames, as TensorBoard shows it."""
     frames = check_encoder().read_frames(str(mp4), output_params=["-vf", f"fps={GIF_FPS}"])
     size = next(frames)["size"]
     images = [Image.frombytes("RGB", size, frame) for frame in frames]

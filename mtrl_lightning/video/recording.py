@@ -1,4 +1,4 @@
-"""Run test episodes of a policy with pictures, and write them as videos."""
+"""Run test episodes of a policy, draw their frames, and write videos."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from PIL import Image
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_split, tasks_of
+from mtrl_lightning.envs.render.frame_recorder import (
+    VideoFormat,
+    VideoFrame,
+    WithFrameRecorder,
+    decompressed,
+)
 from mtrl_lightning.envs.render.opengl import restored_variables
-from mtrl_lightning.envs.render.pictures import Picture, Pictured, VideoFormat, decompressed
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.policy import Policy
 from mtrl_lightning.resources import one_thread
@@ -42,7 +47,7 @@ class RecordedEpisode(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What was recorded."""
+    """Videos and the episodes that they show."""
 
     files: dict[str, Path]
     """A video for each task by its name; with several tasks also ``all_tasks``."""
@@ -50,13 +55,13 @@ class Recording(NamedTuple):
     """By task, and in the order in which the task's video shows them."""
 
 
-class _Film(NamedTuple):
-    """What one task's video shows."""
+class _TaskRecording(NamedTuple):
+    """Episodes and frames of one task's video."""
 
     task: str
     episodes: list[Episode]
-    pictures: list[list[Picture]]
-    """Those of each episode."""
+    frames: list[list[VideoFrame]]
+    """By episode."""
     max_return: float | None
     """Largest return of an episode, if the benchmark has one."""
 
@@ -79,7 +84,7 @@ def record_videos(
     """Run test episodes with the policy's best actions, and write a video for each task.
 
     The episodes are those of an evaluation. Task, episode, step, return and success are drawn on
-    the pictures. Nothing is drawn from a generator that training uses.
+    the frames. No generator of training is used.
 
     Args:
         policy: such as ``run.policy`` or what ``load_policy`` returns.
@@ -90,7 +95,7 @@ def record_videos(
         split: which environments; None for the first that is evaluated, ``eval``.
         num_episodes: test episodes of each task, one after another in the video.
         first_episode: number of the first one; an evaluation begins with 0.
-        format: size and pictures per second; None for 480 x 360 and 30.
+        format: size and frames per second; None for 480 x 360 and 30.
         caption: text beside the name of the task.
         num_workers: worker processes that step and draw; None for all cores, 0 for this process.
         timeout: seconds to wait for a worker before it counts as hung.
@@ -102,7 +107,7 @@ def record_videos(
     Raises:
         ConfigurationError: if a task or the split is unknown, the policy does not know a task, a
             number is out of range, the encoder or the renderer is missing, or an environment draws
-            no pictures.
+            no frames.
         EnvironmentFaultError: if an environment or its worker breaks.
         OSError: if a file cannot be written.
     """
@@ -118,38 +123,46 @@ def record_videos(
         num_workers = default_num_workers(len(numbers), spare=0)
     with restored_variables():
         envs = VectorEnv(
-            Pictured(benchmark, video), numbers, split, num_workers=num_workers, timeout=timeout
+            WithFrameRecorder(benchmark, video),
+            numbers,
+            split,
+            num_workers=num_workers,
+            timeout=timeout,
         )
         try:
             with one_thread():
-                films = _run(policy, envs, num_episodes, first_episode, on_step)
+                recordings = _run(policy, envs, num_episodes, first_episode, on_step)
         finally:
             envs.close()
     folder.mkdir(parents=True, exist_ok=True)
     prefix = "" if split == chosen_split(benchmark, None) else f"{split}_"
     file_names = _file_names(benchmark.spec.task_names)
     files: dict[str, Path] = {}
-    for film in films:
-        files[film.task] = folder / f"{prefix}{file_names[film.task]}.mp4"
-        images = _images([film], first_episode, video, caption)
-        write_mp4(files[film.task], images, video.fps)
-    if len(films) > 1:
+    for recording in recordings:
+        files[recording.task] = folder / f"{prefix}{file_names[recording.task]}.mp4"
+        images = _images([recording], first_episode, video, caption)
+        write_mp4(files[recording.task], images, video.fps)
+    if len(recordings) > 1:
         files[ALL_TASKS] = folder / f"{prefix}{ALL_TASKS}.mp4"
-        write_mp4(files[ALL_TASKS], _images(films, first_episode, video, caption), video.fps)
-    return Recording(files, [one for film in films for one in _summaries(film, first_episode)])
+        write_mp4(files[ALL_TASKS], _images(recordings, first_episode, video, caption), video.fps)
+    return Recording(
+        files, [one for recording in recordings for one in _summaries(recording, first_episode)]
+    )
 
 
 def check_drawing(
     benchmark: Benchmark, task: int, split: str, format: VideoFormat, num_workers: int = 1
 ) -> None:
-    """Draw the first picture of a task, in a process of its own if there is a worker.
+    """Draw the first frame of a task, in a process of its own if there is a worker.
 
     Raises:
         ConfigurationError: if it cannot be drawn here.
         EnvironmentFaultError: if the environment or its worker breaks.
     """
     with restored_variables():
-        envs = VectorEnv(Pictured(benchmark, format), [task], split, num_workers=num_workers)
+        envs = VectorEnv(
+            WithFrameRecorder(benchmark, format), [task], split, num_workers=num_workers
+        )
         try:
             envs.reset(seed=0)
         finally:
@@ -187,64 +200,66 @@ def _run(
     num_episodes: int,
     first_episode: int,
     on_step: Callable[[], None],
-) -> list[_Film]:
-    """Run the episodes, all tasks at once, and collect their pictures."""
+) -> list[_TaskRecording]:
+    """Run the episodes, all tasks at once, and collect their frames."""
     names = [envs.spec_.task_names[task] for task in envs.task_E]
-    films = [_Film(name, [], [[]], envs.spec_.max_return) for name in names]
+    recordings = [_TaskRecording(name, [], [[]], envs.spec_.max_return) for name in names]
     collector = Collector(envs, policy)
     collector.reset(seed=[first_episode] * envs.num_envs)
     quota_E = np.full(envs.num_envs, num_episodes)
     for _, ended in collector.run_episodes(quota_E, "exploit"):
         on_step()
-        for film, pictures in zip(films, envs.call("take_pictures"), strict=True):
-            for picture in pictures:
-                film.pictures[-1].append(picture)
-                if picture.is_last:
-                    film.pictures.append([])
+        for recording, frames in zip(recordings, envs.call("take_frames"), strict=True):
+            for frame in frames:
+                recording.frames[-1].append(frame)
+                if frame.is_last:
+                    recording.frames.append([])
         for episode in ended:
-            films[episode.env].episodes.append(episode)
-    return [film._replace(pictures=film.pictures[:num_episodes]) for film in films]
+            recordings[episode.env].episodes.append(episode)
+    return [recording._replace(frames=recording.frames[:num_episodes]) for recording in recordings]
 
 
 def _images(
-    films: Sequence[_Film], first_episode: int, video: VideoFormat, caption: str
+    recordings: Sequence[_TaskRecording], first_episode: int, video: VideoFormat, caption: str
 ) -> Iterator[Image.Image]:
-    """Yield the pictures of a video of one or more tasks, side by side.
+    """Yield the frames of a video of one or more tasks, side by side.
 
-    Each episode begins for all tasks at once; the last picture of a shorter one stays.
+    Each episode begins for all tasks at once; the last frame of a shorter one stays.
     """
-    mosaic = Mosaic(len(films), video.width, video.height)
-    for episode in range(len(films[0].pictures)):
+    mosaic = Mosaic(len(recordings), video.width, video.height)
+    for episode in range(len(recordings[0].frames)):
         title = (f"episode {first_episode + episode}", caption)
-        shown = [_cells(film, episode, mosaic, title) for film in films]
-        cells: tuple[Image.Image | None, ...] = (None,) * len(films)
+        shown = [_cells(recording, episode, mosaic, title) for recording in recordings]
+        cells: tuple[Image.Image | None, ...] = (None,) * len(recordings)
         for images in itertools.zip_longest(*shown):
-            # where a task has no further picture, its last one stays
-            cells = tuple(image or former for image, former in zip(images, cells, strict=True))
+            # where a task has no further frame, its last one stays
+            cells = tuple(image or previous for image, previous in zip(images, cells, strict=True))
             yield mosaic.joined([cell for cell in cells if cell is not None])
 
 
 def _cells(
-    film: _Film, episode: int, mosaic: Mosaic, title: tuple[str, ...]
+    recording: _TaskRecording, episode: int, mosaic: Mosaic, title: tuple[str, ...]
 ) -> Iterator[Image.Image]:
-    """Yield one labelled picture of an episode for each frame of the video."""
-    pictures = film.pictures[episode]
-    indices = [picture.frame_index for picture in pictures]
+    """Yield one labelled frame of an episode for each frame of the video."""
+    frames = recording.frames[episode]
+    indices = [frame.frame_index for frame in frames]
     next_indices = [*indices[1:], indices[-1] + 1]
-    for picture, index, next_index in zip(pictures, indices, next_indices, strict=True):
-        measured = [f"step {picture.step}", f"return {picture.return_:.1f}"]
-        if film.max_return is not None:
-            measured.append(f"score {picture.return_ / film.max_return:.3f}")
-        if picture.success:
+    for frame, index, next_index in zip(frames, indices, next_indices, strict=True):
+        measured = [f"step {frame.step}", f"return {frame.return_:.1f}"]
+        if recording.max_return is not None:
+            measured.append(f"score {frame.return_ / recording.max_return:.3f}")
+        if frame.success:
             measured.append("success")
-        image = mosaic.shrunk(decompressed(picture.jpeg))
-        image = labelled(image, [(film.task, *title), measured])
+        image = mosaic.shrunk(decompressed(frame.jpeg))
+        image = labelled(image, [(recording.task, *title), measured])
         yield from itertools.repeat(image, next_index - index)
 
 
-def _summaries(film: _Film, first_episode: int) -> Iterator[RecordedEpisode]:
-    for number, episode in enumerate(film.episodes, first_episode):
-        yield RecordedEpisode(film.task, number, episode.return_, episode.length, episode.success)
+def _summaries(recording: _TaskRecording, first_episode: int) -> Iterator[RecordedEpisode]:
+    for number, episode in enumerate(recording.episodes, first_episode):
+        yield RecordedEpisode(
+            recording.task, number, episode.return_, episode.length, episode.success
+        )
 
 
 def _file_names(tasks: Sequence[str]) -> dict[str, str]:

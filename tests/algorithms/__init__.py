@@ -29,8 +29,8 @@ def make_spec(
     return spec_of(num_tasks, space, action_dim=action_dim, train_tasks=train_tasks)
 
 
-def picture_spec(num_tasks: int = 3, side: int = 17, num_frames: int = 2) -> EnvSpec:
-    """Return tasks whose observations are stacked pictures."""
+def pixel_spec(num_tasks: int = 3, side: int = 17, num_frames: int = 2) -> EnvSpec:
+    """Return tasks whose observations are stacked images."""
     space = Box(0, 255, (num_frames, 3, side, side + 2), np.uint8)
     return make_spec(num_tasks)._replace(observation_space=space)
 

@@ -12,9 +12,9 @@ from mtrl_lightning.algorithms import RandomShift
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.augmentation import cropped_together, padded, shifted
 from mtrl_lightning.networks import PixelEncoder
-from tests.algorithms import make_batch, make_sac, make_spec, picture_spec, train
+from tests.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
 
-SPEC = picture_spec()
+SPEC = pixel_spec()
 
 
 def with_generator(padding=4, seed=0):
@@ -24,13 +24,13 @@ def with_generator(padding=4, seed=0):
     return transform
 
 
-def naive(pictures, offsets, padding):
-    """Pad and crop picture after picture."""
-    result = np.empty_like(pictures)
-    edges = [(0, 0)] * (pictures.ndim - 3) + [(padding, padding)] * 2
-    height, width = pictures.shape[-2:]
+def naive(images, offsets, padding):
+    """Pad and crop image after image."""
+    result = np.empty_like(images)
+    edges = [(0, 0)] * (images.ndim - 3) + [(padding, padding)] * 2
+    height, width = images.shape[-2:]
     for row, (y, x) in enumerate(offsets):
-        padded = np.pad(pictures[row], edges, mode="edge")
+        padded = np.pad(images[row], edges, mode="edge")
         result[row] = padded[..., y : y + height, x : x + width]
     return result
 
@@ -38,19 +38,19 @@ def naive(pictures, offsets, padding):
 @pytest.mark.parametrize("padding", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_it_is_the_loop(padding, dtype):
-    pictures = make_batch(SPEC).observation_BD.to(dtype)
+    images = make_batch(SPEC).observation_BD.to(dtype)
     generator = torch.Generator().manual_seed(1)
-    offsets = torch.randint(2 * padding + 1, (len(pictures), 2), generator=generator)
+    offsets = torch.randint(2 * padding + 1, (len(images), 2), generator=generator)
     offsets[0] = 0
     offsets[1] = 2 * padding
-    found = shifted(pictures, offsets, padding)
+    found = shifted(images, offsets, padding)
     assert found.dtype == dtype
-    expected = naive(pictures.numpy(), offsets.tolist(), padding)
+    expected = naive(images.numpy(), offsets.tolist(), padding)
     assert np.array_equal(found.numpy(), expected)
-    padded_BCHW = padded(pictures.flatten(1, 2), padding)
-    together = cropped_together(padded_BCHW, offsets, *pictures.shape[-2:])
+    padded_BCHW = padded(images.flatten(1, 2), padding)
+    together = cropped_together(padded_BCHW, offsets, *images.shape[-2:])
     assert torch.equal(together.view_as(found), found), "a GPU gets the same"
-    assert torch.equal(shifted(pictures, torch.full_like(offsets, padding), padding), pictures)
+    assert torch.equal(shifted(images, torch.full_like(offsets, padding), padding), images)
 
 
 def test_every_shift_is_drawn_and_observations_are_shifted_independently():
@@ -69,7 +69,7 @@ def test_every_shift_is_drawn_and_observations_are_shifted_independently():
     for name, offsets in seen.items():
         found = getattr(after, name)
         matches = torch.stack(
-            [(found == picture).flatten(1).all(1) for picture in candidates.values()], 1
+            [(found == image).flatten(1).all(1) for image in candidates.values()], 1
         )
         assert (matches.sum(1) == 1).all(), "each row is one crop, the same for its frames"
         chosen.append(matches.int().argmax(1))
@@ -81,9 +81,9 @@ def test_every_shift_is_drawn_and_observations_are_shifted_independently():
         assert torch.equal(getattr(after, name), getattr(batch, name))
 
 
-def test_the_policy_acts_on_pictures_as_they_are():
-    picture_BD = make_batch(SPEC).observation_BD
-    assert with_generator().observation(picture_BD, None) is picture_BD
+def test_the_policy_acts_on_images_as_they_are():
+    image_BD = make_batch(SPEC).observation_BD
+    assert with_generator().observation(image_BD, None) is image_BD
 
 
 def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
@@ -98,9 +98,9 @@ def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
     assert {"transform_1", "transform_2"} <= set(used["used"])
     other.generators.load_state_dict(used)
     batch = make_batch(SPEC)
-    pictures = [one.transform(batch).observation_BD for one in (sac, other)]
-    assert torch.equal(*pictures)
-    assert not torch.equal(pictures[0], sac.transform(batch).observation_BD)
+    images = [one.transform(batch).observation_BD for one in (sac, other)]
+    assert torch.equal(*images)
+    assert not torch.equal(images[0], sac.transform(batch).observation_BD)
     fresh = make_sac(SPEC, seed=3, **options)
     first = fresh.transform(batch).observation_BD
     monkeypatch.setattr("mtrl_lightning.ranks.distributed.rank", lambda: 1)

@@ -438,7 +438,7 @@ def test_observations_of_different_sizes_are_standardized_per_task(kind):
 def test_every_network_is_compared():
     stacks = repr(STACKS)
     kinds = (networks.Network, networks.Encoder, networks.Assignment)
-    # the second stands behind an MLPEncoder, and pictures are not padded
+    # the second stands behind an MLPEncoder, and images are not padded
     others = {networks.ProjectedEncoder, networks.ProjectedNetwork, networks.PixelEncoder}
     # Distral's, around each of the others: tests/algorithms/test_distral.py
     others |= {networks.OnePerTask, networks.OneForAll}

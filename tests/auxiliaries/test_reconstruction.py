@@ -1,4 +1,4 @@
-"""SAC-AE's autoencoder: its loss, its targets, its pictures."""
+"""SAC-AE's autoencoder: its loss, its targets, its images."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.auxiliaries.reconstruction import preprocessed
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import CARE, AppendTask, Embedding, Identity, PixelEncoder
-from tests.algorithms import make_batch, make_sac, make_spec, picture_spec, train
-from tests.auxiliaries import PICTURES, STATES, STATES_CONTEXT, inputs, make_encoder, reached
+from tests.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
+from tests.auxiliaries import PIXELS, STATES, STATES_CONTEXT, inputs, make_encoder, reached
 
-SPEC = picture_spec()
+SPEC = pixel_spec()
 BATCH = make_batch(SPEC, rows=3)
 
 
@@ -29,8 +29,8 @@ def test_bytes_are_reduced_to_five_bits_with_noise():
     assert found.min() >= -0.5 and found.max() <= 0.5
 
 
-def test_the_loss_of_pictures():
-    encoder = make_encoder(SPEC, PICTURES)
+def test_the_loss_of_images():
+    encoder = make_encoder(SPEC, PIXELS)
     auxiliary = Reconstruction(SPEC, encoder, latent_weight=0.3)
     z_BZ = encoder(BATCH.observation_BD, BATCH.task_B)
     target = preprocessed(BATCH.observation_BD, torch.Generator().manual_seed(0))
@@ -56,36 +56,36 @@ def test_the_loss_of_states_leaves_padding_out(make):
     error = (decoded - batch.observation_BD) ** 2
     expected = [error[2 * task : 2 * task + 2, :size].mean() for task, size in enumerate((4, 2, 3))]
     torch.testing.assert_close(auxiliary.loss(batch, inputs(encoder)), torch.stack(expected))
-    assert auxiliary.pictures(encoder) == {}
+    assert auxiliary.images(encoder) == {}
 
 
-def test_pictures_show_the_newest_frame_and_what_is_decoded():
-    encoder = make_encoder(SPEC, PICTURES)
+def test_images_show_the_newest_frame_and_what_is_decoded():
+    encoder = make_encoder(SPEC, PIXELS)
     auxiliary = Reconstruction(SPEC, encoder)
     auxiliary.loss(BATCH, inputs(encoder))
-    picture = auxiliary.pictures(encoder)["reconstruction"]
-    assert picture.dtype == np.uint8 and picture.shape == (2 * 17, 3 * 19, 3)
+    image = auxiliary.images(encoder)["reconstruction"]
+    assert image.dtype == np.uint8 and image.shape == (2 * 17, 3 * 19, 3)
     observation_BD = BATCH.observation_BD.numpy()
     for task in range(3):
         columns = slice(19 * task, 19 * (task + 1))
         newest = observation_BD[3 * task, -1].transpose(1, 2, 0)
-        assert np.array_equal(picture[:17, columns], newest)
+        assert np.array_equal(image[:17, columns], newest)
         row = slice(3 * task, 3 * task + 1)
         z_BZ = encoder(BATCH.observation_BD[row], BATCH.task_B[row])
         decoded = auxiliary.decoder(z_BZ)[0, -1].detach().numpy().transpose(1, 2, 0)
         shown = np.clip((decoded + 0.5) * 255, 0, 255)
-        np.testing.assert_allclose(picture[17:, columns], shown, atol=0.51)
+        np.testing.assert_allclose(image[17:, columns], shown, atol=0.51)
 
 
-def test_it_learns_pictures():
-    spec = picture_spec(1)
+def test_it_learns_images():
+    spec = pixel_spec(1)
     encoder = make_encoder(spec, partial(PixelEncoder, channels=8, strides=(2, 1), out_dim=8))
     auxiliary = Reconstruction(spec, encoder, learning_rate=3e-3)
     optimizer = auxiliary.make_optimizer([*encoder.parameters(), *auxiliary.parameters()])
-    picture_BD = torch.zeros(4, *spec.observation_space.shape, dtype=torch.uint8)
-    picture_BD[:, ..., :8] = 255
-    picture_BD[2:] = 255 - picture_BD[2:]
-    batch = make_batch(spec, rows=4)._replace(observation_BD=picture_BD)
+    image_BD = torch.zeros(4, *spec.observation_space.shape, dtype=torch.uint8)
+    image_BD[:, ..., :8] = 255
+    image_BD[2:] = 255 - image_BD[2:]
+    batch = make_batch(spec, rows=4)._replace(observation_BD=image_BD)
     losses = []
     for i in range(40):
         optimizer.zero_grad()
@@ -96,13 +96,13 @@ def test_it_learns_pictures():
     assert losses[-1] < 0.4 * losses[0]
 
 
-def test_an_observation_of_each_task_is_saved_for_pictures():
-    options = {"encoder": PICTURES, "auxiliaries": [Reconstruction]}
+def test_an_observation_of_each_task_is_saved_for_images():
+    options = {"encoder": PIXELS, "auxiliaries": [Reconstruction]}
     sac = train(make_sac(SPEC, seed=1, **options), 1)
     other = make_sac(SPEC, seed=2, **options)
     other.load_state_dict(sac.state_dict())
-    for name, picture in sac.pictures().items():
-        assert np.array_equal(other.pictures()[name], picture)
+    for name, image in sac.images().items():
+        assert np.array_equal(other.images()[name], image)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ from tests.algorithms import (
     make_batch,
     make_sac,
     make_spec,
-    picture_spec,
+    pixel_spec,
     train,
 )
 from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
-from tests.auxiliaries import PICTURES, PICTURES_CONTEXT, STATES, STATES_CONTEXT
+from tests.auxiliaries import PIXELS, PIXELS_CONTEXT, STATES, STATES_CONTEXT
 from tests.gradients.test_every_method import METHODS
 
 NETWORKS = {
@@ -51,17 +51,17 @@ STATE_CASES = {
     "hipbmdp": (STATES_CONTEXT, [partial(HiPBMDP, width=8, num_others=1)]),
     "both": (STATES_CONTEXT, [partial(HiPBMDP, width=8), Reconstruction]),
 }
-PICTURE_CASES = {
-    "sac_ae": (PICTURES, [Reconstruction]),
-    "deepmdp": (PICTURES, [partial(LatentDynamics, width=8)]),
-    "hipbmdp": (PICTURES_CONTEXT, [partial(HiPBMDP, width=8)]),
-    "drq": (PICTURES, []),
+PIXEL_CASES = {
+    "sac_ae": (PIXELS, [Reconstruction]),
+    "deepmdp": (PIXELS, [partial(LatentDynamics, width=8)]),
+    "hipbmdp": (PIXELS_CONTEXT, [partial(HiPBMDP, width=8)]),
+    "drq": (PIXELS, []),
 }
 CASES = {
     **{f"states: {name}": (make_spec(), *case) for name, case in STATE_CASES.items()},
-    **{f"pictures: {name}": (picture_spec(), *case) for name, case in PICTURE_CASES.items()},
+    **{f"pictures: {name}": (pixel_spec(), *case) for name, case in PIXEL_CASES.items()},
 }
-"""Every auxiliary with states and with pictures; DrQ's shift has no meaning for states."""
+"""Every auxiliary with states and with images; DrQ's shift has no meaning for states."""
 MATRIX = [name for name in CASES if "," not in name]
 """One of each auxiliary: its variants have the same parameters as it and other models."""
 

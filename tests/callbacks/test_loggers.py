@@ -47,10 +47,10 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     assert dict(_flat(saved)).items() <= dict(_flat(logged)).items()
     table = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     assert b"seed_everything" in table and b"rollout.total_steps" in table
-    pictures = events.Images("curves")
-    drawn = [event.step for event in pictures]
+    images = events.Images("curves")
+    drawn = [event.step for event in images]
     assert (drawn[0], drawn[-1]) == (steps[0], steps[-1]) and set(drawn) <= set(steps)
-    assert pictures[-1].encoded_image_string == (folder / "curves.png").read_bytes()
+    assert images[-1].encoded_image_string == (folder / "curves.png").read_bytes()
     (shown,) = events.Tensors("config/text_summary")
     text = textwrap.dedent(shown.tensor_proto.string_val[0].decode())
     assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()

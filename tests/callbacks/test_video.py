@@ -191,6 +191,6 @@ def test_a_machine_that_makes_no_videos_is_an_error_at_the_start(tmp_path, monke
         raise EnvironmentFaultError("its worker died")
 
     monkeypatch.setattr(video, "check_drawing", die)
-    with pytest.raises(ConfigurationError, match=r"cannot draw a picture: its worker died\. Leave"):
+    with pytest.raises(ConfigurationError, match=r"cannot draw an image: its worker died\. Leave"):
         trained(tmp_path, VideoCallback(**SMALL))
     assert list(tmp_path.iterdir()) == []

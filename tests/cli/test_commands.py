@@ -242,7 +242,7 @@ def test_doctor_finds_a_renderer_that_works(monkeypatch):
     assert not finding.remedy
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     (finding,) = doctor.check_renderer()
-    assert finding.value == "MuJoCo draws pictures with MUJOCO_GL osmesa"
+    assert finding.value == "MuJoCo draws images with MUJOCO_GL osmesa"
 
     def find_none():
         raise ConfigurationError("install one of them")

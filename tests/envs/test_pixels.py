@@ -1,4 +1,4 @@
-"""Pictures as observations: stacks, states, and what cannot be drawn."""
+"""Images as observations: stacks, states, and what cannot be drawn."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec
 from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of, with_wrappers
 from mtrl_lightning.envs.render import pixels
 from mtrl_lightning.envs.render.drawing import SimulationRenderer
-from mtrl_lightning.envs.render.pictures import Pictured, VideoFormat, decompressed
+from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from tests.conftest import skip_without_renderer
 from tests.fakes import Drift
@@ -36,7 +36,7 @@ def test_observations_are_stacks_of_the_newest_frames_and_the_first_one_is_repea
     observation, _ = env.reset(seed=4)
     assert observation.shape == (3, 3, 32, 32) and observation.dtype == np.uint8
     assert env.observation_space == benchmark.spec.observation_space
-    # each of the 32 pixels of a side is the mean of 4 of the picture's 128, rounded twice
+    # each of the 32 pixels of a side is the mean of 4 of the image's 128, rounded twice
     whole = env.unwrapped.render().astype(float).reshape(32, 4, 32, 4, 3).mean((1, 3))
     assert np.abs(observation[0] - whole.transpose(2, 0, 1)).max() <= 1
     frames = [observation[0]] * 3
@@ -66,7 +66,7 @@ def test_a_spec_whose_observations_are_no_stacks_of_that_many_frames_is_refused(
         check_spec(spec._replace(frame_stack=2))
 
 
-def test_the_spec_is_that_of_the_tasks_with_pictures_and_says_how_they_are_drawn(suite):
+def test_the_spec_is_that_of_the_tasks_with_images_and_says_how_they_are_drawn(suite):
     states = suite.benchmark.spec
     spec = suite.spec
     assert spec.observation_space.shape == (3, 3, 16, 16) and spec.frame_stack == 3
@@ -79,9 +79,7 @@ def test_the_spec_is_that_of_the_tasks_with_pictures_and_says_how_they_are_drawn
     assert papers.spec.protocol["camera"] == "side"
 
 
-def test_a_step_draws_one_picture_whatever_the_action_repeat_and_the_model_stays(
-    suite, monkeypatch
-):
+def test_a_step_draws_one_image_whatever_the_action_repeat_and_the_model_stays(suite, monkeypatch):
     drawn = []
     draw = SimulationRenderer.__call__
     monkeypatch.setattr(
@@ -134,15 +132,15 @@ def test_frames_of_workers_are_those_of_this_process_and_states_continue_in_mid_
         others.close()
 
 
-def test_videos_are_the_same_with_and_without_observed_pictures(suite):
+def test_videos_are_the_same_with_and_without_observed_images(suite):
     format = VideoFormat(48, 32)
     images = []
     for benchmark in (suite.benchmark, suite):
-        env = Pictured(benchmark, format).make_env(0, "eval", seed=0)
+        env = WithFrameRecorder(benchmark, format).make_env(0, "eval", seed=0)
         env.reset(seed=0)
         for _ in range(2):
             env.step(np.ones(6, np.float32))
-        images.append([np.asarray(decompressed(one.jpeg)) for one in env.take_pictures()])
+        images.append([np.asarray(decompressed(one.jpeg)) for one in env.take_frames()])
         env.close()
     assert len(images[0]) == len(images[1]) > 1
     assert all(np.array_equal(a, b) for a, b in zip(*images, strict=True))
@@ -154,11 +152,11 @@ def test_metaworld_is_drawn_from_above_if_its_camera_is_chosen(suite):
 
     benchmark = Pixels(MetaWorld(["reach-v3"], horizon=10, num_goals=1), 24, 1, camera="topview")
     env = benchmark.make_env(0, "eval", seed=0)
-    picture = env.reset(seed=0)[0][0].astype(int)
+    image = env.reset(seed=0)[0][0].astype(int)
     env.close()
     corner = SimulationRenderer(env, benchmark.benchmark.camera(0), (24, 24))
-    assert picture.std() > 20
-    assert np.abs(picture - corner().transpose(2, 0, 1)).mean() > 20
+    assert image.std() > 20
+    assert np.abs(image - corner().transpose(2, 0, 1)).mean() > 20
     corner.close()
 
 
@@ -182,10 +180,10 @@ def test_a_camera_that_the_model_does_not_have_is_named_with_the_task(suite):
 
 def test_without_a_renderer_the_benchmark_is_refused(suite, monkeypatch):
     def find_none():
-        raise ConfigurationError("MuJoCo cannot draw pictures on this machine")
+        raise ConfigurationError("MuJoCo cannot draw images on this machine")
 
     monkeypatch.setattr(pixels, "find_renderer", find_none)
-    with pytest.raises(ConfigurationError, match="cannot draw pictures on this machine"):
+    with pytest.raises(ConfigurationError, match="cannot draw images on this machine"):
         Pixels(suite.benchmark)
 
 
@@ -196,19 +194,19 @@ def test_an_environment_that_draws_nothing_is_refused():
     tasks = GymnasiumTasks({"drawn": make}, horizon=5)
     assert Pixels(tasks, size=8).spec.protocol["pixels"] == "8 x 8"
     undrawn = ToyReach(1)
-    undrawn.make_env = lambda task, split, seed: _without_pictures()
-    with pytest.raises(ConfigurationError, match=r"'goal-0' draws no pictures.*rgb_array"):
+    undrawn.make_env = lambda task, split, seed: _without_images()
+    with pytest.raises(ConfigurationError, match=r"'goal-0' draws no images.*rgb_array"):
         Pixels(undrawn, size=8)
 
 
-def _without_pictures():
+def _without_images():
     env = ToyReach(1).make_env(0, "train", 0)
     env.render_mode = None
     return env
 
 
 @pytest.mark.parametrize("image", [np.zeros((8, 8)), np.zeros((8, 8, 3))])
-def test_a_picture_that_is_none_is_refused_at_the_start(image):
+def test_an_image_that_is_none_is_refused_at_the_start(image):
     tasks = ToyReach(1)
     make = tasks.make_env
 
@@ -222,7 +220,7 @@ def test_a_picture_that_is_none_is_refused_at_the_start(image):
         Pixels(tasks, size=8)
 
 
-def test_a_state_that_is_not_finite_is_a_fault_though_the_picture_shows_nothing_of_it():
+def test_a_state_that_is_not_finite_is_a_fault_though_the_image_shows_nothing_of_it():
     benchmark = Pixels(ToyReach(1, horizon=9), size=8)
     envs = VectorEnv(benchmark, [0], num_workers=0)
     envs.reset(seed=0)

@@ -280,7 +280,7 @@ class Halves(ToyReach):
         return f"camera {task}"
 
 
-def test_a_wrapped_benchmark_has_the_splits_and_the_pictures_of_its_own():
+def test_a_wrapped_benchmark_has_the_splits_and_the_images_of_its_own():
     benchmark = WithWrappers(Halves(2, horizon=HORIZON), [STACK, FLATTEN])
     assert [benchmark.split_tasks(split) for split in benchmark.splits] == [(0,), (1,)]
     assert benchmark.camera(1) == "camera 1"

@@ -1,4 +1,4 @@
-"""Encoders with a projection of their own for the actor: states and pictures."""
+"""Encoders with a projection of their own for the actor: states and images."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from mtrl_lightning.networks import (
 from tests.specs import spec_of
 
 VECTORS = Box(-np.inf, np.inf, (4,), np.float32)
-PICTURES = Box(0, 255, (2, 3, 17, 19), np.uint8)
+PIXELS = Box(0, 255, (2, 3, 17, 19), np.uint8)
 ENCODERS = {
     "mlp": (partial(MLPEncoder, width=8, out_dim=5), VECTORS),
-    "pixels": (partial(PixelEncoder, channels=4, out_dim=5), PICTURES),
+    "pixels": (partial(PixelEncoder, channels=4, out_dim=5), PIXELS),
 }
 TASK_B = torch.tensor([0, 1, 2, 1])
 
 
 def observations(space, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    if space is PICTURES:
+    if space is PIXELS:
         return torch.randint(256, (4, *space.shape), generator=generator, dtype=torch.uint8)
     return torch.randn(4, *space.shape, generator=generator)
 
@@ -59,23 +59,23 @@ def test_the_layers_of_a_state_encoder():
 
 
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2), (1,)])
-def test_the_layers_of_a_picture_encoder(strides):
-    encoder = PixelEncoder(spec_of(3, PICTURES), channels=4, strides=strides, out_dim=5)
-    picture_BD = observations(PICTURES)
-    x_BCHW = picture_BD.view(4, 6, 17, 19).double().float() / 255
+def test_the_layers_of_an_image_encoder(strides):
+    encoder = PixelEncoder(spec_of(3, PIXELS), channels=4, strides=strides, out_dim=5)
+    image_BD = observations(PIXELS)
+    x_BCHW = image_BD.view(4, 6, 17, 19).double().float() / 255
     for layer, stride in zip(encoder.convolutions[::2], strides, strict=True):
         x_BCHW = F.relu(F.conv2d(x_BCHW, layer.weight, layer.bias, stride))
     linear = encoder.projection.linear
     y_BZ = F.layer_norm(x_BCHW.reshape(4, -1) @ linear.weight.t() + linear.bias, (5,))
-    torch.testing.assert_close(encoder(picture_BD, TASK_B), torch.tanh(y_BZ))
+    torch.testing.assert_close(encoder(image_BD, TASK_B), torch.tanh(y_BZ))
     other = PixelEncoder(
-        spec_of(3, PICTURES), channels=4, strides=strides, out_dim=5, channels_last=True
+        spec_of(3, PIXELS), channels=4, strides=strides, out_dim=5, channels_last=True
     )
     other.load_state_dict(encoder.state_dict())
-    torch.testing.assert_close(other(picture_BD, TASK_B), encoder(picture_BD, TASK_B))
+    torch.testing.assert_close(other(image_BD, TASK_B), encoder(image_BD, TASK_B))
 
 
-def test_pictures_are_initialized_orthogonally():
+def test_images_are_initialized_orthogonally():
     encoder = PixelEncoder(
         spec_of(1, Box(0, 255, (1, 3, 17, 17), np.uint8)), channels=4, strides=(1, 1)
     )
@@ -137,7 +137,7 @@ def test_a_projected_network_shares_its_projection(kind):
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2, 1), (3,)])
 def test_a_decoder_gives_observations(name, strides):
     make, space = ENCODERS[name]
-    if space is PICTURES:
+    if space is PIXELS:
         make = partial(make, strides=strides)
     encoder = make(spec_of(3, space))
     decoder = encoder.make_decoder()
@@ -174,20 +174,20 @@ TINY = Box(0, 255, (3, 3, 14, 30), np.uint8)
     [
         (
             MLPEncoder,
-            PICTURES,
+            PIXELS,
             r"MLPEncoder takes state vectors, .* \(2, 3, 17, 19\).*-c encoder/pi",
         ),
-        (Identity, PICTURES, "an encoder of images"),
-        (Standardize, PICTURES, "an encoder of images"),
-        (CARE, PICTURES, "another encoder for images"),
-        (MixtureOfEncoders, PICTURES, "another encoder for images"),
-        (PixelEncoder, VECTORS, r"PixelEncoder takes pictures, .* \(4,\): .*-c encoder/mlp"),
+        (Identity, PIXELS, "an encoder of images"),
+        (Standardize, PIXELS, "an encoder of images"),
+        (CARE, PIXELS, "another encoder for images"),
+        (MixtureOfEncoders, PIXELS, "another encoder for images"),
+        (PixelEncoder, VECTORS, r"PixelEncoder takes images, .* \(4,\): .*-c encoder/mlp"),
         (PixelEncoder, FLOATS, r"of bytes \(uint8, 0 to 255\), and observations are float32"),
         (PixelEncoder, TINY, "14 x 30 pixels are too small .* 2, 1, 1, 1: give at least 15 x 15"),
-        (partial(PixelEncoder, channels=0), PICTURES, "channels is 0"),
-        (partial(PixelEncoder, strides=(2, 0)), PICTURES, "strides is 0"),
-        (partial(PixelEncoder, strides=()), PICTURES, "strides is 0"),
-        (partial(PixelEncoder, out_dim=0), PICTURES, "out_dim is 0"),
+        (partial(PixelEncoder, channels=0), PIXELS, "channels is 0"),
+        (partial(PixelEncoder, strides=(2, 0)), PIXELS, "strides is 0"),
+        (partial(PixelEncoder, strides=()), PIXELS, "strides is 0"),
+        (partial(PixelEncoder, out_dim=0), PIXELS, "out_dim is 0"),
         (partial(MLPEncoder, width=0), VECTORS, "width is 0: give at least 1"),
     ],
 )

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mtrl_lightning import record_videos
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.envs.render import pictures
+from mtrl_lightning.envs.render import frame_recorder
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.video import VideoFormat, gif
@@ -23,15 +23,15 @@ SMALL = VideoFormat(96, 64)
 
 
 def frames_of(path):
-    """Return the pictures of a video, ``[N, height, width, 3]``."""
+    """Return the frames of a video, ``[N, height, width, 3]``."""
     frames = imageio_ffmpeg.read_frames(str(path))
     meta = next(frames)
     width, height = meta["size"]
     return np.stack([np.frombuffer(f, np.uint8).reshape(height, width, 3) for f in frames]), meta
 
 
-class ScriptedWithPictures(Scripted):
-    """``Scripted``, whose picture is as bright as the episode's step says."""
+class ScriptedWithImages(Scripted):
+    """``Scripted``, whose frame is as bright as the episode's step says."""
 
     def make_rendered_env(self, task, split, seed):
         env = self.make_env(task, split, seed)
@@ -62,7 +62,7 @@ def test_a_video_shows_the_episodes_of_an_evaluation(tmp_path):
     assert [(e.task, e.number, e.length) for e in recording.episodes] == [
         (f"goal-{task}", number, 6) for task in range(3) for number in range(2)
     ]
-    # 10 steps a second and 30 pictures: 6 steps are 18 places after the first, in each episode
+    # 10 steps a second and 30 frames: 6 steps are 18 places after the first, in each episode
     frames, meta = frames_of(recording.files["goal-1"])
     assert frames.shape == (2 * 19, 64, 96, 3) and meta["fps"] == 30
     assert meta["codec"].startswith("h264")
@@ -72,8 +72,8 @@ def test_a_video_shows_the_episodes_of_an_evaluation(tmp_path):
     assert np.abs(middle - frames[:, 32:].astype(int)).mean() < 3
 
 
-def test_a_shorter_episode_keeps_its_last_picture(tmp_path):
-    benchmark = ScriptedWithPictures(2)
+def test_a_shorter_episode_keeps_its_last_frame(tmp_path):
+    benchmark = ScriptedWithImages(2)
     recording = record_videos(
         Constant(), benchmark, tmp_path, first_episode=1, format=SMALL, num_workers=0
     )
@@ -93,7 +93,7 @@ def test_a_shorter_episode_keeps_its_last_picture(tmp_path):
 def test_one_task_of_another_split(tmp_path):
     recording = record_videos(
         Constant(),
-        ScriptedWithPictures(),
+        ScriptedWithImages(),
         tmp_path,
         tasks=["task-2"],
         split="eval_interpolation",
@@ -129,7 +129,7 @@ def test_a_missing_encoder_is_named_with_the_extra(tmp_path, monkeypatch):
 
 
 def test_an_environment_that_breaks_ends_the_recording(tmp_path):
-    class Breaking(ScriptedWithPictures):
+    class Breaking(ScriptedWithImages):
         def make_env(self, task, split, seed):
             env = super().make_env(task, split, seed)
             env.step = lambda action: 1 / 0
@@ -219,8 +219,8 @@ def test_tasks_are_matched_by_name(tmp_path):
     record_videos(unknown, toy, tmp_path, tasks=["goal-1"], **options)
 
 
-class Renamed(ScriptedWithPictures):
-    """``ScriptedWithPictures`` whose tasks have other names."""
+class Renamed(ScriptedWithImages):
+    """``ScriptedWithImages`` whose tasks have other names."""
 
     def __init__(self, *names):
         super().__init__(len(names))
@@ -258,10 +258,10 @@ def test_drawing_in_this_process_leaves_no_choice_of_a_renderer(tmp_path, monkey
     for variable in variables:
         monkeypatch.setenv(variable, "to be restored by pytest")
         monkeypatch.delenv(variable) if former is None else monkeypatch.setenv(variable, former)
-    monkeypatch.setattr(pictures, "find_renderer", lambda: "egl")
-    monkeypatch.setattr(pictures, "use_renderer", use)
+    monkeypatch.setattr(frame_recorder, "find_renderer", lambda: "egl")
+    monkeypatch.setattr(frame_recorder, "use_renderer", use)
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    benchmark = ScriptedWithPictures(1)
+    benchmark = ScriptedWithImages(1)
     check_drawing(benchmark, 0, "eval", SMALL, num_workers=0)
     assert [os.environ.get(variable) for variable in variables] == [former, former]
     record_videos(Constant(), benchmark, tmp_path, format=SMALL, num_workers=0)

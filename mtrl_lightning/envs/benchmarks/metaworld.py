@@ -23,7 +23,8 @@ from mtrl_lightning.spec import EnvSpec, known_tasks
 MAX_GOALS = 50
 """Goals that MetaWorld draws for a task."""
 CAMERA = "corner2"
-"""The camera that MetaWorld's own pictures use; it sees the table and the whole arm."""
+
+"""The camera of MetaWorld's own images; it sees the table and the whole arm."""
 
 
 class MetaWorld(Benchmark):

@@ -18,8 +18,8 @@ STEP = 0.2
 """Distance that an action of 1 moves the point along an axis."""
 RADIUS = 0.15
 """Distance to the goal within which a step is a success."""
-PICTURE = 128
-"""Pixels of a picture's side."""
+IMAGE_SIZE = 128
+"""Pixels of an image's side."""
 
 
 class ToyReach(Benchmark):
@@ -163,8 +163,8 @@ class _ToyEnv(gym.Env):
 
     def render(self) -> npt.NDArray[np.uint8]:
         """Draw the point in blue and the goal, as large as success is near it, in green."""
-        x, y = np.meshgrid(np.linspace(-1, 1, PICTURE), np.linspace(1, -1, PICTURE))
-        image = np.full((PICTURE, PICTURE, 3), 255, np.uint8)
+        x, y = np.meshgrid(np.linspace(-1, 1, IMAGE_SIZE), np.linspace(1, -1, IMAGE_SIZE))
+        image = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), 255, np.uint8)
         for place, radius, color in (
             (self._goal, RADIUS, (120, 200, 120)),
             (self._position, RADIUS / 3, (30, 60, 200)),

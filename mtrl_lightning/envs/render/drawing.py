@@ -15,11 +15,11 @@ from mtrl_lightning.envs.state.simulator import is_mujoco
 from mtrl_lightning.errors import ConfigurationError
 
 UPSIDE_DOWN = -0.1
-"""Vertical part of a camera's upward direction below which its picture is turned around."""
+"""Vertical part of a camera's upward direction below which its image is turned around."""
 
 
 MIN_GEOMS = 1_000
-"""Shapes for which there is always room in a picture."""
+"""Shapes for which there is always room in an image."""
 
 
 class Quality(NamedTuple):
@@ -36,14 +36,14 @@ OF_VIDEOS = Quality(reflections=True, multisampling=True)
 
 
 class SimulationRenderer:
-    """Draw an environment's MuJoCo simulation: each call returns a picture.
+    """Draw an environment's MuJoCo simulation: each call returns an image.
 
     The model is left as it is, so that several sizes and qualities can be drawn of it.
 
     Args:
         env: an environment that holds an ``MjData``.
         camera: name or number of the model's camera; None for its first, or a free one.
-        size: width and height of the picture.
+        size: width and height of the image.
         quality: what is drawn beside the surfaces.
     """
 
@@ -61,7 +61,7 @@ class SimulationRenderer:
         self._renderer: Any = None
 
     def __call__(self) -> npt.NDArray[np.uint8]:
-        """Return a picture of the present state, ``[height, width, 3]``.
+        """Return an image of the present state, ``[height, width, 3]``.
 
         Raises:
             ConfigurationError: if the model has no such camera.
@@ -88,7 +88,7 @@ class SimulationRenderer:
         return data, camera
 
     def start_episode(self) -> None:
-        """Let the next picture show height fields as they are now; a reset may change them."""
+        """Let the next image show height fields as they are now; a reset may change them."""
         if self._renderer is not None and self._renderer.model.nhfield:
             self.close()
 
@@ -136,7 +136,7 @@ class SimulationRenderer:
 
 
 def _max_geoms(model: Any) -> int:
-    """Return how many shapes a picture may have; MuJoCo's 10,000 take 9 MiB per environment."""
+    """Return how many shapes an image may have; MuJoCo's 10,000 take 9 MiB per environment."""
     return max(MIN_GEOMS, 2 * (model.ngeom + model.nsite + model.nwrap))
 
 

@@ -1,4 +1,4 @@
-"""Which OpenGL library MuJoCo draws pictures with; only the standard library is needed.
+"""Which OpenGL library MuJoCo draws images with; only the standard library is needed.
 
 MuJoCo looks at ``MUJOCO_GL`` when it is imported, and takes GLFW, which needs a screen, where that
 is not set. EGL and OSMesa need none; both draw without a GPU, too.
@@ -80,14 +80,14 @@ def _find_renderer(chosen: str) -> str:
         if can_render(None):
             return ""
         raise ConfigurationError(
-            "MuJoCo cannot draw pictures on this machine: give the program a screen, or make the"
+            "MuJoCo cannot draw images on this machine: give the program a screen, or make the"
             " videos on another machine"
         )
     for name in RENDERERS:
         if can_render(name):
             return name
     raise ConfigurationError(
-        "MuJoCo cannot draw pictures on this machine, because neither EGL nor OSMesa works: install"
+        "MuJoCo cannot draw images on this machine, because neither EGL nor OSMesa works: install"
         f" one of them (Debian, Ubuntu: {PACKAGES})"
     )
 
@@ -118,7 +118,7 @@ def import_simulated(module: str, package: str) -> ModuleType:
 
 @contextlib.contextmanager
 def restored_variables() -> Iterator[None]:
-    """Restore the environment variables that ``use_renderer`` changes, once pictures are drawn."""
+    """Restore the environment variables that ``use_renderer`` changes, once images are drawn."""
     former = {name: os.environ.get(name) for name in VARIABLES}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Pictures as observations: the pixel version of any benchmark whose environments can be drawn."""
+"""Images as observations: the pixel version of any benchmark whose environments can be drawn."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class Pixels(BenchmarkWrapper):
-    """A benchmark whose observations are pictures of its environments, not their states.
+    """A benchmark whose observations are images of its environments, not their states.
 
     An observation is the stack of an episode's newest frames, unsigned bytes ``[S, 3, H, W]`` with
-    the newest frame last; at the beginning of an episode the first frame is repeated. One picture
+    the newest frame last; at the beginning of an episode the first frame is repeated. One image
     is drawn per environment step, whatever the benchmark's action repeat, in the process that steps
     the environment. A MuJoCo simulation is drawn directly, any other environment by its
-    ``render()`` with ``render_mode="rgb_array"``, whose picture is scaled to the size.
+    ``render()`` with ``render_mode="rgb_array"``, whose image is scaled to the size.
 
     Args:
         benchmark: the tasks, such as ``DMControl``, ``DMControlFamily``, ``MetaWorld`` or
             ``GymnasiumTasks``.
-        size: pixels of a picture's side (84 in the papers).
+        size: pixels of an image's side (84 in the papers).
         frame_stack: frames of an observation, ``S`` (3 in the papers).
         camera: name or number of the MuJoCo model's camera; None for the benchmark's own.
-        shadows: whether shadows are drawn. With shadows, reflections and multisampling, pictures
+        shadows: whether shadows are drawn. With shadows, reflections and multisampling, images
             are those of dm_control's ``physics.render``, which papers show. Without all three, a
             CPU draws them 21 to 36 times as fast as ``physics.render``.
         reflections: whether the floor reflects bodies.
@@ -105,7 +105,7 @@ class Pixels(BenchmarkWrapper):
         )
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make one of the benchmark's environments that observes pictures.
+        """Make one of the benchmark's environments that observes images.
 
         Raises:
             ConfigurationError: if it cannot be drawn.
@@ -137,7 +137,7 @@ class Pixels(BenchmarkWrapper):
             yield
 
     def _observing(self, env: gym.Env, task: int) -> PixelEnv:
-        """Return an environment that observes pictures of this one."""
+        """Return an environment that observes images of this one."""
         name = self.benchmark.spec.task_names[task]
         draw: Callable[[], Any] = env.render
         if simulation_of(env) is not None:
@@ -149,7 +149,7 @@ class Pixels(BenchmarkWrapper):
                 raise ConfigurationError(f"task {name!r}: {error}") from error
         elif env.render_mode != "rgb_array":
             raise ConfigurationError(
-                f"the environment of task {name!r} draws no pictures (its render_mode is"
+                f"the environment of task {name!r} draws no images (its render_mode is"
                 f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
                 " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
@@ -161,8 +161,8 @@ class PixelEnv(gym.Wrapper):
 
     Args:
         env: the environment.
-        draw: returns its picture, ``[height, width, 3]``.
-        size: pixels of a frame's side; pictures of another shape are scaled.
+        draw: returns its image, ``[height, width, 3]``.
+        size: pixels of a frame's side; images of another shape are scaled.
         frame_stack: frames of an observation.
         name: of its task.
     """
@@ -177,7 +177,7 @@ class PixelEnv(gym.Wrapper):
     ) -> None:
         super().__init__(env)
         self.draw = draw
-        """Returns the present picture."""
+        """Returns the present image."""
         self._size = size
         self._name = name
         shape = (frame_stack, 3, size, size)
@@ -220,11 +220,11 @@ class PixelEnv(gym.Wrapper):
         super().close()
 
     def _frame(self) -> npt.NDArray[np.uint8]:
-        """Return the present picture, ``[3, size, size]``."""
+        """Return the present image, ``[3, size, size]``."""
         image = np.asarray(self.draw())
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigurationError(
-                f"the picture of task {self._name!r} has the type {image.dtype} and the shape"
+                f"the image of task {self._name!r} has the type {image.dtype} and the shape"
                 f" {image.shape}: render() must return unsigned bytes [height, width, 3]"
             )
         if image.shape[:2] != (self._size, self._size):
@@ -238,7 +238,7 @@ class PixelEnv(gym.Wrapper):
 
 
 def _scaled(image: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """Return a picture in another size; each pixel is a mean over the area that it covers."""
+    """Return an image in another size; each pixel is a mean over the area that it covers."""
     from PIL import Image
 
     scaled = Image.fromarray(image).resize((size, size), Image.Resampling.BOX)

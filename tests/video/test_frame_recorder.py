@@ -7,11 +7,11 @@ import pytest
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import with_info
 from mtrl_lightning.envs.render import opengl
-from mtrl_lightning.envs.render.pictures import (
-    Pictured,
-    PicturedEnv,
+from mtrl_lightning.envs.render.frame_recorder import (
+    FrameRecorder,
     SimulationRenderer,
     VideoFormat,
+    WithFrameRecorder,
     decompressed,
 )
 from mtrl_lightning.errors import ConfigurationError
@@ -21,7 +21,7 @@ SMALL = VideoFormat(64, 48)
 
 
 class Silent(gym.Wrapper):
-    """An environment without pictures."""
+    """An environment without frames."""
 
     render_mode = None
 
@@ -38,65 +38,65 @@ class Choosing(Silent):
 
 
 class Drawing(gym.Wrapper):
-    """An environment whose picture is given."""
+    """An environment whose frame is given."""
 
-    def __init__(self, picture, render_fps=80):
+    def __init__(self, frame, render_fps=80):
         super().__init__(ToyReach(horizon=7).make_env(0, "train", 0))
-        self.picture = picture
+        self.frame = frame
         self.metadata = {"render_fps": render_fps}
 
     def render(self):
-        return self.picture
+        return self.frame
 
 
-def pictures_of(env, num_steps):
+def frames_of(env, num_steps):
     env.reset(seed=0)
     for _ in range(num_steps):
         env.step(np.zeros(env.action_space.shape, np.float32))
-    return env.take_pictures()
+    return env.take_frames()
 
 
 def first_image(benchmark, format=SMALL):
-    env = Pictured(benchmark, format).make_env(0, "eval", 0)
+    env = WithFrameRecorder(benchmark, format).make_env(0, "eval", 0)
     try:
-        (picture,) = pictures_of(env, 0)
-        return np.asarray(decompressed(picture.jpeg)).astype(int)
+        (frame,) = frames_of(env, 0)
+        return np.asarray(decompressed(frame.jpeg)).astype(int)
     finally:
         env.close()
 
 
-def pictured(env, format):
-    return PicturedEnv(env, env.render, "goal-0", format)
+def framed(env, format):
+    return FrameRecorder(env, env.render, "goal-0", format)
 
 
 @pytest.mark.parametrize(
-    ("steps_per_second", "steps", "frames"),
+    ("steps_per_second", "steps", "indices"),
     [
-        (80, [0, 3, 6, 7], [0, 1, 2, 3]),  # 30 pictures of 80 steps a second, and the last step
-        (10, list(range(8)), list(range(0, 24, 3))),  # each picture stays for three places
+        (80, [0, 3, 6, 7], [0, 1, 2, 3]),  # 30 frames of 80 steps a second, and the last step
+        (10, list(range(8)), list(range(0, 24, 3))),  # each frame stays for three places
         (None, list(range(8)), list(range(8))),
     ],
 )
-def test_pictures_are_taken_in_simulated_time(steps_per_second, steps, frames):
-    env = pictured(Drawing(np.zeros((48, 64, 3), np.uint8), steps_per_second), SMALL)
-    pictures = pictures_of(env, 7)
-    assert [picture.step for picture in pictures] == steps
-    assert [picture.frame_index for picture in pictures] == frames
-    assert [picture.is_last for picture in pictures] == [False] * (len(steps) - 1) + [True]
-    assert env.take_pictures() == []
+def test_frames_are_taken_in_simulated_time(steps_per_second, steps, indices):
+    env = framed(Drawing(np.zeros((48, 64, 3), np.uint8), steps_per_second), SMALL)
+    frames = frames_of(env, 7)
+    assert [frame.step for frame in frames] == steps
+    assert [frame.frame_index for frame in frames] == indices
+    assert [frame.is_last for frame in frames] == [False] * (len(steps) - 1) + [True]
+    assert env.take_frames() == []
 
 
-def test_a_picture_is_fitted_into_the_format_without_distortion():
+def test_a_frame_is_fitted_into_the_format_without_distortion():
     image = np.full((48, 48, 3), (200, 100, 50), np.uint8)
-    (picture,) = pictures_of(pictured(Drawing(image), SMALL), 0)
-    fitted = np.asarray(decompressed(picture.jpeg)).astype(int)
+    (frame,) = frames_of(framed(Drawing(image), SMALL), 0)
+    fitted = np.asarray(decompressed(frame.jpeg)).astype(int)
     assert fitted.shape == (48, 64, 3)
     assert np.abs(fitted[:, 8:56] - image[:, :48]).max() < 10
     assert fitted[:, :4].max() < 10 and fitted[:, -4:].max() < 10
 
 
-def test_what_is_said_beside_a_picture_is_the_episode_so_far():
-    env = Pictured(ToyReach(horizon=4), SMALL).make_env(0, "eval", 0)
+def test_what_is_said_beside_a_frame_is_the_episode_so_far():
+    env = WithFrameRecorder(ToyReach(horizon=4), SMALL).make_env(0, "eval", 0)
     env.reset(seed=3)
     rewards = []
     successes = []
@@ -104,9 +104,9 @@ def test_what_is_said_beside_a_picture_is_the_episode_so_far():
         _, reward, _, _, info = env.step(np.array([0.5, 0.5], np.float32))
         rewards.append(reward)
         successes.append(info["success"])
-    pictures = env.take_pictures()
-    assert [p.return_ for p in pictures] == pytest.approx([0, *np.cumsum(rewards)])
-    assert [p.success for p in pictures] == [False, *np.logical_or.accumulate(successes)]
+    frames = env.take_frames()
+    assert [p.return_ for p in frames] == pytest.approx([0, *np.cumsum(rewards)])
+    assert [p.success for p in frames] == [False, *np.logical_or.accumulate(successes)]
 
 
 @pytest.mark.parametrize("benchmark", [ToyReach(), with_info(ToyReach(), ["success"])])
@@ -119,15 +119,15 @@ def test_the_toy_draws_the_point_and_its_goal(benchmark):
 
 def test_metaworld_is_upright_and_one_renderer_draws_all_episodes():
     skip_without_renderer()
-    env = Pictured(MetaWorld(["reach"]), VideoFormat(160, 120)).make_env(0, "eval", 0)
-    (picture,) = pictures_of(env, 0)
+    env = WithFrameRecorder(MetaWorld(["reach"]), VideoFormat(160, 120)).make_env(0, "eval", 0)
+    (frame,) = frames_of(env, 0)
     assert isinstance(env._draw, SimulationRenderer)
     renderer = env._draw._renderer
-    pictures_of(env, 3)
+    frames_of(env, 3)
     assert env._draw._renderer is renderer
     env.close()
     assert env._draw._renderer is None
-    image = np.asarray(decompressed(picture.jpeg)).astype(int)
+    image = np.asarray(decompressed(frame.jpeg)).astype(int)
     above, below = image[:15], image[-15:]
     assert above.std(axis=(0, 1)).max() < 3, "the grey of nothing"
     assert below.std(axis=(0, 1)).max() > 20, "floor, table and the robot's foot"
@@ -156,30 +156,30 @@ def test_an_unknown_camera_is_an_error(monkeypatch):
         first_image(benchmark)
 
 
-def test_an_environment_is_asked_for_pictures_if_it_takes_a_render_mode():
+def test_an_environment_is_asked_for_frames_if_it_takes_a_render_mode():
     assert first_image(GymnasiumTasks({"a": Choosing}, horizon=5)).std() > 0
-    with pytest.raises(ConfigurationError, match=r"task 'a' draws no pictures .* render_mode='rgb"):
+    with pytest.raises(ConfigurationError, match=r"task 'a' draws no frames .* render_mode='rgb"):
         first_image(GymnasiumTasks({"a": Silent}, horizon=5))
 
 
 @pytest.mark.parametrize(
-    ("picture", "message"),
+    ("frame", "message"),
     [
         (np.zeros((4, 4, 3)), "type float64 and the shape .4, 4, 3.: render.. must return"),
         (np.zeros((4, 4), np.uint8), "the shape .4, 4.: render.. must return"),
         (None, "type object"),
     ],
 )
-def test_what_is_no_picture(picture, message):
+def test_what_is_no_frame(frame, message):
     with pytest.raises(ConfigurationError, match=message):
-        pictures_of(pictured(Drawing(picture), SMALL), 0)
+        frames_of(framed(Drawing(frame), SMALL), 0)
 
 
 def test_an_environment_that_cannot_draw_is_named():
     env = Drawing(None)
     env.render = lambda: 1 / 0
     with pytest.raises(ConfigurationError, match=r"'goal-0' cannot be drawn .ZeroDivisionError"):
-        pictures_of(pictured(env, SMALL), 0)
+        frames_of(framed(env, SMALL), 0)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_an_environment_that_cannot_draw_is_named():
 )
 def test_a_format_that_cannot_be_encoded(format, message):
     with pytest.raises(ConfigurationError, match=message):
-        Pictured(ToyReach(), format)
+        WithFrameRecorder(ToyReach(), format)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Pictures of environments, drawn where the environment is: in its worker process."""
+"""Frames for videos, drawn where the environment is: in its worker process."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from mtrl_lightning.envs.render.opengl import find_renderer, use_renderer
 from mtrl_lightning.errors import ConfigurationError
 
 JPEG_QUALITY = 95
-"""At which a loss cannot be seen. A picture of 480 x 360 takes 30 kB in place of 520 kB."""
+"""No loss is visible. A frame of 480 x 360 takes 30 kB in place of 520 kB."""
 
 
 class VideoFormat(NamedTuple):
     """Size and speed of a video."""
 
     width: int = 480
-    """Pixels of a picture, an even number of at least 32."""
+    """Pixels of a frame, an even number of at least 32."""
     height: int = 360
-    """Pixels of a picture, an even number of at least 32."""
+    """Pixels of a frame, an even number of at least 32."""
     fps: int = 30
-    """Pictures per second of the video."""
+    """Frames per second of the video."""
 
     def check(self) -> VideoFormat:
         """Return this.
@@ -48,11 +48,11 @@ class VideoFormat(NamedTuple):
         return self
 
 
-class Picture(NamedTuple):
-    """A picture of an episode, compressed, and what is said beside it."""
+class VideoFrame(NamedTuple):
+    """A compressed frame of an episode, and the values of its labels."""
 
     frame_index: int
-    """Its frame in the video of its episode; the frames up to the next picture repeat it."""
+    """Its index in the video of its episode; it is repeated up to the next frame's index."""
     step: int
     return_: float
     """Sum of the rewards so far."""
@@ -63,8 +63,8 @@ class Picture(NamedTuple):
     jpeg: bytes
 
 
-class Pictured(BenchmarkWrapper):
-    """A benchmark whose environments keep pictures of their steps, for ``take_pictures``.
+class WithFrameRecorder(BenchmarkWrapper):
+    """A benchmark whose environments keep frames of their steps, for ``take_frames``.
 
     Args:
         benchmark: the tasks, which decides how an environment is drawn
@@ -77,11 +77,11 @@ class Pictured(BenchmarkWrapper):
         self.format = format.check()
         self._renderer: str | None = None
         if "mujoco" in sys.modules:  # found once here, and not in each worker
-            with contextlib.suppress(ConfigurationError):  # an error where there is what to draw
+            with contextlib.suppress(ConfigurationError):  # raised where an environment needs it
                 self._renderer = find_renderer()
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment that keeps pictures.
+        """Make an environment that keeps frames.
 
         Raises:
             ConfigurationError: if the environment cannot be drawn.
@@ -95,7 +95,7 @@ class Pictured(BenchmarkWrapper):
             raise
         except Exception as error:
             raise ConfigurationError(
-                f"no environment of task {name!r} can be made that draws pictures"
+                f"no environment of task {name!r} that draws frames can be made"
                 f" ({type(error).__name__}: {error})"
             ) from error
         is_simulated = simulation_of(env) is not None
@@ -104,25 +104,25 @@ class Pictured(BenchmarkWrapper):
         draws_itself = env.render_mode == "rgb_array"
         if not draws_itself and not is_simulated:
             raise ConfigurationError(
-                f"the environment of task {name!r} draws no pictures (its render_mode is"
+                f"the environment of task {name!r} draws no frames (its render_mode is"
                 f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
                 " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
         size = (self.format.width, self.format.height)
         camera = self.benchmark.camera(task)
         draw = env.render if draws_itself else SimulationRenderer(env, camera, size)
-        return PicturedEnv(env, draw, name, self.format)
+        return FrameRecorder(env, draw, name, self.format)
 
 
-class PicturedEnv(gym.Wrapper):
-    """Keep pictures of the steps, as many per second of simulated time as the video has.
+class FrameRecorder(gym.Wrapper):
+    """Keep frames of the steps, as many per second of simulated time as the video has.
 
     The environment's ``metadata["render_fps"]`` says how many steps are a second; without it each
-    step is a picture.
+    step is a frame.
 
     Args:
         env: the environment.
-        draw: returns its picture, ``[height, width, 3]``.
+        draw: returns its frame, ``[height, width, 3]``.
         name: of its task.
         format: of the video.
     """
@@ -136,7 +136,7 @@ class PicturedEnv(gym.Wrapper):
         self._size = (format.width, format.height)
         steps_per_second = float(env.metadata.get("render_fps") or format.fps)
         self._frames_per_step = format.fps / steps_per_second
-        self._pictures: list[Picture] = []
+        self._frames: list[VideoFrame] = []
         self._frame_index = 0
         self._step = 0
         self._return = 0.0
@@ -145,7 +145,7 @@ class PicturedEnv(gym.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, with a picture of its first state."""
+        """Start an episode, with a frame of its first state."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._step = 0
         self._return = 0.0
@@ -156,7 +156,7 @@ class PicturedEnv(gym.Wrapper):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, with a picture where the next one is due and at the end of an episode."""
+        """Step, with a frame where the next one is due and at the end of an episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._step += 1
         self._return += float(reward)
@@ -167,11 +167,11 @@ class PicturedEnv(gym.Wrapper):
             self._keep(max(frame_index, self._frame_index + 1), is_last)
         return observation, reward, terminated, truncated, info
 
-    def take_pictures(self) -> list[Picture]:
-        """Return the pictures since the last call."""
-        pictures = self._pictures
-        self._pictures = []
-        return pictures
+    def take_frames(self) -> list[VideoFrame]:
+        """Return the frames since the last call."""
+        frames = self._frames
+        self._frames = []
+        return frames
 
     def close(self) -> None:
         """Close the environment and what draws it."""
@@ -192,29 +192,29 @@ class PicturedEnv(gym.Wrapper):
         image = np.asarray(drawn)
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigurationError(
-                f"the picture of task {self._name!r} has the type {image.dtype} and the shape"
+                f"the frame of task {self._name!r} has the type {image.dtype} and the shape"
                 f" {image.shape}: render() must return unsigned bytes [height, width, 3]"
             )
         jpeg = _compressed(image, self._size)
-        picture = Picture(frame_index, self._step, self._return, self._success, is_last, jpeg)
-        self._pictures.append(picture)
+        frame = VideoFrame(frame_index, self._step, self._return, self._success, is_last, jpeg)
+        self._frames.append(frame)
         self._frame_index = frame_index
 
 
 def decompressed(jpeg: bytes) -> Any:
-    """Return a picture as an image of Pillow."""
+    """Return a frame as an image of Pillow."""
     from PIL import Image
 
     return Image.open(io.BytesIO(jpeg)).convert("RGB")
 
 
 def _compressed(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> bytes:
-    """Return a picture as JPEG, with black margins where its shape is another one."""
+    """Return a frame as JPEG, with black margins where its shape is another one."""
     from PIL import Image, ImageOps
 
-    picture = Image.fromarray(np.ascontiguousarray(image))
-    if picture.size != size:
-        picture = ImageOps.pad(picture, size)
+    fitted = Image.fromarray(np.ascontiguousarray(image))
+    if fitted.size != size:
+        fitted = ImageOps.pad(fitted, size)
     compressed = io.BytesIO()
-    picture.save(compressed, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    fitted.save(compressed, "JPEG", quality=JPEG_QUALITY, subsampling=0)
     return compressed.getvalue()

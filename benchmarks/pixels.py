@@ -1,4 +1,4 @@
-"""Updates from pictures: random pictures, the encoders, and the methods that train them."""
+"""Updates from images: random images, the encoders, and the methods that train them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
 
 NUM_TASKS = 4
-"""Tasks of the updates from pictures."""
+"""Tasks of the updates from images."""
 RECORDED = 20
-"""Vector steps of random pictures, which are used in turn."""
+"""Vector steps of random images, which are used in turn."""
 STRIDES = {"pixels": (2, 1, 1, 1), "pixels_small": (2, 2, 1, 1)}
 """Of the convolutions in ``configs/encoder``."""
 METHODS: dict[str, dict[str, Any]] = {
@@ -38,17 +38,17 @@ CONTEXT = partial(TaskEncoder, width=100, depth=1, out_dim=50, embedding=partial
 
 
 class Encoding(NamedTuple):
-    """An encoder of ``configs/encoder`` and the pictures that it is given."""
+    """An encoder of ``configs/encoder`` and the images that it is given."""
 
     name: str
     size: int
-    """Pixels of a picture's side."""
+    """Pixels of an image's side."""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.size} x {self.size}"
 
 
-def picture_spec(size: int) -> EnvSpec:
+def pixel_spec(size: int) -> EnvSpec:
     """Return tasks with stacks of 3 frames, as ``Pixels`` has them, and six actions."""
     return EnvSpec(
         task_names=tuple(f"task-{i}" for i in range(NUM_TASKS)),
@@ -62,8 +62,8 @@ def picture_spec(size: int) -> EnvSpec:
     )
 
 
-def picture_steps(spec: EnvSpec) -> Iterator[Transitions]:
-    """Yield vector steps without an end, with pictures of random bytes that are used in turn."""
+def pixel_steps(spec: EnvSpec) -> Iterator[Transitions]:
+    """Yield vector steps without an end, with images of random bytes that are used in turn."""
     draws = np.random.default_rng(0)
     tasks = spec.num_tasks
     _, *frame = spec.observation_space.shape
@@ -85,18 +85,18 @@ def picture_steps(spec: EnvSpec) -> Iterator[Transitions]:
         )
 
 
-def picture_replay(spec: EnvSpec, capacity: int, **options: Any) -> ReplayBuffer:
-    """Return a full replay of random pictures; ``options`` are those of ``ReplayBuffer``."""
+def pixel_replay(spec: EnvSpec, capacity: int, **options: Any) -> ReplayBuffer:
+    """Return a full replay of random images; ``options`` are those of ``ReplayBuffer``."""
     buffer = ReplayBuffer(spec, capacity, **options)
-    for step in itertools.islice(picture_steps(spec), capacity // NUM_TASKS):
+    for step in itertools.islice(pixel_steps(spec), capacity // NUM_TASKS):
         buffer.add(step)
     return buffer
 
 
-def picture_sac(
+def pixel_sac(
     work: Work, encoding: Encoding, channels_last: bool = False, method: str = "sac"
 ) -> SAC:
-    """Return SAC with an encoder of pictures.
+    """Return SAC with an encoder of images.
 
     Args:
         work: width, depth, device and ``compile`` of the algorithm.
@@ -113,7 +113,7 @@ def picture_sac(
     network = partial(MLP, width=work.width, depth=work.depth)
     how: Any = work.compile
     sac = SAC(
-        picture_spec(encoding.size),
+        pixel_spec(encoding.size),
         encoder=encoder,
         actor=network,
         critic=network,

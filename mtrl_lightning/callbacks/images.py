@@ -14,15 +14,15 @@ from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.runs import replacing
 
 RGB = 3
-"""Number by which TensorBoard's records name colors; viewers use the picture's own."""
+"""Number by which TensorBoard's records name colors; viewers use the image's own."""
 
 
-def log_picture(logger: Logger, name: str, path: Path, env_steps: int) -> None:
-    """Give a picture to W&B or TensorBoard; another logger is passed over.
+def log_image(logger: Logger, name: str, path: Path, env_steps: int) -> None:
+    """Give an image to W&B or TensorBoard; another logger is passed over.
 
     Args:
         logger: of the run.
-        name: of the picture there.
+        name: of the image there.
         path: of the PNG.
         env_steps: environment steps of the run, the x-axis.
     """
@@ -30,7 +30,7 @@ def log_picture(logger: Logger, name: str, path: Path, env_steps: int) -> None:
         import wandb
 
         row = {"env_steps": env_steps, name: wandb.Image(str(path))}
-        logger.log_metrics(row, step=env_steps)  # type: ignore[arg-type]  # W&B takes pictures
+        logger.log_metrics(row, step=env_steps)  # type: ignore[arg-type]  # W&B takes images
     elif isinstance(logger, TensorBoardLogger):
         log_tensorboard_image(logger, name, path.read_bytes(), env_steps)
 
@@ -38,11 +38,11 @@ def log_picture(logger: Logger, name: str, path: Path, env_steps: int) -> None:
 def log_tensorboard_image(
     logger: TensorBoardLogger, name: str, encoded: bytes, env_steps: int
 ) -> None:
-    """Give TensorBoard a picture as it is encoded.
+    """Give TensorBoard an image as it is encoded.
 
     Args:
         logger: TensorBoard's.
-        name: of the picture.
+        name: of the image.
         encoded: content of a PNG or GIF.
         env_steps: environment steps of the run, the x-axis.
     """
@@ -54,20 +54,20 @@ def log_tensorboard_image(
 
 
 FOLDER = "pictures"
-"""Folder of the pictures in a run's folder."""
+"""Folder of the images in a run's folder."""
 
 
-class PicturesCallback(SessionCallback):
-    """Write the algorithm's pictures to ``pictures/`` in the run's folder after each evaluation.
+class ImagesCallback(SessionCallback):
+    """Write the algorithm's images to ``pictures/`` in the run's folder after each evaluation.
 
     Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm
-    without pictures writes none.
+    without images writes none.
     """
 
     key = "pictures"
 
     def __init__(self) -> None:
-        self._warn_once = WarnOnce("the algorithm's pictures could not be written")
+        self._warn_once = WarnOnce("the algorithm's images could not be written")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
@@ -77,23 +77,23 @@ class PicturesCallback(SessionCallback):
     @rank_zero_only
     def _write(self) -> None:
         with self._warn_once:
-            self._write_pictures()
+            self._write_images()
 
-    def _write_pictures(self) -> None:
+    def _write_images(self) -> None:
         session = self.session
         env_steps = session.counters.env_steps
-        for name, picture in session.algorithm.pictures().items():
+        for name, image in session.algorithm.images().items():
             path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
-            write_picture(path, picture)
+            write_image(path, image)
             for logger in session.loggers:
-                log_picture(logger, name, path, env_steps)
+                log_image(logger, name, path, env_steps)
 
 
-def write_picture(path: Path, picture: npt.NDArray[np.uint8]) -> None:
-    """Write a picture ``[H, W, 3]`` as a PNG file; its folder is made if it is missing."""
+def write_image(path: Path, image: npt.NDArray[np.uint8]) -> None:
+    """Write an image ``[H, W, 3]`` as a PNG file; its folder is made if it is missing."""
     # imported here because only some runs need it
     from PIL import Image
 
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as unfinished:
-        Image.fromarray(picture).save(unfinished, format="png")
+        Image.fromarray(image).save(unfinished, format="png")
