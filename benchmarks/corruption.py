@@ -21,7 +21,7 @@ from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.datamodule import manifest_of
+from mtrl_lightning.run.data import manifest_of
 
 FILES = ("checkpoint", "chunk", "metrics")
 REGIONS = 18

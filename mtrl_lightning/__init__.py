@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     )
     from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
     from mtrl_lightning.loading import LoadedPolicy, load_policy
-    from mtrl_lightning.replay import MultiTaskData
     from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
+    from mtrl_lightning.run.data import MultiTaskData
     from mtrl_lightning.spec import EnvSpec
     from mtrl_lightning.video import record_videos
 
@@ -54,7 +54,7 @@ _HOMES = {
     "EnvironmentFaultError": "errors",
     "LoadedPolicy": "loading",
     "load_policy": "loading",
-    "MultiTaskData": "replay",
+    "MultiTaskData": "run.data",
     "Collector": "rollout",
     "EpisodeListener": "rollout",
     "Evaluator": "rollout",

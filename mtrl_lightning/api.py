@@ -27,25 +27,21 @@ from mtrl_lightning.envs.benchmarks.benchmark import (
     OnlyTasks,
     only_split,
     tasks_of,
+    trained_spec,
     with_info,
 )
 from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.errors import ConfigurationError, most_similar
+from mtrl_lightning.launch.folder import find_restart_id
+from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
+from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.policy import Policy
-from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.replay.datamodule import (
-    ROWS_PER_TASK,
-    TRANSITIONS_PER_TASK,
-    trained_spec,
-)
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
-from mtrl_lightning.run.folder import find_restart_id
-from mtrl_lightning.run.launch import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
-from mtrl_lightning.run.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
+from mtrl_lightning.run.data import ROWS_PER_TASK, TRANSITIONS_PER_TASK, MultiTaskData
 
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""

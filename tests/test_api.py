@@ -45,12 +45,12 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.launch.sections import SECTIONS
+from mtrl_lightning.launch.start import fit
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.reports import defaults
 from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
-from mtrl_lightning.run.launch import fit
-from mtrl_lightning.run.sections import SECTIONS
 from mtrl_lightning.runs import new_run_folder
 
 SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width=16))

@@ -46,6 +46,7 @@ FORMER = {
         "OneHot OwnExpert PaCo PixelEncoder Separate SoftModularization SquashedGaussian "
         "Standardize StateNoise TaskConditioning TaskEncoder TaskModule TaskNoise"
     ),
+    "mtrl_lightning.replay": "MultiTaskData RolloutBuffer",
     "mtrl_lightning.rollout": (
         "ActionNoise Collector EpisodeListener EpisodeWindows Evaluation Evaluator "
         "RunningEpisodes Sample"

@@ -14,8 +14,8 @@ from mtrl_lightning.callbacks import read_metrics, rollout
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.cli.config_files import ConfigFileParser, ExtendingConfigFile
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
-from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
+from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.types import RolloutConfig
 from tests.conftest import CONFIGS, ROOT, resolve, skip_without_renderer
 

@@ -45,8 +45,8 @@ from mtrl_lightning.networks import (
     Standardize,
     TaskEncoder,
 )
-from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.rollout import Evaluator
+from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
 from tests.algorithms import changed, copy_of, make_sac, make_spec, train

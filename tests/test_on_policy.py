@@ -18,7 +18,7 @@ from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, loa
 from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metrics
 from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.networks import MLP
-from mtrl_lightning.off_policy import refuse_off_policy_options
+from mtrl_lightning.run.off_policy import refuse_off_policy_options
 from tests.test_exact_continuation import assert_same
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")

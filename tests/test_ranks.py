@@ -20,6 +20,7 @@ from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newe
 from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.networks import PaCo
 from mtrl_lightning.ranks.states import own_part
@@ -27,7 +28,6 @@ from mtrl_lightning.ranks.strategy import RanksStrategy, processes_for
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.run.folder import find_restart_id
 from mtrl_lightning.schema import transition_fields
 from tests.conftest import ROOT
 from tests.fakes import Constant

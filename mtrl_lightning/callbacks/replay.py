@@ -14,11 +14,12 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.off_policy import off_policy_only
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import MOVED
-from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots
-from mtrl_lightning.replay.datamodule import replay_folder
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.snapshot import replay_folder
+from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.run.off_policy import off_policy_only
 
 CHUNK_MEBIBYTES = 32.0
 """Default size of a file."""

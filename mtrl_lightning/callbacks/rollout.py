@@ -17,14 +17,14 @@ from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.learning.reward_scale import RewardScale
-from mtrl_lightning.off_policy import off_policy_only, refuse_off_policy_options
 from mtrl_lightning.precision import check_precision
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
-from mtrl_lightning.replay.datamodule import check_share
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import ActionTransform, EpisodeListener
+from mtrl_lightning.run.data import check_share
 from mtrl_lightning.run.loop import TrainingLoop
+from mtrl_lightning.run.off_policy import off_policy_only, refuse_off_policy_options
 from mtrl_lightning.run.session import Session, StepAction
 from mtrl_lightning.saved import HINT
 from mtrl_lightning.schedules import Every, UpdateRatio

@@ -120,8 +120,8 @@ def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> No
 
     from mtrl_lightning.export.card import CARD, CONFIG, Origin, write_card
     from mtrl_lightning.export.policy import check_packages, export_policy
+    from mtrl_lightning.launch.quiet import quiet
     from mtrl_lightning.loading import load_policy
-    from mtrl_lightning.run.quiet import quiet
 
     check_packages(options.to)
     config, config_file = _config(run_folder)
@@ -187,7 +187,7 @@ def export_replay(options: argparse.Namespace) -> None:
             "the run is given by --replay RUN: leave out RUN before it and --ckpt_path"
         )
     from mtrl_lightning.export.replay import export_to_minari
-    from mtrl_lightning.run.quiet import quiet
+    from mtrl_lightning.launch.quiet import quiet
 
     with quiet():
         exported = export_to_minari(options.replay, options.folder)

@@ -46,13 +46,13 @@ from mtrl_lightning.errors import (
     RankLostError,
     import_optional,
 )
+from mtrl_lightning.launch.folder import find_restart_id
+from mtrl_lightning.launch.quiet import quiet
+from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS
+from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.replay import MultiTaskData
 from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
-from mtrl_lightning.run.folder import find_restart_id
-from mtrl_lightning.run.launch import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
-from mtrl_lightning.run.quiet import quiet
-from mtrl_lightning.run.sections import CALLBACKS, SECTIONS, SEEDS
+from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.runs import VALIDATIONS, ensure_writable, replacing
 from mtrl_lightning.saved import restoring
 

@@ -143,12 +143,12 @@ def play(options: argparse.Namespace) -> None:
     run_folder = run_folder_of(checkpoint)
     config = read_run_config(config_file_of(run_folder))
 
+    from mtrl_lightning.launch.quiet import quiet
     from mtrl_lightning.loading import load_policy
     from mtrl_lightning.progress import progress_bar
     from mtrl_lightning.reports.record import is_run
     from mtrl_lightning.reports.run_report import write_report
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
-    from mtrl_lightning.run.quiet import quiet
     from mtrl_lightning.video import (
         VideoFormat,
         check_encoder,

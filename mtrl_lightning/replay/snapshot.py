@@ -32,6 +32,19 @@ NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
 FOLDER = re.compile(r"(rank_\d+)?")
 REMEDY = "continue from another checkpoint, or without the replay (--replay.restore false)"
 MEBIBYTE = 1 << 20
+EMPTY_MANIFEST: dict[str, Any] = {
+    "fields": [],
+    "capacity": 0,
+    "added": [],
+    "oldest": [],
+    "chunks": [],
+}
+"""The manifest of no replay."""
+
+
+def replay_folder(run_folder: Path) -> Path:
+    """Return where a run's replay lies."""
+    return run_folder / "replay"
 
 
 class ReplaySnapshots:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 SECTIONS = {
-    "data": "mtrl_lightning.replay.MultiTaskData",
+    "data": "mtrl_lightning.run.data.MultiTaskData",
     "rollout": "mtrl_lightning.callbacks.RolloutCallback",
     "evaluation": "mtrl_lightning.callbacks.EvaluationCallback",
     "metrics": "mtrl_lightning.callbacks.MetricsCallback",

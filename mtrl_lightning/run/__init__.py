@@ -1,1 +1,1 @@
-"""A run: its parts, its loop, and where its files are."""
+"""A run: its parts, its data and its loop."""

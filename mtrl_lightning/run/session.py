@@ -18,9 +18,9 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, RolloutBuffer
-from mtrl_lightning.replay.datamodule import NO_LOOP
+from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
 from mtrl_lightning.rollout import ActionTransform, Collector, EpisodeListener
+from mtrl_lightning.run.data import NO_LOOP, MultiTaskData
 from mtrl_lightning.run.rank_status import RankStatus
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from jsonargparse import Namespace
 
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks.options import OptionsCallback, plain
-from mtrl_lightning.run.sections import LEARNING_OPTIONS
+from mtrl_lightning.launch.sections import LEARNING_OPTIONS
 
 OPTIONS = {
     "seed_everything": 3,

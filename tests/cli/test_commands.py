@@ -18,7 +18,7 @@ from mtrl_lightning.cli import completion, config_list, doctor, lightning_cli
 from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import config_names, find_config
 from mtrl_lightning.errors import ConfigurationError, requirement
-from mtrl_lightning.run.quiet import LOGGER, quiet
+from mtrl_lightning.launch.quiet import LOGGER, quiet
 from tests.conftest import CONFIGS, ROOT, SMALL, config_args
 
 OWN_TASKS = """
@@ -302,7 +302,7 @@ def test_advertisements_and_harmless_warnings_are_left_out(caplog):
     assert "benchmark toy" in caplog.text and "GPU available" in caplog.text
     assert [str(warning.message) for warning in warned] == ["the replay is empty"]
     Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt run/quiet.py"
+    assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt launch/quiet.py"
 
 
 def test_wandb_does_not_warn_of_a_setting_that_was_not_given(tmp_path, capfd, monkeypatch):

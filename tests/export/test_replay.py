@@ -12,8 +12,9 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.replay import episodes, export_to_minari
-from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, ReplaySnapshots
+from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.rollout import Collector
+from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.saved import FORMAT
 from tests.altered_reach import OnceFaulty
 from tests.fakes import Scripted, Uniform

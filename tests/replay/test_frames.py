@@ -11,9 +11,10 @@ import torch
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.envs.benchmarks.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import FrameStorage, MultiTaskData, ReplayBuffer
+from mtrl_lightning.replay import FrameStorage, ReplayBuffer
 from mtrl_lightning.replay.frames import compressed, decompressed, replay_bytes
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
+from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.types import Transitions
 from tests.replay import assert_same_batch, assert_same_columns, make_snapshots, make_spec, newest

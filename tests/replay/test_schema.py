@@ -11,9 +11,10 @@ import torch
 from mtrl_lightning import schema
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import MultiTaskData, ReplayBuffer, ReplaySnapshots
+from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.rollout import Collector
+from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import STORED, Field, transition_fields
 from mtrl_lightning.types import StepResult, Transitions
 from tests.fakes import (

@@ -4,9 +4,8 @@ import pytest
 from mtrl_lightning.api import evaluate
 from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
-from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, only_split
+from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, only_split, trained_spec
 from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
-from mtrl_lightning.replay.datamodule import trained_spec
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import ScaleAction, with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names

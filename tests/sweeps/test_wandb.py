@@ -13,7 +13,7 @@ from mtrl_lightning.callbacks.loggers.wandb_files import records
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.errors import ConfigurationError, Interrupted
-from mtrl_lightning.run.folder import find_restart_id, locate_run
+from mtrl_lightning.launch.folder import find_restart_id, locate_run
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 from tests.conftest import CONFIGS, ROOT, parser
 

@@ -216,6 +216,32 @@ def tasks_of(benchmark: Benchmark, split: str) -> tuple[int, ...]:
     return tasks
 
 
+def trained_spec(benchmark: Benchmark, excluded: Sequence[str] | None) -> EnvSpec:
+    """Return the benchmark's spec with the tasks that are trained on.
+
+    Args:
+        benchmark: the tasks.
+        excluded: names of tasks that are left out of those that it trains on.
+
+    Raises:
+        ConfigurationError: if a task is unknown or not in the first split, or all are excluded.
+    """
+    spec = check_spec(benchmark.spec)
+    first = benchmark.splits[0]
+    elsewhere = sorted(set(spec.train_tasks) - set(tasks_of(benchmark, first)))
+    if elsewhere:
+        names_elsewhere = ", ".join(spec.task_names[task] for task in elsewhere)
+        raise ConfigurationError(
+            f"the spec's train_tasks have {names_elsewhere}, and split_tasks({first!r}) of"
+            f" {type(benchmark).__name__} does not: leave them out of train_tasks"
+        )
+    names = known_tasks(excluded, spec.task_names) if excluded else ()
+    trained = tuple(task for task in spec.train_tasks if spec.task_names[task] not in names)
+    if not trained:
+        raise ConfigurationError("exclude_from_training names every task: leave at least one")
+    return spec._replace(train_tasks=trained)
+
+
 def only_split(benchmark: Benchmark, split: str) -> Benchmark:
     """Return the benchmark with a single one of its evaluated splits.
 

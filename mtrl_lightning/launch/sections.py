@@ -21,7 +21,7 @@ from mtrl_lightning.callbacks import (
 )
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.errors import ConfigurationError, most_similar
-from mtrl_lightning.replay import MultiTaskData
+from mtrl_lightning.run.data import MultiTaskData
 
 CALLBACKS: dict[str, type[SessionCallback]] = {
     "resets": ResetCallback,

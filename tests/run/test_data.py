@@ -18,11 +18,11 @@ from torch.utils.data import IterableDataset
 
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import MultiTaskData, ReplaySnapshots, datamodule
-from mtrl_lightning.replay.datamodule import EMPTY, manifest_of
-from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.snapshot import EMPTY_MANIFEST, check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU
+from mtrl_lightning.run.data import MultiTaskData, manifest_of
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
 from tests.replay import ids_of, make_fields, make_spec, make_transitions
@@ -255,7 +255,7 @@ def test_a_restored_replay_gives_the_batches_that_would_have_been(tmp_path, memo
 def test_a_replay_that_was_never_saved_has_no_manifest():
     data, resumed = fill(make_data()), fill(make_data())
     assert data.state_dict()["replay"] is None
-    resumed.manifest = EMPTY
+    resumed.manifest = EMPTY_MANIFEST
     resumed.load_state_dict(data.state_dict())
     assert resumed.manifest is None
 
@@ -275,9 +275,11 @@ def test_the_replay_lies_on_the_device_that_trains_if_it_takes_at_most_half_of_w
 ):
     data = make_data(capacity=3_000, **options)
     available = {"cuda": bytes_needed(make_fields(), free), "cpu": 10**12}
-    monkeypatch.setattr(datamodule, "free_memory", lambda asked: available[asked.type])
+    monkeypatch.setattr("mtrl_lightning.run.data.free_memory", lambda asked: available[asked.type])
     made = []
-    monkeypatch.setattr(datamodule, "ReplayBuffer", lambda *_, **given: made.append(given))
+    monkeypatch.setattr(
+        "mtrl_lightning.run.data.ReplayBuffer", lambda *_, **given: made.append(given)
+    )
     data.open_replay(data.spec.train_tasks, tmp_path, torch.device(device))
     assert made[0]["device"] == torch.device(kept_on)
     assert made[0]["folder"] == (tmp_path if options.get("memory_map") else None)
@@ -336,5 +338,5 @@ def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path, monkeypat
     ],
 )
 def test_a_checkpoint_without_a_replay_lists_no_files(checkpoint):
-    assert manifest_of(checkpoint) == EMPTY
+    assert manifest_of(checkpoint) == EMPTY_MANIFEST
     check_manifest(manifest_of(checkpoint))

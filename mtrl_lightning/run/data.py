@@ -1,4 +1,4 @@
-"""The data: a benchmark, the transitions that are learned from, and the stream of batches."""
+"""The data of a run: a benchmark, the transitions to learn from, and the stream of batches."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
-from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec, tasks_of, with_info
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.off_policy import off_policy_only
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import replay_bytes
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
-from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.replay.snapshot import EMPTY_MANIFEST, check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU, free_memory
+from mtrl_lightning.run.off_policy import off_policy_only
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.spec import EnvSpec, known_tasks
 from mtrl_lightning.types import RolloutConfig
-
-EMPTY: dict[str, Any] = {"fields": [], "capacity": 0, "added": [], "oldest": [], "chunks": []}
-"""The manifest of no replay."""
-
 
 NO_LOOP = (
     "the run has no RolloutCallback, which collects what is learned from:"
@@ -266,32 +261,6 @@ class MultiTaskData(LightningDataModule):
             self.buffer.load_state_dict(state_dict["buffer"])
 
 
-def trained_spec(benchmark: Benchmark, excluded: Sequence[str] | None) -> EnvSpec:
-    """Return the benchmark's spec with the tasks that are trained on.
-
-    Args:
-        benchmark: the tasks.
-        excluded: names of tasks that are left out of those that it trains on.
-
-    Raises:
-        ConfigurationError: if a task is unknown or not in the first split, or all are excluded.
-    """
-    spec = check_spec(benchmark.spec)
-    first = benchmark.splits[0]
-    elsewhere = sorted(set(spec.train_tasks) - set(tasks_of(benchmark, first)))
-    if elsewhere:
-        names_elsewhere = ", ".join(spec.task_names[task] for task in elsewhere)
-        raise ConfigurationError(
-            f"the spec's train_tasks have {names_elsewhere}, and split_tasks({first!r}) of"
-            f" {type(benchmark).__name__} does not: leave them out of train_tasks"
-        )
-    names = known_tasks(excluded, spec.task_names) if excluded else ()
-    trained = tuple(task for task in spec.train_tasks if spec.task_names[task] not in names)
-    if not trained:
-        raise ConfigurationError("exclude_from_training names every task: leave at least one")
-    return spec._replace(train_tasks=trained)
-
-
 def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
     rows, rest = divmod(batch_size, num_tasks)
     if rest or rows < 1:
@@ -305,11 +274,6 @@ def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
             f"capacity {capacity} is smaller than what a batch of {batch_size} needs:"
             f" give at least {batch_size}"
         )
-
-
-def replay_folder(run_folder: Path) -> Path:
-    """Return where a run's replay lies."""
-    return run_folder / "replay"
 
 
 def check_share(batch_size: int, num_tasks: int, num_processes: int) -> None:
@@ -331,4 +295,4 @@ def check_share(batch_size: int, num_tasks: int, num_processes: int) -> None:
 
 def manifest_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of the replay that a checkpoint needs."""
-    return checkpoint.get(MultiTaskData.__qualname__, {}).get("replay") or EMPTY
+    return checkpoint.get(MultiTaskData.__qualname__, {}).get("replay") or EMPTY_MANIFEST

@@ -28,12 +28,12 @@ from mtrl_lightning.callbacks.rollout import check_copies
 from mtrl_lightning.callbacks.signals import requeue
 from mtrl_lightning.callbacks.trainer_options import check_trainer_options
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
+from mtrl_lightning.launch.folder import RunLocation, locate_run
+from mtrl_lightning.launch.quiet import quiet
+from mtrl_lightning.launch.sections import LEARNING_OPTIONS
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.strategy import Processes, processes_for
-from mtrl_lightning.replay import MultiTaskData
-from mtrl_lightning.run.folder import RunLocation, locate_run
-from mtrl_lightning.run.quiet import quiet
-from mtrl_lightning.run.sections import LEARNING_OPTIONS
+from mtrl_lightning.run.data import MultiTaskData
 
 FIXED_TRAINER_OPTIONS: dict[str, Any] = {
     "max_epochs": -1,

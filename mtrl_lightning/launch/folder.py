@@ -23,10 +23,10 @@ from mtrl_lightning.callbacks.loggers.wandb_logger import note_name, sweep_run_i
 from mtrl_lightning.callbacks.signals import slurm_job
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.launch.quiet import quiet
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.replay.snapshot import check_manifest
-from mtrl_lightning.run.quiet import quiet
 from mtrl_lightning.runs import (
     check_name,
     discard_unstarted,
