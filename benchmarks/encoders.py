@@ -58,7 +58,7 @@ from benchmarks.pixels import (
 )
 from benchmarks.replay import timed
 from benchmarks.updaters import Work, direct_update
-from mtrl_lightning.replay.frames import replay_bytes
+from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.types import TransitionBatch
 

@@ -34,7 +34,7 @@ from benchmarks.measuring import (
 )
 from mtrl_lightning.envs import DMControl, Pixels, VectorEnv
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
-from mtrl_lightning.replay.frames import replay_bytes
+from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import RingStorage, Storage, bytes_needed
 from mtrl_lightning.types import Transitions
 

@@ -76,7 +76,7 @@ def measure(folder: Path, rows: int, every: int, chunk_mebibytes: float) -> dict
         total = 0.0
         for _ in range(10):
             fill(storage, spec, every // 10, generator)
-            total += (wait := seconds(lambda: snapshots.write_ahead(storage, wait=False)))
+            total += (wait := seconds(lambda: snapshots.write_full_chunk(storage, wait=False)))
             longest = max(longest, wait)
         total += (wait := seconds(lambda: snapshots.save(storage)))
         longest = max(longest, wait)

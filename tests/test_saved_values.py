@@ -27,7 +27,8 @@ from mtrl_lightning.learning.generators import (
 )
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.loading import load_policy
-from mtrl_lightning.replay.snapshot import _load_array, check_manifest
+from mtrl_lightning.replay.manifest import check_manifest
+from mtrl_lightning.replay.snapshot import _load_array
 from mtrl_lightning.schedules import Every, Until, UpdateRatio
 
 NO_COUNTS = [-1, 1.0, "3", None, True, 2**60, 10**30, [3], float("nan")]

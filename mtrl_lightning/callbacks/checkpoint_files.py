@@ -17,7 +17,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.snapshot import check_manifest, replay_folder
+from mtrl_lightning.replay.manifest import check_manifest, replay_folder
 from mtrl_lightning.run.session import Session
 from mtrl_lightning.saved import restoring
 

@@ -17,7 +17,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import MOVED
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.snapshot import replay_folder
+from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.off_policy import off_policy_only
 
@@ -64,7 +64,7 @@ class ReplayCallback(SessionCallback):
         self._restore = restore
         self._delete_at_end = delete_at_end
         self._snapshots = self._snapshots_in(Path("replay"))
-        self._has_failed = False  # then nothing is written ahead until a save has succeeded
+        self._has_failed = False  # then no chunk is written until a save has succeeded
 
     def _snapshots_in(self, folder: Path) -> ReplaySnapshots:
         save_last = self._save_last
@@ -82,7 +82,7 @@ class ReplayCallback(SessionCallback):
             self._snapshots = self._snapshots_in(folder)
             self.session.replay_files = self
             if self._save:
-                self.session.after_vector_step.append(self._write_ahead)
+                self.session.after_vector_step.append(self._write_full_chunk)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the replay of the checkpoint that is continued, or say what is lost without it."""
@@ -183,11 +183,11 @@ class ReplayCallback(SessionCallback):
                     with contextlib.suppress(OSError):  # only if nothing is in it
                         folder.rmdir()
 
-    def _write_ahead(self, env_steps: int) -> None:
+    def _write_full_chunk(self, env_steps: int) -> None:
         if self._has_failed:
             return
         with self._warning_of_the_disk(), self.session.stopwatch.measure("checkpoint"):
-            self._snapshots.write_ahead(self.session.replay.storage, wait=False)
+            self._snapshots.write_full_chunk(self.session.replay.storage, wait=False)
 
     @contextlib.contextmanager
     def _warning_of_the_disk(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.ranks.states import RANKS
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.snapshot import replay_folder
+from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.run.data import manifest_of
 from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of

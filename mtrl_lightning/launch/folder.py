@@ -26,7 +26,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.quiet import quiet
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.states import manifests_of
-from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.replay.manifest import check_manifest
 from mtrl_lightning.runs import (
     check_name,
     discard_unstarted,

@@ -7,6 +7,7 @@ environments (rings), ``B = R * n`` batch (task-major).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.replay.frames import make_storage
-from mtrl_lightning.replay.storage import Storage
+from mtrl_lightning.replay.frames import FrameStorage
+from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.resources import CPU
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.spec import EnvSpec
@@ -85,12 +86,12 @@ class ReplayBuffer:
         return self.storage.capacity * self.storage.num_envs
 
     @property
-    def certain_size(self) -> int:
-        """Number of transitions that are held for certain, once as many were added to each ring.
+    def guaranteed_size(self) -> int:
+        """Number of transitions that are held in any case, once as many were added to each ring.
 
         Frames of short episodes may leave room for fewer transitions than fit otherwise.
         """
-        return self.storage.certain_size * self.storage.num_envs
+        return self.storage.guaranteed_size * self.storage.num_envs
 
     def add(self, transitions: Transitions) -> None:
         """Add transitions; ``env_E`` names each one's ring."""
@@ -181,3 +182,13 @@ def _rings_of_tasks(task_E: npt.NDArray[np.int64], tasks: Sequence[int]) -> tupl
         ring_RM[row, : len(ring)] = ring
         is_ring_RM[row, : len(ring)] = True
     return torch.from_numpy(ring_RM), torch.from_numpy(is_ring_RM)
+
+
+def make_storage(spec: EnvSpec) -> Callable[..., Storage]:
+    """Return the factory of a benchmark's storage, ``(fields, num_envs, capacity, ...)``.
+
+    Stacked frames are kept once each, all else as it is.
+    """
+    if spec.frame_stack:
+        return partial(FrameStorage, horizon=spec.horizon)
+    return RingStorage

@@ -9,9 +9,7 @@ frames of an observation, ``N`` transitions of an addition or a request, ``M`` f
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,28 +20,27 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay.frame_columns import (
+    FRAME_COLUMNS,
+    FRAME_INDEX,
+    check_frame_columns,
+    compressed,
+    decompressed,
+    other_fields_of,
+    stack_of,
+)
+from mtrl_lightning.replay.sizes import frame_bytes_needed, frames_per_ring
 from mtrl_lightning.replay.storage import (
     Columns,
     RingStorage,
     Storage,
     bytes_needed,
-    check_columns,
     check_room,
     empty_column,
     enumerated,
 )
 from mtrl_lightning.resources import CPU, to_device
-from mtrl_lightning.saved import LARGEST_COUNT
 from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
-
-OBSERVATIONS = ("observation", "next_observation")
-FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))
-"""Where the frames of a transition are: kept in place of its observations."""
-PACKED = (*(field.name for field in FRAME_INDEX), "first_frame", "num_frames", "frames")
-"""Further columns of a chunk file: the last three have an entry per ring, and the frames' bytes."""
-COMPRESSION = 1
-"""Level of zlib: the fastest, since differences of frames are mostly zeros."""
 
 
 class FrameStorage(Storage):
@@ -80,7 +77,7 @@ class FrameStorage(Storage):
         horizon: int,
     ) -> None:
         super().__init__(fields, num_envs, capacity)
-        stack = _stack_of(fields)
+        stack = stack_of(fields)
         self._stack_size = stack.shape[0]
         self._num_frames = frames_per_ring(capacity, self._stack_size, horizon)
         num_rows = num_envs * capacity
@@ -102,7 +99,7 @@ class FrameStorage(Storage):
         self._last_before_E = np.zeros(num_envs, np.int64)
         """How many frames before its newest one belong to the newest transition's observation."""
         self._other_fields = RingStorage(
-            _other_fields_of(fields), num_envs, capacity, folder, device
+            other_fields_of(fields), num_envs, capacity, folder, device
         )
         """Storage of all fields but the observations."""
         self._other_fields.added_E = self.added_E
@@ -119,29 +116,29 @@ class FrameStorage(Storage):
         return np.minimum(super().size_E, self.added_E - self._first_E)
 
     @property
-    def certain_size(self) -> int:
-        """Transitions in a ring that are kept whatever the lengths of their episodes."""
+    def guaranteed_size(self) -> int:
+        """Transitions that a ring holds whatever the lengths of their episodes."""
         return min(self.capacity, self._num_frames // (self._stack_size + 1))
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one transition in a file before its frames are compressed."""
-        stack = _stack_of(self.fields)
+        stack = stack_of(self.fields)
         other_bytes = bytes_needed((*self._other_fields.fields, *FRAME_INDEX), 1)
         return stack.num_bytes // self._stack_size + other_bytes
 
     @property
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint says of how the transitions are kept."""
+        """Entry of a checkpoint that differs between storages whose files do."""
         return {"frames": self._num_frames}
 
     @property
-    def packed_names(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         """Names of the columns of a chunk file, in their order."""
-        return (*self._other_fields.packed_names, *PACKED)
+        return (*self._other_fields.column_names, *FRAME_COLUMNS)
 
     def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
-        """Continue with the numbers ``first_E``: what was added before them is skipped."""
+        """Continue with the numbers ``first_E``; the transitions before them are skipped."""
         is_gap_E = first_E > self.added_E
         self._first_E[is_gap_E] = first_E[is_gap_E]
         super().restore_from(first_E)
@@ -220,9 +217,9 @@ class FrameStorage(Storage):
             begin_M = rows.stack_NW[row, self._stack_size - 1 - before :]
             self._write_frames(np.full(before + 1, env_N[row]), number_M, begin_M)
         number_N = self.added_E[env_N] + index_N - first_N
-        place_N = env_N * self.capacity + number_N % self.capacity
-        self._newest[place_N] = newest_N
-        self._before[place_N] = rows.before_N
+        row_N = env_N * self.capacity + number_N % self.capacity
+        self._newest[row_N] = newest_N
+        self._before[row_N] = rows.before_N
         last = np.flatnonzero(np.append(rows.is_first_N[1:], True)) if len(env_N) else index_N
         self._last_EW[env_N[last]] = rows.successor_NW[last]
         self._last_before_E[env_N[last]] = rows.before_N[last]
@@ -231,12 +228,12 @@ class FrameStorage(Storage):
     def _write_frames(
         self, env_M: npt.NDArray[np.int64], number_M: npt.NDArray[np.int64], frame_M: npt.NDArray
     ) -> None:
-        place_M = env_M * self._num_frames + number_M % self._num_frames
+        row_M = env_M * self._num_frames + number_M % self._num_frames
         if self._frame_array is not None:
-            self._frame_array[place_M] = frame_M
+            self._frame_array[row_M] = frame_M
         else:
-            place = to_device(place_M, self.device)
-            self._frames[place] = to_device(np.ascontiguousarray(frame_M), self.device)
+            rows = to_device(row_M, self.device)
+            self._frames[rows] = to_device(np.ascontiguousarray(frame_M), self.device)
 
     def _drop_incomplete(self) -> None:
         """Drop the oldest transitions of which a frame was overwritten."""
@@ -256,8 +253,8 @@ class FrameStorage(Storage):
     def _oldest_frame(
         self, env_N: npt.NDArray[np.int64], number_N: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        place_N = env_N * self.capacity + number_N % self.capacity
-        return self._newest[place_N] - self._before[place_N]
+        row_N = env_N * self.capacity + number_N % self.capacity
+        return self._newest[row_N] - self._before[row_N]
 
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
         """Return copies of transitions by ring and number, on this storage's device.
@@ -265,11 +262,11 @@ class FrameStorage(Storage):
         Observation and successor are views of one tensor, since they share all frames but one.
         """
         env = env_N.numpy()
-        place_N = env * self.capacity + number_N.numpy() % self.capacity
+        row_N = env * self.capacity + number_N.numpy() % self.capacity
         # an observation and the frame after it; frames before the first of an episode repeat it
         back_V = np.arange(self._stack_size, -1, -1)
-        back_NV = np.minimum(back_V, self._before[place_N, None].astype(np.int64) + 1)
-        frame_NV = self._newest[place_N, None] + 1 - back_NV
+        back_NV = np.minimum(back_V, self._before[row_N, None].astype(np.int64) + 1)
+        frame_NV = self._newest[row_N, None] + 1 - back_NV
         index_NV = env[:, None] * self._num_frames + frame_NV % self._num_frames
         index = to_device(index_NV.reshape(-1), self.device)
         frames = self._frames.index_select(0, index)
@@ -279,14 +276,14 @@ class FrameStorage(Storage):
         columns["next_observation"] = window_NV[:, 1:]
         return {field.name: columns[field.name] for field in self.fields}
 
-    def pack(
+    def to_columns(
         self, first_E: npt.NDArray[np.int64], end_E: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray]:
-        """Return what a chunk file holds of each ring's transitions: their frames, each once.
+        """Return the columns of a chunk file, with each frame of its transitions once.
 
         The frames of a file suffice for its transitions, so that it depends on no other file.
         """
-        columns = self._other_fields.pack(first_E, end_E)
+        columns = self._other_fields.to_columns(first_E, end_E)
         env_E = np.arange(self.num_envs)
         count_E = end_E - first_E
         first_frame_E = np.where(count_E > 0, self._oldest_frame(env_E, first_E), 0)
@@ -294,23 +291,23 @@ class FrameStorage(Storage):
         num_frames_E = np.where(count_E > 0, last_frame_E - first_frame_E + 1, 0)
         env_N, number_N = enumerated(first_E, count_E)
         env_M, frame_M = enumerated(first_frame_E, num_frames_E)
-        place_N = env_N * self.capacity + number_N % self.capacity
+        row_N = env_N * self.capacity + number_N % self.capacity
         index = to_device(env_M * self._num_frames + frame_M % self._num_frames, self.device)
-        columns["newest"] = self._newest[place_N]
-        columns["before"] = self._before[place_N]
+        columns["newest"] = self._newest[row_N]
+        columns["before"] = self._before[row_N]
         columns["first_frame"] = first_frame_E
         columns["num_frames"] = num_frames_E
         columns["frames"] = compressed(self._frames.index_select(0, index).cpu().numpy())
         return columns
 
-    def unpack(
+    def from_columns(
         self,
         columns: Columns,
         first_E: npt.NDArray[np.int64],
         end_E: npt.NDArray[np.int64],
         ring_E: npt.NDArray[np.int64],
     ) -> None:
-        """Append what ``pack`` returned, under its former numbers, to other rings or the same.
+        """Append the columns of ``to_columns`` under their numbers, to the same rings or others.
 
         Args:
             columns: of a chunk file.
@@ -323,25 +320,20 @@ class FrameStorage(Storage):
         """
         num_frames_E = np.asarray(columns["num_frames"])
         first_frame_E = np.asarray(columns["first_frame"])
-        lengths = {"num_frames": len(ring_E), "first_frame": len(ring_E)}
-        num_transitions = int((end_E - first_E).sum())
-        lengths |= dict.fromkeys(
-            ("newest", "before", *self._other_fields.packed_names), num_transitions
+        check_frame_columns(
+            columns,
+            self._other_fields.fields,
+            int((end_E - first_E).sum()),
+            len(ring_E),
+            self._num_frames,
+            self._stack_size,
         )
-        wrong = [
-            f"{name} has {len(columns[name])} entries, not {length}"
-            for name, length in lengths.items()
-            if len(columns[name]) != length
-        ]
-        if wrong:
-            raise ValueError(f"columns of the wrong length: {', '.join(wrong)}")
-        self._check_frames(columns, num_transitions)
         frame_shape = tuple(self._frames.shape[1:])
         frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
         here_N, number_N, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
-        place_N = here_N * self.capacity + number_N % self.capacity
-        self._newest[place_N] = columns["newest"][is_wanted_N]
-        self._before[place_N] = columns["before"][is_wanted_N]
+        row_N = here_N * self.capacity + number_N % self.capacity
+        self._newest[row_N] = columns["newest"][is_wanted_N]
+        self._before[row_N] = columns["before"][is_wanted_N]
         env_M, frame_number_M = enumerated(first_frame_E, num_frames_E)
         is_wanted_M = ring_E[env_M] >= 0
         wanted: Any = slice(None) if is_wanted_M.all() else is_wanted_M
@@ -349,32 +341,11 @@ class FrameStorage(Storage):
         is_filled_E = (ring_E >= 0) & (end_E > first_E)
         self._frames_added_E[ring_E[is_filled_E]] = (first_frame_E + num_frames_E)[is_filled_E]
         wanted_columns = {
-            name: columns[name][is_wanted_N] for name in self._other_fields.packed_names
+            name: columns[name][is_wanted_N] for name in self._other_fields.column_names
         }
         self._other_fields.add(here_N, wanted_columns)
         self._remember_last(ring_E[is_filled_E])
         self._drop_incomplete()
-
-    def _check_frames(self, columns: Columns, num_transitions: int) -> None:
-        """Check what a file says of its frames: it decides how many are decompressed.
-
-        Raises:
-            ValueError: if it is no number of frames, or not of their type.
-        """
-        check_columns(columns, (*self._other_fields.fields, *FRAME_INDEX), num_transitions)
-        limits = {
-            "num_frames": self._num_frames,
-            "first_frame": LARGEST_COUNT,
-            "newest": LARGEST_COUNT,
-            "before": self._stack_size - 1,
-        }
-        for name, most in limits.items():
-            column = columns[name]
-            is_outside = column.min(initial=0) < 0 or column.max(initial=0) > most
-            if column.dtype.kind != "i" or is_outside:
-                raise ValueError(f"{name} is not from 0 to {most:,}")
-        if columns["frames"].dtype != np.uint8 or columns["frames"].ndim != 1:
-            raise ValueError("the frames are no bytes")
 
     def _remember_last(self, env_N: npt.NDArray[np.int64]) -> None:
         """Read the observation after the newest transition of some rings."""
@@ -399,82 +370,6 @@ class _Rows(NamedTuple):
     """How many frames before its newest one belong to an observation."""
     num_frames_N: npt.NDArray[np.int64]
     """How many of its frames are new, with that of its successor."""
-
-
-def make_storage(spec: EnvSpec) -> Callable[..., Storage]:
-    """Return how the transitions of a benchmark are kept: ``(fields, num_envs, capacity, ...)``.
-
-    Stacked frames are kept once each, all else as it is.
-    """
-    if spec.frame_stack:
-        return partial(FrameStorage, horizon=spec.horizon)
-    return RingStorage
-
-
-def replay_bytes(spec: EnvSpec, fields: Sequence[Field], num_envs: int, capacity: int) -> int:
-    """Return the bytes that the replay of a benchmark takes.
-
-    Args:
-        spec: the tasks.
-        fields: the schema of a transition.
-        num_envs: number of rings.
-        capacity: transitions in a ring.
-    """
-    if spec.frame_stack:
-        return frame_bytes_needed(fields, num_envs, capacity, spec.horizon)
-    return bytes_needed(fields, num_envs * capacity)
-
-
-def frames_per_ring(capacity: int, stack_size: int, horizon: int) -> int:
-    """Return the frames of the newest ``capacity`` transitions of episodes of ``horizon`` steps.
-
-    Each episode has one frame more than steps; the oldest one, of which the beginning may be gone,
-    has a whole stack more.
-    """
-    return capacity + -(-capacity // horizon) + stack_size
-
-
-def frame_bytes_needed(fields: Sequence[Field], num_envs: int, capacity: int, horizon: int) -> int:
-    """Return the bytes that a ``FrameStorage`` takes."""
-    stack = _stack_of(fields)
-    num_frames = frames_per_ring(capacity, stack.shape[0], horizon)
-    frame_bytes = stack.num_bytes // stack.shape[0]
-    row_bytes = bytes_needed((*_other_fields_of(fields), *FRAME_INDEX), 1)
-    return num_envs * (num_frames * frame_bytes + capacity * row_bytes)
-
-
-def compressed(frame_M: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return frames ``[M, ...]`` as bytes: each one's difference from the one before it."""
-    differences_M = frame_M.copy()
-    differences_M[1:] ^= frame_M[:-1]
-    return np.frombuffer(zlib.compress(differences_M.data, COMPRESSION), np.uint8)
-
-
-def decompressed(content: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return the frames of ``compressed``.
-
-    Raises:
-        ValueError: if the bytes are not those of frames of this shape.
-    """
-    num_bytes = int(np.prod(shape))
-    try:
-        found = zlib.decompressobj().decompress(content.tobytes(), num_bytes + 1)
-    except zlib.error as error:
-        raise ValueError(f"the frames cannot be decompressed: {error}") from error
-    if len(found) != num_bytes:
-        raise ValueError(f"the frames do not have the {num_bytes:,} bytes that they should")
-    frame_M = np.frombuffer(found, np.uint8).reshape(shape)
-    return np.bitwise_xor.accumulate(frame_M, axis=0)
-
-
-def _stack_of(fields: Sequence[Field]) -> Field:
-    """Return the field of the observations."""
-    return next(field for field in fields if field.name == OBSERVATIONS[0])
-
-
-def _other_fields_of(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """Return the fields without the observations."""
-    return tuple(field for field in fields if field.name not in OBSERVATIONS)
 
 
 def _equal(one_NW: npt.NDArray, other_NW: npt.NDArray) -> npt.NDArray[np.bool_]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,26 +24,10 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay.manifest import HINT, check_manifest
 from mtrl_lightning.replay.storage import Storage
-from mtrl_lightning.saved import count
 
-NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
-FOLDER = re.compile(r"(rank_\d+)?")
-REMEDY = "continue from another checkpoint, or without the replay (--replay.restore false)"
 MEBIBYTE = 1 << 20
-EMPTY_MANIFEST: dict[str, Any] = {
-    "fields": [],
-    "capacity": 0,
-    "added": [],
-    "oldest": [],
-    "chunks": [],
-}
-"""The manifest of no replay."""
-
-
-def replay_folder(run_folder: Path) -> Path:
-    """Return where a run's replay lies."""
-    return run_folder / "replay"
 
 
 class ReplaySnapshots:
@@ -69,8 +52,8 @@ class ReplaySnapshots:
         self._writing: Future[dict[str, Any]] | None = None
         """Returns name and checksum of the last chunk's file; None if no file is being written."""
 
-    def write_ahead(self, storage: Storage, wait: bool = True) -> bool:
-        """Write one chunk if there are transitions for a whole one: the next save is shorter then.
+    def write_full_chunk(self, storage: Storage, wait: bool = True) -> bool:
+        """Write one chunk if there are transitions for a full one: the next save is shorter then.
 
         Args:
             storage: the transitions.
@@ -156,9 +139,9 @@ class ReplaySnapshots:
         self.finish()
         rows_per_ring = max(1, self._chunk_rows(storage) // storage.num_envs)
         end_E = np.minimum(storage.added_E, first_E + rows_per_ring)
-        columns = storage.pack(first_E, end_E)
+        columns = storage.to_columns(first_E, end_E)
         numbers = f"{int(first_E.sum()):012d}_{int(end_E.sum()):012d}"
-        arrays = [columns[name] for name in storage.packed_names]
+        arrays = [columns[name] for name in storage.column_names]
         self._writing = self._writer.submit(self._write_file, numbers, arrays)
         self._chunks.append({"first": first_E.tolist(), "end": end_E.tolist()})
 
@@ -283,12 +266,12 @@ class ReplaySnapshots:
         """
         content = io.BytesIO(self._content(chunk))
         try:
-            columns = {name: _load_array(content) for name in storage.packed_names}
-            storage.unpack(columns, np.array(chunk["first"]), np.array(chunk["end"]), ring_E)
+            columns = {name: _load_array(content) for name in storage.column_names}
+            storage.from_columns(columns, np.array(chunk["first"]), np.array(chunk["end"]), ring_E)
         except Exception as error:  # NumPy's parser of headers raises errors of many kinds
             path = self.folder / chunk["file"]
             raise ConfigurationError(
-                f"the replay file {path} cannot be understood ({error}): {REMEDY}"
+                f"the replay file {path} cannot be understood ({error}): {HINT}"
             ) from error
 
     def _content(self, chunk: dict[str, Any]) -> bytes:
@@ -303,14 +286,14 @@ class ReplaySnapshots:
         except OSError as error:
             wrong = f"cannot be read ({error})"
         if wrong:
-            raise ConfigurationError(f"the replay file {path} {wrong}: {REMEDY}")
+            raise ConfigurationError(f"the replay file {path} {wrong}: {HINT}")
         return content
 
     def prune(self, manifests: Iterable[dict[str, Any]]) -> None:
         """Delete the files that neither a manifest lists nor the next one will.
 
         Raises:
-            OSError: if the disk is broken, or has been full for a chunk written ahead.
+            OSError: if the disk is broken, or was full when a chunk was written.
         """
         self.finish()
         kept = {chunk["file"] for chunk in self._chunks}
@@ -353,52 +336,3 @@ class _Checksummed:
 
 def _plain_fields(storage: Storage) -> list[list[Any]]:
     return [[field.name, list(field.shape), field.dtype] for field in storage.fields]
-
-
-def check_manifest(manifest: dict[str, Any]) -> None:
-    """Check that a manifest names chunks in the run's folder that follow one another without a gap.
-
-    Raises:
-        ConfigurationError: if it does not.
-    """
-    try:
-        wrong = _what_is_wrong(manifest)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        wrong = f"cannot be understood ({error})"
-    if wrong:
-        raise ConfigurationError(f"the checkpoint's list of replay files {wrong}: {REMEDY}")
-
-
-def _what_is_wrong(manifest: dict[str, Any]) -> str:
-    if not all(isinstance(name, str) for name, _, _ in manifest["fields"]):
-        return "names no fields"
-    if not FOLDER.fullmatch(manifest.get("folder", "")):
-        return f"names {manifest['folder']!r}, no folder of a process"
-    for chunk in manifest["chunks"]:
-        if not NAME.fullmatch(chunk["file"]):
-            return f"names {chunk['file']!r}, no file of a replay"
-    if len({chunk["file"] for chunk in manifest["chunks"]}) < len(manifest["chunks"]):
-        return "names a file twice"
-    capacity = count(manifest["capacity"], "capacity of the replay")
-    num_envs = len(manifest["added"])
-    added_E = _counts(manifest["added"], num_envs)
-    oldest_E = _counts(manifest["oldest"], num_envs)
-    reached_E = oldest_E
-    for chunk in manifest["chunks"]:
-        first_E = _counts(chunk["first"], num_envs)
-        end_E = _counts(chunk["end"], num_envs)
-        is_gap_E = first_E > np.maximum(reached_E, oldest_E)
-        is_too_long_E = end_E - first_E > capacity
-        if (is_gap_E | is_too_long_E | (end_E < first_E)).any():
-            return f"does not follow at {chunk['file']}"
-        reached_E = end_E
-    if (reached_E != added_E).any() or (oldest_E > added_E).any():
-        return "does not hold all rows"
-    return ""
-
-
-def _counts(values: Any, num_envs: int) -> npt.NDArray[np.int64]:
-    """Return one whole number for each environment."""
-    if len(values) != num_envs:
-        raise ValueError(f"{len(values)} numbers for {num_envs} environments")
-    return np.array([count(value, "number of transitions") for value in values], np.int64)

@@ -37,7 +37,7 @@ class Storage(ABC):
     """Rings of transitions; decides how they are kept and which of them can be sampled.
 
     A transition is named by its ring and by its number: how many transitions were added to that
-    ring before it. ``ReplayBuffer`` draws among the numbers from ``added_E - size_E`` to
+    ring before it. ``ReplayBuffer`` samples among the numbers from ``added_E - size_E`` to
     ``added_E - 1``; a storage that cannot give all of these shortens ``size_E``.
 
     Args:
@@ -65,8 +65,8 @@ class Storage(ABC):
         return np.minimum(self.added_E - self.oldest_E, self.capacity)
 
     @property
-    def certain_size(self) -> int:
-        """Transitions in a ring that are kept for certain, once as many were added."""
+    def guaranteed_size(self) -> int:
+        """Transitions that a ring holds in any case, once as many were added."""
         return self.capacity
 
     @property
@@ -76,11 +76,11 @@ class Storage(ABC):
 
     @property
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint says of how the transitions are kept, if it is not as they are."""
+        """Entry of a checkpoint that differs between storages whose files do; empty for rows."""
         return {}
 
     @property
-    def packed_names(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         """Names of the columns of a chunk file, in their order."""
         return tuple(field.name for field in self.fields)
 
@@ -103,15 +103,15 @@ class Storage(ABC):
         return torch.full((end - first,), env), torch.arange(first, end)
 
     def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
-        """Continue with the numbers ``first_E``: what was added before them is skipped."""
+        """Continue with the numbers ``first_E``; the transitions before them are skipped."""
         self.added_E[:] = first_E
 
-    def pack(
+    def to_columns(
         self, first_E: npt.NDArray[np.int64], end_E: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray]:
-        """Return what a chunk file holds of each ring's transitions ``first_E`` to ``end_E - 1``.
+        """Return the columns of a chunk file: each ring's transitions ``first_E`` to ``end_E - 1``.
 
-        The columns have the names ``packed_names``.
+        The columns have the names ``column_names``.
         """
         parts = [
             self.numbers(env, int(first), int(end))
@@ -120,14 +120,14 @@ class Storage(ABC):
         env_N, number_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return {name: column.cpu().numpy() for name, column in self.take(env_N, number_N).items()}
 
-    def unpack(
+    def from_columns(
         self,
         columns: Columns,
         first_E: npt.NDArray[np.int64],
         end_E: npt.NDArray[np.int64],
         ring_E: npt.NDArray[np.int64],
     ) -> None:
-        """Append what ``pack`` returned under its former numbers, to the same rings or others.
+        """Append the columns of ``to_columns`` under their numbers, to the same rings or others.
 
         Args:
             columns: of a chunk file.
@@ -218,8 +218,8 @@ class RingStorage(Storage):
         sums = np.zeros(self.num_envs)
         for env, (added, size) in enumerate(zip(self.added_E, size_E, strict=True)):
             number_N = torch.arange(int(added - size), int(added))
-            place_N = to_device(env * self.capacity + number_N % self.capacity, self.device)
-            sums[env] = float(self._columns["reward"][place_N].double().sum())
+            row_N = to_device(env * self.capacity + number_N % self.capacity, self.device)
+            sums[env] = float(self._columns["reward"][row_N].double().sum())
         return sums
 
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
@@ -231,21 +231,21 @@ class RingStorage(Storage):
             order_N = np.argsort(env_N, kind="stable")
             before_E = np.cumsum(counts_E) - counts_E
             number_N[order_N] += np.arange(len(env_N)) - np.repeat(before_E, counts_E)
-        place_N = env_N * self.capacity + number_N % self.capacity
+        row_N = env_N * self.capacity + number_N % self.capacity
         if self._arrays is not None:  # a fifth of the time that tensors take
             for name, array in self._arrays.items():
-                array[place_N] = columns[name]
+                array[row_N] = columns[name]
         else:
-            place = to_device(place_N, self.device)
+            rows = to_device(row_N, self.device)
             for name, column in self._columns.items():
                 values = torch.as_tensor(columns[name]).to(column.dtype)
-                column[place] = to_device(values, self.device)
+                column[rows] = to_device(values, self.device)
         self.added_E += counts_E
 
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
         """Return copies of transitions by ring and number, on this storage's device."""
-        place_N = to_device(env_N * self.capacity + number_N % self.capacity, self.device)
-        return {name: column.index_select(0, place_N) for name, column in self._columns.items()}
+        row_N = to_device(env_N * self.capacity + number_N % self.capacity, self.device)
+        return {name: column.index_select(0, row_N) for name, column in self._columns.items()}
 
 
 def enumerated(

@@ -17,9 +17,9 @@ from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import ReplayBuffer
-from mtrl_lightning.replay.frames import replay_bytes
+from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
-from mtrl_lightning.replay.snapshot import EMPTY_MANIFEST, check_manifest
+from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU, free_memory
 from mtrl_lightning.run.off_policy import off_policy_only

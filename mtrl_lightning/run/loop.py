@@ -218,7 +218,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     def _num_missing(self) -> int:
         """Return the number of transitions that the replay lacks before an update."""
         replay = self.session.replay
-        needed = min(self._warmup.limit, replay.certain_size * distributed.world_size())
+        needed = min(self._warmup.limit, replay.guaranteed_size * distributed.world_size())
         return needed - distributed.total(len(replay))
 
     def _collect(self) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
-from mtrl_lightning.replay.snapshot import check_manifest
+from mtrl_lightning.replay.manifest import check_manifest
 from tests.replay import (
     NaiveRings,
     RandomAdditions,
@@ -176,15 +176,15 @@ def test_a_ring_that_was_written_over_since_the_last_save_is_restored_beside_rin
 def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_the_rest(tmp_path):
     storage = make_storage(capacity=20)
     snapshots = make_snapshots(tmp_path / "replay", chunk_rows=12)
-    assert not snapshots.write_ahead(storage)
+    assert not snapshots.write_full_chunk(storage)
     add_to_all(storage, 0, 3)
-    assert not snapshots.write_ahead(storage)
+    assert not snapshots.write_full_chunk(storage)
     assert not (tmp_path / "replay").exists()
     add_to_all(storage, 3, 1)
-    assert snapshots.write_ahead(storage)
-    assert not snapshots.write_ahead(storage)
+    assert snapshots.write_full_chunk(storage)
+    assert not snapshots.write_full_chunk(storage)
     add_to_all(storage, 4, 9)
-    assert [snapshots.write_ahead(storage) for _ in range(4)] == [True, True, False, False], (
+    assert [snapshots.write_full_chunk(storage) for _ in range(4)] == [True, True, False, False], (
         "one at a time"
     )
     before = files(tmp_path / "replay")
@@ -206,7 +206,7 @@ def test_writing_ahead_changes_nothing_of_what_is_restored(tmp_path, chunk_rows,
     for step in range(1, 67):
         rings, ids = additions.draw(most=3)
         storage.add(rings, encode(ids))
-        ahead += snapshots.write_ahead(storage)
+        ahead += snapshots.write_full_chunk(storage)
         if step % every == 0:
             manifest = snapshots.save(storage)
             snapshots.prune([manifest])
@@ -221,7 +221,7 @@ def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
     add_to_all(storage, 0, 4)
     first = snapshots.save(storage)
     add_to_all(storage, 4, 4)
-    assert snapshots.write_ahead(storage)
+    assert snapshots.write_full_chunk(storage)
     before = files(tmp_path)
     (tmp_path / "rows.unfinished").write_bytes(b"left by a run that was killed")
     (tmp_path / "rows_000000000000_000000000024_0123abcd.npy").write_bytes(b"of a run that is over")
@@ -264,8 +264,8 @@ def test_stepping_does_not_wait_for_the_disk_and_a_chunk_is_listed_when_it_is_th
 ):
     storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 3)
-    assert snapshots.write_ahead(storage, wait=False)
-    assert not snapshots.write_ahead(storage, wait=False)
+    assert snapshots.write_full_chunk(storage, wait=False)
+    assert not snapshots.write_full_chunk(storage, wait=False)
     add_to_all(storage, 3, 1)  # what is written meanwhile does not change
     assert not chunk_files(tmp_path), "it is not on the disk yet"
     threading.Timer(0.2, slow_disk.is_done.set).start()
@@ -275,7 +275,7 @@ def test_stepping_does_not_wait_for_the_disk_and_a_chunk_is_listed_when_it_is_th
     assert held(restored(tmp_path, manifest, capacity=20)) == held(storage)
 
 
-@pytest.mark.parametrize("then", ["write_ahead", "finish", "save", "prune"])
+@pytest.mark.parametrize("then", ["write_full_chunk", "finish", "save", "prune"])
 def test_an_error_of_the_disk_is_raised_by_the_next_call_and_a_later_save_works(
     tmp_path, slow_disk, then
 ):
@@ -285,9 +285,9 @@ def test_an_error_of_the_disk_is_raised_by_the_next_call_and_a_later_save_works(
     first = snapshots.save(storage)
     add_to_all(storage, 2, 2)
     slow_disk.is_full = True
-    assert snapshots.write_ahead(storage, wait=False)
+    assert snapshots.write_full_chunk(storage, wait=False)
     calls = {
-        "write_ahead": lambda: snapshots.write_ahead(storage),
+        "write_full_chunk": lambda: snapshots.write_full_chunk(storage),
         "finish": snapshots.finish,
         "save": lambda: snapshots.save(storage),
         "prune": lambda: snapshots.prune([first]),
@@ -303,7 +303,7 @@ def test_an_error_of_the_disk_is_raised_by_the_next_call_and_a_later_save_works(
 def test_a_chunk_that_is_being_written_is_not_pruned(tmp_path, slow_disk):
     storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 2)
-    assert snapshots.write_ahead(storage, wait=False)
+    assert snapshots.write_full_chunk(storage, wait=False)
     threading.Timer(0.2, slow_disk.is_done.set).start()
     snapshots.prune([])
     assert names(snapshots.save(storage)) == files(tmp_path)
@@ -651,7 +651,7 @@ def test_a_full_disk_leaves_the_former_manifest_whole_and_a_later_save_works(
         with pytest.raises(OSError, match="No space left"):
             snapshots.save(storage)
         with pytest.raises(OSError, match="No space left"):
-            snapshots.write_ahead(storage)
+            snapshots.write_full_chunk(storage)
     assert held(restored(tmp_path, first)) == content
     ReplaySnapshots(tmp_path).verify(first)
     second = snapshots.save(storage)

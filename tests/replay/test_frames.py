@@ -12,7 +12,8 @@ from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.envs.benchmarks.wrapped import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import FrameStorage, ReplayBuffer
-from mtrl_lightning.replay.frames import compressed, decompressed, replay_bytes
+from mtrl_lightning.replay.frame_columns import compressed, decompressed
+from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import transition_fields
@@ -177,7 +178,7 @@ def test_transitions_whose_frames_are_gone_are_not_sampled_and_the_others_are_wh
         transitions = source.step()
         for buffer in (few, stacks):
             buffer.add(transitions)
-        certain = np.minimum(stacks.storage.size_E, few.storage.certain_size)
+        certain = np.minimum(stacks.storage.size_E, few.storage.guaranteed_size)
         assert (few.storage.size_E <= stacks.storage.size_E).all()
         assert (few.storage.size_E >= certain).all()
         shorter += (few.storage.size_E < stacks.storage.size_E).any()
@@ -219,7 +220,7 @@ def test_what_has_lost_frames_is_dropped_in_one_pass(tmp_path, monkeypatch, long
     monkeypatch.setattr(FrameStorage, "_drop_incomplete", checked)
     for _ in range(60):
         buffer.add(source.step())
-        snapshots.write_ahead(buffer.storage)
+        snapshots.write_full_chunk(buffer.storage)
     snapshots.load(snapshots.save(buffer.storage), restored)
     assert restored.size_E.tolist() == buffer.storage.size_E.tolist()
     assert len(passes) > 60 and set(passes) == {1}
@@ -250,7 +251,7 @@ def test_batches_after_resumes_are_those_of_uninterrupted_stacks(
         transitions = source.step()
         for buffer in (resumed, uninterrupted, stacks):
             buffer.add(transitions)
-        snapshots.write_ahead(resumed.storage)
+        snapshots.write_full_chunk(resumed.storage)
         if step % 9 == 0 or step % 20 == 0:
             manifest = snapshots.save(resumed.storage)
         if step % 20 == 0:
@@ -298,7 +299,7 @@ def test_files_hold_compressed_frames_and_one_that_lies_is_refused(tmp_path):
     manifest = snapshots.save(buffer.storage)
     (chunk,) = manifest["chunks"]
     with (tmp_path / chunk["file"]).open("rb") as file:
-        columns = {name: np.load(file) for name in buffer.storage.packed_names}
+        columns = {name: np.load(file) for name in buffer.storage.column_names}
     assert columns["frames"].ndim == 1 and columns["frames"].dtype == np.uint8
     shape = (int(columns["num_frames"].sum()), *PIXELS)
     assert decompressed(columns["frames"], shape).shape == shape
@@ -309,7 +310,7 @@ def test_files_hold_compressed_frames_and_one_that_lies_is_refused(tmp_path):
     for name in ("newest", "reward", "num_frames"):
         shorter = columns | {name: columns[name][:-1]}
         with pytest.raises(ValueError, match=rf"wrong length: {name} has \d+ entries, not \d+"):
-            make_buffer(ENOUGH).storage.unpack(shorter, *rings, np.arange(len(rings[0])))
+            make_buffer(ENOUGH).storage.from_columns(shorter, *rings, np.arange(len(rings[0])))
     with pytest.raises(ConfigurationError, match="laid out as"):
         snapshots.load(manifest, make_buffer(frames_for(5)).storage)
     with pytest.raises(ConfigurationError, match=r"laid out as \{'frames': 27\}.*whole rows"):

@@ -188,7 +188,7 @@ def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_b
     for _ in range(70):  # a ring has 50 places
         transitions, _ = collector.step("explore")
         buffer.add(transitions)
-        snapshots.write_ahead(buffer.storage)
+        snapshots.write_full_chunk(buffer.storage)
     envs.close()
     batch = buffer.sample(data.batch_size)
     assert_numbers_belong(batch.extra, batch.observation_BD)

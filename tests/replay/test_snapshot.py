@@ -432,7 +432,7 @@ def test_a_file_that_is_being_written_is_complete_before_others_are_loaded(tmp_p
         raise OSError("no space left")
 
     monkeypatch.setattr(snapshots, "_write_file", fail)
-    snapshots.write_ahead(storage, wait=False)
+    snapshots.write_full_chunk(storage, wait=False)
     with pytest.raises(OSError, match="no space left"):
         snapshots.load(manifest, make_storage())
 

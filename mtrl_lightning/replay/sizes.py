@@ -1,0 +1,42 @@
+"""Bytes that a replay takes, known before any memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtrl_lightning.replay.frame_columns import FRAME_INDEX, other_fields_of, stack_of
+from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import EnvSpec
+
+
+def replay_bytes(spec: EnvSpec, fields: Sequence[Field], num_envs: int, capacity: int) -> int:
+    """Return the bytes that the replay of a benchmark takes.
+
+    Args:
+        spec: the tasks.
+        fields: the schema of a transition.
+        num_envs: number of rings.
+        capacity: transitions in a ring.
+    """
+    if spec.frame_stack:
+        return frame_bytes_needed(fields, num_envs, capacity, spec.horizon)
+    return bytes_needed(fields, num_envs * capacity)
+
+
+def frames_per_ring(capacity: int, stack_size: int, horizon: int) -> int:
+    """Return the frames of the newest ``capacity`` transitions of episodes of ``horizon`` steps.
+
+    Each episode has one frame more than steps; the oldest one, of which the beginning may be gone,
+    has a whole stack more.
+    """
+    return capacity + -(-capacity // horizon) + stack_size
+
+
+def frame_bytes_needed(fields: Sequence[Field], num_envs: int, capacity: int, horizon: int) -> int:
+    """Return the bytes that a ``FrameStorage`` takes."""
+    stack = stack_of(fields)
+    num_frames = frames_per_ring(capacity, stack.shape[0], horizon)
+    frame_bytes = stack.num_bytes // stack.shape[0]
+    row_bytes = bytes_needed((*other_fields_of(fields), *FRAME_INDEX), 1)
+    return num_envs * (num_frames * frame_bytes + capacity * row_bytes)
