@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class ConfigurationError(ValueError):
-    """A setting that cannot work; the message names the remedy."""
+    """A setting that cannot work; the message says how to fix it."""
 
 
 class EnvironmentFaultError(RuntimeError):
@@ -30,7 +30,7 @@ class CallError(EnvironmentFaultError):
 
 
 class DivergenceError(RuntimeError):
-    """A loss or its gradient is not finite; the message names the tasks and the remedy."""
+    """A loss or its gradient is not finite; the message names the tasks and what to do."""
 
 
 class PolicyFaultError(RuntimeError):

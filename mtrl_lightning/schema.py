@@ -68,7 +68,7 @@ def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tup
 
     Args:
         spec: the tasks.
-        policy_fields: what the policy's ``act`` returns beside its actions.
+        policy_fields: outputs of the policy's ``act`` beside its actions.
     """
     by_name = {field.name: field for field in step_fields(spec)}
     extra = (*spec.info_fields, *policy_fields)

@@ -63,7 +63,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         best_mode: whether the largest (``max``) or the smallest (``min``) value is best.
         at_start: whether one is written before the first environment step, too.
         on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue``
-            warns, keeps the former ones and tries again when the next is due; ``stop`` ends the
+            warns, keeps the previous ones and tries again when the next is due; ``stop`` ends the
             run. The last one of a run has to succeed.
     """
 
@@ -249,7 +249,9 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             text = f"the checkpoint after {env_steps:,} env steps could not be written ({error})"
             if self._on_error == "stop":
                 raise ConfigurationError(f"{text}: {self._remedy()}") from error
-            rank_zero_warn(f"{text}; the former ones are kept and the run continues: free the disk")
+            rank_zero_warn(
+                f"{text}; the previous ones are kept and the run continues: free the disk"
+            )
 
     def _remedy(self) -> str:
         if not self._saved:
@@ -268,7 +270,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
     def _write(self, best: float | None) -> None:
         assert self._trainer is not None
         check_equal(self.session.algorithm)  # else every checkpoint may be one of a run that drifts
-        former = (self._saved, self._saved_at, self._best)
+        previous = (self._saved, self._saved_at, self._best)
         name = self._file_name()
         unfinished = self.folder / f"{name}.unfinished"
         is_placed = False
@@ -287,7 +289,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                         if best is not None:
                             self._name("best.ckpt", name)
             except OSError:
-                self._saved, self._saved_at, self._best = former
+                self._saved, self._saved_at, self._best = previous
                 if self._trainer.is_global_zero:
                     unfinished.unlink(missing_ok=True)
                     if is_placed and name not in self._saved:

@@ -52,7 +52,7 @@ class SessionCallback(Callback):
     key: ClassVar[str]
     """Name of its state in a checkpoint."""
     learning_options: ClassVar[tuple[str, ...]] = ()
-    """Arguments that change what is learned: a continued run warns if one differs."""
+    """Arguments that affect training: a continued run warns if one differs."""
     session: Session
 
     @property
@@ -70,7 +70,7 @@ class SessionCallback(Callback):
         self.session = Session.of(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned.
+        """Restore the state that ``state_dict`` returned.
 
         Raises:
             ConfigurationError: if it is damaged.
@@ -79,4 +79,4 @@ class SessionCallback(Callback):
             self.restore(state_dict)
 
     def restore(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; errors name this callback."""
+        """Restore the state that ``state_dict`` returned; errors name this callback."""

@@ -15,13 +15,13 @@ from mtrl_lightning.ranks import distributed
 
 
 def check_equal(algorithm: Algorithm) -> None:
-    """Compare by checksums what has to be equal in every bit on all processes.
+    """Compare by checksums what has to be equal bit for bit on all processes.
 
     These are the parameters, buffers, the optimizers' states, and generators for what all of them
     draw alike.
 
     Raises:
-        DriftError: on all processes, naming what differs.
+        DriftError: on all processes, naming the difference.
     """
     if distributed.world_size() == 1:
         return
@@ -84,7 +84,7 @@ def check_started_alike(options: Mapping[str, Any]) -> None:
         options: values by name.
 
     Raises:
-        ConfigurationError: on all processes, naming what differs.
+        ConfigurationError: on all processes, naming the difference.
     """
     if distributed.world_size() == 1:
         return

@@ -46,7 +46,7 @@ class OptionsCallback(SessionCallback):
 
     Args:
         options: sections and their options by name, as ``config.yaml`` holds them.
-        learning_options: names of options, and of sections of them, that change what is learned.
+        learning_options: names of options, and of sections of them, that affect training.
     """
 
     key = "options"
@@ -54,7 +54,7 @@ class OptionsCallback(SessionCallback):
     def __init__(self, options: Mapping[str, Any], learning_options: Sequence[str]) -> None:
         self._options = plain(options)
         self._learning_options = learning_options
-        self._former: dict[str, Any] = {}
+        self._previous: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that all processes of the run have the same options and versions.
@@ -67,7 +67,7 @@ class OptionsCallback(SessionCallback):
         check_started_alike(versions | dict(_flat(self._options)))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the options of a new run; in a continued one, compare them with the former.
+        """Log the options of a new run; in a continued one, compare them with the checkpoint's.
 
         Raises:
             ConfigurationError: if one that differs would change nothing from here on.
@@ -99,12 +99,12 @@ class OptionsCallback(SessionCallback):
                 self._show_in_tensorboard(logger)
 
     def _changes(self) -> dict[str, str]:
-        """Return the options that differ from the former ones, with both values.
+        """Return the options that differ from the checkpoint's, with both values.
 
-        ``hparams.yaml`` has all; the checkpoint those that change what is learned, and goes first.
+        ``hparams.yaml`` has all; the checkpoint those that affect training, and goes first.
         """
         here = dict(_flat(self._options))
-        there = {**self._recorded(), **self._former}
+        there = {**self._recorded(), **self._previous}
         return {
             name: f"{name} {there[name]} there and {here[name]} here"
             for name in sorted(here.keys() & there.keys())
@@ -123,7 +123,7 @@ class OptionsCallback(SessionCallback):
             raise ConfigurationError(
                 "the run has made all of its env steps, and other options would change nothing:"
                 f" {', '.join(changed.values())}. Give a rollout.total_steps above"
-                f" {self.session.loop.counted_steps:,} to continue, or give the former values"
+                f" {self.session.loop.counted_steps:,} to continue, or give the previous values"
             )
         unused = set(self.session.loop.unused_options())
         texts = [
@@ -134,8 +134,8 @@ class OptionsCallback(SessionCallback):
         if texts:
             raise ConfigurationError(
                 "these options count only when a run starts; a continued one has the checkpoint's"
-                f" state in their place: {', '.join(texts)}. Give the former values, continue with"
-                " fit --resume RUN, or start a new run"
+                f" state in their place: {', '.join(texts)}. Give the previous values, continue"
+                " with fit --resume RUN, or start a new run"
             )
 
     def _show_in_tensorboard(self, logger: TensorBoardLogger) -> None:
@@ -160,7 +160,7 @@ class OptionsCallback(SessionCallback):
         logger.experiment.add_text("config", text, self.session.counters.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the options that change what is learned, by their full names."""
+        """Return the options that affect training, by their full names."""
         return {name: value for name, value in _flat(self._options) if self._has_effect(name)}
 
     def _has_effect(self, name: str) -> bool:
@@ -170,7 +170,7 @@ class OptionsCallback(SessionCallback):
         """Keep the checkpoint's options, to compare."""
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"options that are a {type(state_dict).__name__}")
-        self._former = plain(state_dict)
+        self._previous = plain(state_dict)
 
 
 def plain(value: Any) -> Any:

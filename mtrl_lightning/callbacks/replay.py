@@ -106,8 +106,8 @@ class ReplayCallback(SessionCallback):
         if MOVED in data.manifest:  # of a run with another number of processes
             with distributed.raise_on_all_ranks(ConfigurationError):
                 for part in data.manifest[MOVED]:
-                    former = self._snapshots_in(folder / part["manifest"].get("folder", ""))
-                    former.load_rings(part["manifest"], storage, part["rings"])
+                    previous = self._snapshots_in(folder / part["manifest"].get("folder", ""))
+                    previous.load_rings(part["manifest"], storage, part["rings"])
             return
         with distributed.raise_on_all_ranks(ConfigurationError):
             snapshots.load(data.manifest, storage)
@@ -143,7 +143,7 @@ class ReplayCallback(SessionCallback):
         """Write the replay and list its files, whoever saves the checkpoint.
 
         Raises:
-            OSError: if the disk is full or broken; what was saved before stays whole.
+            OSError: if the disk is full or broken; earlier files stay valid.
         """
         if self.session.replay_files is self:
             with distributed.raise_on_all_ranks(OSError):
@@ -154,7 +154,7 @@ class ReplayCallback(SessionCallback):
         """Write what the next checkpoint needs.
 
         Raises:
-            OSError: if the disk is full or broken; what was saved before stays whole.
+            OSError: if the disk is full or broken; earlier files stay valid.
         """
         with self._warning_of_the_disk():
             self._snapshots.finish()
@@ -169,9 +169,9 @@ class ReplayCallback(SessionCallback):
         """Delete the files that none of the checkpoints needs."""
         self._snapshots.prune(manifests)
         if distributed.rank() == 0:
-            self._prune_former(manifests)
+            self._prune_previous(manifests)
 
-    def _prune_former(self, manifests: list[dict[str, Any]]) -> None:
+    def _prune_previous(self, manifests: list[dict[str, Any]]) -> None:
         """Delete what processes wrote that this run no longer has, once it is not needed."""
         root = replay_folder(self.session.folder)
         size = distributed.world_size()

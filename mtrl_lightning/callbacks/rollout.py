@@ -172,7 +172,7 @@ class RolloutCallback(SessionCallback):
             timeout=self._timeout,
             max_restarts=self._max_restarts,
             on_restart=lambda reason: self._note_restart(envs, reason),
-            places=indices,
+            indices=indices,
             progress=progress,
         )
         return envs

@@ -29,7 +29,7 @@ class _Refused(NamedTuple):
 
     accepted: tuple[Any, ...]
     """Lightning's default, and other values that change nothing; null is accepted, too."""
-    remedy: str
+    hint: str
 
 
 _TOTAL = "set rollout.total_steps, the environment steps after which a run ends"
@@ -91,7 +91,7 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
         if value is None or _is_among(value, refused.accepted):
             continue
         raise ConfigurationError(
-            f"trainer.{name} is {value}, which a run does not follow: {refused.remedy}"
+            f"trainer.{name} is {value}, which a run does not follow: {refused.hint}"
         )
 
 
@@ -155,13 +155,13 @@ def check_checkpoint_callbacks(trainer: Trainer) -> None:
         name = type(callback).__name__
         metric = getattr(callback, "monitor", None)
         if metric is None:
-            remedy = "set checkpoint.every, and checkpoint.keep_last to -1 to keep all"
+            hint = "set checkpoint.every, and checkpoint.keep_last to -1 to keep all"
         else:
             mode = getattr(callback, "mode", "max")
-            remedy = f"set checkpoint.best_metric {metric} and checkpoint.best_mode {mode}"
+            hint = f"set checkpoint.best_metric {metric} and checkpoint.best_mode {mode}"
         raise ConfigurationError(
             f"the callback {name} cannot save a run: it goes by Lightning's count of optimizer"
             " steps, which a run does not use, or saves while environments are stepped. Leave it"
-            f" out and {remedy} (CheckpointCallback's arguments in Python); a run that is"
+            f" out and {hint} (CheckpointCallback's arguments in Python); a run that is"
             " interrupted saves itself"
         )

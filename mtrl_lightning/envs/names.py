@@ -31,7 +31,7 @@ def values_text(values: Any) -> str:
 
 
 def plain_values(values: Any) -> Any:
-    """Return values as what JSON holds; see ``values_text``."""
+    """Return values as plain JSON values; see ``values_text``."""
     return json.loads(values_text(values))
 
 

@@ -1,4 +1,4 @@
-"""A perceptron that encodes state vectors.
+"""A MLP that encodes state vectors.
 
 Shapes: ``B`` batch, ``D`` observation, ``F`` shared features, ``Z`` latent features.
 """
@@ -17,7 +17,7 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class MLPEncoder(ProjectedEncoder):
-    """Encode a state vector with a perceptron, for representation losses on states.
+    """Encode a state vector with an MLP, for representation losses on states.
 
     The features are ``tanh(LayerNorm(W h + b))`` of the hidden layers ``h``, like those of
     ``PixelEncoder``. Actor and critic share the hidden layers, which the critic's loss trains; the
@@ -56,7 +56,7 @@ class MLPEncoder(ProjectedEncoder):
         return self.hidden(observation_BD)  # type: ignore[no-any-return]
 
     def make_decoder(self) -> nn.Module:
-        """Return a perceptron of the same size from latent features to state vectors."""
+        """Return an MLP of the same size from latent features to state vectors."""
         width, depth = self._sizes
         hidden = HiddenLayers(self.latent_dim, width, depth, layer_norm=False)
         return nn.Sequential(hidden, nn.Linear(width, self._observation_dim))

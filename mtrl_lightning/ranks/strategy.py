@@ -230,9 +230,9 @@ def _connect(environment: ClusterEnvironment, backend: str, timeout: timedelta) 
 
 
 def unused_part(store: dist.Store, own: int, size: int, timeout: timedelta) -> dist.Store:
-    """Return a part of a launcher's store that no former processes of the run have used.
+    """Return a part of a launcher's store that no previous processes of the run have used.
 
-    ``torchrun`` keeps its store when it starts the processes again. The addresses of the former
+    ``torchrun`` keeps its store when it starts the processes again. The addresses of the previous
     ones are still in it, and whoever is first would try to connect to them.
 
     Args:
@@ -254,7 +254,7 @@ def unused_part(store: dist.Store, own: int, size: int, timeout: timedelta) -> d
     give_up_at = time.monotonic() + timeout.total_seconds()
     while missing:
         for other in sorted(missing):
-            if store.check([f"{MEETING}/here/{other}"]):  # the name of a former process, or a new
+            if store.check([f"{MEETING}/here/{other}"]):  # the name of a previous process, or a new
                 met = store.get(f"{MEETING}/here/{other}").decode()
                 store.set(f"{MEETING}/met/{met}", name)
         missing = {other for other in missing if not store.check([f"{MEETING}/{name}/{other}"])}

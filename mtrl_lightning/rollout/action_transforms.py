@@ -1,7 +1,6 @@
-"""What happens to actions between the policy that chooses them and the environments.
+"""Changes of actions on their way from the policy to the environments.
 
-The action that the policy chose is what is stored and learned from; the one that is sent may
-differ.
+The action that the policy chose is stored and learned from; the one that is sent may differ.
 
 Shapes: ``E`` environments, ``A`` action.
 """
@@ -21,42 +20,42 @@ from mtrl_lightning.ranks.states import Share
 from mtrl_lightning.spec import EnvSpec
 
 LOW, HIGH = -1.0, 1.0
-"""Bounds of what environments take."""
+"""Bounds of the actions that environments take."""
 
 
 class ActionTransform:
     """Change actions before they are sent to environments; override ``transform``.
 
-    A transform that draws or remembers something has it in ``state_dict``.
+    A transform with a random generator or a memory has both in ``state_dict``.
     """
 
     def seed(self, seed: int) -> None:
-        """Seed all draws; called once before training."""
+        """Seed its random generator; called once before training."""
 
     def transform(
         self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
     ) -> npt.NDArray:
-        """Return the actions that are sent, ``[E, A]``; what leaves [-1, 1] is clipped.
+        """Return the actions that are sent, ``[E, A]``; they are clipped to [-1, 1].
 
         Args:
-            action_EA: the policy's actions, or what the transform before made of them.
+            action_EA: the policy's actions, or those of the transform before.
             task_E: the environments' tasks.
-            is_training: False in an evaluation, where nothing may be drawn or remembered.
+            is_training: False in an evaluation, where its state may not change.
         """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it, as plain values."""
+        """Return its state for a checkpoint, as plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; called only if the checkpoint has kept anything."""
+        """Restore its state; called only if the checkpoint has one."""
 
     @staticmethod
     def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> Mapping[str, Any]:
         """Return the state of one process when a run continues with another number of them.
 
-        Here a process keeps its own. A new one has none: its draws begin as ``seed`` leaves them.
+        Here a process keeps its own. A new one has none: its generator is as ``seed`` left it.
 
         Args:
             states: of this transform on all processes of the checkpoint.
@@ -152,15 +151,15 @@ def sent_actions(
         return action_EA
     sent_EA: npt.NDArray = action_EA
     for transform in transforms:
-        given_EA = sent_EA
-        # a copy: the transform may write into what it is given, and the chosen action is stored
-        sent_EA = np.asarray(transform.transform(given_EA.copy(), task_E, is_training))
+        previous_EA = sent_EA
+        # a copy: the transform may write into its argument, and the chosen action is stored
+        sent_EA = np.asarray(transform.transform(previous_EA.copy(), task_E, is_training))
         if sent_EA.shape != action_EA.shape:
             raise ConfigurationError(
                 f"rollout.action_transforms: {type(transform).__name__} returns the shape"
                 f" {sent_EA.shape} for actions of the shape {action_EA.shape}: return as many"
             )
-        if not np.isfinite(sent_EA).all() and np.isfinite(given_EA).all():
+        if not np.isfinite(sent_EA).all() and np.isfinite(previous_EA).all():
             raise ConfigurationError(
                 f"rollout.action_transforms: {type(transform).__name__} returns actions that are"
                 f" not finite: {sent_EA[~np.isfinite(sent_EA)][:5].tolist()}"
@@ -169,11 +168,11 @@ def sent_actions(
 
 
 class TransformedPolicy:
-    """A policy whose actions are those that environments are sent in an evaluation.
+    """A policy with the transforms of an evaluation.
 
     Args:
         policy: chooses the actions.
-        transforms: change them, as in an evaluation: without noise.
+        transforms: of the actions; without noise, as in an evaluation.
     """
 
     def __init__(self, policy: Policy, transforms: Sequence[ActionTransform]) -> None:
@@ -182,7 +181,7 @@ class TransformedPolicy:
 
     @property
     def spec(self) -> EnvSpec:
-        """The policy's tasks, if it knows them: their numbers are what ``act`` is given."""
+        """The policy's tasks, if it knows them: ``act`` receives their indices."""
         return self._policy.spec  # type: ignore[attr-defined]
 
     def act(

@@ -1,4 +1,4 @@
-"""Episodes: those that run, windows over those that ended, and how long they took."""
+"""Running episodes, windows over finished ones, and their durations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mtrl_lightning.types import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
 SPREADS = ("min", "max", "std")
-"""What is logged beside the means of returns and lengths; that of a share would say nothing."""
+"""Logged beside the means of returns and lengths; of a share they have no meaning."""
 
 
 class RunningEpisodes:
@@ -70,7 +70,7 @@ class RunningEpisodes:
         return ended
 
     def _info_of(self, e: int) -> dict[str, float]:
-        """Return mean and last value of what an environment has reported in its episode."""
+        """Return mean and last value of a number that an environment reported in its episode."""
         reported = {key: mean for key, mean in self._info.items() if mean.count_E[e]}
         means = {key: float(mean.sum_E[e] / mean.count_E[e]) for key, mean in reported.items()}
         return means | {f"{key}_last": float(mean.last_E[e]) for key, mean in reported.items()}
@@ -215,11 +215,11 @@ class EpisodeWindows:
         return result
 
     def info(self) -> dict[str, dict[int, float]]:
-        """Return the means of what episodes have in ``info``: ``{name: {task: mean}}``."""
+        """Return the means of the numbers of ``info``: ``{name: {task: mean}}``."""
         return mean_info(dict(enumerate(self._windows)))
 
     def metrics(self, task_names: Sequence[str]) -> dict[str, float]:
-        """Return what is logged beside the means: spreads and numbers of ``info``.
+        """Return the metrics beside the means: spreads and numbers of ``info``.
 
         They are called ``rollout/return_min``, ``rollout/length_std``, ``rollout/info/<key>``, and
         those of a task end with ``/<task>``. Over all tasks it is the smallest minimum, the largest
@@ -281,11 +281,11 @@ class EpisodeWindows:
             self._windows[task].clear()
             self._windows[task].extend(episodes)
         self.count_T[:] = state.get("counts", [len(window) for window in self._windows])
-        self.summary()  # values that are no numbers are found now, and not when they are logged
+        self.summary()  # values that are no numbers raise here, and not when they are logged
 
 
 class EpisodeTimes:
-    """Wall-clock seconds of episodes; those that a checkpoint interrupts are left out.
+    """Wall-clock seconds of episodes, without those that a checkpoint interrupts.
 
     Args:
         task_E: the task of each environment.
@@ -320,7 +320,7 @@ class EpisodeTimes:
 
 
 def mean_info(episodes: Mapping[int, Iterable[Episode]]) -> dict[str, dict[int, float]]:
-    """Return the means of what episodes have in ``info``, by name and task.
+    """Return the means of the numbers of ``info``, by name and task.
 
     Args:
         episodes: of each task; one that lacks a number does not count for it.

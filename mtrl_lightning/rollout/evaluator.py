@@ -1,4 +1,4 @@
-"""Test episodes: the same ones each time, for every task."""
+"""Test episodes, the same ones in every evaluation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode
 
 SUCCESS = ("success", "success_last")
-"""What an evaluation measures of every task where the benchmark has success."""
+"""Measured for every task where the benchmark has success."""
 WORST = (1, 5)
 """Numbers of worst tasks whose mean success is logged, where there are more tasks than that."""
 
@@ -55,7 +55,7 @@ class Evaluation(NamedTuple):
         return task_names if self.tasks is None else tuple(task_names[i] for i in self.tasks)
 
     def values(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Return what was measured of every task, by name."""
+        """Return the measured values of every task, by name."""
         measured: dict[str, npt.NDArray[np.float64]] = {}
         if self.has_success:
             measured |= {"success": self.success_T, "success_last": self.success_last_T}
@@ -108,7 +108,7 @@ def _worst(num_tasks: int) -> list[int]:
 
 
 def metric_prefix(split: str) -> str:
-    """Return what a split's metrics begin with: ``eval``, ``eval_base``."""
+    """Return the prefix of a split's metrics: ``eval``, ``eval_base``."""
     return "eval" if split == "eval" else f"eval_{split.removeprefix('eval_')}"
 
 
@@ -136,32 +136,29 @@ class EvaluatedEpisode(NamedTuple):
 
     step: int
     """Vector step of the evaluation."""
-    place: int
-    """Place of its environment among all."""
+    env: int
+    """Index of its environment among all."""
     episode: Episode
 
 
 class Evaluator:
     """Run test episodes ``0, 1, ..., N - 1`` of a split's tasks, with the policy's best actions.
 
-    Its environments are made at the first evaluation and kept. An evaluation draws nothing from any
-    generator that training uses.
+    Its environments are made at the first evaluation and kept. An evaluation uses no generator of
+    training.
 
     Args:
         benchmark: the tasks.
         num_episodes: test episodes per task, ``N``.
         split: which environments.
-        envs_per_task: copies of each task's environment; each runs a contiguous share of the
-            episodes.
+        envs_per_task: environments per task; each runs a contiguous share of the episodes.
         num_workers: worker processes; see ``VectorEnv``.
         timeout: seconds to wait for a worker's answer.
         max_restarts: how often an evaluation is repeated with new environments because one of them,
             or its worker, broke; over all evaluations.
         on_restart: called with the reason each time.
-        share: number of this process among those that share the environments out, and how many
-            they are.
-        progress: whether bars show environments that are built and steps that are made, on a
-            terminal.
+        share: index of this process among those that divide the environments, and their number.
+        progress: whether bars show built environments and steps, on a terminal.
 
     Raises:
         ConfigurationError: if the split is unknown.
@@ -186,7 +183,7 @@ class Evaluator:
         self._num_episodes = num_episodes
         self._split = split
         self._tasks = tasks_of(benchmark, split)
-        self._copies = min(envs_per_task, num_episodes)
+        self._envs_per_task = min(envs_per_task, num_episodes)
         self._num_workers = num_workers
         self._timeout = timeout
         self._max_restarts = max_restarts
@@ -194,16 +191,16 @@ class Evaluator:
         self._progress = progress
         self.num_restarts = 0
         """How often an evaluation was repeated."""
-        num_envs = len(self._tasks) * self._copies
+        num_envs = len(self._tasks) * self._envs_per_task
         rank, num_processes = share
-        self._places = np.array_split(range(num_envs), num_processes)[rank]
-        """Places of the environments that are stepped here among all."""
+        self._indices = np.array_split(range(num_envs), num_processes)[rank]
+        """Indices of the environments that are stepped here among all."""
         self._envs: VectorEnv | None = None
 
     @property
     def num_envs(self) -> int:
         """Number of environments that are stepped here."""
-        return len(self._places)
+        return len(self._indices)
 
     def evaluate(self, policy: Policy, on_step: Callable[[], None] = lambda: None) -> Evaluation:
         """Run all test episodes.
@@ -248,34 +245,34 @@ class Evaluator:
                 self._on_restart(str(fault))
 
     def _run(self, policy: Policy, on_step: Callable[[], None]) -> list[EvaluatedEpisode]:
-        places = self._places
-        if not len(places):
+        indices = self._indices
+        if not len(indices):
             return []
         num_tasks = len(self._tasks)
         # before environments are started
         policy = matched_policy(policy, self._benchmark.spec, self._tasks)
         if self._envs is None:
-            tasks = np.repeat(self._tasks, self._copies)[places]
+            tasks = np.repeat(self._tasks, self._envs_per_task)[indices]
             self._envs = VectorEnv(
                 self._benchmark,
                 tasks.tolist(),
                 self._split,
                 num_workers=self._num_workers,
                 timeout=self._timeout,
-                places=places.tolist(),
+                indices=indices.tolist(),
                 progress=self._progress,
             )
-        shares = quotas(self._num_episodes, self._copies)
+        shares = quotas(self._num_episodes, self._envs_per_task)
         collector = Collector(self._envs, policy)
-        seeds = np.tile(np.cumsum(shares) - shares, num_tasks)[places]
+        seeds = np.tile(np.cumsum(shares) - shares, num_tasks)[indices]
         collector.reset(seed=seeds.tolist())
-        quota_E = np.tile(shares, num_tasks)[places]
+        quota_E = np.tile(shares, num_tasks)[indices]
         finished: list[EvaluatedEpisode] = []
         most_steps = int(quota_E.max()) * self._benchmark.horizon_of(self._split)
         with progress_bar(f"evaluating ({self._split})", most_steps, self._progress) as bar:
             for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
                 on_step()
-                finished += [EvaluatedEpisode(step, int(places[e.env]), e) for e in ended]
+                finished += [EvaluatedEpisode(step, int(indices[e.env]), e) for e in ended]
                 bar.update()
         return finished
 
@@ -283,7 +280,7 @@ class Evaluator:
         """Return the results of all test episodes, in whatever order they are given."""
         per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
         # in the order of an evaluation in one process: sums of rounded numbers depend on it
-        for _, _, episode in sorted(finished, key=lambda one: (one.step, one.place)):
+        for _, _, episode in sorted(finished, key=lambda one: (one.step, one.env)):
             per_task[episode.task].append(episode)
         assert all(len(episodes) == self._num_episodes for episodes in per_task.values())
         success, success_last, returns = (
@@ -319,7 +316,7 @@ class Evaluator:
         tasks = tasks_of(benchmark, self._split)
         if tasks != self._tasks:
             raise ConfigurationError(
-                f"the new benchmark's split {self._split} has the tasks {tasks}, the former's"
+                f"the new benchmark's split {self._split} has the tasks {tasks}, the previous one's"
                 f" {self._tasks}: they must be equal"
             )
         self.close()

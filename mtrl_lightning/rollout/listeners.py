@@ -46,11 +46,11 @@ class EpisodeListener:
         """Called before ``Collector.sample`` returns; not in training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it, as plain values."""
+        """Return its state for a checkpoint, as plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it; called only if the checkpoint has kept anything."""
+        """Restore its state; called only if the checkpoint has one."""
 
     @staticmethod
     def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class EpisodeEvents:
         observation_ED: npt.NDArray,
         done_E: npt.NDArray[np.bool_],
     ) -> None:
-        """Announce a vector step, the episodes that it ended, and those that begin after it.
+        """Announce a vector step, the episodes that it ended, and the new ones after it.
 
         Args:
             running: the running episodes, after the step.

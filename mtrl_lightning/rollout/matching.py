@@ -44,13 +44,13 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
     """Return the policy for the tasks of a benchmark, which are matched by name.
 
     The benchmark may have a part of the policy's tasks, in any order, and pad them to another size.
-    A policy that has no ``spec`` knows no names: it is returned as it is, and is given the
-    benchmark's numbers.
+    A policy that has no ``spec`` knows no names: it is returned as it is, and receives the
+    benchmark's indices.
 
     Args:
         policy: chooses the actions.
         spec: of the benchmark.
-        tasks: the numbers in ``spec.task_names`` of those that it acts in.
+        tasks: indices in ``spec.task_names`` of the tasks that it acts in.
 
     Returns:
         The policy itself if numbers and sizes are the same on both sides.
@@ -70,12 +70,12 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
             f" {', '.join(own.task_names)}. Give a benchmark of some of these, in any order"
         )
     for name in names:
-        for what in ("observation", "action"):
-            shape = _own_shape(own, what, name)
-            shape_here = _own_shape(spec, what, name)
+        for kind in ("observation", "action"):
+            shape = _own_shape(own, kind, name)
+            shape_here = _own_shape(spec, kind, name)
             if shape != shape_here:
                 raise ConfigurationError(
-                    f"the {what} of {name} has the shape {shape} in the policy and {shape_here} in"
+                    f"the {kind} of {name} has the shape {shape} in the policy and {shape_here} in"
                     " the benchmark: give a benchmark with the wrappers and pixels that the policy"
                     " was trained with"
                 )
@@ -86,14 +86,14 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
     return policy if is_same else _MatchedPolicy(policy, own, spec)
 
 
-def _own_shape(spec: EnvSpec, what: str, task: str) -> tuple[int, ...]:
+def _own_shape(spec: EnvSpec, kind: str, task: str) -> tuple[int, ...]:
     """Return the shape of a task's own observation or action."""
-    sizes: Sequence[int] = getattr(spec, f"{what}_sizes")
-    return (sizes[spec.task_names.index(task)],) if sizes else getattr(spec, f"{what}_space").shape
+    sizes: Sequence[int] = getattr(spec, f"{kind}_sizes")
+    return (sizes[spec.task_names.index(task)],) if sizes else getattr(spec, f"{kind}_space").shape
 
 
 def _padded_to(rows_EN: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
-    """Return rows with more zeros behind, or with fewer."""
+    """Return rows with zeros appended, or with entries cut off."""
     if rows_EN.shape[1:] == shape:
         return rows_EN
     (size,) = shape

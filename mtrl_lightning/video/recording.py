@@ -87,7 +87,7 @@ def record_videos(
     the frames. No generator of training is used.
 
     Args:
-        policy: such as ``run.policy`` or what ``load_policy`` returns.
+        policy: such as ``run.policy`` or the result of ``load_policy``.
         benchmark: the tasks; some of the policy's, in any order, are matched by name.
         folder: of the videos, ``<task>.mp4`` and, with several tasks, ``all_tasks.mp4``; in other
             splits than the first evaluated one their names begin with the split.

@@ -19,7 +19,7 @@ from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from metaworld.utils import reward_utils
 
 from mtrl_lightning.envs import MetaWorld, VectorEnv
-from mtrl_lightning.envs.benchmarks.metaworld_goals import drawn_goals
+from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast import metaworld_numbers
 from mtrl_lightning.envs.fast.metaworld_fast import SPARE_MODELS, fast_class, unchecked_versions
 from mtrl_lightning.envs.state.state import EnvState
@@ -71,7 +71,7 @@ def few_goals():
 @functools.cache
 def metaworlds_goals(name, seed, fast):
     """Goals for both: that ours are MetaWorld's is tested on its own."""
-    return drawn_goals(name, seed)
+    return sampled_goals(name, seed)
 
 
 def scripted(name, horizon, generator):
@@ -289,8 +289,8 @@ def test_goals_of_every_task_are_metaworlds_own(name):
         patched.setattr(metaworld, "_N_GOALS", 8)
         before = str(np.random.get_state())
         seed = 100 * ALL.index(name)
-        assert drawn_goals(name, seed) == metaworld.MT1(name, seed=seed).train_tasks
-        assert drawn_goals(name, seed) != drawn_goals(name, seed + 1)
+        assert sampled_goals(name, seed) == metaworld.MT1(name, seed=seed).train_tasks
+        assert sampled_goals(name, seed) != sampled_goals(name, seed + 1)
         assert str(np.random.get_state()) == before
 
 
@@ -299,7 +299,7 @@ def test_all_fifty_goals_are_metaworlds_own(name):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metaworld, "_N_GOALS", 50)
         for seed in (0, 42):
-            goals = drawn_goals(name, seed)
+            goals = sampled_goals(name, seed)
             assert len(set(goals)) == 50
             assert goals == metaworld.MT1(name, seed=seed).train_tasks
 
@@ -311,7 +311,7 @@ def arrays(model):
 
 @pytest.mark.parametrize("name", ["basketball-v3", "lever-pull-v3", "box-close-v3"])
 def test_a_model_that_goals_were_drawn_with_is_as_a_new_one_and_belongs_to_one_environment(name):
-    drawn_goals(name, 0)
+    sampled_goals(name, 0)
     (spare,) = SPARE_MODELS.values()
     kind = metaworld.ALL_V3_ENVIRONMENTS[name]
     ours = fast_class(kind)()
@@ -322,7 +322,7 @@ def test_a_model_that_goals_were_drawn_with_is_as_a_new_one_and_belongs_to_one_e
     found, wanted = arrays(ours.model), arrays(theirs.model)
     assert same(found, wanted)
     assert len(found) > 200
-    (task,) = drawn_goals(name, 1)[:1]
+    (task,) = sampled_goals(name, 1)[:1]
     ours.set_task(task)
     ours.reset()
     assert not same(arrays(ours.model), wanted), "a task edits its model"
@@ -378,7 +378,7 @@ def test_metaworlds_classes_and_modules_stay_as_they_are():
     wrong = [
         f
         for f in functions
-        if f.__module__.startswith("mtrl_lightning") or "_metaworld_places" in f.__code__.co_names
+        if f.__module__.startswith("mtrl_lightning") or "_metaworld_views" in f.__code__.co_names
     ]
     assert wrong == []
     assert {id(vars(module)["np"]) for module in modules if "np" in vars(module)} == {id(np)}
@@ -508,12 +508,12 @@ def test_quaternions_are_scipys():
 
 
 def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
-    assert metaworld_numbers.stand_ins()["Rotation"] is metaworld_numbers.Rotation
+    assert metaworld_numbers.replacements()["Rotation"] is metaworld_numbers.Rotation
     quaternion = metaworld_numbers.quaternion
     monkeypatch.setattr(
         metaworld_numbers, "quaternion", lambda matrix: np.nextafter(quaternion(matrix), 1)
     )
-    found = metaworld_numbers.stand_ins.__wrapped__()["Rotation"]
+    found = metaworld_numbers.replacements.__wrapped__()["Rotation"]
     assert found is scipy.spatial.transform.Rotation
 
 

@@ -119,7 +119,9 @@ def test_a_benchmark_of_another_largest_return_takes_no_place_of_another():
     spec = ToyReach(2).spec._replace(max_return=10.0)
     check_same(spec, spec._replace(horizon=2 * spec.horizon, max_return=20.0))
     for changed in (20.0, None):
-        with pytest.raises(ConfigurationError, match=rf"max_return is {changed}, the former's 10"):
+        with pytest.raises(
+            ConfigurationError, match=rf"max_return is {changed}, the previous one's 10"
+        ):
             check_same(spec, spec._replace(max_return=changed))
     with pytest.raises(ConfigurationError, match="max_return"):
         check_same(spec, spec._replace(horizon=2, max_return=None))
@@ -129,5 +131,7 @@ def test_a_benchmark_of_another_largest_return_takes_no_place_of_another():
 def test_a_benchmark_of_other_sizes_takes_no_place_of_another(name):
     spec = ToyReach(2).spec
     check_same(spec, spec._replace(**{name: (2, 2)}))
-    with pytest.raises(ConfigurationError, match=rf"{name} are \(1, 2\), the former's all full"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name} are \(1, 2\), the previous one's all full"
+    ):
         check_same(spec, spec._replace(**{name: (1, 2)}))

@@ -208,7 +208,7 @@ def test_a_wrappers_state_is_restored_in_the_middle_of_an_episode(benchmark, pip
             [{"class_path": "gymnasium.wrappers.DiscretizeAction", "init_args": {"bins": 3}}],
             "after DiscretizeAction.*action space is",
         ),
-        ([partial(Pieces, space=Dict(a=Box(-1, 1)))], r"other in it is again a dict.*Flatten"),
+        ([partial(Pieces, space=Dict(a=Box(-1, 1)))], r"other in it is a dict.*Flatten"),
         ([partial(Pieces, space=Discrete(3))], r"Boxes of numbers: other Discrete\(3\)"),
         ([partial(Drift, as_said=False)], r"the shape \(2,\), and observation_space .* \(3,\)"),
         (["gymnasium.wrappers.FrameStak"], r"did you mean gymnasium\.wrappers\.FrameStackObserv"),

@@ -120,7 +120,7 @@ class EnvStepWandbLogger(WandbLogger):
         """Return the W&B run, which is started at the first use.
 
         Raises:
-            ConfigurationError: if W&B cannot start it, as without a login; with the remedy.
+            ConfigurationError: if W&B cannot start it, as without a login; with what to do.
         """
         import wandb
 

@@ -23,7 +23,7 @@ class Benchmark(ABC):
     """Tasks that share an observation and an action space.
 
     Tasks of different sizes share the largest: ``pad_to_spec`` pads their environments, and the
-    spec's ``observation_sizes`` and ``action_sizes`` say what is a task's own.
+    spec's ``observation_sizes`` and ``action_sizes`` are each task's own sizes.
 
     A benchmark is sent to worker processes: it holds plain values and functions, and imports its
     suite when it needs it.
@@ -31,13 +31,13 @@ class Benchmark(ABC):
     An environment of a task is a ``gymnasium.Env`` whose observation carries no task encoding. Its
     state is saved by ``EnvState``: all attributes of the environment and its wrappers, MuJoCo's
     state among them. A class with attributes that cannot or need not be saved has
-    ``get_state() -> dict`` and ``set_state(dict)`` of plain values or arrays, which then answer for
-    all of it; ``envs.simulator.MujocoState`` takes and restores a MuJoCo simulation for them. Where
-    an environment's state cannot be saved, it starts a new episode after a resume. An environment
-    draws from a generator of its own, never from a global one.
+    ``get_state() -> dict`` and ``set_state(dict)`` of plain values or arrays, which then cover its
+    whole state; ``envs.simulator.MujocoState`` takes and restores a MuJoCo simulation for them.
+    Where an environment's state cannot be saved, it starts a new episode after a resume. An
+    environment uses a random generator of its own, never a global one.
 
     ``reset(seed=s)`` determines everything that follows. In the split ``train`` it seeds the
-    generator that draws initial states and goals. In every other split ``s`` is the number of the
+    generator of initial states and goals. In every other split ``s`` is the number of the
     test episode: the same ``s`` always starts the same episode, and each further ``reset()`` the
     next one.
     """
@@ -55,7 +55,7 @@ class Benchmark(ABC):
     @property
     @abstractmethod
     def spec(self) -> EnvSpec:
-        """What an algorithm needs to know."""
+        """Tasks, spaces and horizon, for algorithms."""
 
     def horizon_of(self, split: str) -> int:
         """Return the largest number of steps of an episode in a split; the spec's horizon here."""
@@ -68,7 +68,7 @@ class Benchmark(ABC):
         Args:
             task: the task's index in ``spec.task_names``.
             split: one of ``splits``.
-            seed: of the environment's draws until it is reset with another seed.
+            seed: of the environment's random generator, until a reset with another seed.
         """
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
@@ -194,7 +194,7 @@ def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = Fa
     """
     if store and not keys:
         raise ConfigurationError(
-            "data.store_info is true and data.info_keys names nothing: name what is to be stored"
+            "data.store_info is true and data.info_keys names nothing: name the keys to store"
         )
     return WithInfo(benchmark, keys, store) if keys else benchmark
 
@@ -327,8 +327,8 @@ def _check_sizes(spec: EnvSpec, name: str, space: Box) -> None:
         return
     if len(space.shape) != 1:
         raise ConfigurationError(
-            f"{name} is {sizes}, and the space has the shape {space.shape}: only what has one axis"
-            " can be padded; leave the sizes out"
+            f"{name} is {sizes}, and the space has the shape {space.shape}: only a space of one"
+            " axis can be padded; leave the sizes out"
         )
     if len(sizes) != spec.num_tasks:
         raise ConfigurationError(
@@ -342,12 +342,12 @@ def _check_sizes(spec: EnvSpec, name: str, space: Box) -> None:
             )
 
 
-def check_same(former: EnvSpec, changed: EnvSpec) -> None:
-    """Check that what an algorithm knows of a benchmark holds for another one.
+def check_same(previous: EnvSpec, changed: EnvSpec) -> None:
+    """Check that a benchmark can replace another one under the same algorithm.
 
     Raises:
-        ConfigurationError: naming what differs. Horizon, success and protocol may, and with another
-            horizon also the largest return.
+        ConfigurationError: naming the difference. Horizon, success and protocol may, and with
+            another horizon also the largest return.
     """
     known = (
         "task_names",
@@ -358,30 +358,30 @@ def check_same(former: EnvSpec, changed: EnvSpec) -> None:
         "frame_stack",
     )
     for name in known:
-        was = getattr(former, name)
+        was = getattr(previous, name)
         is_now = getattr(changed, name)
         if was != is_now:
             raise ConfigurationError(
-                f"the new benchmark's {name} is {is_now}, the former's {was}: they must be equal,"
-                " because the algorithm and its replay are made for them"
+                f"the new benchmark's {name} is {is_now}, the previous one's {was}: they must be"
+                " equal, because the algorithm and its replay are made for them"
             )
-    have_score = [spec.max_return is not None for spec in (former, changed)]
-    has_same_horizon = former.horizon == changed.horizon
+    have_score = [spec.max_return is not None for spec in (previous, changed)]
+    has_same_horizon = previous.horizon == changed.horizon
     if have_score[0] != have_score[1] or (
-        has_same_horizon and former.max_return != changed.max_return
+        has_same_horizon and previous.max_return != changed.max_return
     ):
         raise ConfigurationError(
-            f"the new benchmark's max_return is {changed.max_return}, the former's"
-            f" {former.max_return}: scores would not be comparable; give benchmarks of the same"
+            f"the new benchmark's max_return is {changed.max_return}, the previous one's"
+            f" {previous.max_return}: scores would not be comparable; give benchmarks of the same"
             " largest return"
         )
     for name, mask in (
         ("observation_sizes", "observation_mask_TD"),
         ("action_sizes", "action_mask_TA"),
     ):
-        if not np.array_equal(getattr(former, mask), getattr(changed, mask)):
+        if not np.array_equal(getattr(previous, mask), getattr(changed, mask)):
             raise ConfigurationError(
                 f"the new benchmark's {name} are {getattr(changed, name) or 'all full'}, the"
-                f" former's {getattr(former, name) or 'all full'}: they must be equal, because the"
-                " algorithm is made for them"
+                f" previous one's {getattr(previous, name) or 'all full'}: they must be equal,"
+                " because the algorithm is made for them"
             )

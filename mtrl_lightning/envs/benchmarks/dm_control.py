@@ -62,7 +62,7 @@ class SuiteTasks(Benchmark):
 
     Args:
         task_names: names of all tasks.
-        train_tasks: indices of those that are trained on.
+        train_tasks: indices of the trained tasks.
         action_repeat: control steps per environment step; their rewards are added.
         horizon: control steps in an episode, at most 1000.
         reward_scale: factor of every reward, above 0; the score does not depend on it.
@@ -82,7 +82,7 @@ class SuiteTasks(Benchmark):
         fast: bool,
     ) -> None:
         self.task_names = tuple(task_names)
-        import_suite()  # says what to install, before versions are looked up
+        import_suite()  # its error names the package to install; versions are looked up below
         within(1, MAX_HORIZON, horizon=horizon, hint=" of control steps")
         within(1, horizon, action_repeat=action_repeat, hint=", the horizon in control steps")
         above(0, finite=True, reward_scale=reward_scale)
@@ -113,7 +113,7 @@ class SuiteTasks(Benchmark):
 
     @property
     def protocol(self) -> dict[str, str | int | float]:
-        """What a subclass adds to the protocol."""
+        """Entries that a subclass adds to the protocol."""
         return {}
 
     @property
@@ -183,7 +183,7 @@ class DMControl(SuiteTasks):
 
     Tasks of different bodies are padded to the largest sizes among them. Rewards of a control step
     lie between 0 and 1 and episodes do not end early, so that ``eval/score`` is the return divided
-    by the largest one. Training draws initial states at random; test episode ``k`` is the first one
+    by the largest one. Training samples initial states; test episode ``k`` is the first one
     of dm_control's task with ``random=k``.
 
     Args:

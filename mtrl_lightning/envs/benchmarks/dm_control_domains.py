@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from mtrl_lightning.envs.fast.dm_control_fast import FastPhysics, stand_ins
+from mtrl_lightning.envs.fast.dm_control_fast import FastPhysics, replacements
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 Upstream: Any = object
 """A domain's class of its physics: the base class of ours after both are combined."""
 
 NO_RENDERER = "off"
-"""The value of ``MUJOCO_GL`` with which dm_control looks for no library to draw with."""
+"""The value of ``MUJOCO_GL`` with which dm_control loads no rendering library."""
 
 
 @cache
@@ -32,7 +32,8 @@ def import_suite() -> ModuleType:
     warning; since dm_control's own images are not used here, it need not look.
 
     Raises:
-        ConfigurationError: if dm_control is missing, or ``MUJOCO_GL`` names what is not installed.
+        ConfigurationError: if dm_control is missing, or the library of ``MUJOCO_GL`` is not
+            installed.
     """
     import_optional("dm_control", '"mtrl_lightning[dmcontrol]"')
     chosen = os.environ.get("MUJOCO_GL")
@@ -82,7 +83,9 @@ def domain(name: str, fast: bool) -> ModuleType:
         bases.append(_QuadrupedPhysics)
     if fast:
         bases.append(FastPhysics)
-        vars(module).update({name: it for name, it in stand_ins().items() if name in vars(module)})
+        vars(module).update(
+            {name: it for name, it in replacements().items() if name in vars(module)}
+        )
     module.Physics = type("Physics", (*bases, module.Physics), {})
     return module
 
@@ -113,7 +116,7 @@ def load(task: str, fast: bool, edit: Callable[[bytes], bytes] | None = None) ->
 
 
 class _Physics(Upstream):
-    """What every domain's physics shares, before the domain's class."""
+    """Physics of all domains, before the domain's class."""
 
     @classmethod
     def from_xml_string(cls, xml_string: Any, assets: dict[str, Any] | None = None) -> Any:

@@ -52,7 +52,7 @@ class OwnStepper:
 
 
 class FastStepper:
-    """What ``Environment.step`` does, except for observations that are not asked for.
+    """``Environment.step`` without the observations that are not requested.
 
     Args:
         environment: dm_control's ``Environment``.
@@ -81,7 +81,7 @@ class SuiteEnv(gym.Env):
     """A task of dm_control's suite.
 
     Observations are the values of dm_control's dictionary in its order, in single precision. Only a
-    last discount of 0 terminates an episode; what ends it otherwise truncates it.
+    last discount of 0 terminates an episode; any other end truncates it.
 
     Args:
         environment: dm_control's ``Environment`` of the task.
@@ -91,7 +91,7 @@ class SuiteEnv(gym.Env):
         reward_scale: factor of every reward.
         is_for_evaluation: whether a seed is the number of a test episode, and each further reset
             starts the next one; test episode ``k`` is dm_control's first with ``random=k``.
-        seed: of the task's draws until ``reset`` gets another one.
+        seed: of the task's random generator, until ``reset`` gets another one.
 
     Raises:
         ConfigurationError: if actions are not bounded.

@@ -31,9 +31,9 @@ class Family(NamedTuple):
     task: str
     """A domain and a task of it."""
     quantity: str
-    """What the number is called in the names of the tasks."""
+    """Name of the parameter in the names of the tasks."""
     meaning: str
-    """What the number is, with its unit."""
+    """Meaning of the parameter, with its unit."""
     edit: Callable[[ET.Element, float], None]
     """Changes a model's XML."""
     train: tuple[float, ...]
@@ -162,26 +162,26 @@ class DMControlFamily(SuiteTasks):
     networks know it.
 
     The splits are ``train``, ``eval_base``, ``eval_interpolation`` and ``eval_extrapolation``.
-    Training draws initial states at random; test episode ``k`` starts as the first one of
+    Training samples initial states; test episode ``k`` starts as the first one of
     dm_control's task with ``random=k``.
 
     Args:
         family: ``cheetah_torso``, ``walker_friction``, ``walker_foot``, ``cartpole_pole``,
             ``cartpole_cart``, ``finger_spinner`` or ``finger_length``.
         train: values that are trained on; None for the family's own.
-        eval_base: values of the split ``eval_base``; None for those that are trained on. An empty
+        eval_base: values of the split ``eval_base``; None for the trained ones. An empty
             list leaves out this split, and the same holds for the next two.
-        eval_interpolation: values between those that are trained on; None for the family's own,
+        eval_interpolation: values between the trained ones; None for the family's own,
             as far as they lie there.
-        eval_extrapolation: values beyond those that are trained on; None for the family's own, as
+        eval_extrapolation: values beyond the trained ones; None for the family's own, as
             far as they lie there.
         task: another task of the same domain, such as ``walker-run``; None for the family's own.
         action_repeat: control steps per environment step; their rewards are added. Where it does
             not divide the horizon, the last environment step of an episode has fewer.
         horizon: control steps in an episode, at most 1000, which is dm_control's own.
         reward_scale: factor of every reward, above 0; the score does not depend on it.
-        fast: step with cheaper code, whose observations and rewards are equal to dm_control's in
-            every bit. dm_control's own code is used, with a warning, if the installed version was
+        fast: step with cheaper code, whose observations and rewards are bit-exact those of
+            dm_control. dm_control's own code is used, with a warning, if the installed version was
             not compared.
 
     Raises:
@@ -208,13 +208,13 @@ class DMControlFamily(SuiteTasks):
             raise ConfigurationError(f"unknown family {family!r}: {hint}")
         self.family = FAMILIES[family]
         trained = self.family.train if train is None else train
-        given = {
+        by_split = {
             "train": trained,
             "eval_base": trained if eval_base is None else eval_base,
             INTERPOLATION: eval_interpolation or (),
             EXTRAPOLATION: eval_extrapolation or (),
         }
-        values = {split: _checked(self.family, split, of) for split, of in given.items()}
+        values = {split: _checked(self.family, split, of) for split, of in by_split.items()}
         if not values["train"]:
             raise ConfigurationError("train is empty: give at least one value to train on")
         if eval_interpolation is None:
@@ -235,7 +235,7 @@ class DMControlFamily(SuiteTasks):
 
     @property
     def protocol(self) -> dict[str, str | int | float]:
-        """The task, and what varies."""
+        """The task, and the parameter that varies."""
         return {"task": self._task, "varied": self.family.meaning}
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
@@ -261,7 +261,7 @@ class DMControlFamily(SuiteTasks):
 
 
 def _unseen(values: Sequence[float], trained: Sequence[float], between: bool) -> tuple[float, ...]:
-    """Return the values that are not trained on and lie between those that are, or beyond them."""
+    """Return the untrained values between the trained ones, or beyond them."""
     return tuple(v for v in values if v not in trained and _is_between(v, trained) == between)
 
 
@@ -299,7 +299,7 @@ def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
         if seen:
             raise ConfigurationError(
                 f"{split} has {seen}, which train has, too: leave them out of one of them"
-                " (eval_base evaluates what is trained on)"
+                " (eval_base evaluates the trained values)"
             )
         is_inside = split == INTERPOLATION
         wrong = [value for value in values[split] if _is_between(value, trained) != is_inside]
@@ -330,9 +330,9 @@ def _edited(family: Family, value: float, xml: bytes) -> bytes:
 
 def _element(model: ET.Element, path: str) -> ET.Element:
     """Return the only element of this path."""
-    found = model.findall(path)
-    assert len(found) == 1, f"{path} is in the model {len(found)} times"
-    return found[0]
+    elements = model.findall(path)
+    assert len(elements) == 1, f"{path} is in the model {len(elements)} times"
+    return elements[0]
 
 
 def _named(model: ET.Element, tag: str, name: str) -> ET.Element:

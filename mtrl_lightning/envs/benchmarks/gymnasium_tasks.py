@@ -36,7 +36,7 @@ class GymnasiumTasks(Benchmark):
 
     Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
     flattened. Vectors of different sizes are padded to the largest: zeros follow an observation,
-    and what follows an action has no effect. The split ``train`` seeds each environment once, in
+    and entries after an action have no effect. The split ``train`` seeds each environment once, in
     ``eval`` test episode ``k`` is the one after ``reset(seed=k)``.
 
     Args:
@@ -118,7 +118,7 @@ class GymnasiumTasks(Benchmark):
         except TypeError as error:
             if NO_RENDER_MODE.search(str(error)) is None:
                 raise
-            env = make()  # it may draw itself all the same
+            env = make()  # its render() may work without the argument
         return self._prepared(env, task, split, seed)
 
     def _prepared(self, env: gym.Env, task: int, split: str, seed: int) -> gym.Env:
@@ -148,7 +148,7 @@ def _named(tasks: Any) -> dict[str, Any]:
 
 
 class _SeededEpisodes(gym.Wrapper):
-    """Seed episodes as ``Benchmark`` says, and report success as ``info["success"]``."""
+    """Seed episodes as ``Benchmark`` specifies, and report success as ``info["success"]``."""
 
     def __init__(
         self, env: gym.Env, name: str, numbered: bool, seed: int, has_success: bool

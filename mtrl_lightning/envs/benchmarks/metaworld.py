@@ -14,16 +14,15 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.checks import at_least, one_of, within
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
-from mtrl_lightning.envs.benchmarks.metaworld_goals import drawn_goals
+from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast.metaworld_fast import fast_class, unchecked_versions
 from mtrl_lightning.envs.render.opengl import import_simulated
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_GOALS = 50
-"""Goals that MetaWorld draws for a task."""
+"""Goals that MetaWorld samples for a task."""
 CAMERA = "corner2"
-
 """The camera of MetaWorld's own images; it sees the table and the whole arm."""
 
 
@@ -31,8 +30,8 @@ class MetaWorld(Benchmark):
     """Tasks of MetaWorld, with the goal visible and no end on success.
 
     A task's goals are those of ``metaworld.MT1(task, seed=goal_seed)``, so a task has the same
-    goals in every list of tasks. Training draws one of them for each episode; the evaluation split
-    visits them in order, so that test episode ``k`` has goal ``k mod num_goals``.
+    goals in every list of tasks. Training samples one of them for each episode; the evaluation
+    split visits them in order, so that test episode ``k`` has goal ``k mod num_goals``.
 
     Args:
         tasks: ``MT10``, ``MT25``, ``MT50``, or task names such as ``reach-v3``; ``-v3`` may be left
@@ -43,10 +42,10 @@ class MetaWorld(Benchmark):
         evaluation_horizon: steps in a test episode; None for ``horizon``. Training with a shorter
             horizon than this is faster, and the success of test episodes stays comparable.
         num_goals: number of goals per task, 1 to 50.
-        goal_seed: seed of the draw of goals; the same for training and evaluation.
+        goal_seed: seed of the goals; the same for training and evaluation.
         fast: build and step with faster code, whose observations, rewards and goals are equal to
-            MetaWorld's in every bit. MetaWorld's own code is used, with a warning, if the installed
-            version was not compared. A fast environment cannot be pickled. It has no
+            bit-exact those of MetaWorld. MetaWorld's own code is used, with a warning, if the
+            installed version was not compared. A fast environment cannot be pickled. It has no
             ``compute_reward``, by which checkers recognize environments with goals in dictionaries.
 
     Raises:
@@ -195,7 +194,7 @@ def _named_set(suite: Any, name: str) -> list[str]:
 
 @cache
 def _goals(name: str, seed: int, fast: bool) -> list[Any]:
-    """Return MetaWorld's own 50 goals of a task; cached, since drawing them takes 100 resets."""
+    """Return MetaWorld's own 50 goals of a task; cached, since sampling them takes 100 resets."""
     if fast:
-        return drawn_goals(name, seed)
+        return sampled_goals(name, seed)
     return import_simulated("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

@@ -1,7 +1,7 @@
-"""The goals of ``metaworld.MT1(task, seed).train_tasks``, drawn without simulation.
+"""The goals of ``metaworld.MT1(task, seed).train_tasks``, sampled without simulation.
 
-MetaWorld draws a goal by resetting an environment, which moves the hand for 100 steps of physics.
-Its own ``reset_model`` is run here too, with its rejection of draws, which does not depend on the
+MetaWorld samples a goal by resetting an environment, which moves the hand for 100 steps of physics.
+Its own ``reset_model`` is run here too, with its rejection sampling, which does not depend on the
 hand's position.
 """
 
@@ -17,8 +17,8 @@ from mtrl_lightning.envs.state.simulator import ModelEdits
 from mtrl_lightning.errors import import_optional
 
 
-class _Drawing(Upstream):
-    """A task's environment that only draws: no time passes in it."""
+class _GoalSampler(Upstream):
+    """A task's environment that only samples goals: no time passes in it."""
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
         model, data = super()._initialize_simulation()
@@ -37,7 +37,7 @@ class _Drawing(Upstream):
         return self._last_rand_vec
 
 
-def drawn_goals(name: str, seed: int) -> list[Any]:
+def sampled_goals(name: str, seed: int) -> list[Any]:
     """Return MetaWorld's 50 goals of a task.
 
     Args:
@@ -51,7 +51,7 @@ def drawn_goals(name: str, seed: int) -> list[Any]:
         for key, value in suite._env_dict.ML1_ARGS_KWARGS[name]["kwargs"].items()
         if key != "task_id"
     }
-    env = type(task_class.__name__, (_Drawing, task_class), {})()
+    env = type(task_class.__name__, (_GoalSampler, task_class), {})()
     env._generator = np.random.RandomState(seed)
     env._set_task_called = True
     env._set_task_inner(**kwargs)

@@ -26,7 +26,8 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
         observation_size: size of the padded observation, ``D``, at least the environment's own;
             None to leave observations, such as images, as they are.
         action_size: size of the padded action, ``A``, at least the environment's own; None to leave
-            actions as they are. What pads an action lies between -1 and 1 and has no effect.
+            actions as they are. Padding entries of an action lie between -1 and 1 and have no
+            effect.
 
     Raises:
         ConfigurationError: if a space that is to be padded is no vector, or is larger.
@@ -129,13 +130,13 @@ def padded_spaces(spaces: Mapping[str, tuple[Box, Box]]) -> PaddedSpaces:
 
 
 def _common(
-    spaces: Mapping[str, Box], what: str, low: float, high: float
+    spaces: Mapping[str, Box], kind: str, low: float, high: float
 ) -> tuple[Box, tuple[int, ...]]:
     (first, expected), *others = spaces.items()
     for name, space in others:
         if space != expected and not len(space.shape) == len(expected.shape) == 1:
             raise ConfigurationError(
-                f"the {what} spaces of the tasks differ: {first!r} has {expected}, {name!r} has"
+                f"the {kind} spaces of the tasks differ: {first!r} has {expected}, {name!r} has"
                 f" {space}; only vectors are padded, so wrap the environments so that they are"
                 " equal, or in gymnasium.wrappers.FlattenObservation"
             )
@@ -152,14 +153,14 @@ def _common(
     return joined, sizes if len(set(sizes)) > 1 else ()
 
 
-def _vector(space: gym.Space, what: str, size: int) -> Box:
+def _vector(space: gym.Space, kind: str, size: int) -> Box:
     if not (isinstance(space, Box) and len(space.shape) == 1):
         raise ConfigurationError(
-            f"the environment's {what} space is {space}: only vectors can be padded"
+            f"the environment's {kind} space is {space}: only vectors can be padded"
         )
     if space.shape[0] > size:
         raise ConfigurationError(
-            f"the environment's {what} space has {space.shape[0]} numbers, and {what}_size is"
+            f"the environment's {kind} space has {space.shape[0]} numbers, and {kind}_size is"
             f" {size}: give at least {space.shape[0]}"
         )
     return space

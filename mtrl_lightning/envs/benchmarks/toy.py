@@ -56,7 +56,7 @@ class ToyConflict(Benchmark):
 
     Task ``i`` has its goal at the angle ``4 pi i / num_tasks`` and rotates actions by
     ``2 pi i / num_tasks``. With an even number of tasks, ``i`` and ``i + num_tasks / 2`` share a
-    goal, and what leads to it in one leads away from it in the other, wherever the point is.
+    goal, and an action towards it in one leads away from it in the other, wherever the point is.
     Rewards grow from task to task. A network without task conditioning can solve at most one of
     such two.
 
@@ -165,11 +165,11 @@ class _ToyEnv(gym.Env):
         """Draw the point in blue and the goal, as large as success is near it, in green."""
         x, y = np.meshgrid(np.linspace(-1, 1, IMAGE_SIZE), np.linspace(1, -1, IMAGE_SIZE))
         image = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), 255, np.uint8)
-        for place, radius, color in (
+        for center, radius, color in (
             (self._goal, RADIUS, (120, 200, 120)),
             (self._position, RADIUS / 3, (30, 60, 200)),
         ):
-            image[np.hypot(x - place[0], y - place[1]) < radius] = color
+            image[np.hypot(x - center[0], y - center[1]) < radius] = color
         return image
 
     def get_state(self) -> dict[str, Any]:

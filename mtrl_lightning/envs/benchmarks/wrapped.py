@@ -57,7 +57,7 @@ REFUSED: dict[type[gym.Wrapper], str] = {
 class WithWrappers(BenchmarkWrapper):
     """A benchmark whose environments are wrapped, for training and for evaluation alike.
 
-    Wrappers get a task's own environment, without what pads it to the other tasks' sizes. What
+    Wrappers get a task's own environment, without the padding to the other tasks' sizes. What
     comes out is flattened where it is a dictionary or tuple of boxes, and padded where the tasks
     are of different sizes. The spaces of the spec are read from one wrapped environment of each
     task. An environment that has no ``TimeLimit`` gets one of the benchmark's horizon below the
@@ -102,11 +102,11 @@ class WithWrappers(BenchmarkWrapper):
         # spaces that no wrapper changes stay those of the benchmark, which may be wider
         # stored frames need stacks that no wrapper has changed
         self._changed: dict[str, Any] = {"frame_stack": 0}
-        for index, what in enumerate(("observation", "action")):
+        for index, kind in enumerate(("observation", "action")):
             if any(spaces[name][index] != own_spaces[name][index] for name in spaces):
-                found = padded_spaces(spaces)._asdict()
-                names = (f"{what}_space", f"{what}_sizes")
-                self._changed |= {name: found[name] for name in names}
+                padded = padded_spaces(spaces)._asdict()
+                names = (f"{kind}_space", f"{kind}_sizes")
+                self._changed |= {name: padded[name] for name in names}
         self._horizon = max(horizons)
         if changes_rewards or self._horizon != spec.horizon:
             self._changed["max_return"] = None
@@ -186,25 +186,25 @@ def with_pixels(benchmark: Benchmark, pixels: Callable[[Benchmark], Benchmark] |
     return benchmark if pixels is None else pixels(benchmark)
 
 
-def with_layers_of(former: Benchmark, changed: Benchmark) -> Benchmark:
+def with_layers_of(previous: Benchmark, changed: Benchmark) -> Benchmark:
     """Return a benchmark that replaces another one, with its wrappers, pixels and logged ``info``.
 
-    What the benchmark that replaces it has of its own stays.
+    Layers that the new benchmark already has stay.
     """
-    if isinstance(former, WithInfo):
-        inner = with_layers_of(former.benchmark, changed)
-        return inner if _has(changed, WithInfo) else WithInfo(inner, former.keys, former.store)
+    if isinstance(previous, WithInfo):
+        inner = with_layers_of(previous.benchmark, changed)
+        return inner if _has(changed, WithInfo) else WithInfo(inner, previous.keys, previous.store)
     if isinstance(changed, WithInfo):
-        inner = with_layers_of(former, changed.benchmark)
+        inner = with_layers_of(previous, changed.benchmark)
         is_complete = inner is changed.benchmark
         return changed if is_complete else WithInfo(inner, changed.keys, changed.store)
-    if isinstance(former, Pixels):
+    if isinstance(previous, Pixels):
         if isinstance(changed, Pixels):
-            return changed.around(with_layers_of(former.benchmark, changed.benchmark))
-        return former.around(with_layers_of(former.benchmark, changed))
-    if isinstance(former, WithWrappers):
-        inner = with_layers_of(former.benchmark, changed)
-        return inner if _has(changed, WithWrappers) else WithWrappers(inner, former.wrappers)
+            return changed.around(with_layers_of(previous.benchmark, changed.benchmark))
+        return previous.around(with_layers_of(previous.benchmark, changed))
+    if isinstance(previous, WithWrappers):
+        inner = with_layers_of(previous.benchmark, changed)
+        return inner if _has(changed, WithWrappers) else WithWrappers(inner, previous.wrappers)
     return changed
 
 
@@ -249,7 +249,7 @@ def _checked_spaces(task: str, env: gym.Env) -> tuple[Box, Box]:
     """Return the spaces of a wrapped environment.
 
     Raises:
-        ConfigurationError: if they cannot be used, or an observation is not what the space says.
+        ConfigurationError: if they cannot be used, or an observation does not match the space.
     """
     wrong = observations.what_is_wrong(env.observation_space)
     if wrong is None:
@@ -274,18 +274,18 @@ def _check_bounds(task: str, env: gym.Env, space: Box) -> None:
     if np.all(space.low == -1) and np.all(space.high == 1):
         return
     if np.isfinite(space.low).all() and np.isfinite(space.high).all():
-        remedy = (
+        hint = (
             f"append {{class_path: {GYMNASIUM}.RescaleAction,"
             " init_args: {min_action: -1, max_action: 1}} to data.wrappers"
         )
     else:
-        remedy = (
+        hint = (
             f"{GYMNASIUM}.RescaleAction cannot map that to [-1, 1]: remove the wrapper (a policy's"
             f" actions lie in [-1, 1]), or bound them, for example with {GYMNASIUM}.TransformAction"
         )
     raise ConfigurationError(
         f"task {task!r}: after {_changed_last(env, 'action_space')} actions lie in {space}, and"
-        f" must lie in [-1, 1]: {remedy}"
+        f" must lie in [-1, 1]: {hint}"
     )
 
 
@@ -307,13 +307,13 @@ def _time_limits(env: gym.Env) -> list[int]:
 
 
 def _resolved(wrapper: Wrapper) -> MakeWrapper:
-    """Return what is called with an environment."""
+    """Return the function that wraps an environment."""
     path: Any = wrapper
-    given: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     if isinstance(wrapper, Mapping):
         path = wrapper.get("class_path")
-        given = wrapper.get("init_args") or {}
-        is_complete = isinstance(path, str) and isinstance(given, Mapping)
+        options = wrapper.get("init_args") or {}
+        is_complete = isinstance(path, str) and isinstance(options, Mapping)
         if not is_complete or {*wrapper} - {"class_path", "init_args"}:
             path = None
     make = _imported(path) if isinstance(path, str) else path
@@ -322,7 +322,7 @@ def _resolved(wrapper: Wrapper) -> MakeWrapper:
             f"data.wrappers has {wrapper!r}: give a class or function, its import path, or"
             f" {{class_path: {GYMNASIUM}.FrameStackObservation, init_args: {{stack_size: 3}}}}"
         )
-    arguments = _arguments(make, given)
+    arguments = _arguments(make, options)
     return functools.partial(make, **arguments) if arguments else make
 
 
@@ -344,7 +344,7 @@ def _imported(path: str) -> Any:
         ) from error
 
 
-def _arguments(make: MakeWrapper, given: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(make: MakeWrapper, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of a wrapper, import paths of functions and classes of objects resolved.
 
     Raises:
@@ -352,14 +352,14 @@ def _arguments(make: MakeWrapper, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     signature = inspect.signature(make)
     try:
-        signature.bind(None, **given)
+        signature.bind(None, **options)
     except TypeError as error:
         known = ", ".join([*signature.parameters][1:]) or "none"
         raise ConfigurationError(
             f"data.wrappers: {_name(make)}: {error}; its arguments are {known}"
         ) from error
     resolved: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         parameter = signature.parameters.get(name)
         takes_function = parameter is not None and "Callable" in str(parameter.annotation)
         if isinstance(value, str) and takes_function:

@@ -1,4 +1,4 @@
-"""dm_control's tasks at nearly the speed of their physics: equal in every bit, cheaper in Python.
+"""dm_control's tasks at nearly the speed of their physics: bit-exact, and cheaper in Python.
 
 A domain's physics looks elements up by name, ``named.data.xpos["torso", "z"]``, and its rewards are
 made of ``rewards.tolerance``; both take longer than many a simulation's step. Here a name is
@@ -29,12 +29,14 @@ FLOATS = frozenset((float, np.float64))
 
 def unchecked_versions() -> list[str]:
     """Return the installed packages whose versions this file was not compared with."""
-    found = {name: importlib.metadata.version(name) for name in CHECKED}
-    return [f"{name} {version}" for name, version in found.items() if version not in CHECKED[name]]
+    installed = {name: importlib.metadata.version(name) for name in CHECKED}
+    return [
+        f"{name} {version}" for name, version in installed.items() if version not in CHECKED[name]
+    ]
 
 
 class NamedField:
-    """Stands for dm_control's ``FieldIndexer``: an array of the simulation, indexed by names.
+    """In place of dm_control's ``FieldIndexer``: an array of the simulation, indexed by names.
 
     Args:
         array: view of the simulation's memory.
@@ -84,7 +86,7 @@ def _hashable(key: Any) -> Any:
 
 
 class FastPhysics(Upstream):
-    """What every domain's physics shares, before the domain's class."""
+    """Physics of all domains, before the domain's class."""
 
     named: Any = None  # attributes, where dm_control has properties
     model: Any = None
@@ -145,7 +147,7 @@ def _named_fields(struct: Any, indexers: Any) -> SimpleNamespace:
 
 
 def hstack(parts: Any) -> npt.NDArray:
-    """Stand for ``np.hstack`` of vectors and numbers."""
+    """``np.hstack`` of vectors and numbers."""
     rows = []
     for part in parts:
         if type(part) is FLOAT64:
@@ -164,7 +166,7 @@ def tolerance(
     sigmoid: str = "gaussian",
     value_at_margin: float = 0.1,
 ) -> Any:
-    """Stand for ``rewards.tolerance`` of a number, or of how far numbers are from 0."""
+    """``rewards.tolerance`` of a number, or of the distance of numbers from 0."""
     lower, upper = bounds
     if sigmoid in SCALES and lower <= upper and margin >= 0:
         if type(x) in FLOATS:
@@ -231,7 +233,7 @@ SCALES: dict[str, Callable[[float], Any]] = {
     "linear": lambda value: 1 - value,
     "quadratic": lambda value: np.sqrt(1 - value),
 }
-"""What a distance of 1 is multiplied by, so that the sigmoid has this value there."""
+"""Factors of a distance of 1 for which the sigmoid has this value there."""
 
 
 @cache
@@ -240,8 +242,8 @@ def _scale(sigmoid: str, value_at_margin: float) -> Any:
 
 
 @cache
-def stand_ins() -> dict[str, Any]:
-    """Return what replaces the names that dm_control's files of domains import."""
+def replacements() -> dict[str, Any]:
+    """Return our functions by the names that dm_control's files of domains import."""
     from dm_control.utils import rewards
 
     linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})

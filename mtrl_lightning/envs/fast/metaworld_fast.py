@@ -1,8 +1,8 @@
-"""MetaWorld's environments at the speed of their physics: equal in every bit, cheaper in Python.
+"""MetaWorld's environments at the speed of their physics: bit-exact, and cheaper in Python.
 
-Each class here derives from MetaWorld's class of a task. What all tasks share is reimplemented.
-What a task defines itself, above all its reward, is used as it is, but the names in it refer to
-positions that were looked up once and to the cheaper arithmetic of ``metaworld_numbers``.
+Each class here derives from MetaWorld's class of a task. The code that all tasks share is
+reimplemented. A task's own methods, above all its reward, are used as they are, but the names in it
+refer to positions that were looked up once and to the cheaper arithmetic of ``metaworld_numbers``.
 MetaWorld's own classes and modules are not changed.
 """
 
@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.metaworld_numbers import norm, stand_ins, tolerance
+from mtrl_lightning.envs.fast.metaworld_numbers import norm, replacements, tolerance
 
 Upstream: Any = object
 """MetaWorld's class of a task: the base class of ours after ``fast_class`` combines both."""
 
 CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
-PLACES = "_metaworld_places"
-"""The attribute beside MetaWorld's own."""
+VIEWS = "_metaworld_views"
+"""The attribute that is added to MetaWorld's."""
 TASK_REWARD = "_metaworld_reward"
 """The name of a task's ``compute_reward``."""
-RENAMED = {"data": PLACES, "compute_reward": TASK_REWARD}
+RENAMED = {"data": VIEWS, "compute_reward": TASK_REWARD}
 """Attributes with other names in the copies of a task's methods."""
 EVALUATING = (
     "evaluate_state",
@@ -42,7 +42,7 @@ EVALUATING = (
     "_reward_grab_effort",
     "_stick_is_inserted",
 )
-"""Methods of a task that look at the simulation and leave it as it is."""
+"""Methods of a task that read the simulation and do not change it."""
 DOWN = np.array([1.0, 0.0, 1.0, 0.0])
 """The hand's orientation."""
 SINGLE = np.dtype(np.float32)
@@ -51,39 +51,41 @@ THREE_SINGLES = struct.Struct("3f")
 FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
 """Tasks whose second reset of the model depends on the simulation of the first."""
 SPARE_MODELS: dict[str, Any] = {}
-"""The last model that was compiled to draw goals, by its file; an environment may take it."""
+"""The last model compiled to sample goals, by its file; an environment may take it."""
 
 
 def unchecked_versions() -> list[str]:
     """Return the installed packages whose versions this file was not compared with."""
-    found = {name: importlib.metadata.version(name) for name in CHECKED}
-    return [f"{name} {version}" for name, version in found.items() if version not in CHECKED[name]]
+    installed = {name: importlib.metadata.version(name) for name in CHECKED}
+    return [
+        f"{name} {version}" for name, version in installed.items() if version not in CHECKED[name]
+    ]
 
 
-class _Place:
-    """A body, site, geom or joint whose arrays, views of the simulation's memory, are kept."""
+class _CachedViews:
+    """A body, site, geom or joint whose arrays, views of the simulation's memory, are cached."""
 
-    def __init__(self, found: Any) -> None:
-        self._found = found
+    def __init__(self, element: Any) -> None:
+        self._element = element
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._found, name)
+        value = getattr(self._element, name)
         self.__dict__[name] = value
         return value
 
 
-class _Places:
-    """Stands for the simulation's data where a task only looks."""
+class _SimulationViews:
+    """Cached views of the simulation's data, in its place where a task only reads."""
 
     def __init__(self, data: Any) -> None:
         import mujoco
 
         self.mujoco = mujoco
         self._data = data
-        self.body = cache(lambda name: _Place(data.body(name)))
-        self.site = cache(lambda name: _Place(data.site(name)))
-        self.geom = cache(lambda name: _Place(data.geom(name)))
-        self.joint = cache(lambda name: _Place(data.joint(name)))
+        self.body = cache(lambda name: _CachedViews(data.body(name)))
+        self.site = cache(lambda name: _CachedViews(data.site(name)))
+        self.geom = cache(lambda name: _CachedViews(data.geom(name)))
+        self.joint = cache(lambda name: _CachedViews(data.joint(name)))
         self.hand = data.body("hand").xpos
         self.claws = data.body("rightclaw").xpos, data.body("leftclaw").xpos
         self.fingers = data.site("rightEndEffector").xpos, data.site("leftEndEffector").xpos
@@ -101,9 +103,9 @@ class _Places:
 
 
 class _FastSawyer(Upstream):
-    """What all tasks share, before MetaWorld's class of a task."""
+    """Code of all tasks, before MetaWorld's class of a task."""
 
-    static_names = (PLACES,)
+    static_names = (VIEWS,)
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
         model = SPARE_MODELS.pop(self.fullpath, None)
@@ -113,7 +115,7 @@ class _FastSawyer(Upstream):
             import mujoco
 
             data = mujoco.MjData(model)
-        setattr(self, PLACES, _Places(data))
+        setattr(self, VIEWS, _SimulationViews(data))
         return model, data
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.float64], Any, bool, bool, dict[str, Any]]:
@@ -123,12 +125,12 @@ class _FastSawyer(Upstream):
         self.set_xyz_action(action[:3])
         if self.curr_path_length >= self.max_path_length:
             raise ValueError("You must reset the env manually once truncate==True")
-        places = self._metaworld_places
+        views = self._metaworld_views
         model = self.model
         data = self.data
-        mujoco = places.mujoco
-        places.ctrl[0] = action[-1]
-        places.ctrl[1] = -action[-1]
+        mujoco = views.mujoco
+        views.ctrl[0] = action[-1]
+        views.ctrl[1] = -action[-1]
         mujoco.mj_step(model, data, self.frame_skip)
         mujoco.mj_rnePostConstraint(model, data)
         self.curr_path_length += 1
@@ -150,9 +152,9 @@ class _FastSawyer(Upstream):
     def set_xyz_action(self, action: Any) -> None:
         if type(action) is not np.ndarray or action.dtype != SINGLE:
             return super().set_xyz_action(action)
-        places = self._metaworld_places
-        scale = places.single(self.action_scale)
-        position = places.mocap_pos
+        views = self._metaworld_views
+        scale = views.single(self.action_scale)
+        position = views.mocap_pos
         moves = [
             scale * (-1.0 if part < -1 else 1.0 if part > 1 else part) for part in action.tolist()
         ]
@@ -163,7 +165,7 @@ class _FastSawyer(Upstream):
         for i, part in enumerate(position.tolist()):
             part += moved[i]
             position[i] = lows[i] if part < lows[i] else highs[i] if part > highs[i] else part
-        places.mocap_quat[:] = DOWN
+        views.mocap_quat[:] = DOWN
 
     def reset(
         self, seed: int | None = None, options: dict | None = None
@@ -171,30 +173,30 @@ class _FastSawyer(Upstream):
         """Reset the model twice, as MetaWorld does; the first time without simulating."""
         from gymnasium.envs.mujoco import MujocoEnv
 
-        places = self._metaworld_places
+        views = self._metaworld_views
         self.curr_path_length = 0
-        places.still = type(self).__name__ not in FIRST_RESET_MATTERS
+        views.still = type(self).__name__ not in FIRST_RESET_MATTERS
         try:
             self.reset_model()
         finally:
-            places.still = False
+            views.still = False
         observation, info = MujocoEnv.reset(self)
         self._prev_obs = observation[:18].copy()
         observation[18:36] = self._prev_obs
         return observation.astype(np.float64), info
 
     def do_simulation(self, ctrl: Any, n_frames: int) -> None:
-        if not self._metaworld_places.still:
+        if not self._metaworld_views.still:
             super().do_simulation(ctrl, n_frames)
 
     def _reset_hand(self, steps: int = 50) -> None:
-        places = self._metaworld_places
-        places.mocap_pos[:] = self.hand_init_pos
-        places.mocap_quat[:] = DOWN
-        if not places.still:
-            places.ctrl[:] = -1.0, 1.0
-            places.mujoco.mj_step(self.model, self.data, steps * self.frame_skip)
-            places.mujoco.mj_rnePostConstraint(self.model, self.data)
+        views = self._metaworld_views
+        views.mocap_pos[:] = self.hand_init_pos
+        views.mocap_quat[:] = DOWN
+        if not views.still:
+            views.ctrl[:] = -1.0, 1.0
+            views.mujoco.mj_step(self.model, self.data, steps * self.frame_skip)
+            views.mujoco.mj_rnePostConstraint(self.model, self.data)
         self.init_tcp = self.tcp_center
 
     @property
@@ -211,17 +213,17 @@ class _FastSawyer(Upstream):
         )
 
     def get_endeff_pos(self) -> npt.NDArray[Any]:
-        return self._metaworld_places.hand
+        return self._metaworld_views.hand
 
     def get_body_com(self, body_name: str) -> npt.NDArray[Any]:
-        return self._metaworld_places.body(body_name).xpos
+        return self._metaworld_views.body(body_name).xpos
 
     def _get_site_pos(self, site_name: str) -> npt.NDArray[np.float64]:
-        return self._metaworld_places.site(site_name).xpos.copy()
+        return self._metaworld_views.site(site_name).xpos.copy()
 
     @property
     def tcp_center(self) -> npt.NDArray[Any]:
-        right, left = self._metaworld_places.fingers
+        right, left = self._metaworld_views.fingers
         return (right + left) / 2.0
 
     def _get_obs(self) -> npt.NDArray[np.float64]:
@@ -239,11 +241,11 @@ class _FastSawyer(Upstream):
         many = len(position) == 6
         if len(turn) != (8 if many else 4) or not (many or len(position) == 3):
             return super()._get_curr_obs_combined_no_goal()
-        places = self._metaworld_places
-        right, left = places.claws
+        views = self._metaworld_views
+        right, left = views.claws
         apart = norm(right - left) / 0.1
         observation = np.zeros(18)
-        observation[:3] = places.hand
+        observation[:3] = views.hand
         observation[3] = apart if 0.0 < apart < 1.0 else np.clip(apart, 0.0, 1.0)
         if many:
             observation[4:7] = position[:3]
@@ -256,11 +258,11 @@ class _FastSawyer(Upstream):
         return observation
 
     def touching_object(self, object_geom_id: int) -> bool:
-        left_pad, right_pad = self._metaworld_places.pad_geoms
+        left_pad, right_pad = self._metaworld_views.pad_geoms
         pairs = self.data.contact.geom.tolist()
-        touching = [place for place, pair in enumerate(pairs) if object_geom_id in pair]
-        left = [place for place in touching if left_pad in pairs[place]]
-        right = [place for place in touching if right_pad in pairs[place]]
+        touching = [contact for contact, pair in enumerate(pairs) if object_geom_id in pair]
+        left = [contact for contact in touching if left_pad in pairs[contact]]
+        right = [contact for contact in touching if right_pad in pairs[contact]]
         return self._force(left) > 0 and self._force(right) > 0
 
     def _force(self, contacts: list[int]) -> Any:
@@ -268,7 +270,7 @@ class _FastSawyer(Upstream):
             return 0
         address = self.data.contact.efc_address
         force = self.data.efc_force
-        return sum(force[address[place]] for place in contacts)
+        return sum(force[address[contact]] for contact in contacts)
 
     def _gripper_caging_reward(
         self,
@@ -293,7 +295,7 @@ class _FastSawyer(Upstream):
         tcp_x, _, tcp_z = tcp.tolist()
         init_x, _, init_z = init_tcp.tolist()
         sides = []
-        for pad in self._metaworld_places.pads:
+        for pad in self._metaworld_views.pads:
             pad_y = pad.item(1)
             margin = abs(abs(pad_y - start_y) - pad_success_thresh)
             sides.append(
@@ -303,7 +305,7 @@ class _FastSawyer(Upstream):
         distance = norm(np.array((tcp_x - x, tcp_z - z)))
         caging_xz = tolerance(distance, (0, xz_thresh), margin, "long_tail")
         closed = min(max(0, action[-1]), desired_gripper_effort) / desired_gripper_effort
-        product = stand_ins()["reward_utils"].hamacher_product
+        product = replacements()["reward_utils"].hamacher_product
         caging = product(product(*sides), float(caging_xz))
         reward = product(caging, closed if caging > 0.97 else 0.0)
         if high_density:
@@ -320,7 +322,7 @@ def fast_class(task_class: type) -> type:
     """Return a class that behaves as MetaWorld's class of a task, and is one."""
     from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
-    own: dict[str, Any] = {
+    members: dict[str, Any] = {
         name: getattr(task_class, name) for name in ("__module__", "__qualname__", "__doc__")
     }
     kinds = task_class.__mro__
@@ -329,29 +331,29 @@ def fast_class(task_class: type) -> type:
         names = vars(sys.modules[kind.__module__])
         scopes[kind] = {
             **names,
-            **{name: what for name, what in stand_ins().items() if name in names},
+            **{name: new for name, new in replacements().items() if name in names},
         }
         for name, value in vars(kind).items():
             if name in EVALUATING:
-                own[RENAMED.get(name, name)] = _looking(value, scopes[kind])
+                members[RENAMED.get(name, name)] = _reading(value, scopes[kind])
             elif name in vars(_FastSawyer) and not name.startswith("__"):
-                own[name] = value
-    made = type(task_class.__name__, (_FastSawyer, task_class), own)
+                members[name] = value
+    made = type(task_class.__name__, (_FastSawyer, task_class), members)
     for kind, scope in scopes.items():
         scope[kind.__name__] = made  # a task calls its static methods by its class's name
     return made
 
 
-def _looking(method: Any, scope: dict[str, Any]) -> Any:
-    """Return a copy of a method that uses the places for the data, and ``scope`` for globals."""
+def _reading(method: Any, scope: dict[str, Any]) -> Any:
+    """Return a copy of a method that uses the views for the data, and ``scope`` for globals."""
     if isinstance(method, staticmethod):
-        return staticmethod(_looking(method.__func__, scope))
+        return staticmethod(_reading(method.__func__, scope))
     if method.__code__.co_freevars == ("func",):  # a decorator's check that `step` has already made
-        return _looking(method.__closure__[0].cell_contents, scope)
+        return _reading(method.__closure__[0].cell_contents, scope)
     code = method.__code__
     code = code.replace(co_names=tuple(RENAMED.get(name, name) for name in code.co_names))
-    looking = types.FunctionType(
+    reading = types.FunctionType(
         code, scope, method.__name__, method.__defaults__, method.__closure__
     )
-    looking.__kwdefaults__ = method.__kwdefaults__
-    return looking
+    reading.__kwdefaults__ = method.__kwdefaults__
+    return reading

@@ -1,6 +1,6 @@
 """MetaWorld's arithmetic of a few numbers without NumPy's overhead, equal in bits and types.
 
-A function passes arguments of other kinds on to the one that it stands for. Sums of products are
+A function passes arguments of other kinds on to the function that it replaces. Sums of products are
 left to ``dot`` and powers to NumPy's scalars, because Python's round otherwise.
 """
 
@@ -27,7 +27,7 @@ ORTHOGONAL = 1e-13
 
 
 def norm(x: Any, ord: Any = None) -> Any:
-    """Stand for ``np.linalg.norm`` of a vector or a number."""
+    """``np.linalg.norm`` of a vector or a number."""
     kind = type(x)
     if kind is np.ndarray and x.dtype == DOUBLE and x.ndim == 1 and (ord is None or ord == 2):
         flat = x.ravel("K")
@@ -38,7 +38,7 @@ def norm(x: Any, ord: Any = None) -> Any:
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
-    """Stand for ``np.clip`` of a number."""
+    """``np.clip`` of a number."""
     if (
         type(x) in (np.float32, FLOAT64)
         and type(low) in (int, float)
@@ -50,12 +50,12 @@ def clip(x: Any, low: Any, high: Any) -> Any:
 
 
 def absolute(x: Any) -> Any:
-    """Stand for ``np.abs``."""
+    """``np.abs`` of a number."""
     return abs(x) if type(x) is FLOAT64 else np.abs(x)
 
 
 def hstack(parts: Any) -> npt.NDArray:
-    """Stand for ``np.hstack`` of vectors."""
+    """``np.hstack`` of vectors."""
     for part in parts:
         if type(part) is not np.ndarray or part.ndim != 1:
             return np.hstack(parts)
@@ -69,7 +69,7 @@ def tolerance(
     sigmoid: Any = "gaussian",
     value_at_margin: Any = 0.1,
 ) -> Any:
-    """Stand for ``reward_utils.tolerance`` of a number."""
+    """``reward_utils.tolerance`` of a number."""
     lower, upper = bounds
     if (
         type(x) in FLOATS
@@ -101,7 +101,7 @@ SIGMOIDS = {"gaussian": _gaussian, "long_tail": _long_tail}
 
 
 def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Stand for ``Rotation.from_matrix(matrix).as_quat()``, which gives ``(x, y, z, w)``."""
+    """``Rotation.from_matrix(matrix).as_quat()``, which gives ``(x, y, z, w)``."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.tolist()
     if not (
         abs(a * d + b * e + c * f) < ORTHOGONAL
@@ -126,7 +126,7 @@ def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class Rotation:
-    """Stand for SciPy's, in ``Rotation.from_matrix(matrix).as_quat()``.
+    """SciPy's, for ``Rotation.from_matrix(matrix).as_quat()``.
 
     Args:
         matrix: a rotation (3, 3).
@@ -148,8 +148,8 @@ class Rotation:
 
 
 @cache
-def stand_ins() -> dict[str, Any]:
-    """Return what stands for the names that MetaWorld's files of tasks import."""
+def replacements() -> dict[str, Any]:
+    """Return our functions by the names that MetaWorld's files of tasks import."""
     from metaworld.utils import reward_utils
     from scipy.spatial.transform import Rotation as Slow
 
@@ -168,8 +168,8 @@ def stand_ins() -> dict[str, Any]:
 def _rounds_like_scipy() -> bool:
     """Compare with SciPy in every case: one compiled for fused products rounds otherwise."""
     generator = np.random.default_rng(0)
-    for place in range(200):
-        x, y, z, w = generator.normal(size=4) * np.where(np.arange(4) == place % 4, 3.0, 1.0)
+    for trial in range(200):
+        x, y, z, w = generator.normal(size=4) * np.where(np.arange(4) == trial % 4, 3.0, 1.0)
         s = 2 / (x * x + y * y + z * z + w * w)
         matrix = np.array(
             [

@@ -23,12 +23,12 @@ MIN_GEOMS = 1_000
 
 
 class Quality(NamedTuple):
-    """What is drawn beside the surfaces; each takes time, most of all without a GPU."""
+    """Effects of rendering; each takes time, most of all without a GPU."""
 
     shadows: bool = False
     reflections: bool = False
     multisampling: bool = False
-    """Smooth edges, by as many samples of a pixel as the model says."""
+    """Smooth edges, by the model's number of samples per pixel."""
 
 
 OF_VIDEOS = Quality(reflections=True, multisampling=True)
@@ -44,7 +44,7 @@ class SimulationRenderer:
         env: an environment that holds an ``MjData``.
         camera: name or number of the model's camera; None for its first, or a free one.
         size: width and height of the image.
-        quality: what is drawn beside the surfaces.
+        quality: effects of rendering.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SimulationRenderer:
         return image
 
     def open(self) -> tuple[Any, int]:
-        """Make what draws, unless it is there; return the simulation and the camera's number.
+        """Make the renderer, unless there is one; return the simulation and the camera's number.
 
         Raises:
             ConfigurationError: if the model has no such camera.
@@ -83,7 +83,7 @@ class SimulationRenderer:
         data = simulation_of(self._env)
         camera = self._camera_number(data.model)
         if self._renderer is None or self._renderer.model is not data.model:
-            self.close()  # an environment may build its model again
+            self.close()  # an environment may rebuild its model
             self._renderer = self._make_renderer(data.model)
         return data, camera
 
@@ -98,8 +98,8 @@ class SimulationRenderer:
         width, height = self._size
         screen = model.vis.global_
         quality = model.vis.quality
-        former = (screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples)
-        # what is drawn later does not depend on these: they size the buffers that are made here
+        previous = (screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples)
+        # images do not depend on these: they are the sizes of buffers that are allocated here
         screen.offwidth = width
         screen.offheight = height
         if not self._quality.shadows:
@@ -110,7 +110,7 @@ class SimulationRenderer:
             renderer = mujoco.Renderer(model, height, width, _max_geoms(model))
             _close_at_exit(self)
         finally:
-            screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples = former
+            screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples = previous
         flags = renderer.scene.flags
         flags[mujoco.mjtRndFlag.mjRND_SHADOW] = self._quality.shadows
         flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = self._quality.reflections
@@ -129,7 +129,7 @@ class SimulationRenderer:
         )
 
     def close(self) -> None:
-        """Release what draws."""
+        """Release the renderer."""
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
@@ -144,14 +144,14 @@ _used: weakref.WeakSet[SimulationRenderer] = weakref.WeakSet()
 
 
 def _close_at_exit(renderer: SimulationRenderer) -> None:
-    """Close what draws before MuJoCo closes its library, which would print errors otherwise."""
+    """Close renderers before MuJoCo closes its library, which would print errors otherwise."""
     _used.add(renderer)
     _register_once()
 
 
 @functools.cache
 def _register_once() -> None:
-    """Let all renderers be closed at the end of the process, before what was registered earlier."""
+    """Close all renderers at the end of the process, before earlier exit handlers run."""
     atexit.register(_close_used)
 
 
@@ -162,5 +162,5 @@ def _close_used() -> None:
 
 def simulation_of(env: gym.Env) -> Any:
     """Return the ``MjData`` that an environment holds; None without one."""
-    found = [value for value in vars(env.unwrapped).values() if is_mujoco(value, "MjData")]
-    return found[0] if found else None
+    simulations = [v for v in vars(env.unwrapped).values() if is_mujoco(v, "MjData")]
+    return simulations[0] if simulations else None

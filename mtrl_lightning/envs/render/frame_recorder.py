@@ -117,7 +117,7 @@ class WithFrameRecorder(BenchmarkWrapper):
 class FrameRecorder(gym.Wrapper):
     """Keep frames of the steps, as many per second of simulated time as the video has.
 
-    The environment's ``metadata["render_fps"]`` says how many steps are a second; without it each
+    The environment's ``metadata["render_fps"]`` is the number of steps in a second; without it each
     step is a frame.
 
     Args:
@@ -174,7 +174,7 @@ class FrameRecorder(gym.Wrapper):
         return frames
 
     def close(self) -> None:
-        """Close the environment and what draws it."""
+        """Close the environment and its renderer."""
         if isinstance(self._draw, SimulationRenderer):
             self._draw.close()
         super().close()

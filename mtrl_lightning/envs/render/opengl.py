@@ -119,11 +119,11 @@ def import_simulated(module: str, package: str) -> ModuleType:
 @contextlib.contextmanager
 def restored_variables() -> Iterator[None]:
     """Restore the environment variables that ``use_renderer`` changes, once images are drawn."""
-    former = {name: os.environ.get(name) for name in VARIABLES}
+    previous = {name: os.environ.get(name) for name in VARIABLES}
     try:
         yield
     finally:
-        for name, value in former.items():
+        for name, value in previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

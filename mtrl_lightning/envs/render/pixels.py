@@ -126,7 +126,7 @@ class Pixels(BenchmarkWrapper):
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:
-        """Choose the library that draws, for what is made inside; the environment stays as it is.
+        """Choose the rendering library for a block; the environment variables are restored.
 
         Where there is no GPU, it draws in the calling thread: a worker has one core.
         """
@@ -214,7 +214,7 @@ class PixelEnv(gym.Wrapper):
             self.draw.start_episode()
 
     def close(self) -> None:
-        """Close the environment and what draws it."""
+        """Close the environment and its renderer."""
         if isinstance(self.draw, SimulationRenderer):
             self.draw.close()
         super().close()

@@ -61,18 +61,18 @@ MAX_DEPTH = 300
 """How many containers may lie in one another."""
 MOST_VALUES = 10_000_000
 """Largest number of values of an environment's state."""
-REMEDY = "give the class that has it get_state() and set_state(dict)"
+HINT = "give the class that has it get_state() and set_state(dict)"
 
 
 class Encoder:
-    """Turn attributes into plain values; what several attributes share is written once.
+    """Turn attributes into plain values; an object that several attributes share is written once.
 
     Args:
         simulators: MuJoCo's models and data; arrays may be views of their memory.
     """
 
     def __init__(self, simulators: list[Any]) -> None:
-        self.found: dict[str, tuple[type, str]] = {}
+        self.objects: dict[str, tuple[type, str]] = {}
         """Classes of the objects met, by name, and where."""
         self._memory = [
             (i, name, address_of(array), array.nbytes)
@@ -86,7 +86,7 @@ class Encoder:
     @property
     def classes(self) -> dict[str, type]:
         """Classes of the objects met."""
-        return {name: kind for name, (kind, _) in self.found.items()}
+        return {name: kind for name, (kind, _) in self.objects.items()}
 
     def attributes(self, owner: Any, where: str) -> dict[str, Any]:
         """Return all attributes of an object; ``where`` names it in errors."""
@@ -153,10 +153,10 @@ class Encoder:
                 *(self.encode(part, where) for part in (value.low, value.high, value._np_random)),
             ]
         if _is_plain_object(value):
-            self.found.setdefault(type(value).__qualname__, (type(value), where))
+            self.objects.setdefault(type(value).__qualname__, (type(value), where))
             return ["object", type(value).__qualname__, self.attributes(value, where)]
         raise ConfigurationError(
-            f"the environment's attribute {where} is a {kind}, which cannot be saved: {REMEDY}"
+            f"the environment's attribute {where} is a {kind}, which cannot be saved: {HINT}"
         )
 
     def _encode_array(self, array: npt.NDArray, where: str) -> list[Any]:
@@ -176,7 +176,7 @@ class Decoder:
 
     Args:
         simulators: as the encoder's.
-        classes: those of which objects may be created, by name.
+        classes: allowed classes of new objects, by name.
     """
 
     def __init__(self, simulators: list[Any], classes: dict[str, type]) -> None:
@@ -200,11 +200,11 @@ class Decoder:
         attributes.update(kept | decoded)
 
     def decode(self, state: Any, present: Any, where: str, owner: Any = None) -> Any:
-        """Return what was encoded.
+        """Return the value that was encoded.
 
         Args:
             state: the plain values.
-            present: what ``make_env`` put there.
+            present: the value that ``make_env`` put there.
             where: names it in errors.
             owner: the object whose attribute it is.
 
@@ -246,13 +246,13 @@ class Decoder:
             return self._made[rest[0]]
         if kind not in KINDS:
             raise ValueError(f"{where} is {kind!r}, no kind of value")
-        place = len(self._made)
+        index = len(self._made)
         self._made.append(None)
-        self._made[place] = made = getattr(self, f"_make_{kind}")(present, place, where, *rest)
+        self._made[index] = made = getattr(self, f"_make_{kind}")(present, index, where, *rest)
         return made
 
     def _make_view(
-        self, present: Any, place: int, where: str, simulator: int, name: str, *layout: Any
+        self, present: Any, index: int, where: str, simulator: int, name: str, *layout: Any
     ) -> npt.NDArray:
         owner = self._simulators[simulator]
         memory = dict(arrays_of(owner))[name]
@@ -264,7 +264,7 @@ class Decoder:
         return view
 
     def _make_window(
-        self, present: Any, place: int, where: str, base: Any, *layout: Any
+        self, present: Any, index: int, where: str, base: Any, *layout: Any
     ) -> npt.NDArray:
         memory = self.decode(base, None, where)
         if type(memory) is not np.ndarray:
@@ -275,17 +275,17 @@ class Decoder:
         return view
 
     def _make_array(
-        self, present: Any, place: int, where: str, dtype: str, shape: list[int], text: str
+        self, present: Any, index: int, where: str, dtype: str, shape: list[int], text: str
     ) -> npt.NDArray:
         return from_text(text, dtype).reshape(shape).copy()
 
     def _make_list(
-        self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
+        self, present: Any, index: int, where: str, items: list[Any], maxlen: int | None
     ) -> list[Any]:
-        self._made[place] = made = []
+        self._made[index] = made = []
         known = isinstance(present, (list, tuple, deque)) and len(present) == len(items)
-        former = present if known else [None] * len(items)
-        for i, (item, before) in enumerate(zip(items, former, strict=True)):
+        previous = present if known else [None] * len(items)
+        for i, (item, before) in enumerate(zip(items, previous, strict=True)):
             made.append(self.decode(item, before, f"{where}[{i}]"))
         return made
 
@@ -293,24 +293,24 @@ class Decoder:
         return tuple(self._make_list(*state))
 
     def _make_deque(
-        self, present: Any, place: int, where: str, items: list[Any], maxlen: int | None
+        self, present: Any, index: int, where: str, items: list[Any], maxlen: int | None
     ) -> deque:
-        return deque(self._make_list(present, place, where, items, maxlen), maxlen)
+        return deque(self._make_list(present, index, where, items, maxlen), maxlen)
 
-    def _make_set(self, present: Any, place: int, where: str, kind: str, items: list[Any]) -> Any:
+    def _make_set(self, present: Any, index: int, where: str, kind: str, items: list[Any]) -> Any:
         return SETS[kind](items)
 
-    def _make_dict(self, present: Any, place: int, where: str, kind: str, items: list[Any]) -> dict:
-        former = present if isinstance(present, dict) else {}
-        self._made[place] = made = DICTS[kind]()
+    def _make_dict(self, present: Any, index: int, where: str, kind: str, items: list[Any]) -> dict:
+        previous = present if isinstance(present, dict) else {}
+        self._made[index] = made = DICTS[kind]()
         for key, item in items:
-            made[key] = self.decode(item, former.get(key), f"{where}[{key!r}]")
+            made[key] = self.decode(item, previous.get(key), f"{where}[{key!r}]")
         if "bit_generator" in made:
             check_bits(made)
         return made
 
     def _make_generator(
-        self, present: Any, place: int, where: str, state: Any, seeds: Any
+        self, present: Any, index: int, where: str, state: Any, seeds: Any
     ) -> np.random.Generator:
         content = self.decode(state, None, where)
         arguments = self.decode(seeds, None, where)
@@ -326,7 +326,7 @@ class Decoder:
         return kind(bits)
 
     def _make_random_state(
-        self, present: Any, place: int, where: str, state: Any
+        self, present: Any, index: int, where: str, state: Any
     ) -> np.random.RandomState:
         made = np.random.RandomState()
         content = self.decode(state, None, where)
@@ -334,19 +334,19 @@ class Decoder:
         made.set_state(content)
         return made
 
-    def _make_random(self, present: Any, place: int, where: str, state: Any) -> random.Random:
+    def _make_random(self, present: Any, index: int, where: str, state: Any) -> random.Random:
         made = random.Random()
         made.setstate(state)
         return made
 
-    def _make_box(self, present: Any, place: int, where: str, *parts: Any) -> Box:
+    def _make_box(self, present: Any, index: int, where: str, *parts: Any) -> Box:
         low, high, generator = (self.decode(part, None, where) for part in parts)
         box = Box(low, high, dtype=low.dtype.type)
         box._np_random = generator
         return box
 
     def _make_object(
-        self, present: Any, place: int, where: str, kind: str, states: dict[str, Any]
+        self, present: Any, index: int, where: str, kind: str, states: dict[str, Any]
     ) -> Any:
         made = present
         # of another class if it was made later; taken if it is one of several
@@ -355,7 +355,7 @@ class Decoder:
                 raise _differs(where, f"a {kind}", present)
             made = object.__new__(self._classes[kind])
         self._taken.add(id(made))
-        self._made[place] = made
+        self._made[index] = made
         self.attributes(made, states, where)
         return made
 
@@ -378,7 +378,7 @@ def check_bits(state: Mapping[str, Any]) -> None:
 
 
 def check_position(kind: str, position: Any) -> None:
-    """Check the place of a generator in its buffer, which NumPy does not.
+    """Check the position of a generator in its buffer, which NumPy does not.
 
     Raises:
         ValueError: if it is outside.
@@ -388,12 +388,12 @@ def check_position(kind: str, position: Any) -> None:
 
 
 def _is_static(owner: Any, name: str) -> bool:
-    own = getattr(type(owner), "static_names", ())
-    return name in STATIC_NAMES or name in own or (name == "env" and isinstance(owner, gym.Wrapper))
+    names = {*STATIC_NAMES, *getattr(type(owner), "static_names", ())}
+    return name in names or (name == "env" and isinstance(owner, gym.Wrapper))
 
 
 def _identity(value: Any) -> str:
-    """Return what distinguishes a function, class or type of numbers from another."""
+    """Return a text that identifies a function, class or type of numbers."""
     line = getattr(getattr(value, "__code__", None), "co_firstlineno", "")
     name = getattr(value, "__qualname__", getattr(value, "__name__", str(value)))
     return f"{getattr(value, '__module__', '')}.{name}{line and f':{line}'}"
@@ -428,7 +428,7 @@ def _view(
 def _differs(where: str, was: str, present: Any) -> ConfigurationError:
     here = _identity(present) if isinstance(present, CODE) else f"a {type(present).__name__}"
     return ConfigurationError(
-        f"the environment's attribute {where} was {was}, here it is {here}: {REMEDY}"
+        f"the environment's attribute {where} was {was}, here it is {here}: {HINT}"
     )
 
 

@@ -108,7 +108,7 @@ def is_computed(name: str, array: npt.NDArray) -> bool:
 
 
 class ModelEdits:
-    """Find what was changed in a model since it was compiled.
+    """Find the changes of a model since it was compiled.
 
     Args:
         model: MuJoCo's model, as compiled.
@@ -127,10 +127,10 @@ class ModelEdits:
         """
         arrays = {}
         for name, array in arrays_of(self._model):
-            places = np.flatnonzero(_differs(array, self._compiled[name]))
-            if places.size:
+            indices = np.flatnonzero(_differs(array, self._compiled[name]))
+            if indices.size:
                 _check_editable(name, array)
-                arrays[name] = [places.tolist(), to_text(array.ravel()[places])]
+                arrays[name] = [indices.tolist(), to_text(array.ravel()[indices])]
         now = _options(self._model)
         options = {
             name: [value.dtype.str, list(value.shape), to_text(value)]
@@ -145,8 +145,8 @@ class ModelEdits:
         """Restore them, and undo others.
 
         Raises:
-            ConfigurationError: if they name what no model has, or what a checkpoint must not hold;
-                nothing is changed then.
+            ConfigurationError: if they name unknown arrays, or some that a checkpoint must not
+                hold; nothing is changed then.
         """
         arrays = dict(arrays_of(self._model))
         options = _options(self._model)
@@ -156,25 +156,27 @@ class ModelEdits:
                 f"the state edits {unknown[0]!r}, which this MuJoCo model does not have: restore it"
                 " where the same model was loaded"
             )
-        wanted = {name: self._compiled[name].copy() for name in arrays}
-        for name, (places, elements) in edits["arrays"].items():
+        restored = {name: self._compiled[name].copy() for name in arrays}
+        for name, (indices, elements) in edits["arrays"].items():
             _check_editable(name, arrays[name])
-            wanted[name].ravel()[places] = _elements(elements, arrays[name].dtype, len(places))
-        wanted_options = dict(self._options)
+            restored[name].ravel()[indices] = _elements(elements, arrays[name].dtype, len(indices))
+        restored_options = dict(self._options)
         for name, (_, _, elements) in edits["options"].items():
-            own = self._options[name]
-            wanted_options[name] = _elements(elements, own.dtype, own.size).reshape(own.shape)
-            _check_option(name, wanted_options[name])
+            compiled = self._options[name]
+            restored_options[name] = _elements(elements, compiled.dtype, compiled.size).reshape(
+                compiled.shape
+            )
+            _check_option(name, restored_options[name])
         for name, array in arrays.items():
-            if _differs(array, wanted[name]).any():
-                array[...] = wanted[name]
-        for name, value in wanted_options.items():
+            if _differs(array, restored[name]).any():
+                array[...] = restored[name]
+        for name, value in restored_options.items():
             if _differs(options[name], value).any():
                 setattr(self._model.opt, name, value if value.ndim else value.item())
 
 
 class MujocoState:
-    """Take and restore the state of a MuJoCo simulation, exact in every bit.
+    """Take and restore the state of a MuJoCo simulation, bit-exact.
 
     An environment with a simulation can use it for its own state::
 
@@ -227,7 +229,7 @@ class MujocoState:
         }
 
     def set(self, state: dict[str, Any]) -> None:
-        """Restore what ``get`` returned for a simulation of the same compiled model.
+        """Restore a state from ``get`` for a simulation of the same compiled model.
 
         Raises:
             ConfigurationError: if the model is another; nothing is changed then.

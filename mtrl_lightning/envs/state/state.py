@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from mtrl_lightning.envs.state.plain import REMEDY, Decoder, Encoder, has_slots
+from mtrl_lightning.envs.state.plain import HINT, Decoder, Encoder, has_slots
 from mtrl_lightning.envs.state.simulator import MujocoState, is_mujoco
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.saved import restoring
@@ -39,10 +39,10 @@ class EnvState:
             if _answers(env.unwrapped)
             else [MujocoState(data.model, data) for data in self.simulations]
         )
-        found = Encoder(self._simulators)
-        with contextlib.suppress(ConfigurationError):  # `get` says so when the state is wanted
-            self._encode_layers(found)
-        self._classes = found.classes
+        encoder = Encoder(self._simulators)
+        with contextlib.suppress(ConfigurationError):  # raised by `get`, where a state is saved
+            self._encode_layers(encoder)
+        self._classes = encoder.classes
 
     def get(self) -> list[Any]:
         """Return the state of every layer, outermost first, as plain values.
@@ -52,11 +52,11 @@ class EnvState:
         """
         encoder = Encoder(self._simulators)
         layers = self._encode_layers(encoder)
-        for name, (_, where) in encoder.found.items():
+        for name, (_, where) in encoder.objects.items():
             if name not in self._classes:
                 raise ConfigurationError(
-                    f"the environment's attribute {where} is a {name}, which a new environment has"
-                    f" none of: create one in its constructor, or {REMEDY}"
+                    f"the environment's attribute {where} is a {name}, and a new environment has"
+                    f" none: create one in its constructor, or {HINT}"
                 )
         return [[simulation.get() for simulation in self._mujoco], *layers]
 
@@ -72,7 +72,7 @@ class EnvState:
                 }
             elif has_slots(type(layer)):
                 raise ConfigurationError(
-                    f"the environment {name} has __slots__, which cannot be saved: {REMEDY}"
+                    f"the environment {name} has __slots__, which cannot be saved: {HINT}"
                 )
             else:
                 state = encoder.attributes(layer, name)
@@ -91,11 +91,11 @@ class EnvState:
 
     def _set(self, states: list[Any]) -> None:
         simulations, *layers = states
-        found = [name for name, _ in layers]
+        there = [name for name, _ in layers]
         here = [type(layer).__name__ for layer in layers_of(self._env)]
-        if found != here or len(simulations) != len(self._mujoco):
+        if there != here or len(simulations) != len(self._mujoco):
             raise ConfigurationError(
-                f"the state is of another environment: {' > '.join(found)} there,"
+                f"the state is of another environment: {' > '.join(there)} there,"
                 f" {' > '.join(here)} here"
             )
         for mujoco, simulation in zip(self._mujoco, simulations, strict=True):
@@ -110,7 +110,7 @@ class EnvState:
 
 
 def layers_of(env: gym.Env) -> Iterator[gym.Env]:
-    """Yield the environment and what it wraps, the outermost layer first."""
+    """Yield the environment's wrappers and itself, the outermost layer first."""
     yield env
     while isinstance(env, gym.Wrapper):
         env = env.env

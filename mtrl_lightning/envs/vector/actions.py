@@ -15,7 +15,7 @@ FLATTEN = (
 
 
 def what_is_wrong(space: gym.Space) -> str | None:
-    """Return why actions of a space cannot be learned, and the remedy; None if they can be.
+    """Return why actions of a space cannot be learned, and what to do; None if they can be.
 
     Algorithms here choose a row of continuous numbers, a ``Box`` of one axis.
     """
@@ -49,15 +49,15 @@ def what_is_wrong(space: gym.Space) -> str | None:
         )
     if isinstance(space, (Dict, Tuple)):
         if all(isinstance(leaf, Box) for leaf in leaves(space)):
-            remedy = f"wrap the environment in {FLATTEN}"
+            hint = f"wrap the environment in {FLATTEN}"
         else:
-            remedy = (
+            hint = (
                 "wrap the environment so that it takes one Box and makes the parts of its numbers"
                 " (gymnasium.wrappers.TransformAction)"
             )
         return (
             f"its action space is {space}, and algorithms choose one row of continuous numbers:"
-            f" {remedy}"
+            f" {hint}"
         )
     return (
         f"its action space is {space}: only continuous actions, a gymnasium.spaces.Box of one axis,"

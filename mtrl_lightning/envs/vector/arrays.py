@@ -22,7 +22,7 @@ StepArrays = dict[str, npt.NDArray]
 EPISODE_STEP = Field("episode_step", (), "int64")
 """The step of its episode that an environment is in, or has made last."""
 ACTIVE = Field("active", (), "bool")
-"""Whether the environment is being stepped or reset now: what a dead worker was doing."""
+"""Whether the environment is being stepped or reset now: it tells where a worker died."""
 BUILT = Field("built", (), "bool")
 """Whether an environment has been built."""
 CACHE_LINE = 64
@@ -70,7 +70,7 @@ class SharedMemory:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.handle: int | str
-        """What ``open_memory`` needs in a worker: a file descriptor, on Windows a name."""
+        """The argument of ``open_memory`` in a worker: a file descriptor, on Windows a name."""
         if sys.platform == "win32":
             self.handle = f"mtrl_lightning-{uuid.uuid4()}"
         else:

@@ -22,7 +22,7 @@ from mtrl_lightning.schema import info_column
 
 
 class GroupPlan(NamedTuple):
-    """What a group of environments is made of."""
+    """Arguments of a group of environments."""
 
     benchmark: Benchmark
     tasks: Sequence[int]
@@ -30,7 +30,7 @@ class GroupPlan(NamedTuple):
     split: str
     """One of ``benchmark.splits``."""
     seeds: Sequence[int]
-    """Seed of each environment's draws."""
+    """Seed of each environment's random generator."""
     num_envs: int
     """Number of environments of all groups, which share the arrays."""
     first: int
@@ -41,7 +41,7 @@ class EnvGroup:
     """Environments stepped one after another.
 
     Args:
-        plan: what the group is made of.
+        plan: the group's arguments.
         arrays: where actions are read and results written.
 
     Raises:
@@ -78,7 +78,7 @@ class EnvGroup:
                 self._reset(i, seed, options)
 
     def reset_some(self, which: Sequence[int]) -> None:
-        """Start an episode in some environments, given by their places in the group."""
+        """Start an episode in some environments, given by their indices in the group."""
         for i in which:
             self._reset(i)
 
@@ -233,14 +233,14 @@ class EnvGroup:
         ):
             return  # the cheaper test; where squares overflow, the numbers may still be finite
         if not np.isfinite(observation).all():
-            places = np.flatnonzero(~np.isfinite(observation))[:5].tolist()
+            indices = np.flatnonzero(~np.isfinite(observation))[:5].tolist()
             raise self._fault(
                 i,
-                f"the observation is not finite at {places}; fix the environment or its actions",
+                f"the observation is not finite at {indices}; fix the environment or its actions",
             )
 
-    def _fault(self, i: int, what: str) -> EnvironmentFaultError:
-        return EnvironmentFaultError(f"{self._where(i)}: {what}")
+    def _fault(self, i: int, reason: str) -> EnvironmentFaultError:
+        return EnvironmentFaultError(f"{self._where(i)}: {reason}")
 
     def _where(self, i: int) -> str:
         return f"task {self._names[i]!r}, step {self._steps[i]} of its episode"
@@ -249,7 +249,7 @@ class EnvGroup:
 def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
     space = getattr(env, "action_space", None)
     if space is None:
-        return  # what an environment does not say cannot be compared
+        return  # there is nothing to compare
     wrong = what_is_wrong(space)
     if wrong is None and space.shape != expected.shape:
         wrong = (

@@ -30,7 +30,7 @@ class LocalGroup:
     """A group in this process; it works when the answer is taken.
 
     Args:
-        plan: what the group is made of.
+        plan: the group's arguments.
         arrays: where actions are read and results written.
     """
 
@@ -47,7 +47,7 @@ class LocalGroup:
         self._asked = (method, args, kwargs)
 
     def answer(self) -> Any:
-        """Do what was asked, and return its result.
+        """Execute the request, and return its result.
 
         Raises:
             EnvironmentFaultError: if an environment raises or returns a NaN.
@@ -63,7 +63,7 @@ class LocalGroup:
             self._group.close()
 
     def kill(self) -> None:
-        """Close the environments; those that are broken may not be able to."""
+        """Close the environments; broken ones may fail to."""
         with contextlib.suppress(Exception):
             self.close()
 
@@ -72,7 +72,7 @@ class WorkerGroup:
     """A group in a worker process, which ends with this object or with the process that made it.
 
     Args:
-        plan: what the group is made of.
+        plan: the group's arguments.
         arrays: where actions are read and results written.
         memory: where the arrays lie.
         name: of the process.

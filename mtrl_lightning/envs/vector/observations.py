@@ -9,7 +9,7 @@ FLATTEN = "gymnasium.wrappers.FlattenObservation"
 
 
 def what_is_wrong(space: gym.Space) -> str | None:
-    """Return why observations of a space cannot be used, and the remedy; None if they can be.
+    """Return why observations of a space cannot be used, and what to do; None if they can be.
 
     Algorithms take a ``Box``. Dictionaries and tuples of boxes are flattened to one.
     """
@@ -20,17 +20,17 @@ def what_is_wrong(space: gym.Space) -> str | None:
         nested = [name for name, part in parts.items() if isinstance(part, (Dict, Tuple))]
         others = {name: part for name, part in parts.items() if not isinstance(part, Box)}
         if nested:
-            problem = f"{', '.join(nested)} in it is again a dictionary or tuple"
-            remedy = f"wrap the environment in {FLATTEN}, which makes one Box of it"
+            problem = f"{', '.join(nested)} in it is a dictionary or tuple itself"
+            hint = f"wrap the environment in {FLATTEN}, which makes one Box of it"
         else:
             listed = ", ".join(f"{name} {part}" for name, part in others.items())
             problem = f"not all of it are Boxes of numbers: {listed}"
-            remedy = (
+            hint = (
                 "leave these out (gymnasium.wrappers.FilterObservation), or turn them into numbers"
                 f" ({FLATTEN} does so with discrete ones, as one-hot vectors;"
                 " gymnasium.wrappers.TransformObservation with any)"
             )
-        return f"its observation space is {space}, and {problem}: {remedy}"
+        return f"its observation space is {space}, and {problem}: {hint}"
     return (
         f"its observation space is {space}; observations must be a Box, or a Dict or Tuple of"
         f" boxes: wrap the environment in {FLATTEN}"

@@ -58,15 +58,15 @@ def default_num_workers(num_envs: int, spare: int = 1, num_processes: int = 1) -
 class VectorEnv(gym.vector.VectorEnv):
     """Environments of a benchmark, stepped together.
 
-    The results do not depend on the number of workers: an environment's draws depend on ``seed``
-    and its place alone. Besides Gymnasium's ``step`` there are ``send`` and ``receive``, between
-    which the caller may do other work.
+    The results do not depend on the number of workers: an environment's random numbers depend only
+    on ``seed`` and its index among all environments. Besides Gymnasium's ``step`` there are
+    ``send`` and ``receive``, between which the caller may do other work.
 
     It keeps Gymnasium's contract of vector environments with same-step autoreset, with these
     differences:
 
     - ``reset`` returns an empty ``info``; that of ``step`` has ``success`` alone, and its
-      ``final_info`` also the episode's return ``r`` and length ``l``. What else the spec names is
+      ``final_info`` also the episode's return ``r`` and length ``l``. The spec's other fields are
       in ``receive``.
     - After a restart ``step`` reports the reward 0 and no end; ``receive`` marks such a step.
     - A task's own observation space may be smaller than the spec's.
@@ -76,7 +76,7 @@ class VectorEnv(gym.vector.VectorEnv):
         benchmark: makes the environments.
         tasks: the task of each environment, so that a task may have several.
         split: one of ``benchmark.splits``.
-        seed: of all draws.
+        seed: of all random numbers.
         num_workers: number of worker processes; 0 steps in this process; None takes one per usable
             core, less one. Workers do not import the main module, so a script needs no main guard,
             and a benchmark may be defined in a notebook's cell.
@@ -84,10 +84,10 @@ class VectorEnv(gym.vector.VectorEnv):
         max_restarts: how often a group of environments (a worker's, or all if there is none) is
             rebuilt after one of them raised, returned a NaN or became unstable, or its worker died
             or hung; None raises at the first fault. The rebuilt environments start new episodes
-            with draws of their own, and the step is not valid for them.
+            with new random numbers, and the step is not valid for them.
         on_restart: called with the reason at each restart.
-        places: each environment's place among those of all processes, which decides its draws;
-            None for its place here.
+        indices: each environment's index among those of all processes, which with ``seed`` decides
+            its random numbers; None for its index here.
         progress: whether a bar shows how many environments are built, on a terminal.
 
     Raises:
@@ -108,7 +108,7 @@ class VectorEnv(gym.vector.VectorEnv):
         timeout: float = 300.0,
         max_restarts: int | None = None,
         on_restart: Callable[[str], None] = lambda _: None,
-        places: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None,
         progress: bool = False,
     ) -> None:
         if split not in benchmark.splits:
@@ -134,7 +134,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._benchmark = benchmark
         self._split = split
         self._seed = seed
-        self._places = list(range(self.num_envs) if places is None else places)
+        self._indices = list(range(self.num_envs) if indices is None else indices)
         self._timeout = timeout
         self._progress = progress
         self.max_restarts = max_restarts
@@ -144,7 +144,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self.fault: RestartsExhaustedError | None = None
         """The fault that the restarts were not enough for; nothing can be stepped any more."""
         self._dead: set[int] = set()
-        # How often an environment's draws were seeded afresh, which decides its next seed.
+        # How often an environment was reseeded, which decides its next seed.
         self._restarts_E = np.zeros(self.num_envs, np.int64)
         self._is_stepping = False  # between send() and receive()
         self._has_episode_E = np.zeros(self.num_envs, np.bool_)
@@ -217,7 +217,7 @@ class VectorEnv(gym.vector.VectorEnv):
         Raises:
             EnvironmentFaultError: at a fault, if ``max_restarts`` is None. Once the restarts are
                 used up, ``fault`` is set and the next ``send`` raises it.
-            ConfigurationError: if an environment does not report what the spec says.
+            ConfigurationError: if an environment does not report a field of the spec.
             NoAsyncCallError: if no step was sent.
         """
         if not self._is_stepping:
@@ -259,7 +259,7 @@ class VectorEnv(gym.vector.VectorEnv):
         Args:
             seed: one per environment; a single one gives environment ``i`` the seed ``seed + i``.
             options: handed to every environment's ``reset``, except for ``reset_mask``: an array of
-                one boolean per environment, of which only the true ones are reset.
+                one boolean per environment; only the true ones are reset.
         """
         if seed is None or isinstance(seed, (int, np.integer)):
             seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
@@ -359,17 +359,17 @@ class VectorEnv(gym.vector.VectorEnv):
         self._has_episode_E[:] = True
 
     def remake(self, benchmark: Benchmark | None = None) -> None:
-        """Close every environment, and build new ones, with draws of their own.
+        """Close every environment, and build new ones, with new random numbers.
 
         They start new episodes. The next step is not valid: the caller does not know the
         observation.
 
         Args:
-            benchmark: that makes them, with the same tasks, spaces and fields; None for the former
+            benchmark: makes them, with the same tasks, spaces and fields; None for the previous
                 one, whose attributes may have changed.
 
         Raises:
-            ConfigurationError: if its tasks, spaces or fields are not the former ones.
+            ConfigurationError: if its tasks, spaces or fields differ.
         """
         self._check_is_idle()
         benchmark = self._benchmark if benchmark is None else benchmark
@@ -444,14 +444,14 @@ class VectorEnv(gym.vector.VectorEnv):
         if not is_mask or mask.shape != (self.num_envs,) or not mask.any():
             raise ConfigurationError(
                 f"options['reset_mask'] is {mask!r}: give an array of {self.num_envs} booleans, one"
-                " per environment, of which at least one is true"
+                " per environment, at least one of them true"
             )
         return mask
 
     def _seed_of(self, e: int) -> int:
         restarts = int(self._restarts_E[e])
-        place = self._places[e]
-        key = (place, restarts) if restarts else (place,)
+        index = self._indices[e]
+        key = (index, restarts) if restarts else (index,)
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     def _start(self, i: int) -> LocalGroup | WorkerGroup:
@@ -475,7 +475,7 @@ class VectorEnv(gym.vector.VectorEnv):
     ) -> list[Any]:
         """Return every group's answer, and None for each environment of a dead group.
 
-        A group that breaks is rebuilt and asked again.
+        A group that breaks is rebuilt, and receives the request a second time.
         """
         self._check_is_idle()
         if self.fault is not None and method != "get_state":

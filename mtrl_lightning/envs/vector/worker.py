@@ -45,7 +45,7 @@ PROGRAM = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
     " from mtrl_lightning.envs.vector.worker import main; main(int(sys.argv[1]))"
 )
-"""What a worker's interpreter runs. Modules are found where the parent finds them."""
+"""The program of a worker's interpreter. Modules are found where the parent finds them."""
 
 
 def start_worker(
@@ -55,7 +55,7 @@ def start_worker(
 
     Args:
         name: shown in the list of processes.
-        plan: what its group of environments is made of.
+        plan: arguments of its group of environments.
         memory: where the arrays of all groups lie.
 
     Returns:
@@ -104,11 +104,11 @@ def _signals_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 # ---- in the worker ----
@@ -185,7 +185,7 @@ def _busy_wait(connection: Connection) -> None:
 
 def _end_with_parent() -> None:
     """End this process when its parent is gone, also while an environment hangs in a step."""
-    pipe = os.dup(0)  # environments and what they start get an empty standard input
+    pipe = os.dup(0)  # environments and their subprocesses get an empty standard input
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
