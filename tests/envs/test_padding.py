@@ -111,7 +111,7 @@ def test_sizes_that_do_not_fit_the_space_are_refused(name, sizes, message):
 
 def test_sizes_of_images_are_refused():
     spec = ToyReach(2).spec._replace(observation_space=Box(-1, 1, (3, 4)))
-    with pytest.raises(ConfigurationError, match="only what has one axis can be padded"):
+    with pytest.raises(ConfigurationError, match="only a space of one axis can be padded"):
         check_spec(spec._replace(observation_sizes=(3, 3)))
 
 
