@@ -18,9 +18,10 @@ import torch
 from benchmarks.bench import Bench, Row
 from benchmarks.judging import differences, load_replay, rings_of, spec_of
 from mtrl_lightning.callbacks import MetricsCSV
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import manifest_of
 
 FILES = ("checkpoint", "chunk", "metrics")

@@ -18,7 +18,8 @@ import psutil
 
 from benchmarks.bench import Bench, Row
 from benchmarks.trial import Session, Trial
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.run.checkpoint_file import load_newest_whole
 
 DISK_BYTES = 16 * 2**20
 FILE_BYTES = 60_000

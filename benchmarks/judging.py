@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.trial import TOY_HORIZON, TOY_TASKS
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints.parts import manifests_of
 from mtrl_lightning.envs import MetaWorld, ToyReach
 from mtrl_lightning.envs.benchmarks.toy import STEP
-from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.schema import transition_fields

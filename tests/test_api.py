@@ -44,7 +44,7 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     RolloutCallback,
 )
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.launch.sections import SECTIONS
 from mtrl_lightning.launch.start import fit
 from mtrl_lightning.networks import MLP

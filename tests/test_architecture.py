@@ -34,7 +34,6 @@ BASE = {
     "schedules",
     "errors",
     "resources",
-    "pickles",
     "precision",
     "progress",
     "products",
@@ -53,6 +52,7 @@ ROOMS = {
     "run",
     "callbacks",
     "launch",
+    "checkpoints",
     "video",
     "reports",
     "sweeps",
@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
     "rollout": {"envs"},
     "video": {"envs", "rollout"},
-    "replay": set(),
+    "replay": {"checkpoints"},
     "networks": set(),
     "gradients": set(),
     "auxiliaries": {"networks"},
@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"networks", "gradients", "auxiliaries", "learning", "checkpoints"},
     "checkpoints": set(),
     "loading": {"algorithms", "checkpoints", "runs"},
-    "run": {"envs", "rollout", "replay", "algorithms"},
+    "run": {"envs", "rollout", "replay", "algorithms", "checkpoints"},
     "callbacks": {
         "run",
         "rollout",
@@ -113,18 +113,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": set(),  # the former names of two files
     "strategy": set(),
     "__init__": set(),
-    **{name: set() for name in BASE},
+    **{name: set() for name in BASE - {"ranks"}},
+    "ranks": {"checkpoints"},
 }
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
-USE_TORCH = {"pickles", "precision", "products", "resources"}
+USE_TORCH = {"precision", "products", "resources"}
 """Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
     "reports": {"torch", *LIGHTNING},
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
+    "checkpoints": LIGHTNING,
     **{name: {"torch", *LIGHTNING} for name in BASE - USE_TORCH - {"ranks"}},
     **dict.fromkeys(USE_TORCH, LIGHTNING),
 }

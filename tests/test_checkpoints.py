@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning import checkpoints
-from mtrl_lightning.checkpoints import MAX_DEPTH, check_complete, check_plain, load_checkpoint
+from mtrl_lightning.checkpoints import check_complete, load_checkpoint
+from mtrl_lightning.checkpoints.reading import MAX_DEPTH, SECTIONS, check_plain
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.saved import FORMAT
 
@@ -247,7 +247,7 @@ def test_an_archive_that_readers_see_differently_is_refused(tmp_path, change, wr
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize("section", checkpoints.SECTIONS)
+@pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("value", [None, 3, "x", torch.zeros(2)])
 def test_sections_have_their_types(tmp_path, section, value):
     with pytest.raises(ConfigurationError, match=f"{section} is a"):
@@ -276,9 +276,9 @@ def test_the_format_is_a_whole_number(tmp_path, value):
         load_checkpoint(written(tmp_path / "a.ckpt", content))
 
 
-@pytest.mark.parametrize("section", checkpoints.SECTIONS)
+@pytest.mark.parametrize("section", SECTIONS)
 def test_a_run_needs_every_section_to_continue(section):
-    whole = {name: kind() for name, kind in checkpoints.SECTIONS.items()}
+    whole = {name: kind() for name, kind in SECTIONS.items()}
     check_complete(whole)
     del whole[section]
     with pytest.raises(ConfigurationError, match=f"has no {section}"):

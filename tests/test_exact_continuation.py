@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from tests.test_interruption import wait_for
 
 MT10 = ("base", "env/metaworld_mt10", "algorithm/mtsac", "network/multi_head", "gradient/mean")

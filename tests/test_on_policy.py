@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, load_policy, train
 from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metrics
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.run.off_policy import refuse_off_policy_options
 from tests.test_exact_continuation import assert_same

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mtrl_lightning import SAC, train
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import DMControl, Pixels, ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.replay import read_replay

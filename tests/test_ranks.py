@@ -10,30 +10,32 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mtrl_lightning.algorithms import PPO, SAC
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint, load_newest_whole
-from mtrl_lightning.callbacks.resharding import reshard
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints.parts import own_part
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.networks import PaCo
-from mtrl_lightning.ranks.states import own_part
+from mtrl_lightning.ranks.resharding import reshard
 from mtrl_lightning.ranks.strategy import RanksStrategy, processes_for
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.rollout import Collector
+from mtrl_lightning.run.checkpoint_file import load_newest_whole
+from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import transition_fields
 from tests.conftest import ROOT
 from tests.fakes import Constant
 from tests.ranks import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.ranks.runs import BOTH, CONTINUED, RUNS, STILL
 from tests.test_exact_continuation import assert_same
+from tests.test_resharding import Parts
 
 TOLERANCE = {"sac nash_mtl": 1e-8}
 """Largest relative deviation; Nash-MTL's solver stops where rounding decides."""
@@ -364,19 +366,22 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
     last = folder / "checkpoints" / "last.ckpt"
     whole = load_checkpoint(last)
     envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=0)
-    session = SimpleNamespace(
-        algorithm=SAC.load_from_checkpoint(last), collector=Collector(envs, Constant())
+    session = Parts(
+        algorithm=SAC.load_from_checkpoint(last),
+        collector=Collector(envs, Constant()),
+        data=MultiTaskData,
     )
     for path in ([2], [4], [2, 4], [4, 2]):
         found = whole
         for size in path:
             with pytest.warns(UserWarning, match=f"this run has {size}"):
-                parts = [own_part(reshard(found, rank, size, session)) for rank in range(size)]
+                resharded = [reshard(found, rank, size, session.reshard) for rank in range(size)]
+                parts = [own_part(checkpoint) for checkpoint in resharded]
             for part in parts:  # what a rank would save
                 part["data"] = {"replay": None, "buffer": part["data"]["buffer"]}
             found = {**whole, "ranks": parts}
         with pytest.warns(UserWarning, match="this run has 1"):
-            back = reshard(found, 0, 1, session)
+            back = reshard(found, 0, 1, session.reshard)
         former, now = (one["callbacks"]["rollout"]["collector"] for one in (whole, back))
         for name in ("tasks", "running", "observation", "envs"):
             assert_same(former[name], now[name])
@@ -393,7 +398,7 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
     snapshots.load(manifest, joined)
     rings = set()
     for rank in range(2):
-        data = reshard(whole, rank, 2, session)["MultiTaskData"]
+        data = reshard(whole, rank, 2, session.reshard)["MultiTaskData"]
         (moved,) = data["replay"]["moved"]
         own = RingStorage(fields, 6, manifest["capacity"])
         ReplaySnapshots(folder / "replay").load_rings(moved["manifest"], own, moved["rings"])

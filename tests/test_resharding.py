@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
-from mtrl_lightning.callbacks.resharding import reshard
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints.parts import manifests_of, own_part, parts_of
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import Origin, Share, manifests_of, own_part, parts_of
+from mtrl_lightning.ranks.resharding import SavedEnv, Share, reshard
 from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector, EpisodeListener
 from mtrl_lightning.rollout.episodes import EpisodeWindows
+from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.run.session import Session
 from tests.fakes import Constant
 
 OPTIONS = [
@@ -34,6 +36,12 @@ NOISE = "mtrl_lightning.rollout.action_transforms.ActionNoise:0"
 CPU = torch.device("cpu")
 
 
+class Parts(SimpleNamespace):
+    """The parts of a run, without the run."""
+
+    reshard = Session.reshard
+
+
 @pytest.fixture(scope="module")
 def folder(finished_runs):
     return finished_runs("resharded", *OPTIONS)[0]
@@ -46,11 +54,10 @@ def whole(folder):
 
 @pytest.fixture
 def session(folder):
-    """Return what resharding reads of a run."""
     envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=0)
     collector = Collector(envs, Constant(), action_transforms=[ActionNoise(0.1)])
     algorithm = SAC.load_from_checkpoint(folder / "checkpoints" / "last.ckpt")
-    return SimpleNamespace(algorithm=algorithm, collector=collector)
+    return Parts(algorithm=algorithm, collector=collector, data=MultiTaskData)
 
 
 @pytest.fixture
@@ -61,7 +68,7 @@ def two(whole, session):
 def as_saved_by(size, checkpoint, session):
     """Return the checkpoint as ``size`` processes would save it, without their replay."""
     with pytest.warns(UserWarning, match=f"this run has {size}"):
-        parts = [own_part(reshard(checkpoint, rank, size, session)) for rank in range(size)]
+        parts = [own_part(reshard(checkpoint, rank, size, session.reshard)) for rank in range(size)]
     for part in parts:
         part["data"] = {"replay": None, "buffer": part["data"]["buffer"]}
     return {**checkpoint, "ranks": copy.deepcopy(parts)}
@@ -113,7 +120,7 @@ def test_a_new_process_begins_its_own_generators_and_has_the_shared_ones():
 
 # ---- parts by hand ----
 
-SHARE = Share(rank=0, size=1, num_envs=2, origins=(Origin(1, 0), Origin(0, 1)))
+SHARE = Share(rank=0, size=1, num_envs=2, saved_envs=(SavedEnv(1, 0), SavedEnv(0, 1)))
 
 
 def test_what_environments_have_moves_with_them():
@@ -222,8 +229,8 @@ def test_a_state_that_nobody_shares_out_is_named(two, session, path, whose):
             state = state[key]
         state["novel"] = [1]
     with pytest.raises(ConfigurationError, match=f"state of {whose} has 'novel', which cannot be"):
-        reshard(two, 0, 1, session)
-    assert own_part(reshard(two, 1, 2, session)) == two["ranks"][1]
+        reshard(two, 0, 1, session.reshard)
+    assert own_part(reshard(two, 1, 2, session.reshard)) == two["ranks"][1]
 
 
 def put(*path, to):
@@ -292,7 +299,7 @@ DAMAGED_FOR_OTHERS = {
 def test_a_part_that_is_none_of_the_checkpoint_is_refused(two, session, name, size):
     DAMAGED[name](two)
     with pytest.raises(ConfigurationError, match="continue from another checkpoint"):
-        reshard(two, 0, size, session)
+        reshard(two, 0, size, session.reshard)
     with pytest.raises(ConfigurationError, match="continue from another checkpoint"):
         manifests_of(two)
 
@@ -302,16 +309,16 @@ def test_a_part_that_cannot_be_shared_out_is_refused(two, session, name):
     for part in two["ranks"]:
         part["data"]["replay"] = REPLAY | {"folder": "rank_0"}
     two["ranks"][1]["data"]["replay"] = dict(REPLAY)
-    reshard(copy.deepcopy(two), 0, 1, session)
+    reshard(copy.deepcopy(two), 0, 1, session.reshard)
     DAMAGED_FOR_OTHERS[name](two)
     with pytest.raises(ConfigurationError, match="continue"):
-        reshard(two, 0, 1, session)
+        reshard(two, 0, 1, session.reshard)
 
 
 def test_rings_of_other_processes_are_not_read_from_a_file(whole, session):
     whole["MultiTaskData"]["replay"] = {"moved": [{"manifest": {}, "rings": [[9, 0]]}]}
     with pytest.raises(ConfigurationError, match="list of replay files is none"):
-        reshard(whole, 0, 1, session)
+        reshard(whole, 0, 1, session.reshard)
 
 
 @pytest.mark.parametrize(

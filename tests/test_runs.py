@@ -9,7 +9,7 @@ import pytest
 
 from mtrl_lightning import runs
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.folder import locate_run
 from mtrl_lightning.runs import LOCK, check_idle, is_in_training, run_lock

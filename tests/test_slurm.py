@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from mtrl_lightning.callbacks import InterruptionCallback
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.callbacks.signals import requeue, requeue_signal, slurm_job
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import Interrupted
 from mtrl_lightning.run.session import Session
 from tests.test_interruption import wait_for

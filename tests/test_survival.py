@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.callbacks import CheckpointCallback, EvaluationCallback
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import ReplaySnapshots
 from tests.test_exact_continuation import assert_same

@@ -66,6 +66,8 @@ from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transi
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from mtrl_lightning.ranks.resharding import Rules, Share
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -577,6 +579,27 @@ class Algorithm(LightningModule):
             if "global_generators" in state:  # left out where the process is not to be changed
                 restore_global_generators(state["global_generators"])
             self.mean_metrics.load_state_dict(state["metrics"])
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank that differs between ranks, from those of all saved ranks."""
+        rules: Rules = {
+            "generators": partial(self.generators.reshard, share=share),
+            "global_generators": lambda of_ranks: of_ranks[share.rank % len(of_ranks)],
+            "metrics": partial(self.mean_metrics.reshard, share=share),
+        }
+        return share.join("the algorithm", states, rules)
+
+    def reshard_extra_states(
+        self, states: Sequence[Mapping[str, Any]], share: Share
+    ) -> dict[str, Any]:
+        """Return a rank's extra states of modules; those without ``reshard`` are equal on all."""
+        modules = dict(self.named_modules(remove_duplicate=False))
+        resharded = {}
+        for name in states[0]:
+            of_ranks = [state[name] for state in states]
+            rule = getattr(modules.get(name.rpartition(".")[0]), "reshard", None)
+            resharded[name] = of_ranks[0] if rule is None else rule(of_ranks, share)
+        return resharded
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

@@ -16,14 +16,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning import saved
-from mtrl_lightning.callbacks.checkpoint_files import DurableIO, load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints.parts import manifests_of
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
+from mtrl_lightning.run.checkpoint_file import DurableIO
 from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.saved import restoring

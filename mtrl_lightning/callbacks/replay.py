@@ -13,9 +13,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import MOVED
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.run.data import MultiTaskData
@@ -106,8 +106,8 @@ class ReplayCallback(SessionCallback):
         if MOVED in data.manifest:  # of a run with another number of processes
             with distributed.raise_on_all_ranks(ConfigurationError):
                 for part in data.manifest[MOVED]:
-                    previous = self._snapshots_in(folder / part["manifest"].get("folder", ""))
-                    previous.load_rings(part["manifest"], storage, part["rings"])
+                    of_rank = self._snapshots_in(folder / part["manifest"].get("folder", ""))
+                    of_rank.load_rings(part["manifest"], storage, part["rings"])
             return
         with distributed.raise_on_all_ranks(ConfigurationError):
             snapshots.load(data.manifest, storage)
@@ -169,10 +169,10 @@ class ReplayCallback(SessionCallback):
         """Delete the files that none of the checkpoints needs."""
         self._snapshots.prune(manifests)
         if distributed.rank() == 0:
-            self._prune_previous(manifests)
+            self._prune_other_ranks(manifests)
 
-    def _prune_previous(self, manifests: list[dict[str, Any]]) -> None:
-        """Delete what processes wrote that this run no longer has, once it is not needed."""
+    def _prune_other_ranks(self, manifests: list[dict[str, Any]]) -> None:
+        """Delete the unneeded files of ranks that this run no longer has."""
         root = replay_folder(self.session.folder)
         size = distributed.world_size()
         present = {"rank_" + str(rank) for rank in range(size)} if size > 1 else {""}

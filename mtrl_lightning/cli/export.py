@@ -159,7 +159,7 @@ def _config(run_folder: Path) -> tuple[dict[str, Any], Path | None]:
 
 def _check_no_action_transforms(checkpoint: Path) -> None:
     """Refuse a run without a configuration whose action transforms are therefore unknown."""
-    from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+    from mtrl_lightning.checkpoints import load_checkpoint
 
     states = load_checkpoint(checkpoint, verify=False).get("callbacks", {})
     transforms = states.get("options", {}).get("rollout.action_transforms")

@@ -324,7 +324,7 @@ def chosen_checkpoint(options: argparse.Namespace, command: str) -> Path:
         best = Path(given) / "checkpoints" / "best.ckpt"
         found = best if best.is_file() else checkpoint_at(Path(given))
     if found.name == "last.ckpt":
-        from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
+        from mtrl_lightning.run.checkpoint_file import load_newest_whole
 
         return load_newest_whole(found, with_replay=False)[0]
     return found

@@ -22,13 +22,13 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from mtrl_lightning.algorithms.rebuilding import rebuild_spec
-from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
+from mtrl_lightning.checkpoints.parts import RANKS
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.ranks.states import RANKS
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
+from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import manifest_of
 from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of
 from mtrl_lightning.schema import Field

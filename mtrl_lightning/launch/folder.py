@@ -18,15 +18,15 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.algorithms.loading import check_tasks
 from mtrl_lightning.callbacks import MetricsCSV
-from mtrl_lightning.callbacks.checkpoint_files import load_newest_whole
 from mtrl_lightning.callbacks.loggers.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.callbacks.signals import slurm_job
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
+from mtrl_lightning.checkpoints.parts import manifests_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.quiet import quiet
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import manifests_of
 from mtrl_lightning.replay.manifest import check_manifest
+from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.runs import (
     check_name,
     discard_unstarted,

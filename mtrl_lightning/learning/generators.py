@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from mtrl_lightning import saved
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import Share
+
+if TYPE_CHECKING:
+    from mtrl_lightning.ranks.resharding import Share
 
 LARGEST_SEED = 2**128
 NUMPY_BUFFER = 624

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from mtrl_lightning import saved
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import Share
+
+if TYPE_CHECKING:
+    from mtrl_lightning.ranks.resharding import Share
 
 
 class MeanMetrics:

@@ -11,7 +11,7 @@ Shapes: ``T`` tasks, ``B`` batch, ``D`` observation, ``N`` rows of one vector st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,12 @@ from mtrl_lightning.learning.reward_scale import RewardScale, check_discount
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks.standardize import fill_unseen
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import Share
 from mtrl_lightning.resources import to_device
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
+
+if TYPE_CHECKING:
+    from mtrl_lightning.ranks.resharding import Share
 
 
 class RunningMoments:

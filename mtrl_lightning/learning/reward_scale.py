@@ -6,7 +6,7 @@ Shapes: ``T`` tasks, ``R`` trained tasks, ``B`` batch, ``N`` transitions of one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,12 @@ from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import Share
 from mtrl_lightning.resources import to_device
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
+
+if TYPE_CHECKING:
+    from mtrl_lightning.ranks.resharding import Share
 
 
 class RewardScale(Transform):

@@ -6,16 +6,18 @@ Shapes: ``R`` trained tasks, ``B`` batch, ``D`` observation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.ranks.states import Share
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
+
+if TYPE_CHECKING:
+    from mtrl_lightning.ranks.resharding import Share
 
 
 class Transform(nn.Module):
@@ -60,7 +62,7 @@ class Transform(nn.Module):
 
         Args:
             states: what ``get_extra_state`` returned on all processes of the checkpoint.
-            share: which process it is, and where its environments were.
+            share: the rank, and the environments that it takes over.
         """
         return states[0]
 

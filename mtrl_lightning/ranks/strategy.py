@@ -28,12 +28,12 @@ from lightning.pytorch.trainer.connectors.accelerator_connector import _Accelera
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from mtrl_lightning.checkpoints.parts import RANKS, own_part
 from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
 from mtrl_lightning.ranks.launcher import RankLauncher, end_with_first_process
-from mtrl_lightning.ranks.states import RANKS, own_part
 
 MEETING = "mtrl_lightning/meeting"
 """Keys by which processes find each other in a launcher's store."""

@@ -7,14 +7,17 @@ of a replay's files, and numbers of transitions are counts that follow one anoth
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning import saved
+from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import count
+from mtrl_lightning.ranks.resharding import Share
 
 FILE_NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
 RANK_FOLDER = re.compile(r"(rank_\d+)?")
@@ -48,6 +51,36 @@ def check_manifest(manifest: dict[str, Any]) -> None:
         raise ConfigurationError(f"the checkpoint's list of replay files {wrong}: {HINT}")
 
 
+def reshard_manifests(
+    manifests: Sequence[dict[str, Any] | None], share: Share
+) -> dict[str, Any] | None:
+    """Return which rings of which manifests become which rings of a rank.
+
+    Args:
+        manifests: of all saved ranks; None without a saved replay.
+        share: the rank, and the environments that it takes over.
+
+    Raises:
+        ConfigurationError: if a manifest does not have one ring per environment.
+    """
+    moved = []
+    for saved_rank, manifest in enumerate(manifests):
+        if not manifest:
+            return None
+        if len(manifest["added"]) != share.num_envs:
+            raise ConfigurationError(
+                f"the checkpoint's replay has {len(manifest['added'])} rings for"
+                f" {share.num_envs} environments: {saved.HINT}"
+            )
+        rings = [
+            [source.env, env]
+            for env, source in enumerate(share.saved_envs)
+            if source.rank == saved_rank
+        ]
+        moved.append({"manifest": manifest, "rings": rings})
+    return {MOVED: moved}
+
+
 def _what_is_wrong(manifest: dict[str, Any]) -> str:
     if not all(isinstance(name, str) for name, _, _ in manifest["fields"]):
         return "names no fields"
@@ -58,7 +91,7 @@ def _what_is_wrong(manifest: dict[str, Any]) -> str:
             return f"names {chunk['file']!r}, no file of a replay"
     if len({chunk["file"] for chunk in manifest["chunks"]}) < len(manifest["chunks"]):
         return "names a file twice"
-    capacity = count(manifest["capacity"], "capacity of the replay")
+    capacity = saved.count(manifest["capacity"], "capacity of the replay")
     num_envs = len(manifest["added"])
     added_E = _counts(manifest["added"], num_envs)
     oldest_E = _counts(manifest["oldest"], num_envs)
@@ -80,4 +113,4 @@ def _counts(values: Any, num_envs: int) -> npt.NDArray[np.int64]:
     """Return one whole number for each environment."""
     if len(values) != num_envs:
         raise ValueError(f"{len(values)} numbers for {num_envs} environments")
-    return np.array([count(value, "number of transitions") for value in values], np.int64)
+    return np.array([saved.count(value, "number of transitions") for value in values], np.int64)

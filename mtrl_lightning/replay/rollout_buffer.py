@@ -16,6 +16,7 @@ from torch import Tensor
 from mtrl_lightning import saved
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.resharding import Rules, Share
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.schema import Field, transition_fields
@@ -206,6 +207,46 @@ class RolloutBuffer:
             "order": self._order_Rm,
             "generator": self._generator.get_state(),
         }
+
+    @staticmethod
+    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the iteration of a rank's environments.
+
+        Raises:
+            ConfigurationError: if the updates of the iteration have begun.
+        """
+
+        def columns(values: Sequence[Tensor]) -> Tensor:
+            per_env = [list(value_SE.unbind(1)) for value_SE in values]
+            return torch.stack(share.of_envs(per_env), 1)
+
+        def arrays(of_ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+            return share.join("the transitions", of_ranks, dict.fromkeys(of_ranks[0], columns))
+
+        def no_computed(computed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            if any(computed):
+                raise ConfigurationError(
+                    "the checkpoint is in the middle of an iteration's updates, whose minibatches"
+                    f" belong to {len(states)} processes: continue with as many, or from another"
+                    " checkpoint"
+                )
+            return {}
+
+        def first(values: Sequence[Any]) -> Any:
+            return values[0]
+
+        rules: Rules = {
+            "collection": first,
+            "arrays": arrays,
+            "valid": columns,
+            "computed": no_computed,
+            "num_minibatches": first,
+            "order": first,  # of a completed epoch: the next one has a new order
+            "generator": share.own,
+        }
+        joined = share.join("the iteration", states, rules)
+        # a new rank seeds its own generator
+        return {name: value for name, value in joined.items() if value is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them.

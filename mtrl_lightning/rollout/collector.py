@@ -17,7 +17,7 @@ from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.policy import Mode, Policy, SeededPolicy, WeightedPolicy
-from mtrl_lightning.ranks.states import Rules, Share, join
+from mtrl_lightning.ranks.resharding import Rules, Share
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
@@ -439,7 +439,7 @@ class Collector:
             "listeners": partial(_reshard_named, self.listeners, share=share),
             "action_transforms": partial(_reshard_named, self.action_transforms, share=share),
         }
-        return join("the collector", states, rules)
+        return share.join("the collector", states, rules)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, for a checkpoint."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.states import Share, join
+from mtrl_lightning.ranks.resharding import Share
 from mtrl_lightning.saved import HINT
 from mtrl_lightning.types import Episode, StepResult
 
@@ -97,10 +97,10 @@ class RunningEpisodes:
 
         def info(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             rule = partial(_RunningMean.reshard, share=share)
-            return join("info", of_ranks, dict.fromkeys(of_ranks[0], rule))
+            return share.join("info", of_ranks, dict.fromkeys(of_ranks[0], rule))
 
         rules = dict.fromkeys(("return", "length", "success"), share.of_envs)
-        return join("the running episodes", states, {**rules, "info": info})
+        return share.join("the running episodes", states, {**rules, "info": info})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the running sums; those of ``info`` that it lacks start from here.
@@ -154,7 +154,7 @@ class _RunningMean:
     @staticmethod
     def reshard(states: Sequence[Mapping[str, list]], share: Share) -> dict[str, list]:
         rules = dict.fromkeys(("sum", "count", "last"), share.of_envs)
-        return join("info", states, rules)
+        return share.join("info", states, rules)
 
     def load_state_dict(self, state: Mapping[str, list]) -> None:
         self.sum_E[:] = state["sum"]
@@ -256,7 +256,7 @@ class EpisodeWindows:
             count_T = np.sum(of_ranks, axis=0)
             return (count_T if share.rank == 0 else 0 * count_T).tolist()
 
-        return join("the windows", states, {"windows": windows, "counts": counts})
+        return share.join("the windows", states, {"windows": windows, "counts": counts})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the windows.

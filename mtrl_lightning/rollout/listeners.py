@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.envs.vector.vector import VectorEnv
-from mtrl_lightning.ranks.states import Share
+from mtrl_lightning.ranks.resharding import Share
 from mtrl_lightning.rollout.episodes import RunningEpisodes
 from mtrl_lightning.types import Episode
 
@@ -60,7 +60,7 @@ class EpisodeListener:
 
         Args:
             states: of this listener on all processes of the checkpoint.
-            share: which process it is, and where its environments were.
+            share: the rank, and the environments that it takes over.
         """
         return share.own(states) or {}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +13,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
+from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.resharding import Rules, Share
 from mtrl_lightning.replay.buffer import ReplayBuffer
-from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest
+from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest, reshard_manifests
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
@@ -242,6 +245,16 @@ class MultiTaskData(LightningDataModule):
             return {}
         return {"replay": self.manifest, "buffer": self.buffer.state_dict()}
 
+    @staticmethod
+    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank: its environments' iteration, or their rings of the replay."""
+        rules: Rules = {
+            "rollout_buffer": partial(RolloutBuffer.reshard, share=share),
+            "replay": partial(reshard_manifests, share=share),
+            "buffer": lambda buffers: share.own(buffers) or {},
+        }
+        return share.join("the data", states, rules)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; ``ReplayCallback`` reads the replay's transitions.
 
@@ -256,7 +269,7 @@ class MultiTaskData(LightningDataModule):
             self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
         if self.buffer is not None and "buffer" in state_dict:
             self.manifest = state_dict["replay"]
-            if self.manifest is not None and "moved" not in self.manifest:
+            if self.manifest is not None and MOVED not in self.manifest:
                 check_manifest(self.manifest)
             self.buffer.load_state_dict(state_dict["buffer"])
 

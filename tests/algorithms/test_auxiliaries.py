@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mtrl_lightning.auxiliaries import Auxiliary
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.learning.losses import per_task
 from mtrl_lightning.networks import Encoder
 from tests.algorithms import attach, changed, copy_of, make_sac, train

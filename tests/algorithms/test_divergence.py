@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD, Adam
 
 from mtrl_lightning.algorithms import RewardScale
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, DivergenceError
 from mtrl_lightning.gradients import FAMO, GradNorm, NashMTL
 from mtrl_lightning.learning import update

@@ -16,7 +16,7 @@ from mtrl_lightning.callbacks import (
     MetricsCallback,
     read_metrics,
 )
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.networks import MLP
 from tests.altered_reach import Reporting

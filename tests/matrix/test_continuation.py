@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.loading import load_policy
 from tests.matrix import NETWORKS, STACKS
 from tests.test_exact_continuation import assert_same, assert_same_end

@@ -14,8 +14,8 @@ from mtrl_lightning.callbacks import (
     MetricsCallback,
     ResetCallback,
 )
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
 from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.run import loop
 from mtrl_lightning.run.session import StepAction
 from tests.test_exact_continuation import assert_same_end

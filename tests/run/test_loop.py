@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from mtrl_lightning.algorithms import PPO, SAC
 from mtrl_lightning.api import train
-from mtrl_lightning.callbacks.checkpoint_files import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checkpoints.pickles import check_pickle
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.pickles import check_pickle
 from mtrl_lightning.saved import FORMAT, count, restoring
 
 _READ_BY = {2: "0.1"}

@@ -1,4 +1,4 @@
-"""Write checkpoint files durably, and find the newest one that is complete."""
+"""Write a run's checkpoint files durably, and find the newest complete one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning.callbacks.resharding import reshard
 from mtrl_lightning.checkpoints import check_complete, load_checkpoint
+from mtrl_lightning.checkpoints.parts import manifests_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.states import manifests_of
+from mtrl_lightning.ranks.resharding import reshard
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import check_manifest, replay_folder
 from mtrl_lightning.run.session import Session
 from mtrl_lightning.saved import restoring
-
-__all__ = ["DurableIO", "load_checkpoint", "load_newest_whole"]
 
 
 class DurableIO(TorchCheckpointIO):
@@ -30,7 +28,7 @@ class DurableIO(TorchCheckpointIO):
     Lightning's ``TorchCheckpointIO`` writes to the system's temporary folder first.
 
     Args:
-        session: the run, whose parts say what of another number of processes' states is theirs.
+        session: the run, whose parts reshard the states of another number of processes.
     """
 
     def __init__(self, session: Session) -> None:
@@ -57,7 +55,7 @@ class DurableIO(TorchCheckpointIO):
             os.fsync(file.fileno())
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint as this process made it, or would have made it.
+        """Read a checkpoint as this process has made it, or would have with this number of them.
 
         Raises:
             ConfigurationError: on all processes, if it is damaged, or of another number of
@@ -66,7 +64,9 @@ class DurableIO(TorchCheckpointIO):
         with distributed.raise_on_all_ranks(ConfigurationError):
             checkpoint = load_checkpoint(path, verify=False, mmap=False)
             check_complete(checkpoint)
-            return reshard(checkpoint, distributed.rank(), distributed.world_size(), self._session)
+            return reshard(
+                checkpoint, distributed.rank(), distributed.world_size(), self._session.reshard
+            )
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:
@@ -75,27 +75,27 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
     The other one is read if the checkpoint or its replay is damaged or missing.
 
     Args:
-        path: the checkpoint that is wanted, ``last.ckpt`` of a run.
+        path: the checkpoint to read, ``last.ckpt`` of a run.
         with_replay: whether its replay is needed.
 
     Raises:
         ConfigurationError: if none is whole.
     """
-    wrong: list[str] = []
+    errors: list[str] = []
     for candidate in _newest_first(path):
         try:
             checkpoint = load_checkpoint(candidate)
             if with_replay:
                 verify_replay(replay_folder(path.resolve().parent.parent), checkpoint)
         except ConfigurationError as error:
-            wrong.append(str(error))
+            errors.append(str(error))
             continue
-        for text in wrong:
+        for text in errors:
             rank_zero_warn(text)
-        if wrong:
+        if errors:
             rank_zero_warn(f"GOING BACK to the newest whole checkpoint, {candidate}")
         return candidate, checkpoint
-    raise ConfigurationError("\n".join([*wrong, f"no checkpoint in {path.parent} is whole"]))
+    raise ConfigurationError("\n".join([*errors, f"no checkpoint in {path.parent} is whole"]))
 
 
 def verify_replay(folder: Path, checkpoint: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def verify_replay(folder: Path, checkpoint: dict[str, Any]) -> None:
 
     Args:
         folder: the replay of the checkpoint's run.
-        checkpoint: what was read.
+        checkpoint: the loaded checkpoint.
 
     Raises:
         ConfigurationError: naming the file, if one is missing or damaged.

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 
-from mtrl_lightning.callbacks.checkpoint_files import DurableIO
+from mtrl_lightning.run.checkpoint_file import DurableIO
 from tests.replay.test_chunks import files_of_at_most
 
 MEBIBYTE = 1 << 20
