@@ -7,10 +7,11 @@ from mtrl_lightning.rollout.action_transforms import (
     ScaleAction,
     TransformedPolicy,
 )
-from mtrl_lightning.rollout.collector import Collector, Sample
+from mtrl_lightning.rollout.collector import Collector
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
 from mtrl_lightning.rollout.listeners import EpisodeListener
+from mtrl_lightning.rollout.sample import Sample
 
 __all__ = [
     "ActionNoise",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +22,10 @@ from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actio
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
+from mtrl_lightning.rollout.part_states import load_states, reshard_states, states_of
+from mtrl_lightning.rollout.sample import Sample, concatenated, quotas
 from mtrl_lightning.saved import HINT, restoring
 from mtrl_lightning.types import Episode, Transitions
-
-
-class Sample(NamedTuple):
-    """What ``Collector.sample`` collected."""
-
-    transitions: Transitions
-    """All transitions, in the order of their steps."""
-    episodes: list[Episode]
-    """The episodes that ended meanwhile."""
-    weights_seq_no: int = 0
-    """Number of updates that the weights which acted have had; 0 if the policy has no weights."""
-
 
 COMPONENTS = ("windows", "episodes", "listeners", "action_transforms")
 """Parts of a collector's state.
@@ -262,39 +252,29 @@ class Collector:
         if seed is not None and isinstance(self.policy, SeededPolicy):
             self.policy.seed_actions(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         weights_seq_no = self.weights_seq_no
-        if num_episodes is None:
-            assert num_steps is not None
-            sample = self._steps(-(-num_steps // self.envs.num_envs), mode)
+        steps: Iterable[tuple[Transitions, dict[int, Episode]]]
+        if num_steps is not None:
+            num_vector_steps = -(-num_steps // self.envs.num_envs)
+            steps = (self.step(mode) for _ in range(num_vector_steps))
         else:
-            sample = self._episodes(num_episodes, mode)
-        sample = sample._replace(weights_seq_no=weights_seq_no)
+            assert num_episodes is not None
+            steps = self.run_episodes(quotas(num_episodes, self.envs.num_envs), mode)
+        parts: list[Transitions] = []
+        episodes: list[Episode] = []
+        for transitions, ended in steps:
+            parts.append(transitions)
+            episodes += ended.values()
+        sample = Sample(concatenated(parts), episodes, weights_seq_no)
         for listener in self.listeners:
             listener.on_sample_end(sample)
         return sample
 
-    def _steps(self, num_vector_steps: int, mode: Mode) -> Sample:
-        parts: list[Transitions] = []
-        episodes: list[Episode] = []
-        for _ in range(num_vector_steps):
-            transitions, ended = self.step(mode)
-            parts.append(transitions)
-            episodes += ended.values()
-        return Sample(_concatenate(parts), episodes)
-
-    def _episodes(self, num_episodes: int, mode: Mode) -> Sample:
-        parts: list[Transitions] = []
-        episodes: list[Episode] = []
-        for transitions, ended in self.run_episodes(quotas(num_episodes, self.envs.num_envs), mode):
-            parts.append(transitions)
-            episodes += ended
-        return Sample(_concatenate(parts), episodes)
-
     def run_episodes(
         self, quota_E: npt.NDArray[np.int64], mode: Mode
-    ) -> Iterator[tuple[Transitions, list[Episode]]]:
+    ) -> Iterator[tuple[Transitions, dict[int, Episode]]]:
         """Step until environment ``e`` has finished ``quota_E[e]`` episodes; yield each step's.
 
-        Call ``reset`` before. What an environment does beyond its quota is left out.
+        Call ``reset`` before. Steps of an environment beyond its quota are left out.
         """
         left_E = quota_E.copy()
         while left_E.any():
@@ -302,7 +282,7 @@ class Collector:
             transitions, ended = self.receive(wanted_E=left_E > 0)
             counted = {e: episode for e, episode in ended.items() if left_E[e]}
             left_E[list(counted)] -= 1
-            yield transitions, list(counted.values())
+            yield transitions, counted
 
     def _warn_of_unreported_info(self, ended: Mapping[int, Episode]) -> None:
         """Warn once if no environment has reported a number that is to be logged."""
@@ -354,14 +334,9 @@ class Collector:
             state["observation"] = observation
             state["envs"] = self.envs.get_state()
         if "listeners" in components:
-            state["listeners"] = {
-                name: listener.state_dict() for name, listener in _named(self.listeners).items()
-            }
+            state["listeners"] = states_of(self.listeners)
         if "action_transforms" in components:
-            state["action_transforms"] = {
-                name: transform.state_dict()
-                for name, transform in _named(self.action_transforms).items()
-            }
+            state["action_transforms"] = states_of(self.action_transforms)
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -393,14 +368,8 @@ class Collector:
                 self._unreported_info -= set(self.windows.info())
         if "envs" in state:
             self._set_episodes(state)
-        for component, parts in (
-            ("listeners", _named(self.listeners)),
-            ("action_transforms", _named(self.action_transforms)),
-        ):
-            saved = state.get(component, {})
-            for name, part in parts.items():
-                if saved.get(name):
-                    part.load_state_dict(saved[name])
+        load_states(self.listeners, state.get("listeners", {}))
+        load_states(self.action_transforms, state.get("action_transforms", {}))
 
     def _weighted_policy(self) -> WeightedPolicy:
         if not isinstance(self.policy, WeightedPolicy):
@@ -436,8 +405,8 @@ class Collector:
             "running": partial(RunningEpisodes.reshard, share=share),
             "observation": partial(_reshard_observation, share=share),
             "envs": share.of_envs,
-            "listeners": partial(_reshard_named, self.listeners, share=share),
-            "action_transforms": partial(_reshard_named, self.action_transforms, share=share),
+            "listeners": partial(reshard_states, self.listeners, share=share),
+            "action_transforms": partial(reshard_states, self.action_transforms, share=share),
         }
         return share.join("the collector", states, rules)
 
@@ -448,38 +417,6 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it; see ``set_state``."""
         self.set_state(state)
-
-
-def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:
-    """Share ``total`` episodes out among environments as evenly as can be."""
-    return np.array([total // num_envs + (e < total % num_envs) for e in range(num_envs)], np.int64)
-
-
-def _named(parts: Sequence[Any]) -> dict[str, Any]:
-    """Return listeners or transforms by class and by their place among those of the class."""
-    named: dict[str, Any] = {}
-    for part in parts:
-        kind = f"{type(part).__module__}.{type(part).__qualname__}"
-        place = sum(name.rpartition(":")[0] == kind for name in named)
-        named[f"{kind}:{place}"] = part
-    return named
-
-
-def _reshard_named(
-    parts: Sequence[Any], states: Sequence[Mapping[str, Any]], share: Share
-) -> dict[str, Any]:
-    """Return the states of listeners or transforms on a rank; those it does not have are left out.
-
-    Args:
-        parts: the listeners or transforms.
-        states: by name, of all saved ranks.
-        share: what the rank takes over.
-    """
-    return {
-        name: part.reshard([state[name] for state in states], share)
-        for name, part in _named(parts).items()
-        if name in states[0]
-    }
 
 
 def _reshard_observation(states: Sequence[list[str] | None], share: Share) -> list[str] | None:
@@ -495,9 +432,3 @@ def _reshard_observation(states: Sequence[list[str] | None], share: Share) -> li
         list(from_text(text, dtype).reshape(share.num_envs, -1)) for _, text in present
     ]
     return [dtype, to_text(np.stack(share.of_envs(rows)))]
-
-
-def _concatenate(parts: list[Transitions]) -> Transitions:
-    core = (np.concatenate(column) for column in zip(*(part[:-1] for part in parts), strict=True))
-    extra = {name: np.concatenate([part.extra[name] for part in parts]) for name in parts[0].extra}
-    return Transitions(*core, extra=extra)  # type: ignore[arg-type, misc]

@@ -20,9 +20,10 @@ from mtrl_lightning.errors import (
 from mtrl_lightning.policy import Policy
 from mtrl_lightning.progress import progress_bar
 from mtrl_lightning.resources import one_thread
-from mtrl_lightning.rollout.collector import Collector, quotas
+from mtrl_lightning.rollout.collector import Collector
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.rollout.matching import matched_policy
+from mtrl_lightning.rollout.sample import quotas
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode
 
@@ -272,7 +273,10 @@ class Evaluator:
         with progress_bar(f"evaluating ({self._split})", most_steps, self._progress) as bar:
             for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
                 on_step()
-                finished += [EvaluatedEpisode(step, int(indices[e.env]), e) for e in ended]
+                finished += [
+                    EvaluatedEpisode(step, int(indices[env]), episode)
+                    for env, episode in ended.items()
+                ]
                 bar.update()
         return finished
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,8 @@ import numpy.typing as npt
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.ranks.resharding import Share
 from mtrl_lightning.rollout.episodes import RunningEpisodes
+from mtrl_lightning.rollout.sample import Sample
 from mtrl_lightning.types import Episode
-
-if TYPE_CHECKING:
-    from mtrl_lightning.rollout.collector import Sample
 
 
 class EpisodeListener:

@@ -214,8 +214,8 @@ def _run(
                 recording.frames[-1].append(frame)
                 if frame.is_last:
                     recording.frames.append([])
-        for episode in ended:
-            recordings[episode.env].episodes.append(episode)
+        for env, episode in ended.items():
+            recordings[env].episodes.append(episode)
     return [recording._replace(frames=recording.frames[:num_episodes]) for recording in recordings]
 
 

@@ -13,7 +13,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
-from mtrl_lightning.rollout.collector import COMPONENTS, quotas
+from mtrl_lightning.rollout.collector import COMPONENTS
+from mtrl_lightning.rollout.sample import quotas
 from mtrl_lightning.types import Episode, Transitions
 from tests import diary as kept
 from tests.altered_reach import FaultyReach
