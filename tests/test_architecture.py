@@ -245,6 +245,19 @@ def test_rooms_import_only_those_that_the_plan_allows():
     assert [wrong for file, tree in TREES.items() for wrong in forbidden_rooms(file, tree)] == []
 
 
+def test_imported_modules_of_the_package_exist():
+    exported = (*mtrl_lightning.__all__, "__version__")
+    modules = {module_of(file) for file in TREES}
+    modules |= {f"mtrl_lightning.{name}" for name in exported}
+    missing = [
+        f"{file} imports {module}"
+        for file, tree in {**TREES, **BENCHMARKS}.items()
+        for module in imports(tree)
+        if module.split(".")[0] == "mtrl_lightning" and module not in modules
+    ]
+    assert missing == []
+
+
 def test_no_two_rooms_import_each_other():
     layers = {room: MAY_IMPORT[room] & ROOMS for room in ROOMS}
     assert set(graphlib.TopologicalSorter(layers).static_order()) == ROOMS

@@ -823,7 +823,7 @@ def test_a_benchmark_whose_attributes_have_changed_is_remade_too():
 @pytest.mark.parametrize(
     ("benchmark", "message"),
     [
-        (ToyReach(2), "task_names is .*'goal-1'.*, the former's .*'goal-2'.*must be equal"),
+        (ToyReach(2), "task_names is .*'goal-1'.*, the previous one's .*'goal-2'.*must be equal"),
         (MetaWorld(["reach", "push", "window-open"]), "task_names"),
         (WithInfo(ToyReach(3), ["success"]), "info_keys is .*success"),
     ],
