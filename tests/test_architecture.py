@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import mtrl_lightning
+from benchmarks.structure import Package
 from mtrl_lightning.cli.commands import COMMANDS
 
 PACKAGE = Path(mtrl_lightning.__file__).parent
@@ -277,6 +278,17 @@ def test_no_two_rooms_import_each_other():
 )
 def test_a_forbidden_import_is_found(file, line):
     assert len(list(forbidden_rooms(file, ast.parse(line)))) == 1
+
+
+LOADING = {"algorithms/loading", "algorithms/rebuilding", "algorithms/allocation", "loading"}
+"""Files that nobody opens to read how an algorithm learns."""
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "distral", "ppo"])
+def test_a_reader_of_an_algorithm_opens_nothing_of_checkpoints(name):
+    reached = Package(PACKAGE.parent).closure(f"algorithms/{name}")
+    assert "algorithms/algorithm" in reached
+    assert [file for file in reached if file in LOADING or file.startswith("checkpoints/")] == []
 
 
 def test_rooms_leave_out_the_libraries_that_they_must_not_know():

@@ -12,12 +12,12 @@ import pytest
 import torch.distributed as dist
 
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
+from mtrl_lightning.launch import folder as run_folder
 from mtrl_lightning.launch.folder import LOCATION_VARIABLE, locate_run
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks import launcher as rank_launcher
 from mtrl_lightning.ranks.launcher import RankLauncher
 from mtrl_lightning.ranks.strategy import RanksStrategy, connecting, is_first_start, unused_part
-from mtrl_lightning.run import folder as run_folder
 from tests.conftest import ROOT
 from tests.test_ranks import free_port
 
