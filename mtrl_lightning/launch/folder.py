@@ -63,7 +63,7 @@ def find_restart_id(command: str) -> dict[str, str] | None:
     job = slurm_job()
     if job is None and "TORCHELASTIC_RUN_ID" in os.environ:
         job = os.environ["TORCHELASTIC_RUN_ID"]
-        if job == "none":  # what it is called without --rdzv-id
+        if job == "none":  # torchrun's value without --rdzv-id
             job = f"torchrun {os.getppid()} on {socket.gethostname()}"
     return None if job is None else {"job": job, "command": command}
 
@@ -153,7 +153,7 @@ class RunLocation:
         try:
             last_env_steps = env_steps_of(load_checkpoint(last, verify=False))
         except ConfigurationError:
-            return  # it is missing or damaged: an older one is what there is to continue from
+            return  # it is missing or damaged: only older ones can be continued
         if last_env_steps <= self.env_steps:
             return
         later = [
@@ -185,7 +185,7 @@ class RunLocation:
             must_match: whether another protocol is an error, as for training, or a warning.
 
         Raises:
-            ConfigurationError: naming what differs.
+            ConfigurationError: naming the difference.
         """
         if not self.content:
             return
@@ -296,7 +296,7 @@ def _marked(location: RunLocation) -> Iterator[dict[str, str | None]]:
 
 
 def _received(paths: dict[str, str | None]) -> RunLocation:
-    """Return the location that the first process has found."""
+    """Return the location that the first process has sent."""
     folder = Path(str(paths["folder"]))
     deadline = time.monotonic() + FOLDER_TIMEOUT
     # another machine may have a folder of the same name on its own disk
@@ -345,11 +345,11 @@ def _requeued(
     if restart_id is None:
         return None
     run_id = restart_id.get(WANDB_RUN)
-    given = []
+    named = []
     if ckpt_path:
         path = Path(ckpt_path).resolve()
-        given = [path if path.is_dir() else path.parent.parent]
-    for folder in [*reversed(versions(root, name)), *given]:
+        named = [path if path.is_dir() else path.parent.parent]
+    for folder in [*reversed(versions(root, name)), *named]:
         if run_id is not None and not (folder / note_name(run_id)).is_file():
             continue  # of another run: a sweep may have hundreds, and reading checkpoints is slow
         path = folder / "checkpoints" / "last.ckpt"

@@ -16,7 +16,7 @@ HARMLESS_WARNINGS = (
 )
 """Beginnings of warnings, as regular expressions."""
 UNWANTED_MESSAGES = ("💡 Tip", "TPU available", "Trainer was signaled to stop but")
-"""Beginnings of log messages: advertisements, what no algorithm uses, what is the rule here.
+"""Beginnings of log messages: advertisements, unused hardware, and the usual end of a run.
 
 A run that is asked to stop finishes its vector step: see ``RolloutCallback.on_train_start``.
 """

@@ -42,11 +42,11 @@ LEARNING_OPTIONS = (
     *(f"data.{name}" for name in MultiTaskData.learning_options),
     *(f"{section}.{name}" for section, kind in CALLBACKS.items() for name in kind.learning_options),
 )
-"""Options, and sections of them, that change what is learned."""
+"""Options, and sections of them, that change the result."""
 
 
 def options_of(section: str) -> dict[str, Any]:
-    """Return the options of a section with their defaults, without those that have none."""
+    """Return the options of a section that have a default, with it."""
     parameters = inspect.signature(SECTIONS[section]).parameters.values()
     return {
         parameter.name: parameter.default
@@ -55,15 +55,15 @@ def options_of(section: str) -> dict[str, Any]:
     }
 
 
-def complete(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return all options of all sections: the given ones, and the defaults of the others.
+def complete(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return all options of all sections, with the defaults of those that are left out.
 
     Raises:
-        ConfigurationError: if a section has no option of a given name.
+        ConfigurationError: if a section has no option of that name.
     """
     completed: dict[str, dict[str, Any]] = {}
     for section, kind in SECTIONS.items():
-        options = given.get(section, {})
+        options = sections.get(section, {})
         if not isinstance(options, Mapping):
             raise ConfigurationError(
                 f"{section} is {options!r}: give a dictionary of its options, such as"

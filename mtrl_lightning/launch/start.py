@@ -1,4 +1,4 @@
-"""Start a run: what the command line and ``train`` do alike."""
+"""Start a run, for the command line and for ``train``."""
 
 from __future__ import annotations
 

@@ -32,19 +32,19 @@ CORE = tuple(name.rsplit("_", 1)[0] for name in TransitionBatch._fields)
 class ReplayBuffer:
     """One ring per environment; a batch holds the same number of rows of every trained task.
 
-    A task's rows are drawn independently, with replacement, and uniformly over all transitions in
-    its environments' rings.
+    A task's rows are sampled independently, with replacement, and uniformly over all transitions
+    in its environments' rings.
 
     Args:
         spec: the trained tasks (``spec.train_tasks``), shapes and types.
-        capacity: transitions of all environments together, shared out equally.
-        seed: of the draws, which differ between processes.
+        capacity: transitions of all environments, an equal share for each.
+        seed: of the random numbers, which differ between processes.
         tasks: the task of each environment; None for one environment per trained task.
         folder: keep the transitions in files here, mapped into memory; None for memory.
         device: whose memory, without a folder; batches come on it.
-        policy_fields: what the policy's ``act`` returns beside its actions.
-        storage: how transitions are kept, ``(fields, num_envs, capacity, folder, device)``; None
-            for each stacked frame once, and all else as it is.
+        policy_fields: further fields of a transition, which the policy's ``act`` returns.
+        storage: factory of the storage, ``(fields, num_envs, capacity, folder, device)``; None
+            for each stacked frame once, and all other fields as they are.
 
     Raises:
         ConfigurationError: if the capacity gives an environment no row, or memory (disk) is short.
@@ -98,18 +98,18 @@ class ReplayBuffer:
         self.storage.add(transitions.env_E, transitions.columns())
 
     def sample(self, batch_size: int) -> TransitionBatch:
-        """Draw a task-major batch of ``batch_size // R`` rows of each trained task.
+        """Sample a task-major batch of ``batch_size // R`` rows of each trained task.
 
         Raises:
             ConfigurationError: if a task has no transition yet.
         """
         num_rows = batch_size // len(self._task_R)
-        env_B, number_B = self._draw(num_rows)
+        env_B, number_B = self._sample_rows(num_rows)
         rows = self.storage.take(env_B, number_B)
         return batch_of(rows, self._task_R.repeat_interleave(num_rows))
 
-    def _draw(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Draw ring and number of ``num_rows`` transitions of each trained task, ``[B]`` each."""
+    def _sample_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Sample ring and number of ``num_rows`` transitions of each trained task, ``[B]`` each."""
         size_E = torch.from_numpy(self.storage.size_E)
         size_RM = torch.where(self._is_ring_RM, size_E[self._ring_RM], 0)
         end_RM = size_RM.cumsum(1)
@@ -119,26 +119,26 @@ class ReplayBuffer:
                 "a task has no transition to sample: raise rollout.warmup_steps"
             )
         # 53 random bits scaled to a task's transitions: each is equally likely within 2^-53
-        draw_Rn = torch.rand(
+        uniform_Rn = torch.rand(
             len(total_R1), num_rows, generator=self._generator, dtype=torch.float64
         )
-        place_Rn = (draw_Rn * total_R1).long()
-        return self._transitions_at(place_Rn, size_RM, end_RM)
+        index_Rn = (uniform_Rn * total_R1).long()
+        return self._transitions_at(index_Rn, size_RM, end_RM)
 
     def _transitions_at(
-        self, place_Rn: Tensor, size_RM: Tensor, end_RM: Tensor
+        self, index_Rn: Tensor, size_RM: Tensor, end_RM: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return ring and number for places in a task's rings, one ring behind the other."""
-        which_Rn = torch.searchsorted(end_RM, place_Rn, right=True)
+        """Return ring and number for indices into a task's concatenated rings."""
+        which_Rn = torch.searchsorted(end_RM, index_Rn, right=True)
         env_Rn = self._ring_RM.gather(1, which_Rn)
-        offset_Rn = place_Rn - (end_RM - size_RM).gather(1, which_Rn)
+        offset_Rn = index_Rn - (end_RM - size_RM).gather(1, which_Rn)
         oldest_E = torch.from_numpy(self.storage.added_E - self.storage.size_E)
         return env_Rn.flatten(), (oldest_E[env_Rn] + offset_Rn).flatten()
 
     def mean_rewards(self) -> npt.NDArray[np.float64]:
-        """Return the mean reward of each trained task over what is held, ``[R]``; NaN if none.
+        """Return the mean reward of each trained task in the replay, ``[R]``; NaN if it has none.
 
-        With several processes it is over what all of them hold.
+        With several processes it is the mean over the replays of all of them.
         """
         ring_RM = self._ring_RM.numpy()
         is_ring_RM = self._is_ring_RM.numpy()
@@ -187,7 +187,7 @@ def _rings_of_tasks(task_E: npt.NDArray[np.int64], tasks: Sequence[int]) -> tupl
 def make_storage(spec: EnvSpec) -> Callable[..., Storage]:
     """Return the factory of a benchmark's storage, ``(fields, num_envs, capacity, ...)``.
 
-    Stacked frames are kept once each, all else as it is.
+    Stacked frames are kept once each, other fields as they are.
     """
     if spec.frame_stack:
         return partial(FrameStorage, horizon=spec.horizon)

@@ -17,7 +17,7 @@ from mtrl_lightning.schema import Field
 
 OBSERVATIONS = ("observation", "next_observation")
 FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))
-"""Where the frames of a transition are: kept in place of its observations."""
+"""Which frames belong to a transition: stored in place of its observations."""
 FRAME_COLUMNS = (*(field.name for field in FRAME_INDEX), "first_frame", "num_frames", "frames")
 """Further columns of a chunk file: the last three have an entry per ring, and the frames' bytes."""
 COMPRESSION = 1
@@ -92,14 +92,14 @@ def decompressed(content: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.
     """Return the frames of ``compressed``.
 
     Raises:
-        ValueError: if the bytes are not those of frames of this shape.
+        ValueError: if the bytes do not hold frames of this shape.
     """
     num_bytes = int(np.prod(shape))
     try:
-        found = zlib.decompressobj().decompress(content.tobytes(), num_bytes + 1)
+        raw = zlib.decompressobj().decompress(content.tobytes(), num_bytes + 1)
     except zlib.error as error:
         raise ValueError(f"the frames cannot be decompressed: {error}") from error
-    if len(found) != num_bytes:
+    if len(raw) != num_bytes:
         raise ValueError(f"the frames do not have the {num_bytes:,} bytes that they should")
-    frame_M = np.frombuffer(found, np.uint8).reshape(shape)
+    frame_M = np.frombuffer(raw, np.uint8).reshape(shape)
     return np.bitwise_xor.accumulate(frame_M, axis=0)

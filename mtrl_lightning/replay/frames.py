@@ -203,7 +203,7 @@ class FrameStorage(Storage):
         return _Rows(env_N, stack_NW, successor_NW, is_first_N, follows_N, before_N, num_frames_N)
 
     def _write_rows(self, rows: _Rows) -> None:
-        """Write the new frames of some transitions, and where those of each one are."""
+        """Write the new frames of some transitions, and which frames belong to each."""
         env_N = rows.env_N
         index_N = np.arange(len(env_N))
         first_N = np.maximum.accumulate(np.where(rows.is_first_N, index_N, 0))
@@ -236,7 +236,7 @@ class FrameStorage(Storage):
             self._frames[rows] = to_device(np.ascontiguousarray(frame_M), self.device)
 
     def _drop_incomplete(self) -> None:
-        """Drop the oldest transitions of which a frame was overwritten."""
+        """Drop the oldest transitions that have lost a frame."""
         np.maximum(self._first_E, self.added_E - self.capacity, out=self._first_E)
         kept_from_E = self._frames_added_E - self._num_frames
         env_E = np.arange(self.num_envs)
@@ -330,20 +330,18 @@ class FrameStorage(Storage):
         )
         frame_shape = tuple(self._frames.shape[1:])
         frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
-        here_N, number_N, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
+        here_N, number_N, is_kept_N = self._continue_in(first_E, end_E, ring_E)
         row_N = here_N * self.capacity + number_N % self.capacity
-        self._newest[row_N] = columns["newest"][is_wanted_N]
-        self._before[row_N] = columns["before"][is_wanted_N]
+        self._newest[row_N] = columns["newest"][is_kept_N]
+        self._before[row_N] = columns["before"][is_kept_N]
         env_M, frame_number_M = enumerated(first_frame_E, num_frames_E)
-        is_wanted_M = ring_E[env_M] >= 0
-        wanted: Any = slice(None) if is_wanted_M.all() else is_wanted_M
-        self._write_frames(ring_E[env_M[wanted]], frame_number_M[wanted], frame_M[wanted])
+        is_kept_M = ring_E[env_M] >= 0
+        kept: Any = slice(None) if is_kept_M.all() else is_kept_M
+        self._write_frames(ring_E[env_M[kept]], frame_number_M[kept], frame_M[kept])
         is_filled_E = (ring_E >= 0) & (end_E > first_E)
         self._frames_added_E[ring_E[is_filled_E]] = (first_frame_E + num_frames_E)[is_filled_E]
-        wanted_columns = {
-            name: columns[name][is_wanted_N] for name in self._other_fields.column_names
-        }
-        self._other_fields.add(here_N, wanted_columns)
+        kept_columns = {name: columns[name][is_kept_N] for name in self._other_fields.column_names}
+        self._other_fields.add(here_N, kept_columns)
         self._remember_last(ring_E[is_filled_E])
         self._drop_incomplete()
 
@@ -357,7 +355,7 @@ class FrameStorage(Storage):
 
 
 class _Rows(NamedTuple):
-    """Transitions of an addition, those of a ring in a row."""
+    """Transitions of an addition, ordered by ring."""
 
     env_N: npt.NDArray[np.int64]
     stack_NW: npt.NDArray

@@ -1,7 +1,7 @@
 """The manifest of a replay: which files of a run's folder hold its transitions.
 
-A checkpoint carries it. It is read from a file, so that nothing in it is trusted: names are those
-of a replay's files, and numbers of transitions are counts that follow one another.
+A checkpoint carries it. It is read from a file, so nothing in it is trusted: names must be names
+of replay files, and the transitions of its files must follow one another without a gap.
 """
 
 from __future__ import annotations

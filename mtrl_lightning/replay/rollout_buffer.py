@@ -38,9 +38,9 @@ class RolloutBuffer:
         spec: the trained tasks, shapes and types.
         tasks: the task of each environment.
         collection: steps, epochs and minibatches.
-        policy_fields: what the policy's ``act`` returns beside its actions.
+        policy_fields: further fields of a transition, which the policy's ``act`` returns.
         seed: of the orders, which differ between processes.
-        device: on which minibatches are wanted.
+        device: of the minibatches.
 
     Raises:
         ConfigurationError: if the rows of a task cannot be shared out equally among the
@@ -77,7 +77,7 @@ class RolloutBuffer:
         self._rows: dict[str, Tensor] = {}
         """Columns ``[N, ...]`` on the device; empty while transitions are collected."""
         self.computed_columns: tuple[str, ...] = ()
-        """Names of those that ``begin`` received."""
+        """Names of the columns that ``begin`` received."""
         self._num_minibatches = 0
         """Minibatches handed out of this iteration."""
         self._order_Rm = torch.zeros(0, dtype=torch.int64)
@@ -158,14 +158,14 @@ class RolloutBuffer:
     def next_minibatch(self) -> TransitionBatch:
         """Return the next minibatch."""
         assert self.has_begun and not self.is_used_up, "there is no minibatch"
-        place = self._num_minibatches % self.collection.num_minibatches
-        if place == 0:
+        index = self._num_minibatches % self.collection.num_minibatches
+        if index == 0:
             self._order_Rm = self._draw_order()
         self._num_minibatches += 1
         num_rows = self._rows_per_task // self.collection.num_minibatches
-        wanted_Rn = self._order_Rm[:, place * num_rows : (place + 1) * num_rows]
-        wanted_B = to_device(wanted_Rn.flatten(), self._device)
-        rows = {name: column.index_select(0, wanted_B) for name, column in self._rows.items()}
+        row_Rn = self._order_Rm[:, index * num_rows : (index + 1) * num_rows]
+        row_B = to_device(row_Rn.flatten(), self._device)
+        rows = {name: column.index_select(0, row_B) for name, column in self._rows.items()}
         return batch_of(rows, self._task_R.repeat_interleave(num_rows))
 
     def skip_rest(self) -> None:

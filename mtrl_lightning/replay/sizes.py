@@ -27,8 +27,8 @@ def replay_bytes(spec: EnvSpec, fields: Sequence[Field], num_envs: int, capacity
 def frames_per_ring(capacity: int, stack_size: int, horizon: int) -> int:
     """Return the frames of the newest ``capacity`` transitions of episodes of ``horizon`` steps.
 
-    Each episode has one frame more than steps; the oldest one, of which the beginning may be gone,
-    has a whole stack more.
+    Each episode has one frame more than steps. The oldest one, whose beginning may be
+    overwritten, needs a whole stack more.
     """
     return capacity + -(-capacity // horizon) + stack_size
 

@@ -2,7 +2,7 @@
 
 A chunk has its name only when it is complete and on the disk; a thread waits for that. A save
 writes only the transitions that are in no chunk yet and returns a manifest: the chunks that
-together hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
+hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
 columns of the schema one after another, each in NumPy's format.
 
 Shapes: ``E`` environments (rings), ``N`` transitions of a chunk.
@@ -36,7 +36,7 @@ class ReplaySnapshots:
     Args:
         folder: where the chunks are kept; made when first needed.
         chunk_mebibytes: size of a chunk.
-        save_last: transitions that are saved, the newest of all rings together; None for all.
+        save_last: transitions that are saved, the newest over all rings; None for all.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class ReplaySnapshots:
             Whether a chunk was written.
 
         Raises:
-            OSError: if the disk is full or broken; what was saved before stays whole, and the next
-                save tries again.
+            OSError: if the disk is full or broken; earlier chunks stay whole, and the next save
+                retries.
         """
         if self._writing is not None and self._writing.done():
             self.finish()
@@ -81,7 +81,7 @@ class ReplaySnapshots:
         """Wait for the chunk that is being written.
 
         Raises:
-            OSError: if the disk is full or broken; the chunk is given up then.
+            OSError: if the disk is full or broken; the chunk is dropped then.
         """
         if self._writing is None:
             return
@@ -101,7 +101,7 @@ class ReplaySnapshots:
             added and the oldest one saved; the chunks.
 
         Raises:
-            OSError: if the disk is full or broken; what was saved before stays whole.
+            OSError: if the disk is full or broken; earlier chunks stay whole.
         """
         self.finish()
         while ((first_E := self._first_unwritten(storage)) < storage.added_E).any():
@@ -166,11 +166,11 @@ class ReplaySnapshots:
         return {"file": name, "crc32": summed.crc32}
 
     def load(self, manifest: dict[str, Any], storage: Storage) -> None:
-        """Fill an empty storage with the transitions of a manifest, each under its former number.
+        """Fill an empty storage with the transitions of a manifest, each under its number there.
 
         Raises:
-            ConfigurationError: naming the file, if one is missing or damaged, or naming what
-                differs, if the replay is of another schema or size.
+            ConfigurationError: naming the file, if one is missing or damaged, or naming the
+                difference, if the replay is of another schema or size.
         """
         self.finish()
         check_manifest(manifest)
@@ -186,7 +186,7 @@ class ReplaySnapshots:
     def load_rings(
         self, manifest: dict[str, Any], storage: Storage, rings: Sequence[Sequence[int]]
     ) -> None:
-        """Fill some rings of a storage with rings of a manifest, each under its former numbers.
+        """Fill some rings of a storage with rings of a manifest, under their numbers there.
 
         What is saved next is written into new files.
 
@@ -196,8 +196,8 @@ class ReplaySnapshots:
             rings: pairs of a ring's number in the manifest and its number in the storage.
 
         Raises:
-            ConfigurationError: naming the file, if one is missing or damaged, or naming what
-                differs, if the replay is of another schema or size.
+            ConfigurationError: naming the file, if one is missing or damaged, or naming the
+                difference, if the replay is of another schema or size.
         """
         if not rings:
             return
@@ -323,7 +323,7 @@ def _load_array(content: io.BytesIO) -> npt.NDArray:
 
 
 class _Checksummed:
-    """A file that is written from the beginning to the end, and the CRC-32 of what was written."""
+    """A file that is written from the beginning to the end, and the CRC-32 of its content."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

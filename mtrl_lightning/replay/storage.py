@@ -34,7 +34,7 @@ def bytes_needed(fields: Sequence[Field], num_rows: int) -> int:
 
 
 class Storage(ABC):
-    """Rings of transitions; decides how they are kept and which of them can be sampled.
+    """Rings of transitions; decides how they are stored and which of them can be sampled.
 
     A transition is named by its ring and by its number: how many transitions were added to that
     ring before it. ``ReplayBuffer`` samples among the numbers from ``added_E - size_E`` to
@@ -91,7 +91,7 @@ class Storage(ABC):
 
     @abstractmethod
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
-        """Append transitions; those of one ring are given in the order in which they happened."""
+        """Append transitions; within a ring they are in the order in which they happened."""
 
     @abstractmethod
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
@@ -139,9 +139,9 @@ class Storage(ABC):
             ValueError: if the columns do not belong together.
         """
         check_columns(columns, self.fields, int((end_E - first_E).sum()))
-        here_N, _, is_wanted_N = self._continue_in(first_E, end_E, ring_E)
-        wanted: Any = slice(None) if is_wanted_N.all() else is_wanted_N
-        self.add(here_N, {name: column[wanted] for name, column in columns.items()})
+        here_N, _, is_kept_N = self._continue_in(first_E, end_E, ring_E)
+        kept: Any = slice(None) if is_kept_N.all() else is_kept_N
+        self.add(here_N, {name: column[kept] for name, column in columns.items()})
 
     def _continue_in(
         self,
@@ -152,15 +152,15 @@ class Storage(ABC):
         """Continue with the first numbers of a file in the rings that its rings become.
 
         Returns:
-            Ring here and number of each transition that is wanted, and which of the file's are.
+            Ring and number of each transition that is kept, and a mask of them over the file's.
         """
         start_E = self.added_E.copy()
-        is_wanted_E = ring_E >= 0
-        start_E[ring_E[is_wanted_E]] = first_E[is_wanted_E]
+        is_kept_E = ring_E >= 0
+        start_E[ring_E[is_kept_E]] = first_E[is_kept_E]
         self.restore_from(start_E)
         env_N, number_N = enumerated(first_E, end_E - first_E)
-        is_wanted_N = is_wanted_E[env_N]
-        return ring_E[env_N[is_wanted_N]], number_N[is_wanted_N], is_wanted_N
+        is_kept_N = is_kept_E[env_N]
+        return ring_E[env_N[is_kept_N]], number_N[is_kept_N], is_kept_N
 
     def reward_sums(self) -> npt.NDArray[np.float64]:
         """Return the sum of the rewards in each ring, ``[E]``."""
@@ -258,7 +258,7 @@ def enumerated(
 
 
 def check_columns(columns: Columns, fields: Sequence[Field], num_rows: int) -> None:
-    """Check that columns of a file are those of a number of transitions.
+    """Check shapes and types of the columns of a file.
 
     Raises:
         ValueError: naming one that has another shape or type, or booleans that are neither 0 nor 1.

@@ -31,8 +31,7 @@ from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import RolloutConfig
 
 NO_LOOP = (
-    "the run has no RolloutCallback, which collects what is learned from:"
-    " add one to the trainer's callbacks"
+    "the run has no RolloutCallback, which collects transitions: add one to the trainer's callbacks"
 )
 """The error of a trainer that has data and no environments to step."""
 ROWS_PER_TASK = 128
@@ -57,18 +56,18 @@ class MultiTaskData(LightningDataModule):
         memory_map: off-policy only: keep the replay in a file in the run's folder, mapped into
             memory, for one larger than the memory.
         on_device: off-policy only: keep the replay in the memory of the GPU that trains, if it
-            takes at most half of what is free there.
+            takes at most half of the free memory there.
         wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
             evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
             in Python also classes and functions. See ``WithWrappers``.
-        pixels: what observes images of the environments in place of their states, such as
+        pixels: observes images of the environments in place of their states, such as
             ``mtrl_lightning.envs.Pixels`` with its arguments; null for states.
         info_keys: names of numbers in the environments' ``info`` whose means are logged, as
             ``rollout/info/<key>`` and ``eval/info/<key>``, with ``_last`` for an episode's last
             value.
         store_info: whether they are also stored with the transitions, for an algorithm that reads
             ``batch.extra[key]``; then every step has to report them.
-        seed: of the draws of batches.
+        seed: of the sampling of batches.
 
     Raises:
         ConfigurationError: if a task is unknown, all are excluded, the batch cannot be shared out
@@ -87,7 +86,7 @@ class MultiTaskData(LightningDataModule):
         "info_keys",
         "store_info",
     )
-    """Arguments that change what is learned: a continued run warns if one differs."""
+    """Arguments that change the result: a continued run warns if one differs."""
 
     @off_policy_only("batch_size", "capacity", "memory_map", "on_device")
     def __init__(
@@ -120,7 +119,7 @@ class MultiTaskData(LightningDataModule):
         """The run that these data are part of, while it lasts."""
         self.buffer: ReplayBuffer | None = None
         self.rollout_buffer: RolloutBuffer | None = None
-        """What an on-policy algorithm learns from, in place of the buffer."""
+        """The transitions of an on-policy algorithm, in place of the buffer."""
         self._opened_for: tuple[Any, ...] = ()
         self.manifest: dict[str, Any] | None = None
         """The replay's files according to the last checkpoint; None if they are not saved."""
@@ -140,13 +139,13 @@ class MultiTaskData(LightningDataModule):
         device: torch.device = CPU,
         policy_fields: Sequence[Field] = (),
     ) -> ReplayBuffer:
-        """Print what memory the replay needs, and take it.
+        """Print the memory that the replay needs, and allocate it.
 
         Args:
             tasks: the task of each training environment.
             folder: the run's, for a replay on disk.
             device: that trains.
-            policy_fields: what the policy's ``act`` returns beside its actions.
+            policy_fields: further fields of a transition, which the policy's ``act`` returns.
 
         Raises:
             ConfigurationError: if memory or disk is short.
@@ -191,12 +190,12 @@ class MultiTaskData(LightningDataModule):
         policy_fields: Sequence[Field] = (),
         device: torch.device = CPU,
     ) -> RolloutBuffer:
-        """Take the memory for an iteration of an on-policy algorithm, and print how much it is.
+        """Allocate the memory of an on-policy iteration, and print its size.
 
         Args:
             tasks: the task of each training environment.
             collection: steps, epochs and minibatches of an iteration.
-            policy_fields: what the policy's ``act`` returns beside its actions.
+            policy_fields: further fields of a transition, which the policy's ``act`` returns.
             device: that trains.
 
         Raises:
@@ -284,7 +283,7 @@ def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
         )
     if capacity // num_tasks < rows:
         raise ConfigurationError(
-            f"capacity {capacity} is smaller than what a batch of {batch_size} needs:"
+            f"capacity {capacity} is too small for a batch of {batch_size}:"
             f" give at least {batch_size}"
         )
 

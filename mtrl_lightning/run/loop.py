@@ -2,7 +2,7 @@
 
 Lightning asks an iterable for batches and makes an update with each, so the iterable is the loop:
 it steps the environments, and yields where an update happens. ``_off_policy`` and ``_on_policy``
-are the two ways to train; ``AFTER_UPDATES`` is what follows a vector step, in this order.
+are the two ways to train; ``AFTER_UPDATES`` lists the actions after a vector step, in order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     After each ``yield`` Lightning calls ``training_step`` with the batch; the code below the
     ``yield`` runs when it requests the next one. Only the end of the iterator ends a run.
     ``trainer.should_stop`` is checked where environments and buffers are consistent: after the
-    present update, its vector step, and what follows that step if no further update is owed.
+    present update, its vector step, and that step's actions if no further update is owed.
 
     A checkpoint records the next action of ``AFTER_UPDATES``; the resumed run starts there.
 
@@ -168,7 +168,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             session.check_signals()
 
     def _begin(self) -> None:
-        """Start the episodes; evaluate and save a new run before its first step if wanted."""
+        """Start the episodes; evaluate and save a new run before its first step if asked to."""
         session = self.session
         unknown = session.after_updates.keys() - set(AFTER_UPDATES)
         assert not unknown, f"add {unknown} to AFTER_UPDATES, where its order is"
@@ -186,7 +186,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                     session.after_updates[name].at_start()
 
     def _warm_up(self) -> None:
-        """Step with random actions, unless a checkpoint says that the warm-up is over."""
+        """Step with random actions, unless the checkpoint's run has finished its warm-up."""
         counters = self.session.counters
         if self._warmup(counters.env_steps):
             rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
@@ -233,7 +233,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                     self.session.check_signals()
 
     def _begin_iteration(self) -> None:
-        """Let the algorithm compute what its updates need, such as advantages."""
+        """Let the algorithm compute the columns of its updates, such as advantages."""
         session = self.session
         buffer = session.rollout_buffer
         steps_before = session.counters.env_steps - distributed.total(len(buffer))
@@ -262,7 +262,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         self._defer_stop()
 
     def _finish_step(self) -> None:
-        """Do what is due after a vector step whose updates are made."""
+        """Run the actions that are due after a vector step and its updates."""
         self._next_action = AFTER_UPDATES[0]
         self._check_faults()
         self._continue_actions()
@@ -311,7 +311,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
 
     @property
     def counted_steps(self) -> int:
-        """Environment steps made of those asked for, without those that filled a lost replay."""
+        """Environment steps made of ``total_steps``, without those that filled a lost replay."""
         return self.session.counters.env_steps - self.refill_steps
 
     def is_finished(self) -> bool:

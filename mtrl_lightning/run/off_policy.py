@@ -27,8 +27,8 @@ def off_policy_only(*names: str) -> Callable[[_Constructor], _Constructor]:
         @functools.wraps(constructor)
         def noting(self: Any, *args: Any, **kwargs: Any) -> None:
             constructor(self, *args, **kwargs)
-            given = defaults | signature.bind(self, *args, **kwargs).arguments
-            vars(self)[_GIVEN] = {n: given[n] for n in names if given[n] != defaults[n]}
+            options = defaults | signature.bind(self, *args, **kwargs).arguments
+            vars(self)[_GIVEN] = {n: options[n] for n in names if options[n] != defaults[n]}
 
         noting.off_policy_options = names  # type: ignore[attr-defined]
         return noting  # type: ignore[return-value]

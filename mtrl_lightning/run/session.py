@@ -1,7 +1,7 @@
 """One run's parts, put together once: every callback gets the same ``Session``.
 
-The callbacks register here what the others need of them, so none looks another one up, and their
-order in the trainer's list has no effect.
+Callbacks register their shared parts here, so none looks another one up, and their order in the
+trainer's list has no effect.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Session:
         self.evaluated_at = -1
         """Environment steps at the last evaluation."""
 
-        # what callbacks register
+        # registered by callbacks
         self.action_transforms: Sequence[ActionTransform] = ()
         """They change the policy's actions before these are sent to the environments."""
         self.signals: Signals | None = None
@@ -116,7 +116,7 @@ class Session:
         self.after_updates: dict[str, StepAction] = {}
         """Actions after a vector step and its updates, by their names in ``AFTER_UPDATES``."""
         self.after_vector_step: list[Callable[[int], None]] = []
-        """Called right after every vector step, those of the warm-up among them."""
+        """Called right after every vector step, also in the warm-up."""
         self.after_evaluation: list[Callable[[], None]] = []
         self.after_failure: list[Callable[[], None]] = []
         """Called when an exception has ended the run, after it was saved."""
