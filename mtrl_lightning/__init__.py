@@ -1,6 +1,6 @@
 """Multi-task reinforcement learning on PyTorch Lightning.
 
-What a user needs is found here, ``from mtrl_lightning import SAC, MetaWorld, train``, and is
+A user's imports are found here, ``from mtrl_lightning import SAC, MetaWorld, train``, and is
 imported when it is first asked for: environment workers start without torch.
 """
 

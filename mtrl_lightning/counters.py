@@ -12,7 +12,7 @@ from mtrl_lightning.saved import count
 
 @dataclass
 class Counters:
-    """What has happened since the start of a run; every schedule uses ``env_steps``."""
+    """Counts since the start of a run; every schedule uses ``env_steps``."""
 
     env_steps: int = 0
     """Steps of single environments, whatever their action repeat."""

@@ -69,7 +69,7 @@ def most_similar(name: str, names: Iterable[str]) -> str | None:
 
 
 def requirement(package: str) -> str:
-    """Return what pip is to install: a package in the version that this one requires.
+    """Return pip's argument for a package, in the version that this one requires.
 
     Args:
         package: its name; one that is not required, such as an extra, is returned as it is.
@@ -89,9 +89,9 @@ def import_optional(module: str, package: str, otherwise: str = "") -> ModuleTyp
     """Import a module of an optional package.
 
     Args:
-        module: what is imported.
-        package: what pip installs; its version follows from our own requirements.
-        otherwise: what else a user can do; empty for nothing.
+        module: the imported module.
+        package: pip's name of it; its version follows from our own requirements.
+        otherwise: another way for the user; empty for none.
 
     Raises:
         ConfigurationError: if it is not installed; the message names the command that installs it.

@@ -54,7 +54,7 @@ class ProductTimes(NamedTuple):
 def time_products() -> ProductTimes:
     """Time a layer's matrix products on the CPU in float32 and in bfloat16, in about 0.1 s.
 
-    It draws no random number and changes no setting of PyTorch. A process measures once.
+    It uses no random generator and changes no setting of PyTorch. A process measures once.
     """
     times = _time_products(*SMALL)
     if times.slowdown > HOPELESS:
@@ -97,7 +97,7 @@ def _time_products(rows: int, width: int) -> ProductTimes:
 
 
 def _products(rows: int, width: int, dtype: torch.dtype) -> Callable[[], None]:
-    """Return what multiplies as a layer does: forward, and backward to its input and weight."""
+    """Return the products of a layer: forward, and backward to its input and weight."""
     input_BH = torch.ones(rows, width, dtype=dtype, device="cpu")
     weight_HH = torch.ones(width, width, dtype=dtype, device="cpu")
     gradient_BH = torch.ones(rows, width, dtype=dtype, device="cpu")

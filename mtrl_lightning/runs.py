@@ -184,8 +184,8 @@ def config_file_of(folder: Path) -> Path:
     Raises:
         ConfigurationError: if there is none.
     """
-    found = [folder / "config.yaml", *sorted(folder.glob("config_from_*.yaml"))]
-    existing = [path for path in found if path.is_file()]
+    paths = [folder / "config.yaml", *sorted(folder.glob("config_from_*.yaml"))]
+    existing = [path for path in paths if path.is_file()]
     if not existing:
         raise ConfigurationError(
             f"{folder} has no config.yaml: a run that was started from Python is continued by"
@@ -347,7 +347,7 @@ def _lock(path: Path, flags: int) -> int | None:
                 " wait until it has ended."
                 f" If its host failed and the process no longer exists, delete {path}"
             ) from None
-        except FileNotFoundError:  # the holder has ended and deleted the file: try again
+        except FileNotFoundError:  # the holder has ended and deleted the file: retry
             pass
         except OSError:
             os.close(descriptor)

@@ -39,7 +39,7 @@ class Every:
 
 
 class Until:
-    """Be true while ``step < limit``, and never again after that.
+    """Be true while ``step < limit``, and never after that.
 
     Args:
         limit: limit in environment steps; 0 for never.

@@ -21,7 +21,7 @@ class Field(NamedTuple):
     """One column: a number or an array of every transition."""
 
     name: str
-    """What it is called in ``info``, in the storage, in chunk files and in a batch."""
+    """Its name in ``info``, in the storage, in chunk files and in a batch."""
     shape: tuple[int, ...] = ()
     """Shape of one transition's entry; empty for a number."""
     dtype: str = "float32"
@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
 
 def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
-    """Return what an environment receives and reports in one step."""
+    """Return the fields that an environment receives and reports in one step."""
     observation_type = np.dtype(spec.observation_space.dtype).name
     return (
         Field("action", spec.action_space.shape, "float32"),
@@ -64,7 +64,7 @@ STORED = ("observation", "action", "reward", "next_observation", "terminated")
 
 
 def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tuple[Field, ...]:
-    """Return what is stored of a transition, saved with checkpoints, and sampled.
+    """Return the fields of a transition that are stored, saved with checkpoints, and sampled.
 
     Args:
         spec: the tasks.

@@ -1,4 +1,4 @@
-"""Save what a continued run needs, and keep what is wanted."""
+"""Save checkpoints, and keep the latest and the best."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILE_NAME = re.compile(r"step_\d{12,16}(_after_reset)?\.ckpt")
 
 
 class _Moment(NamedTuple):
-    """What a checkpoint is of: two checkpoints of the same moment are equal."""
+    """The moment of a checkpoint: two checkpoints of the same moment are equal."""
 
     env_steps: int
     updates: int
@@ -58,13 +58,14 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         keep_last: checkpoints kept, newest first; -1 keeps all, 0 saves none on the schedule, only
             at the end.
         keep_best: whether the best checkpoint is saved and kept besides.
-        best_metric: which metric of an evaluation decides what is best, such as ``eval/return`` or
-            ``eval/success/reach-v3``; null for the success of the first evaluated split, or its
-            score where the benchmark has no success, or its return where it has no score either.
+        best_metric: which metric of an evaluation decides which checkpoint is best, such as
+            ``eval/return`` or ``eval/success/reach-v3``; null for the success of the first
+            evaluated split, or its score where the benchmark has no success, or its return where it
+            has no score either.
         best_mode: whether the largest (``max``) or the smallest (``min``) value is best.
         at_start: whether one is written before the first environment step, too.
-        on_error: what follows when a checkpoint cannot be written, as on a full disk: ``continue``
-            warns, keeps the previous ones and tries again when the next is due; ``stop`` ends the
+        on_error: reaction when a checkpoint cannot be written, as on a full disk: ``continue``
+            warns, keeps the previous ones and retries when the next is due; ``stop`` ends the
             run. The last one of a run has to succeed.
     """
 
@@ -125,8 +126,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             self.keep_best = False  # nothing is evaluated
             return
         if self.best_metric is None:
-            wanted = main_metric(self.session.spec)
-            self.best_metric = next(name for name in known if name.endswith(f"/{wanted}"))
+            metric = main_metric(self.session.spec)
+            self.best_metric = next(name for name in known if name.endswith(f"/{metric}"))
         if self.keep_best and self.best_metric not in known:
             choices = ", ".join(known[:3]) or "none, as the benchmark has no evaluated split"
             raise ConfigurationError(
@@ -158,7 +159,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 self._best = None
 
     def _continue_from(self, path: Path) -> None:
-        """Let ``last.ckpt`` and ``best.ckpt`` name what this run knows of.
+        """Let ``last.ckpt`` and ``best.ckpt`` name checkpoints that this run knows.
 
         A run that continues from an older checkpoint knows of no later ones. They stay: they are
         not among those that this run saved.
@@ -175,7 +176,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 (self.folder / "best.ckpt").unlink(missing_ok=True)
 
     def save_at_start(self) -> None:
-        """Save before the first environment step if that is wanted; not twice the same."""
+        """Save before the first environment step if that is configured; not twice the same."""
         if self._at_start and self._moment() not in (self._saved_at, self._failed_at):
             self.save(self._new_best())
 
@@ -344,7 +345,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         except (ConfigurationError, OSError) as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
             return None
-        return [manifest for found in self._manifests_of_files.values() for manifest in found]
+        return [one for manifests in self._manifests_of_files.values() for one in manifests]
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -355,17 +356,17 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             ConfigurationError: if they are damaged.
         """
         with restoring("counts of Lightning's loops"):
-            found = checkpoint["loops"]
+            loops = checkpoint["loops"]
             is_same_version = checkpoint.get("pytorch-lightning_version") == lightning.__version__
             if trainer.state.fn == TrainerFn.FITTING:
-                own = trainer.fit_loop.state_dict()
-                _check_counts(found["fit_loop"], own, is_same_version=is_same_version)
+                here = trainer.fit_loop.state_dict()
+                _check_counts(loops["fit_loop"], here, is_same_version=is_same_version)
             elif trainer.state.fn == TrainerFn.VALIDATING:
-                own = trainer.validate_loop.state_dict()
-                _check_counts(found["validate_loop"], own, is_same_version=is_same_version)
+                here = trainer.validate_loop.state_dict()
+                _check_counts(loops["validate_loop"], here, is_same_version=is_same_version)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule and the names of what is kept."""
+        """Return the schedule and the names of the kept checkpoints."""
         return {
             "every": self._every.state_dict(),
             "saved": self._saved,
@@ -373,34 +374,34 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         }
 
     def restore(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule and the names of what is kept."""
+        """Restore the schedule and the names of the kept checkpoints."""
         self._every.load_state_dict(state_dict["every"])
         self._saved = [_file_of_run(name) for name in state_dict["saved"]]
         best = state_dict["best"]
         self._best = (saved.number(best[0], "best"), _file_of_run(best[1])) if best else None
 
 
-def _check_counts(found: Any, own: Any, *, is_same_version: bool) -> None:
-    """Check that nested counts have the names and types of a run's own.
+def _check_counts(there: Any, here: Any, *, is_same_version: bool) -> None:
+    """Check that nested counts have the names and types of the run's counts.
 
     Args:
-        found: nested counts of a checkpoint.
-        own: those of the run.
+        there: nested counts of a checkpoint.
+        here: those of the run.
         is_same_version: whether the same version of Lightning wrote them; other versions may have
             other names.
 
     Raises:
         ValueError: if they do not.
     """
-    if type(found) is not type(own):
-        raise ValueError(f"a {type(found).__name__} in place of a {type(own).__name__}")
-    if isinstance(own, dict):
-        if is_same_version and found.keys() != own.keys():
-            raise ValueError(f"{', '.join(map(str, found))} in place of {', '.join(own)}")
-        for name in own.keys() & found.keys():
-            _check_counts(found[name], own[name], is_same_version=is_same_version)
-    elif type(own) is int:
-        saved.count(found, "count of Lightning's loops")
+    if type(there) is not type(here):
+        raise ValueError(f"a {type(there).__name__} in place of a {type(here).__name__}")
+    if isinstance(here, dict):
+        if is_same_version and there.keys() != here.keys():
+            raise ValueError(f"{', '.join(map(str, there))} in place of {', '.join(here)}")
+        for name in here.keys() & there.keys():
+            _check_counts(there[name], here[name], is_same_version=is_same_version)
+    elif type(here) is int:
+        saved.count(there, "count of Lightning's loops")
 
 
 def _file_of_run(name: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the callbacks of a run have in common."""
+"""Base class of a run's callbacks, and warnings in place of errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mtrl_lightning.saved import restoring
 
 
 class WarnOnce:
-    """Let training continue after an error in a block that only shows what was learned.
+    """Let training continue after an error in a block that only shows results.
 
     The first error is a warning; the others pass in silence.
 
     Args:
-        failure: what the warning says has failed.
+        failure: beginning of the warning.
     """
 
     def __init__(self, failure: str) -> None:
@@ -40,7 +40,7 @@ class WarnOnce:
         if not self._has_warned:
             rank_zero_warn(
                 f"{self._failure} ({type(error).__name__}: {error})."
-                " Training continues, and it is tried again; there is no further warning"
+                " Training continues, and it is retried; there is no further warning"
             )
         self._has_warned = True
         return True

@@ -16,7 +16,7 @@ from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.runs import replacing
 
 QUANTITIES = ("success", "return", "score")
-"""What is plotted, where an evaluation measured it."""
+"""Plotted quantities, where an evaluation measured them."""
 BOUNDED = ("success", "score")
 """Quantities between 0 and 1."""
 LINE_STYLES = ("-", "--", ":")
@@ -26,7 +26,7 @@ MAX_LEGEND_ENTRIES = 30
 
 
 def plot_curves(run_folder: str | Path) -> Path:
-    """Plot what evaluations measured of success, return and score, by task and on average.
+    """Plot success, return and score of evaluations, by task and on average.
 
     Where several splits are evaluated, each has a row, and a row above them compares their
     averages.
@@ -72,14 +72,14 @@ def plot_curves(run_folder: str | Path) -> Path:
 
 
 def _splits(curves: dict[str, Curve]) -> list[str]:
-    """Return what the metrics of each evaluated split begin with."""
+    """Return the prefixes of the metrics of each evaluated split."""
     parts = [name.split("/") for name in curves]
-    found = {
+    prefixes = {
         part[0]
         for part in parts
         if len(part) == 2 and (part[0] == "eval" or part[0].startswith("eval_"))
     }
-    return sorted(found) or ["eval"]
+    return sorted(prefixes) or ["eval"]
 
 
 def _plot_averages(

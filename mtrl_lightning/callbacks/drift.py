@@ -15,10 +15,10 @@ from mtrl_lightning.ranks import distributed
 
 
 def check_equal(algorithm: Algorithm) -> None:
-    """Compare by checksums what has to be equal bit for bit on all processes.
+    """Compare by checksums the state that has to be bit-exact on all processes.
 
-    These are the parameters, buffers, the optimizers' states, and generators for what all of them
-    draw alike.
+    These are the parameters, buffers, the optimizers' states, and the generators that are
+    shared by all of them.
 
     Raises:
         DriftError: on all processes, naming the difference.
@@ -29,7 +29,7 @@ def check_equal(algorithm: Algorithm) -> None:
     names = list(checksums)
     # compared first, because numbers of lists of different lengths could not be exchanged
     lists = distributed.gather_numbers([len(names), zlib.crc32(repr(names).encode())])
-    if any(found != lists[0] for found in lists):
+    if any(other != lists[0] for other in lists):
         raise _shared(
             DriftError(
                 "the processes of the run have drifted apart: they do not have the same parameters,"
@@ -55,18 +55,18 @@ def check_equal(algorithm: Algorithm) -> None:
 def _equal_tensors(algorithm: Algorithm) -> Iterator[tuple[str, Tensor]]:
     yield from algorithm.named_parameters()
     differing = {
-        f"{place}.{name}".removeprefix(".")
-        for place, module in algorithm.named_modules()
+        f"{path}.{name}".removeprefix(".")
+        for path, module in algorithm.named_modules()
         for name in getattr(module, "buffers_of_each_rank", ())
     }
     yield from (named for named in algorithm.named_buffers() if named[0] not in differing)
     for update in algorithm.updates:
         if update.optimizer is None:
             continue
-        for place, state in update.optimizer.state_dict()["state"].items():
+        for index, state in update.optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 if isinstance(value, Tensor):
-                    yield f"{update.name} optimizer: {name} of parameter {place}", value
+                    yield f"{update.name} optimizer: {name} of parameter {index}", value
     for name, saved in algorithm.generators.state_dict()["used"].items():
         if name not in algorithm.generators.per_rank:
             yield f"generator {name}", saved["state"]

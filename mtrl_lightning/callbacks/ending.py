@@ -1,4 +1,4 @@
-"""What a run says when it has ended: how far it came, why no further, and what comes next."""
+"""The summary at a run's end: how far it came, why it ended, and the next commands."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class EvaluationCallback(SessionCallback):
         every: environment steps between two evaluations; there is one at the end, too.
         at_start: whether there is one before the first environment step, too.
         num_episodes: test episodes per task; 50 visit each of MetaWorld's goals once.
-        envs_per_task: copies of each task's environment, stepped together.
+        envs_per_task: environments per task, stepped together.
         num_workers: worker processes; null for all cores, 0 for this process.
         timeout: seconds to wait for a worker before it counts as hung.
         max_restarts: how often, from one start of the program to its end, an evaluation is repeated
@@ -142,12 +142,12 @@ class EvaluationCallback(SessionCallback):
             self._evaluate()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluate for ``validate``; what is logged here is what ``Trainer.validate`` returns."""
+        """Evaluate for ``validate``; ``Trainer.validate`` returns the metrics logged here."""
         if trainer.state.fn == TrainerFn.VALIDATING:
             if self.session.algorithm.untrained_summary:
                 rank_zero_info(self.session.algorithm.untrained_summary)
             self._evaluate()
-            # it returns what goes to loggers: there are none, as their rows would lack env_steps
+            # it returns the metrics of loggers: there are none, as their rows would lack env_steps
             trainer.loggers = []
             pl_module.log_dict(self.session.results)
 
@@ -157,7 +157,7 @@ class EvaluationCallback(SessionCallback):
             trainer.loggers = self.session.loggers
 
     def evaluate_at_start(self) -> None:
-        """Evaluate before the first environment step if that is wanted; not twice."""
+        """Evaluate before the first environment step if that is configured; not twice."""
         if self._at_start and self.session.evaluated_at != 0:
             self._evaluate()
 
@@ -205,8 +205,8 @@ class EvaluationCallback(SessionCallback):
         # processes have different numbers of steps: a signal is looked at when all are done
         faults = (RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError)
         with distributed.extended_timeout(), distributed.raise_on_all_ranks(*faults):
-            own = evaluator.run(policy)
-        return evaluator.summarize(one for part in distributed.gather(own) for one in part)
+            finished = evaluator.run(policy)
+        return evaluator.summarize(one for part in distributed.gather(finished) for one in part)
 
     def _call_in_fit(self, *hooks: str) -> None:
         """Call Lightning's hooks of a validation, for callbacks such as ``EarlyStopping``.

@@ -1,4 +1,4 @@
-"""Images of what an algorithm learns, after each evaluation, and images in loggers."""
+"""An algorithm's images after each evaluation, and images in loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log what is learned, what is collected, and where the time goes."""
+"""Log metrics of learning, of rollouts, and of where the time goes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
 
 
 WANDB_ID = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
-"""What W&B allows as the id of a run: it becomes a part of the names of files."""
+"""Ids of runs that W&B allows: they become parts of the names of files."""
 
 
 def saved_wandb_id(state: Mapping[str, Any]) -> str | None:
@@ -166,7 +166,7 @@ class MetricsCallback(SessionCallback):
         self._measured_updates = self.session.counters.updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule, the W&B run and what ``metrics.csv`` holds."""
+        """Return the schedule, the W&B run and the fingerprint of ``metrics.csv``."""
         fingerprint = None if self._csv_logger is None else self._csv_logger.fingerprint()
         return {
             "every": self._every.state_dict(),
@@ -175,7 +175,7 @@ class MetricsCallback(SessionCallback):
         }
 
     def restore(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule and the W&B run, and what ``metrics.csv`` should hold."""
+        """Restore the schedule, the W&B run and the expected fingerprint of ``metrics.csv``."""
         self._every.load_state_dict(state_dict["every"])
         self._wandb_id = saved_wandb_id(state_dict)
         fingerprint = state_dict["metrics_csv"]
@@ -187,7 +187,7 @@ class MetricsCallback(SessionCallback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Let the loggers write what they hold: a continued run does not log it again."""
+        """Flush the loggers: a continued run does not log these rows a second time."""
         with distributed.raise_on_all_ranks(OSError):
             for logger in self.session.loggers:
                 logger.save()

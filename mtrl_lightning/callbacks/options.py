@@ -30,7 +30,7 @@ RUN_SELECTION = (
     "verbose",
     "weights_only",
 )
-"""Options that choose a run and what is done with its files."""
+"""Options that choose a run and the use of its files."""
 MODEL_SEED = "model.init_args.seed"
 """The algorithm's seed, which follows from ``seed_everything``."""
 HPARAMS = "hparams.yaml"
@@ -174,7 +174,7 @@ class OptionsCallback(SessionCallback):
 
 
 def plain(value: Any) -> Any:
-    """Return a value as what a YAML file holds; of other objects their class."""
+    """Return a value in plain types, as in a YAML file; of other objects their class."""
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if hasattr(value, "as_dict"):  # jsonargparse's Namespace

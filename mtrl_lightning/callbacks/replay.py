@@ -85,7 +85,7 @@ class ReplayCallback(SessionCallback):
                 self.session.after_vector_step.append(self._write_full_chunk)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read the replay of the checkpoint that is continued, or say what is lost without it."""
+        """Read the replay of the checkpoint that is continued, or warn that it is lost."""
         if not trainer.ckpt_path or self.session.algorithm.collection is not None:
             return
         data = self.session.data
@@ -151,7 +151,7 @@ class ReplayCallback(SessionCallback):
             checkpoint[MultiTaskData.__qualname__]["replay"] = self.session.data.manifest
 
     def write(self) -> None:
-        """Write what the next checkpoint needs.
+        """Write the transitions that the next checkpoint needs.
 
         Raises:
             OSError: if the disk is full or broken; earlier files stay valid.
@@ -193,7 +193,7 @@ class ReplayCallback(SessionCallback):
     def _warning_of_the_disk(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:  # the next checkpoint tries again, and has its own rule
+        except OSError as error:  # the next checkpoint retries, and has its own rule
             distributed.warn(
                 f"the replay could not be written ahead of the next checkpoint: {error}"
             )

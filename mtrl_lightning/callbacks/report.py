@@ -15,7 +15,7 @@ class ReportCallback(SessionCallback):
 
     An evaluation is passed over where the page would take more than 1 % of the run's time; the last
     page is written in any case, also when the run is interrupted or fails. A page that cannot be
-    written ends nothing: it is said once.
+    written does not end the run: there is one warning.
     """
 
     key = "report"

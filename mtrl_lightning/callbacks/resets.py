@@ -26,7 +26,7 @@ class ResetCallback(SessionCallback):
 
     Args:
         every: environment steps between two resets, after the warm-up; null for none.
-        times: number of resets, the last of which should leave time to learn; null for no limit.
+        times: number of resets; the last one should leave time to learn; null for no limit.
     """
 
     key = "resets"
@@ -49,12 +49,12 @@ class ResetCallback(SessionCallback):
             self.session.after_updates["reset_networks"] = StepAction(self.reset_if_due)
 
     def reset_if_due(self, env_steps: int, at_end: bool) -> None:
-        """Reset when it is due; what was due before the first call is left out."""
+        """Reset when it is due; resets due before the first call are left out."""
         assert self._every is not None
         if at_end:
             return  # a run that is prolonged resets here before its next action
         if self.session.is_collecting:
-            return  # what is collected is of the present policy, and so must be its updates
+            return  # a collected iteration is of the present policy, and so must be its updates
         is_due = self._every(env_steps) and self._has_started
         self._has_started = True
         counters = self.session.counters

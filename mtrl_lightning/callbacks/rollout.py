@@ -48,7 +48,7 @@ class RolloutCallback(SessionCallback):
             many as vector steps of warm-up).
         updates_per_step: off-policy only: updates per vector step (all environments once), also
             fractional; null for 1.
-        envs_per_task: copies of each task's environment, over all processes.
+        envs_per_task: environments per task, over all processes.
         num_workers: worker processes that step environments; 0 for this process. Null for the cores
             but one, which learns meanwhile; for all cores if the algorithm is on-policy.
         learner_threads: threads of PyTorch on the CPU, set for the whole process; null leaves its
@@ -196,13 +196,13 @@ class RolloutCallback(SessionCallback):
         """Return the indices of this process' environments among all: a part of each task's.
 
         Raises:
-            ConfigurationError: if the copies cannot be shared out equally.
+            ConfigurationError: if a task's environments cannot be divided equally.
         """
-        copies = self._envs_per_task
+        envs_per_task = self._envs_per_task
         num_processes = distributed.world_size()
-        check_copies(copies, num_processes)
-        share = np.array_split(range(copies), num_processes)[distributed.rank()]
-        return [task * copies + int(copy) for task in range(num_tasks) for copy in share]
+        check_envs_per_task(envs_per_task, num_processes)
+        share = np.array_split(range(envs_per_task), num_processes)[distributed.rank()]
+        return [task * envs_per_task + int(i) for task in range(num_tasks) for i in share]
 
     def _check_options(self, num_envs: int) -> None:
         """Check the options that depend on the algorithm, before environments are started.
@@ -241,7 +241,7 @@ class RolloutCallback(SessionCallback):
         """Make the end of the loop's iterator the only end of the run.
 
         Raises:
-            ConfigurationError: if a restored iteration lacks what the algorithm learns from.
+            ConfigurationError: if a restored iteration lacks fields that the algorithm needs.
         """
         self._check_columns()
         # Lightning ignores should_stop until so many epochs are over
@@ -371,17 +371,17 @@ def check_warmup(warmup_steps: int, total_steps: int) -> None:
         )
 
 
-def check_copies(copies: int, num_processes: int) -> None:
-    """Check that each process can step the same number of copies of every task.
+def check_envs_per_task(envs_per_task: int, num_processes: int) -> None:
+    """Check that each process can step the same number of environments of every task.
 
     Raises:
         ConfigurationError: naming the nearest numbers.
     """
-    if copies % num_processes == 0:
+    if envs_per_task % num_processes == 0:
         return
-    below = copies // num_processes * num_processes
+    below = envs_per_task // num_processes * num_processes
     near = " or ".join(str(n) for n in (below, below + num_processes) if n)
     raise ConfigurationError(
-        f"rollout.envs_per_task is {copies} for {num_processes} processes, each of which steps the"
-        f" same number of copies of every task: give {near}"
+        f"rollout.envs_per_task is {envs_per_task} for {num_processes} processes, and each steps"
+        f" the same number of environments of every task: give {near}"
     )

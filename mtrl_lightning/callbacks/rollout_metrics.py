@@ -47,10 +47,10 @@ def rollout_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
 
 
 def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, float]:
-    """Return what is logged of finished episodes beside the means of ``rollout_metrics``.
+    """Return the metrics of finished episodes beside the means of ``rollout_metrics``.
 
     ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
-    mean over those that this process finished since the last call; see
+    mean over this process' finished episodes since the last call; see
     ``EpisodeWindows.metrics`` for the others.
 
     Args:

@@ -124,7 +124,7 @@ class InterruptionCallback(SessionCallback):
         self._received = number
 
     def _is_stopped_by_wandb(self) -> bool:
-        """Return whether W&B has stopped the run, of which its agent then sends SIGTERM as well."""
+        """Return whether W&B has stopped the run; its agent then sends SIGTERM as well."""
         loggers = self.session.loggers
         return any(isinstance(one, EnvStepWandbLogger) and one.is_stopped for one in loggers)
 
@@ -161,7 +161,7 @@ def requeue(trainer: Trainer, interrupted: Interrupted) -> None:
         failure = error
     if failure:
         rank_zero_warn(
-            f"scontrol requeue {job} failed ({failure}): submit the job again with --ckpt_path last"
+            f"scontrol requeue {job} failed ({failure}): resubmit the job with --ckpt_path last"
         )
     else:
         rank_zero_info(f"Requeued SLURM job {job}: its next start continues from here")

@@ -2,7 +2,7 @@
 
 A run has one epoch without an end, its schedules are in environment steps, and its algorithms make
 their own optimizer steps. An option that counts epochs, batches or optimizer steps is therefore
-refused, and the error names the option that does what it is used for. ``max_time`` is honoured:
+refused, and the error names the option to use in its place. ``max_time`` is honoured:
 when the time is over, the run makes its last evaluation, saves a checkpoint and ends. Options that
 concern the process or its output, such as ``deterministic``, ``profiler`` or ``log_every_n_steps``
 (of Lightning's own monitors), are Lightning's.
@@ -21,7 +21,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.strategy import RanksStrategy
 
 DEFAULT_MAX_EPOCHS = 1000
-"""What Lightning fills in for ``max_epochs``; an epoch has no end, so it limits nothing."""
+"""Lightning's default of ``max_epochs``; an epoch has no end, so it limits nothing."""
 
 
 class _Refused(NamedTuple):
@@ -120,7 +120,7 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_early_stopping(trainer: Trainer, known: Sequence[str]) -> None:
-    """Check that what ``EarlyStopping`` monitors is a metric of an evaluation.
+    """Check that ``EarlyStopping`` monitors a metric of an evaluation.
 
     One that is not ``strict`` may wait for a metric that is never logged.
 

@@ -34,8 +34,8 @@ class VideoCallback(SessionCallback):
 
     W&B and TensorBoard get them as ``videos/<task>`` if they are on. The episodes are run in
     environments of their own after an evaluation: training is the same with and without them. At
-    the start one image is drawn, and what is missing for videos is an error; later, a video that
-    cannot be made, or that a logger cannot take, is a warning.
+    the start one image is drawn, and missing requirements of videos are an error; later, a video
+    that cannot be made, or that a logger cannot take, is a warning.
 
     An image of a MuJoCo simulation takes about 40 ms of one core without a GPU. An episode of
     MetaWorld has 190 images (500 steps of 1/80 s).
@@ -89,10 +89,10 @@ class VideoCallback(SessionCallback):
         self._is_last_recorded = True
         """Whether the last evaluation of this process has a video."""
         self._warned: set[str] = set()
-        """What was warned of; each kind of failure is a warning once."""
+        """Failures that were warned of; each kind is a warning once."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check what videos need, and register with the session.
+        """Check the requirements of videos, and register with the session.
 
         Raises:
             ConfigurationError: if no video can be made.

@@ -41,7 +41,7 @@ class CAGrad(GradientMethod):
         c: radius of the ball around the mean gradient, relative to its norm, at least 0 (``c`` in
             the paper; 0.5). Below 1 the method converges to a minimum of the mean loss; 0 gives the
             mean gradient.
-        num_sampled: number of tasks that are drawn for each update and treated one by one. All
+        num_sampled: number of tasks that are sampled for each update and treated one by one. All
             other tasks form one group with their mean gradient (CAGrad-Fast, equation 4; ``|S|`` is
             4 on MT10 and 8 on MT50), which costs ``num_sampled + 1`` backward passes. None: all
             tasks one by one.
@@ -59,7 +59,7 @@ class CAGrad(GradientMethod):
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Set every parameter's ``.grad``; sampled tasks are drawn from the generator."""
+        """Set every parameter's ``.grad``; the generator samples tasks."""
         member_GR = self._groups(len(loss_R), generator)
         mean_weight_G = member_GR.sum(1) / len(loss_R)
         loss_G = (member_GR / member_GR.sum(1, keepdim=True)).to(loss_R) @ loss_R

@@ -34,7 +34,7 @@ class FAMO(GradientMethod):
     The update does not depend on the scale of the losses. A task weighting therefore has no effect,
     except that a weight of 0 leaves the task out.
 
-    The weights apply to all parameters, also to those that are not shared. The method costs one
+    The weights apply to all parameters, shared or not. The method costs one
     backward pass, and computes the losses twice.
 
     Args:

@@ -41,7 +41,7 @@ class GradNorm(GradientMethod):
     rates, losses that can be negative are shifted (``ShiftedLosses``), ``L_i`` and ``L_i(0)`` by
     the same amount.
 
-    The weights apply to all parameters, also to those that are not shared. The method costs one
+    The weights apply to all parameters, shared or not. The method costs one
     backward pass, and one more per task down to the last shared layer.
 
     Args:

@@ -72,7 +72,7 @@ class GradientMethod(nn.Module):
             loss_R: one loss per task; with several processes the values of the joined batch, whose
                 graph is that of this process' rows.
             parameters: the parameters that the losses train.
-            generator: for random draws, on the CPU; the same on all processes.
+            generator: of random numbers, on the CPU; the same on all processes.
         """
         raise NotImplementedError
 

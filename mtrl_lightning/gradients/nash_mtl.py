@@ -110,7 +110,7 @@ def solve(gram_PP: Tensor) -> Tensor:
 
     # the best of all vectors with equal entries
     start = np.full(len(gram), np.sqrt(len(gram) / max(gram.sum(), RIDGE)))
-    found = minimize(
+    solution = minimize(
         value,
         start,
         jac=lambda a: gram @ a - 1 / a,
@@ -123,4 +123,4 @@ def solve(gram_PP: Tensor) -> Tensor:
             "max_trust_radius": 1e6,
         },
     )
-    return torch.from_numpy(found.x)
+    return torch.from_numpy(solution.x)

@@ -33,7 +33,7 @@ class PCGrad(GradientMethod):
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Set every parameter's ``.grad``; the orders are drawn from the generator."""
+        """Set every parameter's ``.grad``; the generator samples the orders."""
         gradients = TaskGradients.from_losses(loss_R, parameters)
         order_RO = orders(len(loss_R), generator)
         _, self._statistics = gradients.combine_with(
@@ -42,7 +42,7 @@ class PCGrad(GradientMethod):
 
 
 def orders(num_tasks: int, generator: torch.Generator) -> Tensor:
-    """Draw for every task an order of the other tasks, ``[R, R - 1]``."""
+    """Sample for every task an order of the other tasks, ``[R, R - 1]``."""
     key_RR = torch.rand(num_tasks, num_tasks, generator=generator, dtype=torch.float64)
     return key_RR.fill_diagonal_(2).argsort(1)[:, :-1]
 

@@ -43,7 +43,7 @@ class TaskGradients(NamedTuple):
             parameters: the parameters that the losses train.
             mean_weight_R: weight of each loss in the mean loss; the weights sum to 1. None for
                 ``1 / R``.
-            retain_graph: whether the losses are differentiated again afterwards.
+            retain_graph: whether the losses are differentiated a second time.
         """
         shared = parameters.shared
         own = parameters.own
@@ -54,12 +54,12 @@ class TaskGradients(NamedTuple):
         else:
             mean_weight_R = mean_weight_R.to(loss_R)
         if loss_R.is_cuda:
-            found = batched_gradients(loss_R, trained, retain_graph)
+            gradients = batched_gradients(loss_R, trained, retain_graph)
             means = [
-                torch.tensordot(mean_weight_R, gradient, 1) for gradient in found[len(shared) :]
+                torch.tensordot(mean_weight_R, gradient, 1) for gradient in gradients[len(shared) :]
             ]
-            distributed.average([*found[: len(shared)], *means])
-            return cls(parameters, found[: len(shared)], means)
+            distributed.average([*gradients[: len(shared)], *means])
+            return cls(parameters, gradients[: len(shared)], means)
         stacked = [parameter.new_zeros(num_tasks, *parameter.shape) for parameter in shared]
         means = [torch.zeros_like(parameter) for parameter in own]
         for i, mean_weight in enumerate(mean_weight_R.tolist()):
@@ -118,18 +118,18 @@ def batched_gradients(
 ) -> list[Tensor]:
     """Return the gradients of all losses for every parameter, ``[R, *shape]``, in one pass."""
     one_hot_RR = torch.eye(len(loss_R), device=loss_R.device, dtype=loss_R.dtype)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         loss_R, parameters, one_hot_RR, retain_graph, is_grads_batched=True, allow_unused=True
     )
     # materialize_grads would give a parameter that no loss uses one gradient, not one for each loss
     return [
         parameter.new_zeros(len(loss_R), *parameter.shape) if gradient is None else gradient
-        for parameter, gradient in zip(parameters, found, strict=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
 
 
 def weighted_backward(loss_R: Tensor, weight_R: Tensor, parameters: TaskParameters) -> None:
-    """Do what ``TaskGradients.combine`` does, for known weights: two passes instead of ``R``."""
+    """Combine gradients by known weights in two passes; ``TaskGradients.combine`` takes ``R``."""
     shared = parameters.shared
     own = parameters.own
     weighted_loss = (weight_R.to(loss_R) * loss_R).sum()
@@ -138,14 +138,14 @@ def weighted_backward(loss_R: Tensor, weight_R: Tensor, parameters: TaskParamete
         (loss_R.mean(), own, True),
     ):
         if trained:
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 loss,
                 trained,
                 retain_graph=not is_last_pass,
                 allow_unused=True,
                 materialize_grads=True,
             )
-            for parameter, gradient in zip(trained, found, strict=True):
+            for parameter, gradient in zip(trained, gradients, strict=True):
                 parameter.grad = gradient
     distributed.average_gradients([*shared, *own])
 

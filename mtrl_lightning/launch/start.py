@@ -24,7 +24,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.ending import end_message
-from mtrl_lightning.callbacks.rollout import check_copies
+from mtrl_lightning.callbacks.rollout import check_envs_per_task
 from mtrl_lightning.callbacks.signals import requeue
 from mtrl_lightning.callbacks.trainer_options import check_trainer_options
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
@@ -72,7 +72,7 @@ def prepare(
     if fitting:
         # before Lightning starts the other processes
         with distributed.raise_on_all_ranks(ConfigurationError):
-            check_copies(options["rollout"]["envs_per_task"], processes.number)
+            check_envs_per_task(options["rollout"]["envs_per_task"], processes.number)
     location = locate_run(
         root,
         name,

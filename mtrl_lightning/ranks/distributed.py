@@ -1,6 +1,6 @@
 """The processes ("ranks") that train one run together, and what they exchange.
 
-With one process nothing is sent, and every function returns what it was given. All ranks must call
+With one process nothing is sent, and every function returns its argument. All ranks must call
 these functions, in the same order. Never call one under a condition that may differ between ranks.
 
 Shapes: ``N`` ranks.
@@ -38,9 +38,9 @@ NOTICE_SECONDS = 2.0
 GLOO_RESOLUTION = 1e-3
 """Seconds by which an exchange may end before its limit, which gloo rounds down."""
 NOTE = "mtrl_lightning/left"
-"""Key, in the store of the process group, of what a rank says when it leaves the run."""
+"""Key, in the store of the process group, of a rank's reason to leave the run."""
 BROKEN, UNANSWERED = "", "\0unanswered"
-"""What a rank says that leaves because a connection broke, or because it has waited in vain."""
+"""Reasons of a rank that lost a connection, or that waited in vain."""
 
 _processes_of_machine = 1
 _is_restart = False
@@ -97,7 +97,7 @@ def set_restart(value: bool) -> None:
 
 
 def seed_of_rank(seed: int) -> int:
-    """Return a seed for draws that differ between ranks; rank 0 has the seed itself."""
+    """Return a seed for random numbers that differ between ranks; rank 0 has the seed itself."""
     if rank() == 0:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=(rank(),)).generate_state(1)[0])
@@ -154,7 +154,7 @@ def _exchange() -> Iterator[None]:
     except RuntimeError as error:  # torch.distributed raises this class and classes of it
         # gloo raises the same class if a connection breaks, which ends an exchange at once
         has_waited = time.monotonic() - started_at + GLOO_RESOLUTION >= _limit
-        # what the failed exchange refers to would keep the connections open
+        # references of the failed exchange would keep the connections open
         traceback.clear_frames(error.__traceback__)
         raise _lost(error, has_waited) from error
 
@@ -163,7 +163,7 @@ def leave(reason: str) -> None:
     """Let the other ranks know that this one ends, so that they do not wait for it.
 
     Args:
-        reason: why it ends, which the others say.
+        reason: why it ends; the others report it.
     """
     if world_size() == 1 or _left is not None:
         return
@@ -176,7 +176,7 @@ def _disconnect(reason: str) -> None:
     """Close the connections, so that no other rank waits for this one, and refuse exchanges."""
     global _left
     _left = _Left(rank(), world_size(), reason)
-    if "nccl" not in dist.get_backend_config():  # which may wait for what a lost rank has not sent
+    if "nccl" not in dist.get_backend_config():  # which may wait for messages of a lost rank
         dist.destroy_process_group()
 
 
@@ -184,7 +184,7 @@ def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
     """Leave the run, and return an exception that names the ranks that are lost.
 
     Args:
-        error: what ``torch.distributed`` has raised.
+        error: raised by ``torch.distributed``.
         has_waited: whether an answer has not come in time; else a connection broke.
     """
     store = dist.distributed_c10d._get_default_store()
@@ -204,28 +204,30 @@ def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
     reasons = {other: words[other] for other in lost if words and other in words}
     names = " or ".join(f"rank {other}" for other in lost)
     if not lost:
-        what = (
+        problem = (
             f"the other processes have given up rank {own}: it did not answer them in time, or the"
             " connection to it broke"
         )
     elif reasons:
-        what = ", ".join(f"rank {other} has ended ({reason})" for other, reason in reasons.items())
+        problem = ", ".join(
+            f"rank {other} has ended ({reason})" for other, reason in reasons.items()
+        )
     elif is_silent:
-        what = (
+        problem = (
             f"{names} has not answered rank {own} for {_limit:g} s (rollout.rank_timeout): it"
             " hangs, or is stopped"
         )
     else:
-        what = f"{names} has ended: rank {own} lost the connection to it ({short(error)})"
+        problem = f"{names} has ended: rank {own} lost the connection to it ({short(error)})"
     return RankLostError(
-        f"{what}. See the other messages, and continue from the last checkpoint",
+        f"{problem}. See the other messages, and continue from the last checkpoint",
         ranks=list(reasons) or lost,
         is_silent=is_silent and not reasons,
     )
 
 
 def short(error: BaseException) -> str:
-    """Return the first sentence of an exception, without the place in gloo's source."""
+    """Return the first sentence of an exception, without the location in gloo's source."""
     first_line = (str(error).splitlines() or [""])[0]
     return re.sub(r"^\[[^]]*\] ", "", first_line).split(". This is ")[0]
 
@@ -233,7 +235,7 @@ def short(error: BaseException) -> str:
 def _last_words(
     store: dist.Store, own: int, own_words: str, others: Sequence[int]
 ) -> dict[int, str]:
-    """Say why this rank leaves; return what other ranks have said when they left."""
+    """Write why this rank leaves; return the reasons of other ranks that left."""
     store.set(f"{NOTE}/{own}", own_words)
     words: dict[int, str] = {}
     give_up_at = time.monotonic() + NOTICE_SECONDS
@@ -248,7 +250,7 @@ def _last_words(
 
 
 def _in_time(call: Callable[[], V]) -> V | None:
-    """Return what a call returns; None if it fails, or waits for a process that is stopped."""
+    """Return a call's result; None if it fails, or waits for a process that is stopped."""
     results: list[V] = []
 
     def run() -> None:
@@ -405,7 +407,7 @@ def broadcast(value: V) -> V:
 
 
 def on_rank_zero(compute: Callable[[], Tensor], like: Tensor) -> Tensor:
-    """Return what rank 0 computes: another machine may round differently.
+    """Return the result of rank 0: another machine may round differently.
 
     Args:
         compute: called on rank 0 only.
@@ -477,9 +479,11 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
     """
     own = None
     if error is not None:
-        alike = (place for place, kind in enumerate(kinds) if isinstance(error, kind))
+        alike = (index for index, kind in enumerate(kinds) if isinstance(error, kind))
         own = (next(alike, None), str(error), type(error).__name__)
-    found = [(place, other) for place, other in enumerate(gather(own)) if other is not None]
+    found = [
+        (other_rank, other) for other_rank, other in enumerate(gather(own)) if other is not None
+    ]
     if not found:
         return
     # one that nobody expects ends the run, whatever else has happened

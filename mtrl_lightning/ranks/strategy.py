@@ -40,7 +40,7 @@ MEETING = "mtrl_lightning/meeting"
 
 
 def backend_for(device: torch.device) -> str:
-    """Return the backend of the processes' exchange; what is on the CPU never waits for a GPU."""
+    """Return the backend of the processes' exchange; tensors on the CPU never wait for a GPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
@@ -76,7 +76,7 @@ class RanksStrategy(DDPStrategy):
         distributed.set_local_size(self.num_processes)
 
     def setup(self, trainer: Trainer) -> None:
-        """Set up what Lightning does, and spare each batch a broadcast.
+        """Set up as Lightning does, and spare each batch a broadcast.
 
         By it Lightning lets all processes know of a SIGTERM, which the run has a handler of its own
         for.
@@ -131,10 +131,10 @@ def _time_to_start(rank_timeout: float) -> timedelta:
 
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """Say so if not all processes of the run have come.
+    """Raise an error if not all processes of the run have come.
 
     Raises:
-        RankLostError: in place of what ``torch.distributed`` raises.
+        RankLostError: in place of the error of ``torch.distributed``.
     """
     try:
         yield
@@ -147,7 +147,7 @@ def connecting() -> Iterator[None]:
 
 
 def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT) -> Processes:
-    """Return the strategy for what options of a trainer ask for, and the number of processes.
+    """Return the strategy for a trainer's options, and the number of processes.
 
     If a launcher has started the processes, they are connected.
 
@@ -232,7 +232,7 @@ def _connect(environment: ClusterEnvironment, backend: str, timeout: timedelta) 
 def unused_part(store: dist.Store, own: int, size: int, timeout: timedelta) -> dist.Store:
     """Return a part of a launcher's store that no previous processes of the run have used.
 
-    ``torchrun`` keeps its store when it starts the processes again. The addresses of the previous
+    ``torchrun`` keeps its store when it restarts the processes. The addresses of the previous
     ones are still in it, and whoever is first would try to connect to them.
 
     Args:

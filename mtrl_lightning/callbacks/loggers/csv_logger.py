@@ -67,7 +67,7 @@ class MetricsCSV(CSVLogger):
 
     @rank_zero_only
     def fingerprint(self) -> dict[str, int]:
-        """Return what this run has written, as a checkpoint saves it for ``resume_from``.
+        """Return the fingerprint of the written rows, which a checkpoint saves for ``resume_from``.
 
         The file is not read: rows are added to the checksum when they are logged.
 
@@ -81,7 +81,7 @@ class MetricsCSV(CSVLogger):
     def resume_from(self, env_steps: int, fingerprint: Mapping[str, int] | None = None) -> None:
         """Drop the rows later than a checkpoint, and damaged lines.
 
-        Warn if lines are damaged, or if what is left is not what the file held at the checkpoint.
+        Warn if lines are damaged, or if the rest differs from the rows at the checkpoint.
         Training does not depend on the file: the run continues with the rows that are left.
 
         Args:
@@ -238,7 +238,7 @@ class _Writer(ExperimentWriter):
         at_checkpoint = f"{expected['rows']} rows up to env step {expected['env_steps']}"
         found = _fingerprint(rows)
         if missing:
-            text = f"is missing: it had {at_checkpoint} at the checkpoint. It starts again empty"
+            text = f"is missing: it had {at_checkpoint} at the checkpoint. It restarts empty"
         elif found["rows"] < expected["rows"]:
             text = (
                 f"has lost rows: it had {at_checkpoint} at the checkpoint, and has {found['rows']}"
@@ -251,7 +251,7 @@ class _Writer(ExperimentWriter):
             )
         rank_zero_warn(
             f"{self._path} {text}. Training is not affected; if you have a copy of the file,"
-            " stop the run, put the copy in place, and continue from the checkpoint again"
+            " stop the run, restore the copy, and resume from the checkpoint"
         )
 
 

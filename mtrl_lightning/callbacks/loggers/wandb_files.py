@@ -24,7 +24,7 @@ LAST = 4
 
 
 class OfflineRun(NamedTuple):
-    """What the files of one offline W&B run hold."""
+    """Contents of the files of one offline W&B run."""
 
     rows: list[dict[str, Any]]
     """Logged rows by metric, in their order; ``_step`` is W&B's own step."""
@@ -65,7 +65,7 @@ def read_offline_runs(run_folder: str | Path) -> dict[str, OfflineRun]:
 
 
 def _add(run: OfflineRun, record: Any) -> None:
-    """Add what a record of W&B's protocol holds to its run."""
+    """Add a record of W&B's protocol to its run."""
     row = _values(record.history.item)
     if row:
         run.rows.append(row)

@@ -29,7 +29,7 @@ SECONDS_UNTIL_WRITTEN = 60.0
 SECONDS_UNTIL_STOP_IS_KNOWN = 17.0
 """A run asks W&B every 15 s whether it is to stop."""
 LARGER_IS_BETTER = ("success", "return", "score")
-"""What the names of metrics contain whose largest value is a run's best."""
+"""Parts of the names of metrics whose largest value is a run's best."""
 
 
 def sweep_run_id() -> str | None:
@@ -39,7 +39,7 @@ def sweep_run_id() -> str | None:
 
 
 def note_name(run_id: str) -> str:
-    """Return the name of the file in a run's folder that says what W&B has.
+    """Return the name of the file in a run's folder that records which rows W&B has.
 
     Args:
         run_id: of the W&B run.
@@ -60,13 +60,13 @@ class EnvStepWandbLogger(WandbLogger):
     names their range, because with other options they differ from those of this run: give ``id``
     for a W&B run of its own. ``metrics.csv`` is always the exact record of the run.
 
-    Rows of ``metrics.csv`` that W&B lacks are added. What W&B has is known from the server
-    (``wandb.Run.starting_step``) and from ``wandb_logged_<id>.json`` in ``save_dir``, which is
-    written after each row. An offline run that is killed may have lost the rows of its last
+    Rows of ``metrics.csv`` that W&B lacks are added. The rows that W&B has are known from the
+    server (``wandb.Run.starting_step``) and from ``wandb_logged_<id>.json`` in ``save_dir``, which
+    is written after each row. An offline run that is killed may have lost the rows of its last
     minute. They are logged a second time, which a warning reports.
 
     In a W&B sweep a run that SIGTERM or SLURM's signal interrupts is marked as preempting and ends
-    with an exit code above 0: W&B then hands it to an agent again. A run that W&B itself stops, as
+    with an exit code above 0: W&B then hands it to another agent. A run that W&B itself stops, as
     Hyperband and the web page do, ends with the exit code 0 instead.
 
     With ``log_artifacts`` the end of a run, interrupted or not, logs ``best.ckpt`` (``last.ckpt``
@@ -178,7 +178,7 @@ class EnvStepWandbLogger(WandbLogger):
         if code != 128 + signal.SIGINT:
             run.mark_preempting()
         if is_sigterm and not run.offline and self._can_be_stopped:
-            # an agent stops a run by SIGTERM too, and W&B says only on request that it is stopped
+            # an agent stops a run by SIGTERM too, and W&B reports the stop only on request
             end = time.monotonic() + SECONDS_UNTIL_STOP_IS_KNOWN
             while not self.is_stopped and time.monotonic() < end:
                 time.sleep(0.1)
@@ -221,7 +221,7 @@ class EnvStepWandbLogger(WandbLogger):
         """Note that all rows are handed over; W&B writes them when the process ends.
 
         Args:
-            status: How the run ended, as Lightning says it.
+            status: how the run ended, in Lightning's words.
         """
         super().finalize(status)
         if self._log_artifacts and self._experiment is not None:
@@ -275,7 +275,7 @@ class EnvStepWandbLogger(WandbLogger):
 
     @rank_zero_only
     def resume_from(self, rows: list[dict[str, float]], env_steps: int) -> None:
-        """Continue after what W&B has, and add the rows that it lacks.
+        """Continue after the last row that W&B has, and add the rows that it lacks.
 
         Args:
             rows: The rows of ``metrics.csv`` up to the checkpoint, with ``env_steps`` in each.
