@@ -52,7 +52,9 @@ class AlignedMTL(GradientMethod):
 def alignment(gram_RR: Tensor) -> Tensor:
     """Return ``B`` (``[R, R]``) for a Gram matrix that is not zero."""
     value_R, vector_RR = torch.linalg.eigh(gram_RR)
+    # the rank of the gradients: other eigenvalues are rounding errors
     is_nonzero_R = value_R > len(gram_RR) * TOLERANCE * value_R.max()
     value_P = value_R[is_nonzero_R]
     vector_RP = vector_RR[:, is_nonzero_R]
+    # B = sqrt(min l) V diag(l)^(-1/2) V'
     return (vector_RP * (value_P.min() / value_P).sqrt()) @ vector_RP.t()

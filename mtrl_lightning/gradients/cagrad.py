@@ -62,6 +62,7 @@ class CAGrad(GradientMethod):
         """Set every parameter's ``.grad``; the generator samples tasks."""
         member_GR = self._groups(len(loss_R), generator)
         mean_weight_G = member_GR.sum(1) / len(loss_R)
+        # the mean loss of each group
         loss_G = (member_GR / member_GR.sum(1, keepdim=True)).to(loss_R) @ loss_R
         gradients = TaskGradients.from_losses(loss_G, parameters, mean_weight_G)
         _, self._statistics = gradients.combine_with(
@@ -82,9 +83,11 @@ class CAGrad(GradientMethod):
         """Return the weights ``[G]`` of the groups' gradients in the update."""
         gram = gram_GG.numpy()
         mean_weight = mean_weight_G.numpy()
+        # the update stays in a ball of the radius c ||g_0|| around the mean gradient g_0
         radius = self.c * np.sqrt(max(mean_weight @ gram @ mean_weight, 0.0))
         w = minimize_dual(gram, gram @ mean_weight, radius)
         norm = np.sqrt(w @ gram @ w + SMOOTHING**2)
+        # g_0 + c ||g_0|| g_w / ||g_w||, divided by 1 + c so that parallel gradients give their mean
         weight = (mean_weight + radius / norm * w) / (1 + self.c)
         return torch.from_numpy(weight)
 
@@ -111,4 +114,5 @@ def minimize_dual(gram: npt.NDArray, linear: npt.NDArray, radius: float) -> npt.
         options=options,
     ).x
     w = np.clip(found, 0, None) / np.clip(found, 0, None).sum()
+    # SLSQP may stop at a worse point than it started from
     return w if value(w)[0] <= value(start)[0] else start

@@ -120,6 +120,7 @@ def solve(cosine_PP: Tensor, norm_P: Tensor, alpha: float) -> Tensor:
     x = np.full(len(m), np.log(m @ m / (m @ cosine @ m)) * alpha / (1 + alpha))
     for _ in range(MAX_ITERATIONS):
         a = m * np.exp(x)
+        # Newton's step for C a = m exp(-x / alpha), as a change of a relative to itself
         target = m * np.exp(-x / alpha)
         residual = cosine @ a - target
         hessian = cosine + np.diag(target / a / alpha)
@@ -128,6 +129,7 @@ def solve(cosine_PP: Tensor, norm_P: Tensor, alpha: float) -> Tensor:
         if decrease <= TOLERANCE * (a @ a):
             return torch.from_numpy(m * np.exp(moved(x, relative)))
         before = value(x)
+        # Armijo's condition: halve the step until the value falls in proportion
         while value(moved(x, relative)) > before - 1e-4 * decrease:
             relative /= 2
             decrease /= 2

@@ -66,6 +66,7 @@ class FAMO(GradientMethod):
         self.shifted.observe(before_R)
         is_present_R = before_R != 0  # a task that is masked or has no weight is left out
         z_R = self.logit_R.softmax(0)
+        # the gradient of sum_i z_i log l_i has the weights z_i / l_i
         share_R = torch.where(is_present_R, z_R / (self.shifted(before_R) + EPSILON), 0.0)
         share_R = torch.where(is_present_R.any(), share_R, 1.0)
         weight_R = share_R / share_R.sum()
@@ -81,7 +82,9 @@ class FAMO(GradientMethod):
         self.shifted.observe(after_R)
         log_before_R = (self.shifted(before_R) + EPSILON).log()
         log_after_R = (self.shifted(after_R) + EPSILON).log()
+        # log l_i(t) - log l_i(t + 1): how far each loss fell
         fall_R = torch.where((before_R != 0) & (after_R != 0), log_before_R - log_after_R, 0.0)
         z_R = self.logit_R.softmax(0)
+        # J' fall with the Jacobian J = diag(z) - z z' of the softmax, and weight decay
         gradient_R = z_R * (fall_R - z_R @ fall_R) + self.decay * self.logit_R
         self.logit_R.sub_(self.optimizer(gradient_R))

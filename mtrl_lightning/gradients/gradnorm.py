@@ -81,6 +81,7 @@ class GradNorm(GradientMethod):
         """Add the gradient of the weighted mean loss to every ``.grad``; update the weights."""
         last = TaskParameters(parameters.last_shared, [], [])
         gram_RR = TaskGradients.from_losses(loss_R, last, retain_graph=True).gram()
+        # G_i / w_i: the norms without the weights, which _update_weights multiplies
         norm_R = gram_RR.diagonal().sqrt().to(loss_R)
         (self.weight_R * loss_R).mean().backward()
         self._statistics = weight_statistics(self.weight_R.clone())
@@ -94,11 +95,15 @@ class GradNorm(GradientMethod):
             torch.where((self.initial_R == 0) & ~is_masked_R, loss_R, self.initial_R)
         )
         self.shifted.observe(loss_R)
+        # inverse training rates: L_i / L_i(0), relative to their mean below
         ratio_R = (self.shifted(loss_R) + 1e-8) / (self.shifted(self.initial_R) + 1e-8)
         ratio_R = torch.where(is_masked_R | (self.initial_R == 0), 1.0, ratio_R)
         weighted_R = self.weight_R * norm_R
+        # target norm of task i: mean(G) r_i^asymmetry
         target_R = weighted_R.mean() * (ratio_R / ratio_R.mean()) ** self.asymmetry
         excess_R = weighted_R - target_R
+        # d |G_i - target_i| / d w_i = sign(G_i - target_i) ||g_i||, with a constant target
         sign_R = torch.where(excess_R.abs() > TOLERANCE * target_R, excess_R.sign(), 0.0)
         self.weight_R.sub_(self.optimizer(norm_R * sign_R)).clamp_(min=MIN_WEIGHT)
+        # the weights sum to the number of tasks, so the learning rate keeps its meaning
         self.weight_R.mul_(self.num_trained / self.weight_R.sum())

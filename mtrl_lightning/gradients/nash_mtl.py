@@ -79,6 +79,7 @@ class NashMTL(GradientMethod):
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
         """Set every parameter's ``.grad``, with new weights or the kept ones."""
+        # solving takes a backward pass per task, kept weights take two at most
         if self.updates_since_solved == 0:
             gradients = TaskGradients.from_losses(loss_R, parameters)
             weight_R, self._statistics = gradients.combine_with(bargain, equal_weights(len(loss_R)))

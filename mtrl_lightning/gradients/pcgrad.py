@@ -43,6 +43,7 @@ class PCGrad(GradientMethod):
 
 def orders(num_tasks: int, generator: torch.Generator) -> Tensor:
     """Sample for every task an order of the other tasks, ``[R, R - 1]``."""
+    # sorting uniform keys gives random orders; a key of 2 puts the task itself last
     key_RR = torch.rand(num_tasks, num_tasks, generator=generator, dtype=torch.float64)
     return key_RR.fill_diagonal_(2).argsort(1)[:, :-1]
 
@@ -51,8 +52,11 @@ def projected(gram_RR: Tensor, order_RO: Tensor) -> Tensor:
     """Return the projected gradients as coefficients of the original ones, ``[R, R]``."""
     each_R = torch.arange(len(gram_RR))
     coefficient_RR = torch.eye(len(gram_RR), dtype=gram_RR.dtype)
+    # g_i keeps its coefficients of the original gradients, so the loop needs no gradient itself
     for other_R in order_RO.unbind(1):
+        # g_i . g_j for one j per task i
         product_R = (coefficient_RR * gram_RR[other_R]).sum(1)
+        # where they conflict: g_i <- g_i - (g_i . g_j) / ||g_j||^2 g_j
         step_R = torch.where(product_R < 0, product_R / gram_RR.diagonal()[other_R], 0.0)
         coefficient_RR[each_R, other_R] -= step_R
     return coefficient_RR

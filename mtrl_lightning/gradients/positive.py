@@ -68,6 +68,7 @@ class WeightOptimizer(nn.Module):
         self.second_R.copy_(
             torch.where(is_finite, self.second_R.lerp(gradient_R.square(), 0.001), self.second_R)
         )
+        # Adam's bias correction, with beta_1 = 0.9 and beta_2 = 0.999
         mean_R = self.first_R / (1 - 0.9**self.count)
         step_R = self.lr * mean_R / ((self.second_R / (1 - 0.999**self.count)).sqrt() + 1e-8)
         return torch.where(is_finite, step_R, 0.0)

@@ -101,6 +101,7 @@ class TaskGradients(NamedTuple):
             The weights, and their ``statistics``.
         """
         gram_RR = self.gram()
+        # one solver for all ranks: rounding may differ between machines, parameters may not
         weight_R = distributed.on_rank_zero(
             lambda: weights_from(gram_RR, mean_weight_R, solve).double(), like=gram_RR[0]
         )
@@ -183,6 +184,7 @@ def average_directions(gram_RR: Tensor, solve: Callable[[Tensor, Tensor], Tensor
     is_present_R = norm_R > 0
     norm_P = norm_R[is_present_R]
     gram_PP = gram_RR[is_present_R][:, is_present_R]
+    # cosines of the gradients: the Gram matrix of unit gradients
     unit_weight_P = solve(gram_PP / torch.outer(norm_P, norm_P), norm_P)
     weight_R = torch.zeros_like(norm_R)
     weight_R[is_present_R] = unit_weight_P / unit_weight_P.sum() * norm_R.mean() / norm_P
