@@ -111,6 +111,7 @@ class ReplayBuffer:
     def _sample_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """Sample ring and number of ``num_rows`` transitions of each trained task, ``[B]`` each."""
         size_E = torch.from_numpy(self.storage.size_E)
+        # a task's M rings are one range of indices: ring m ends at the sum of the sizes up to m
         size_RM = torch.where(self._is_ring_RM, size_E[self._ring_RM], 0)
         end_RM = size_RM.cumsum(1)
         total_R1 = end_RM[:, -1:]
@@ -131,6 +132,7 @@ class ReplayBuffer:
         """Return ring and number for indices into a task's concatenated rings."""
         which_Rn = torch.searchsorted(end_RM, index_Rn, right=True)
         env_Rn = self._ring_RM.gather(1, which_Rn)
+        # position in its own ring, counted from the oldest transition
         offset_Rn = index_Rn - (end_RM - size_RM).gather(1, which_Rn)
         oldest_E = torch.from_numpy(self.storage.added_E - self.storage.size_E)
         return env_Rn.flatten(), (oldest_E[env_Rn] + offset_Rn).flatten()

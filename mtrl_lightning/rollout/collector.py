@@ -144,7 +144,7 @@ class Collector:
 
         Raises:
             PolicyFaultError: if an action is not finite.
-            ConfigurationError: if an action transform returns what cannot be sent.
+            ConfigurationError: if an action transform returns actions that cannot be sent.
         """
         assert self._action_EA is None, "a step is under way"
         if self._observation_ED is None:
@@ -152,22 +152,22 @@ class Collector:
         self._events.built()
         assert self._observation_ED is not None
         # a copy, because this observation becomes part of the transition, and a policy may write
-        # into what it is given (MetaWorld's scripted door-open policy does)
+        # into its argument (MetaWorld's scripted door-open policy does)
         chosen = self._matched_policy.act(self._observation_ED.copy(), self.envs.task_E, mode)
-        given_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
-        action_EA = np.array(given_EA, np.float32)
+        chosen_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
+        action_EA = np.array(chosen_EA, np.float32)
         task_E = self.envs.task_E
         is_training = mode != "exploit"
         self.envs.send(sent_actions(self.action_transforms, action_EA, task_E, is_training))
         self._action_EA = action_EA
 
     def receive(
-        self, wanted_E: npt.NDArray[np.bool_] | None = None
+        self, selected_E: npt.NDArray[np.bool_] | None = None
     ) -> tuple[Transitions, dict[int, Episode]]:
         """Wait for the step that ``send`` started.
 
         Args:
-            wanted_E: environments whose transitions are returned; None for all.
+            selected_E: environments whose transitions are returned; None for all.
 
         Returns:
             The valid transitions, and the episodes that ended, by environment.
@@ -182,14 +182,16 @@ class Collector:
         ended = self._running.add(result)
         self.windows.add(ended.values())
         self.times.end(ended)
+        # a rebuilt environment starts a new episode, too, but its old one never counts as finished
         done_E = result.terminated_E | result.truncated_E | ~result.valid_E
         if done_E.any():
             self.times.start(done_E)
         if ended and self._unreported_info:
             self._warn_of_unreported_info(ended)
-        kept_E = result.valid_E if wanted_E is None else result.valid_E & wanted_E
+        kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
         kept = slice(None) if kept_E.all() else kept_E
         extra = {**result.extra, **self._policy_columns}
+        # next_observation is the true successor, also where the next step starts a new episode
         transitions = Transitions(
             observation_ED[kept],
             action_EA[kept],
@@ -232,7 +234,7 @@ class Collector:
                 dropped.
             mode: how the policy acts.
             force_reset: begin new episodes also when collecting steps.
-            seed: of the environments and of the policy's draws, from here on: the same seed gives
+            seed: of the environments and of the policy's noise, from here on: the same seed gives
                 the same episodes. The policy's are seeded if it has ``seed_actions``, as every
                 algorithm and loaded policy has.
 
@@ -276,12 +278,12 @@ class Collector:
 
         Call ``reset`` before. Steps of an environment beyond its quota are left out.
         """
-        left_E = quota_E.copy()
-        while left_E.any():
+        remaining_E = quota_E.copy()
+        while remaining_E.any():
             self.send(mode)
-            transitions, ended = self.receive(wanted_E=left_E > 0)
-            counted = {e: episode for e, episode in ended.items() if left_E[e]}
-            left_E[list(counted)] -= 1
+            transitions, ended = self.receive(selected_E=remaining_E > 0)
+            counted = {e: episode for e, episode in ended.items() if remaining_E[e]}
+            remaining_E[list(counted)] -= 1
             yield transitions, counted
 
     def _warn_of_unreported_info(self, ended: Mapping[int, Episode]) -> None:
@@ -292,7 +294,7 @@ class Collector:
             names = ", ".join(sorted(self._unreported_info))
             warnings.warn(
                 f"no environment has reported {names} in info in an episode of every task:"
-                " correct data.info_keys if that is not what you expect",
+                " correct data.info_keys if you expect other names",
                 stacklevel=2,
             )
             self._unreported_info = set()

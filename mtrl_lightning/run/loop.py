@@ -105,6 +105,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         self._refill()
         if session.counters.updates == 0:
             session.begin_learning()
+        # updates are owed for vector steps from here on, not for the warm-up
         self._ratio.start(session.counters.vector_steps, session.counters.updates)
         if not self._owes_update():
             self._resume_actions()
@@ -114,6 +115,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             with session.stopwatch.measure("sample"):
                 # each process samples its share: gradients are averaged over the processes
                 batch = session.replay.sample(session.data.batch_size // distributed.world_size())
+            # step until the next update is owed; the last of these steps runs during the update
             is_step_pending = False
             while not self._owes_update(is_step_pending):
                 if is_step_pending:
@@ -125,6 +127,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             yield batch  # Lightning calls training_step with it, while the workers step
             self._defer_stop()
 
+            # the step that ran during the update: its transitions are in the next batches
             if is_step_pending:
                 self._receive()
             if self._owes_update():
@@ -159,6 +162,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             self._defer_stop()
 
             self._sync_ranks()
+            # the policy has moved too far from the one that collected: drop the remaining epochs
             if session.algorithm.is_iteration_over():
                 buffer.skip_rest()
             if buffer.is_used_up:
@@ -180,6 +184,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                 f"the state of {task}'s environment cannot be saved ({reason}):"
                 " a continued run starts new episodes there, and is not the uninterrupted run"
             )
+        # an evaluation and a checkpoint of the untrained policy, where they are configured
         if session.counters.env_steps == 0:
             for name in AFTER_UPDATES:
                 if name in session.after_updates:
@@ -213,6 +218,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             self.refill_steps += counters.env_steps - steps_before
             self._check_faults()
             self.session.check_signals()
+        # the steps of the refill owe no updates
         self._ratio.restart(counters.vector_steps, counters.updates)
 
     def _num_missing(self) -> int:
@@ -255,6 +261,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         with session.stopwatch.measure("step"):
             transitions, _ = session.collector.receive()
             self._sync_ranks()
+        # off-policy the replay, on-policy the rollout of this iteration
         session.transitions.add(transitions)
         session.algorithm.observe(transitions, session.counters.episodes > episodes)
         for call in session.after_vector_step:
