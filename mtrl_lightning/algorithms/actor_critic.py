@@ -232,9 +232,11 @@ class ActorCritic(Algorithm):
         self.mean_metrics.add({"q": q})
         self._update_auxiliaries("critic", batch)
 
+        # after the critics, which in the actor's loss only pass gradients on to its actions
         if self.is_due(self.actor_every):
             self.update_policy(batch)
 
+        # targets: theta' <- (1 - tau) theta' + tau theta
         if self.is_due(self.target_every):
             self.targets.step()
         self._update_auxiliaries("targets", batch)
@@ -270,6 +272,7 @@ class ActorCritic(Algorithm):
             batch.action_BA,
             batch.task_B,
         )
+        # y = r + discount (1 - terminated) (Q'(s', a') - cost), with the reduction of the value
         loss_R = self.value.loss(
             output_QBO,
             target.next_output_QBO,

@@ -260,6 +260,7 @@ class PPO(Algorithm):
             columns["terminated"], columns["truncated"], collected.valid_SE
         )
         value_SE, next_value_SE = self._values(columns, task_E, cut_SE)
+        # A_t = sum_l (discount lambda)^l delta_(t + l), up to the end of the episode or the rollout
         advantage_SE = advantages.generalized_advantages(
             columns["reward"],
             value_SE,
@@ -269,6 +270,7 @@ class PPO(Algorithm):
             self.discount,
             self.gae_lambda,
         )
+        # the lambda-return
         target_SE = advantage_SE + value_SE
         target_moments = self._task_moments(target_SE, collected)
         self.return_scale.observe(*target_moments)
@@ -278,6 +280,7 @@ class PPO(Algorithm):
         explained_T = 1 - variance_T / target_moments[1].clamp(min=advantages.EPSILON)
         self._log_per_task("advantage_std", std_T[self._task_R])
         self._log_per_task("explained_variance", explained_T[self._task_R])
+        # per task: else the task with the largest returns would dominate the policy's gradient
         normalized_SE = (advantage_SE - mean_T[task_E]) / (std_T[task_E] + advantages.EPSILON)
         if self.value_clip is not None:
             # a task's first statistics change its values: clip around the changed ones

@@ -152,16 +152,20 @@ class Update:
         optimizer = self.optimizer
         assert optimizer is not None, "configure_optimizer comes before the first step"
         with without_gradients(self._frozen):
+            # 1. losses of this rank's rows
             own_loss_R, extra = losses()
+        # a method that weighs by losses has to see those of the joined batch
         loss_R = distributed.global_losses(own_loss_R) if self._needs_values else own_loss_R
         device = loss_R.device.type
         precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         weight_R = self._task_weights()
+        # restored below if the step is left out
         method_state = [buffer.clone() for buffer in self.method.buffers()]
         draws = self._generators.get("gradient", CPU)
 
         optimizer.zero_grad()
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
+            # 2. gradients: the method combines the tasks', then they are averaged over the ranks
             weighted_R = self._weighted(loss_R, weight_R)
             self.method.backward(weighted_R, self.task_parameters, draws)
             if not self._needs_values:
@@ -169,13 +173,16 @@ class Update:
                 distributed.average_gradients(self._trained, [loss_R])
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
+            # 3. clip, and step if the norm is finite: one bad batch must not end in the weights
             gradients = [p.grad for p in self._trained if p.grad is not None]
             norm = self.grad_norm = get_total_norm(gradients)
             if self._max_grad_norm is not None:
                 self._clip(self._max_grad_norm, norm)
             is_finite = self._step_if_finite(optimizer, norm)
+            # 4. projections of weights, such as bounds and orthonormal bases
             self._repair_networks(loss_R.detach())
 
+            # 5. methods such as FAMO compare the losses before and after the step
             def losses_after() -> Tensor:
                 with torch.autocast(*precision):
                     new_loss_R, _ = losses()
