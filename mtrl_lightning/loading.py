@@ -1,4 +1,4 @@
-"""A trained policy from a checkpoint: it acts alone, without a trainer, a benchmark or a spec.
+"""A trained policy from a checkpoint: it acts without a trainer, a benchmark or a spec.
 
 Shapes: ``E`` observations, ``D`` observation, ``A`` action.
 """
@@ -29,7 +29,7 @@ class LoadedPolicy:
     """The policy of a trained algorithm.
 
     Args:
-        algorithm: what acts; it is set to evaluation mode.
+        algorithm: the algorithm that acts; it is set to evaluation mode.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -37,7 +37,7 @@ class LoadedPolicy:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What acts."""
+        """The algorithm that acts."""
         return self._algorithm
 
     @property
@@ -47,7 +47,7 @@ class LoadedPolicy:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names of all tasks; a task's number is its place here."""
+        """Names of all tasks, in the order of their indices."""
         return self.spec.task_names
 
     @property
@@ -77,9 +77,9 @@ class LoadedPolicy:
             observation: one observation ``[D]``, or a batch ``[E, D]``. Where tasks are of
                 different sizes, ``D`` is the largest, with zeros behind a smaller observation; with
                 one task for all rows, the task's own size does as well.
-            task: a name or number for all observations, or one per row.
-            mode: ``exploit`` takes the distribution's mode, ``explore`` draws from the
-                distribution, ``random`` draws uniformly.
+            task: a name or index for all observations, or one per row.
+            mode: ``exploit`` takes the distribution's mode, ``explore`` samples from the
+                distribution, ``random`` samples uniformly.
 
         Returns:
             An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``. Where tasks are of
@@ -98,7 +98,7 @@ class LoadedPolicy:
             raise ConfigurationError(
                 f"the observation is no array of numbers of the shape {space.shape}: {error}"
             ) from error
-        only_task = self._task_number(task) if _is_one(task) else None
+        only_task = self._task_index(task) if _is_one(task) else None
         if only_task is not None:
             observation_ED = self._padded(observation_ED, only_task)
         is_one = observation_ED.shape == space.shape
@@ -110,7 +110,7 @@ class LoadedPolicy:
                 f" give one observation of the shape {space.shape},"
                 f" or a batch of them, {('E', *space.shape)}"
             )
-        task_E = self._task_numbers(task, len(observation_ED))
+        task_E = self._task_indices(task, len(observation_ED))
         chosen = self._algorithm.act(observation_ED, task_E, mode)
         action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
         if only_task is not None and self.spec.action_sizes:
@@ -118,7 +118,7 @@ class LoadedPolicy:
         return action_EA[0] if is_one else action_EA
 
     def seed_actions(self, seed: int) -> None:
-        """Seed the draws of actions in the modes ``explore`` and ``random`` from here on."""
+        """Seed the random numbers of the modes ``explore`` and ``random``."""
         self._algorithm.seed_actions(seed)
 
     def get_weights(self) -> dict[str, Any]:
@@ -145,24 +145,24 @@ class LoadedPolicy:
         missing = self.spec.observation_space.shape[0] - sizes[task]
         return np.pad(observation, [*[(0, 0)] * (observation.ndim - 1), (0, missing)])
 
-    def _task_numbers(self, task: Any, num_observations: int) -> npt.NDArray[np.int64]:
-        given = [task] if _is_one(task) else list(task)
-        numbers = [self._task_number(one) for one in given]
-        if len(numbers) not in (1, num_observations):
+    def _task_indices(self, task: Any, num_observations: int) -> npt.NDArray[np.int64]:
+        tasks = [task] if _is_one(task) else list(task)
+        indices = [self._task_index(one) for one in tasks]
+        if len(indices) not in (1, num_observations):
             raise ConfigurationError(
-                f"{len(numbers)} tasks are given for {num_observations} observations:"
+                f"{len(indices)} tasks are given for {num_observations} observations:"
                 " give one for all, or one per observation"
             )
-        return np.broadcast_to(np.array(numbers, np.int64), num_observations).copy()
+        return np.broadcast_to(np.array(indices, np.int64), num_observations).copy()
 
-    def _task_number(self, task: Any) -> int:
+    def _task_index(self, task: Any) -> int:
         if isinstance(task, str):
             (name,) = known_tasks([task], self.task_names)
             return self.task_names.index(name)
         with contextlib.suppress(TypeError):  # it is no whole number
-            number = operator.index(task)
-            if 0 <= number < len(self.task_names):
-                return number
+            index = operator.index(task)
+            if 0 <= index < len(self.task_names):
+                return index
         raise ConfigurationError(
             f"unknown task {task!r}: give a name,"
             f" or a number from 0 to {len(self.task_names) - 1}, of {', '.join(self.task_names)}"
@@ -192,7 +192,7 @@ def load_policy(
             saved, such as a lambda: ``actor=my_function``.
 
     Raises:
-        ConfigurationError: if the checkpoint cannot be used; the message names the remedy.
+        ConfigurationError: if the checkpoint cannot be used; the message says what to do.
     """
     path = Path(checkpoint)
     if path.is_dir():

@@ -124,8 +124,8 @@ def check_booleans(array: npt.NDArray) -> None:
         raise ValueError("a boolean is neither 0 nor 1")
 
 
-def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
+def _wrong(name: str, value: Any, expected: str) -> ConfigurationError:
     is_short_integer = type(value) is int and value.bit_length() < 128
     is_short = value is None or type(value) in (bool, float) or is_short_integer
-    found = str(value) if is_short else f"a {type(value).__name__}"
-    return ConfigurationError(f"the checkpoint's {name} is {found}, not {wanted}: {HINT}")
+    shown = str(value) if is_short else f"a {type(value).__name__}"
+    return ConfigurationError(f"the checkpoint's {name} is {shown}, not {expected}: {HINT}")

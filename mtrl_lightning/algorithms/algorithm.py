@@ -317,9 +317,7 @@ class Algorithm(LightningModule):
         if saved is not None:
             with restoring("states of the optimizers"):
                 for update, state in zip(self.updates, saved, strict=True):
-                    update.check_optimizer(state)
-                    if self._has_new_options:
-                        update.use_own_options(state)
+                    update.check_saved_optimizer(state, self._has_new_options)
         return optimizers
 
     def check_device(self, device: torch.device) -> None:
@@ -429,14 +427,16 @@ class Algorithm(LightningModule):
             ConfigurationError: if they are of another network.
         """
         parts = self._acting_parts()
-        own = {name: weight_shapes(part.state_dict()) for name, part in parts.items()}
-        given = {name: weight_shapes(state) for name, state in weights.items()}
-        if own != given:
-            wrong = [
-                name for name in dict.fromkeys([*own, *given]) if own.get(name) != given.get(name)
-            ]
+        current = {name: weight_shapes(part.state_dict()) for name, part in parts.items()}
+        received = {name: weight_shapes(state) for name, state in weights.items()}
+        differing = [
+            name
+            for name in dict.fromkeys([*current, *received])
+            if current.get(name) != received.get(name)
+        ]
+        if differing:
             raise ConfigurationError(
-                f"the weights of {', '.join(wrong)} are of another network: give those of an"
+                f"the weights of {', '.join(differing)} are of another network: give those of an"
                 " algorithm with the same arguments"
             )
         for name, part in parts.items():
@@ -544,9 +544,10 @@ class Algorithm(LightningModule):
             "global_generators": global_generators(),
             "metrics": self.mean_metrics.state_dict(),
         }
-        given = checkpoint.get("hyper_parameters", {})
         checkpoint["hyper_parameters"] = {
-            name: value for name, value in given.items() if is_plain(value)
+            name: value
+            for name, value in checkpoint.get("hyper_parameters", {}).items()
+            if is_plain(value)
         }
 
     def load_state_dict(
@@ -626,7 +627,7 @@ class Algorithm(LightningModule):
             overrides: arguments of the constructor in place of the saved ones.
 
         Raises:
-            ConfigurationError: if the checkpoint cannot be used; the message names the remedy.
+            ConfigurationError: if the checkpoint cannot be used; the message says what to do.
         """
         from mtrl_lightning.algorithms.loading import load_algorithm
 

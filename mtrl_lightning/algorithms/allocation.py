@@ -16,9 +16,9 @@ GIB = 1 << 30
 MAX_WRITES = 64
 """How often each byte of a file may be allocated or written while its networks are built."""
 FREE_BYTES = 256 * MIB
-"""What small networks may take besides."""
+"""Memory that small networks may take besides."""
 OPERATION_BYTES = 1024
-"""What an operation counts at least, so that many small layers count, too."""
+"""Least size of an operation, so that many small layers count, too."""
 
 
 class AllocationLimit(TorchDispatchMode):

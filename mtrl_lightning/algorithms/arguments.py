@@ -34,7 +34,7 @@ class _Call(NamedTuple):
     defaults: frozenset[str]
     """Parameters that were not passed."""
     more: dict[str, Any] | None
-    """What ``**kwargs`` received; None if the constructor has none."""
+    """Arguments that ``**kwargs`` received; None if the constructor has no ``**kwargs``."""
 
 
 def record_arguments(constructor: _Constructor) -> _Constructor:
@@ -43,7 +43,7 @@ def record_arguments(constructor: _Constructor) -> _Constructor:
 
     @functools.wraps(constructor)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
-        # in the object itself: another one, built by this constructor, has its own calls
+        # calls are kept in the object, because its constructor may build another algorithm
         calls = vars(self).setdefault(_RECORDED, [])
         fixed = [name for name in type(self).fixed_options if name in kwargs]
         if fixed and not calls:
@@ -71,7 +71,7 @@ def _bind(
                 f"{type(self).__qualname__}.__init__() got an unexpected keyword argument {name!r}"
             ) from None
         return _Call({}, frozenset(), None)  # the constructor raises one that names it
-    given = set(bound.arguments)
+    passed = set(bound.arguments)
     bound.apply_defaults()
     named = {}
     more = None
@@ -80,7 +80,7 @@ def _bind(
             more = bound.arguments[parameter.name]
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             named[parameter.name] = bound.arguments[parameter.name]
-    return _Call(named, frozenset(named.keys() - given), more)
+    return _Call(named, frozenset(named.keys() - passed), more)
 
 
 def recorded_arguments(built: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -144,8 +144,8 @@ def called_by(factory: Any) -> tuple[Any, Mapping[str, Any]]:
     if not isinstance(factory, partial):
         return factory, {}
     if not factory.args:
-        called, given = called_by(factory.func)
-        return called, {**given, **factory.keywords}
+        called, keywords = called_by(factory.func)
+        return called, {**keywords, **factory.keywords}
     # jsonargparse gives partial(its own function, ..., class, **init_args) for a class in YAML
     function = factory.func
     module = function.__module__ if inspect.isfunction(function) else type(function).__module__
@@ -187,7 +187,7 @@ def _check_factory(factory: Any, option: str) -> None:
             f"{option} is an object, {kind}, and has to be what builds one: give its class, a"
             f" function, or functools.partial({kind}, ...)"
         )
-    called, given = called_by(factory)
+    called, keywords = called_by(factory)
     if called is None:
         return
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -201,9 +201,9 @@ def _check_factory(factory: Any, option: str) -> None:
         source = "spec.num_trained" if is_gradient else "spec.num_tasks"
         values = {"num_tasks": source, "action_dim": "spec.action_space.shape[0]"}
         read = " and ".join(values.get(name, f"spec.{name}") for name in replaced)
-        former = " and ".join(replaced)
+        names = " and ".join(replaced)
         raise ConfigurationError(
-            f"{option}: {called.__qualname__} takes {former}, and parts receive the spec in place"
-            f" of {former} since 0.3: rename the parameter to spec and read {read}"
+            f"{option}: {called.__qualname__} takes {names}, and parts receive the spec in place"
+            f" of {names} since 0.3: rename the parameter to spec and read {read}"
         )
-    check_factories(called, given, option)
+    check_factories(called, keywords, option)

@@ -195,14 +195,14 @@ def _are_integers(items: list[_Value]) -> bool:
     return all(item.kind in ("integer", "long") for item in items)
 
 
-def _storage(place: _Value) -> _Value:
+def _storage(identifier: _Value) -> _Value:
     """Return a tensor's storage.
 
     Args:
-        place: ``("storage", class, key, device, number of elements)``.
+        identifier: ``("storage", class, key, device, number of elements)``.
     """
-    kinds = [item.kind for item in place.items]
-    is_length = _are_integers(place.items[-1:])
+    kinds = [item.kind for item in identifier.items]
+    is_length = _are_integers(identifier.items[-1:])
     if kinds[:-1] != ["text", "global", "text", "text"] or not is_length:
         raise ValueError("it names a storage in another way than torch.save")
     return _Value("storage")

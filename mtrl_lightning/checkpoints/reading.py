@@ -18,7 +18,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.saved import FORMAT, count, restoring
 
 _READ_BY = {2: "0.1"}
-"""The versions of this package that read a former format."""
+"""The version of this package that reads an earlier format."""
 CONTAINERS = (dict, OrderedDict, list, tuple, set)
 PLAIN = (type(None), bool, int, float, str, bytes, torch.Size, torch.device, torch.dtype)
 MAX_DEPTH = 320
@@ -37,7 +37,7 @@ SECTIONS: dict[str, type] = {
     "optimizer_states": list,
     "state_dict": dict,
 }
-"""What Lightning reads of a checkpoint."""
+"""The sections of a checkpoint that Lightning reads."""
 LIGHTNING_VERSION = re.compile(r"([2-9]|[1-9]\d)(\.\d{1,4}){1,3}((a|b|rc|\.post|\.dev)\d{1,8})?")
 """Versions of Lightning whose checkpoints it does not convert."""
 
@@ -103,7 +103,7 @@ def _check_archive(path: Path, verify: bool) -> None:
 def _directory_start(file: BinaryIO, size: int) -> int:
     """Return where an archive's last bytes say that its directory starts.
 
-    PyTorch's reader believes them; Python's computes the place from the size of the directory.
+    PyTorch's reader believes them; Python's computes the offset from the size of the directory.
 
     Raises:
         BadZipFile: if the archive's end is not the file's.
@@ -228,19 +228,18 @@ def check_format(checkpoint: dict[str, Any]) -> None:
 
 
 def _check_version(checkpoint: Any) -> None:
-    own = checkpoint.get("mtrl_lightning") if isinstance(checkpoint, dict) else None
-    if not isinstance(own, dict) or "format" not in own:
+    state = checkpoint.get("mtrl_lightning") if isinstance(checkpoint, dict) else None
+    if not isinstance(state, dict) or "format" not in state:
         raise ConfigurationError(
             "the checkpoint was not written by mtrl_lightning: give one of a run's checkpoints"
         )
     with restoring("format"):
-        found = count(own["format"], "format")
-    if found == FORMAT:
+        version = count(state["format"], "format")
+    if version == FORMAT:
         return
-    if found in _READ_BY:
-        remedy = f"format {found} is read by mtrl_lightning {_READ_BY[found]}: use that version"
-    else:
-        remedy = "use the version that wrote it"
+    hint = "use the version that wrote it"
+    if version in _READ_BY:
+        hint = f"format {version} is read by mtrl_lightning {_READ_BY[version]}: use that version"
     raise ConfigurationError(
-        f"the checkpoint has format {found}, this version reads {FORMAT}: {remedy}"
+        f"the checkpoint has format {version}, this version reads {FORMAT}: {hint}"
     )

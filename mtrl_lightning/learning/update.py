@@ -23,7 +23,6 @@ from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.guard import DivergenceGuard
 from mtrl_lightning.learning.metrics import MeanMetrics
-from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.networks import TaskModule
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import CPU
@@ -122,19 +121,23 @@ class Update:
             ) from error
         return self.optimizer
 
-    def check_optimizer(self, saved: Any) -> None:
-        """Check that what an optimizer's ``state_dict`` returned fits this one.
+    def check_saved_optimizer(self, state: Any, has_new_options: bool) -> None:
+        """Check that a saved state fits the optimizer, before it is loaded.
+
+        Args:
+            state: the ``state_dict`` of the optimizer of a checkpoint.
+            has_new_options: whether its options, such as the learning rate, are replaced by those
+                of this run.
 
         Raises:
-            ConfigurationError: if it does not.
+            ConfigurationError: if it does not fit.
         """
-        assert self.optimizer is not None, "configure_optimizer comes before its state"
-        check_optimizer(saved, self.optimizer, self.parameters, self._make_optimizer)
+        from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_options
 
-    def use_own_options(self, saved: Any) -> None:
-        """Replace the options in what an optimizer's ``state_dict`` returned by this one's."""
         assert self.optimizer is not None, "configure_optimizer comes before its state"
-        replace_options(saved, self.optimizer)
+        check_optimizer(state, self.optimizer, self.parameters, self._make_optimizer)
+        if has_new_options:
+            replace_options(state, self.optimizer)
 
     def __call__(self, losses: Callable[[], tuple[Tensor, Extra]]) -> Extra:
         """Make one step.
