@@ -157,8 +157,8 @@ def update_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, A
     """Let precisions and memory formats of an encoder take turns; return its tables' content."""
     say(str(encoding))
     batch = batch_of_images(encoding.size, options)
-    batch_size = len(batch.reward_B)
-    first = TransitionBatch(*(column[:1] for column in batch[:-1]))  # type: ignore[arg-type]
+    batch_size = batch.reward_Rn.numel()
+    first = TransitionBatch(*(column[:1, :1] for column in batch[:-1]))  # type: ignore[arg-type]
     variants = []
     measures: dict[str, Callable[[], float]] = {}
     for precision, channels_last in itertools.product(options.precisions, (False, True)):
@@ -170,7 +170,7 @@ def update_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, A
         measures[f"updates: {variant}"] = timed(update, options.updates)
         for rows, calls in ((first, 10 * options.calls), (batch, options.calls)):
             call = partial(encode, work, sac, rows)
-            measures[f"{len(rows.reward_B)}: {variant}"] = timed(call, calls)
+            measures[f"{rows.reward_Rn.numel()}: {variant}"] = timed(call, calls)
     alternate(measures, 1)  # memory is touched, code is loaded
     seconds = alternate(measures, options.repeats)
     tables = {}

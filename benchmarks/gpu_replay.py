@@ -188,7 +188,7 @@ def measure_encoding(
         is_compiled: whether an update with CUDA graphs is measured, too.
     """
     sizes = setup.sizes
-    batch_size = len(batch.reward_B)
+    batch_size = batch.reward_Rn.numel()
     measures = {}
     ways = [(precision, "none") for precision in PRECISIONS]
     if is_compiled:

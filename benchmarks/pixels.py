@@ -129,4 +129,4 @@ def pixel_sac(
 def encode(work: Work, sac: SAC, batch: TransitionBatch) -> None:
     """Encode observations as for acting."""
     with torch.no_grad(), work.autocast:
-        sac.encoder(batch.observation_BD, batch.task_B)
+        sac.encoder(batch.observation_RnD, batch.task_Rn)

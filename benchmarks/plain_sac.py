@@ -21,8 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrl_lightning.types import TransitionBatch
-
 
 class Sizes(NamedTuple):
     """Sizes of the networks and of the batch."""
@@ -146,12 +144,12 @@ class PlainSAC:
         mean_EA, _ = self.actor(x_ED, task_E).float().chunk(2, dim=-1)
         return torch.tanh(mean_EA).cpu().numpy()
 
-    def update(self, batch: TransitionBatch) -> dict[str, Tensor]:
+    def update(self, batch: PlainBatch) -> dict[str, Tensor]:
         """Make one update of critics, actor, temperatures and targets; return the losses."""
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._bf16):
             return {**self._update_critic(batch), **self._update_actor(batch)}
 
-    def _update_critic(self, batch: TransitionBatch) -> dict[str, Tensor]:
+    def _update_critic(self, batch: PlainBatch) -> dict[str, Tensor]:
         task_B = batch.task_B
         with torch.no_grad():
             alpha_B = self.log_alpha_T.exp()[task_B]
@@ -173,7 +171,7 @@ class PlainSAC:
         self.q_optimizer.step()
         return {"critic_loss": loss.detach(), "critic_grad_norm": norm}
 
-    def _update_actor(self, batch: TransitionBatch) -> dict[str, Tensor]:
+    def _update_actor(self, batch: PlainBatch) -> dict[str, Tensor]:
         task_B = batch.task_B
         action_BA, log_prob_B = self.sample_action(batch.observation_BD, task_B)
         x = torch.cat([batch.observation_BD, action_BA], 1)
@@ -201,6 +199,17 @@ class PlainSAC:
             "actor_grad_norm": norm,
             "temperature_loss": alpha_loss.detach(),
         }
+
+
+class PlainBatch(NamedTuple):
+    """A batch with the one-hot among the observations, ``B`` rows of all tasks."""
+
+    observation_BD: Tensor
+    action_BA: Tensor
+    reward_B: Tensor
+    next_observation_BD: Tensor
+    terminated_B: Tensor
+    task_B: Tensor
 
 
 class PlainReplay:
@@ -250,7 +259,7 @@ class PlainReplay:
             ring[row] = field
         self._added += 1
 
-    def sample(self, batch_size: int, device: str = "cpu") -> TransitionBatch:
+    def sample(self, batch_size: int, device: str = "cpu") -> PlainBatch:
         """Draw the same number of transitions of every task."""
         n = batch_size // self._num_tasks
         task = np.repeat(np.arange(self._num_tasks), n)
@@ -266,4 +275,4 @@ class PlainReplay:
         )
         columns = (*(ring[row, env] for ring in rings), task)
         tensors = (torch.as_tensor(column, device=device) for column in columns)
-        return TransitionBatch(*tensors)  # type: ignore[arg-type]
+        return PlainBatch(*tensors)  # type: ignore[arg-type]

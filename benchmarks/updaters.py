@@ -23,11 +23,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.pace_callback import PaceCallback
 from benchmarks.pacing import Pacer
-from benchmarks.plain_sac import PlainSAC, Sizes
+from benchmarks.plain_sac import PlainBatch, PlainSAC, Sizes
 from mtrl_lightning.algorithms import PPO, SAC, Algorithm
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.networks import MLP, MultiHead
 from mtrl_lightning.products import input_gradient, linear, weight_gradient
+from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
@@ -118,31 +119,33 @@ def make_minibatches(work: Work) -> list[TransitionBatch]:
     found = []
     for batch in make_batches(work):
         # noise of standard deviation 1 around a policy's mean of about 0
-        sample_BA = torch.randn_like(batch.action_BA)
-        log_prob_B = torch.distributions.Normal(0.0, 1.0).log_prob(sample_BA).sum(1)
-        columns = {name: torch.randn_like(log_prob_B) for name in ("advantage", "value", "target")}
-        columns |= {"unclipped_action": sample_BA, "log_prob": log_prob_B}
+        sample_RnA = torch.randn_like(batch.action_RnA)
+        log_prob_Rn = torch.distributions.Normal(0.0, 1.0).log_prob(sample_RnA).sum(-1)
+        columns = {name: torch.randn_like(log_prob_Rn) for name in ("advantage", "value", "target")}
+        columns |= {"unclipped_action": sample_RnA, "log_prob": log_prob_Rn}
         found.append(batch._replace(extra=columns))
     return found
 
 
 def make_batches(work: Work) -> list[TransitionBatch]:
-    """Return batches of standard normal numbers, task-major."""
+    """Return batches of standard normal numbers."""
     generator = torch.Generator().manual_seed(0)
     B = work.batch_size
-    task_B = torch.arange(work.tasks).repeat_interleave(B // work.tasks)
+    task_R = torch.arange(work.tasks)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
     batches = [
-        TransitionBatch(
-            draw(B, OBSERVATION),
-            draw(B, ACTION).tanh(),
-            draw(B),
-            draw(B, OBSERVATION),
-            draw(B) > 3,
-            task_B,
+        batch_of(
+            {
+                "observation": draw(B, OBSERVATION),
+                "action": draw(B, ACTION).tanh(),
+                "reward": draw(B),
+                "next_observation": draw(B, OBSERVATION),
+                "terminated": draw(B) > 3,
+            },
+            task_R,
         )
         for _ in range(BATCHES)
     ]
@@ -153,13 +156,14 @@ def _on_device(batch: TransitionBatch, device: str) -> TransitionBatch:
     return TransitionBatch(*(column.to(device) for column in batch[:-1]))  # type: ignore[arg-type]
 
 
-def with_one_hot(batch: TransitionBatch, num_tasks: int) -> TransitionBatch:
+def with_one_hot(batch: TransitionBatch, num_tasks: int) -> PlainBatch:
     """Return the batch as the plain loop takes it."""
-    code_BT = torch.nn.functional.one_hot(batch.task_B, num_tasks).float()
-    observation_BD, next_BD = (
-        torch.cat([x, code_BT], 1) for x in (batch.observation_BD, batch.next_observation_BD)
+    code_RnT = torch.nn.functional.one_hot(batch.task_Rn, num_tasks).float()
+    columns = batch._replace(
+        observation_RnD=torch.cat([batch.observation_RnD, code_RnT], -1),
+        next_observation_RnD=torch.cat([batch.next_observation_RnD, code_RnT], -1),
     )
-    return batch._replace(observation_BD=observation_BD, next_observation_BD=next_BD)
+    return PlainBatch(*(column.flatten(0, 1) for column in columns[:-1]))  # type: ignore[arg-type]
 
 
 def direct_update(work: Work, algorithm: Algorithm) -> Callable[[TransitionBatch], None]:

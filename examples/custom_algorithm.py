@@ -1,6 +1,7 @@
 """An algorithm of your own: multi-task DDPG (Lillicrap et al. 2016, arXiv 1509.02971).
 
-Shapes: ``R`` trained tasks, ``B`` batch (task-major), ``D`` observation, ``A`` action.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``, ``D``
+observation, ``A`` action.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from torch.optim import Adam
 
 from mtrl_lightning import Algorithm, EnvSpec, ToyReach, train
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.learning.losses import per_task
 from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.networks import MLP, Network, zero_padding
 from mtrl_lightning.types import TransitionBatch
@@ -33,7 +33,7 @@ class NoisyAction(NamedTuple):
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return a noisy action for standard normal noise; it has no density here, so zeros."""
         action_BA = (self.action_BA + self.noise_std * noise_BA).clamp(-1.0, 1.0)
-        return action_BA, action_BA.new_zeros(len(action_BA))
+        return action_BA, action_BA.new_zeros(action_BA.shape[:-1])
 
 
 class DDPG(Algorithm):
@@ -114,35 +114,36 @@ class DDPG(Algorithm):
     def update(self, batch: TransitionBatch) -> None:
         """Update the critic, the actor and the targets."""
         batch = self.transform(batch)
-        target_B = self.critic_target(batch)
-        self.critic_update(lambda: self.critic_loss(batch, target_B))
+        target_Rn = self.critic_target(batch)
+        self.critic_update(lambda: self.critic_loss(batch, target_Rn))
         self.actor_update(lambda: self.actor_loss(batch))
         self.targets.step()
 
     @torch.no_grad()
     def critic_target(self, batch: TransitionBatch) -> Tensor:
-        """Return ``r + discount (1 - terminated) Q'(s', mu'(s'))``, ``[B]``."""
-        next_BD = batch.next_observation_BD
-        next_action_BA = self.action(self.target_actor, next_BD, batch.task_B)
-        next_q_B = self.q(self.target_critic, next_BD, next_action_BA, batch.task_B)
-        return batch.reward_B + self.discount * torch.where(batch.terminated_B, 0.0, next_q_B)
+        """Return ``r + discount (1 - terminated) Q'(s', mu'(s'))``, ``[R, n]``."""
+        next_RnD = batch.next_observation_RnD
+        next_action_RnA = self.action(self.target_actor, next_RnD, batch.task_Rn)
+        next_q_Rn = self.q(self.target_critic, next_RnD, next_action_RnA, batch.task_Rn)
+        return batch.reward_Rn + self.discount * torch.where(batch.terminated_Rn, 0.0, next_q_Rn)
 
-    def critic_loss(self, batch: TransitionBatch, target_B: Tensor) -> tuple[Tensor, None]:
+    def critic_loss(self, batch: TransitionBatch, target_Rn: Tensor) -> tuple[Tensor, None]:
         """Return each task's ``mean (Q(s, a) - y)^2``, ``[R]``."""
-        q_B = self.q(self.critic, batch.observation_BD, batch.action_BA, batch.task_B)
-        return per_task((q_B - target_B).square(), self.num_trained), None
+        q_Rn = self.q(self.critic, batch.observation_RnD, batch.action_RnA, batch.task_Rn)
+        return (q_Rn - target_Rn).square().mean(1), None
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
         """Return each task's ``mean -Q(s, mu(s))``, ``[R]``."""
-        action_BA = self.policy(batch.observation_BD, batch.task_B).mode()
-        q_B = self.q(self.critic, batch.observation_BD, action_BA, batch.task_B)
-        return per_task(-q_B, self.num_trained), None
+        action_RnA = self.policy(batch.observation_RnD, batch.task_Rn).mode()
+        q_Rn = self.q(self.critic, batch.observation_RnD, action_RnA, batch.task_Rn)
+        return (-q_Rn).mean(1), None
 
     def q(
-        self, critic: Network, observation_BD: Tensor, action_BA: Tensor, task_B: Tensor
+        self, critic: Network, observation_RnD: Tensor, action_RnA: Tensor, task_Rn: Tensor
     ) -> Tensor:
-        """Return the Q values, ``[B]``."""
-        return critic(torch.cat([observation_BD, action_BA], dim=-1), task_B).float().squeeze(-1)
+        """Return the Q values, ``[R, n]``."""
+        x_RnD = torch.cat([observation_RnD, action_RnA], dim=-1)
+        return critic(x_RnD, task_Rn).float().squeeze(-1)
 
     def reset_networks(self) -> None:
         """Reset actor and critic, and their targets with them."""

@@ -1,6 +1,6 @@
 """Transitions on their way from the environments to the algorithm.
 
-Shapes: ``R`` trained tasks, ``E`` environments, ``B = R * n`` rows of a batch (task-major), ``D``
+Shapes: ``R`` trained tasks, ``n`` rows of a task in a batch, ``E`` environments, ``D``
 observation, ``A`` action, ``S`` steps of an on-policy iteration.
 """
 
@@ -66,16 +66,21 @@ class Transitions(NamedTuple):
 
 
 class TransitionBatch(NamedTuple):
-    """A batch to learn from: task-major, the same number of rows for every trained task."""
+    """A batch to learn from: ``n`` rows of each trained task, in the order of the tasks."""
 
-    observation_BD: Tensor
-    action_BA: Tensor
-    reward_B: Tensor
-    next_observation_BD: Tensor
-    terminated_B: Tensor
-    task_B: Tensor
+    observation_RnD: Tensor
+    action_RnA: Tensor
+    reward_Rn: Tensor
+    next_observation_RnD: Tensor
+    terminated_Rn: Tensor
+    task_Rn: Tensor
     extra: Mapping[str, Tensor] = {}
-    """Further fields of the schema by name, ``[B, ...]``."""
+    """Further fields of the schema by name, ``[R, n, ...]``."""
+
+    @property
+    def task_R1(self) -> Tensor:
+        """Each group's task, as an index of quantities that broadcast over its rows."""
+        return self.task_Rn[:, :1]
 
 
 class Rollout(NamedTuple):

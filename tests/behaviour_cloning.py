@@ -11,7 +11,6 @@ from torch.optim import Adam
 
 from mtrl_lightning.algorithms import Algorithm, RewardScale
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.learning.losses import per_task
 from mtrl_lightning.networks import (
     MLP,
     Encoder,
@@ -27,14 +26,14 @@ LARGEST = 1 - 1e-4
 """Actions are clamped to this magnitude: the density of -1 and 1 is infinite."""
 
 
-def negative_log_likelihood(policy: SquashedGaussian, action_BA: Tensor, num_tasks: int) -> Tensor:
+def negative_log_likelihood(policy: SquashedGaussian, action_RnA: Tensor) -> Tensor:
     """Return each task's mean ``-log pi(a)`` of the batch's actions, ``[R]``."""
-    action_BA = action_BA.clamp(-LARGEST, LARGEST)
-    noise_BA = (action_BA.atanh() - policy.mean_BA) / policy.log_std_BA.exp()
-    normal_BA = -0.5 * noise_BA.square() - policy.log_std_BA - 0.5 * math.log(2 * math.pi)
-    log_prob_BA = normal_BA - (1 - action_BA.square()).log()
-    log_prob_B = zero_padding(log_prob_BA, policy.mask_BA).sum(-1)
-    return per_task(-log_prob_B, num_tasks)
+    action_RnA = action_RnA.clamp(-LARGEST, LARGEST)
+    noise_RnA = (action_RnA.atanh() - policy.mean_BA) / policy.log_std_BA.exp()
+    normal_RnA = -0.5 * noise_RnA.square() - policy.log_std_BA - 0.5 * math.log(2 * math.pi)
+    log_prob_RnA = normal_RnA - (1 - action_RnA.square()).log()
+    log_prob_Rn = zero_padding(log_prob_RnA, policy.mask_BA).sum(-1)
+    return -log_prob_Rn.mean(1)
 
 
 class BehaviourCloning(Algorithm):
@@ -92,12 +91,12 @@ class BehaviourCloning(Algorithm):
 
     def update(self, batch: TransitionBatch) -> None:
         batch = self.transform(batch)
-        self.encoder.observe(batch.observation_BD, batch.task_B)
+        self.encoder.observe(batch.observation_RnD, batch.task_Rn)
         self.actor_update(lambda: self.actor_loss(batch))
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
-        policy = self.policy(batch.observation_BD, batch.task_B)
-        return negative_log_likelihood(policy, batch.action_BA, self.num_trained), None
+        policy = self.policy(batch.observation_RnD, batch.task_Rn)
+        return negative_log_likelihood(policy, batch.action_RnA), None
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         output_B2A = self.actor(self.encoder(observation_BD, task_B), task_B)

@@ -386,7 +386,7 @@ def extra_of(value_N) -> dict[str, np.ndarray]:
     value_N = np.asarray(value_N, np.float64)
     return {
         "cost": (value_N + 0.5).astype(np.float32),
-        "contacts": (value_N[:, None, None] * 4 + np.arange(4).reshape(2, 2)).astype(np.int64),
+        "contacts": (value_N[..., None, None] * 4 + np.arange(4).reshape(2, 2)).astype(np.int64),
         "log_prob": -value_N / 4,
     }
 
@@ -404,7 +404,7 @@ class Costly(Scripted):
 
 def number_of(observation_ND):
     """Tell an observation of ``Scripted`` from all others: by task, episode and step."""
-    return observation_ND[:, 0] * 4096 + observation_ND[:, 1] * 16 + observation_ND[:, 2]
+    return observation_ND[..., 0] * 4096 + observation_ND[..., 1] * 16 + observation_ND[..., 2]
 
 
 class CostlyEnv(ScriptedEnv):

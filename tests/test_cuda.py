@@ -38,10 +38,10 @@ def pairs():
             yield from ((network, gradient) for network in WITH_EVERY_METHOD)
 
 
-def same_noise(action_BA):
+def same_noise(action_RnA):
     """Return noise that does not depend on the device."""
-    generator = torch.Generator().manual_seed(len(action_BA))
-    return torch.randn(action_BA.shape, generator=generator).to(action_BA)
+    generator = torch.Generator().manual_seed(action_RnA[..., 0].numel())
+    return torch.randn(action_RnA.shape, generator=generator).to(action_RnA)
 
 
 @pytest.mark.parametrize(("network", "gradient"), list(pairs()))
@@ -123,9 +123,9 @@ def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
     buffer = run.algorithm.trainer.datamodule.buffer
     assert buffer.storage.device.type == ("cuda" if on_device else "cpu")
     batch = buffer.sample(8)
-    assert batch.observation_BD.device.type == buffer.storage.device.type
-    assert batch.observation_BD.dtype == torch.uint8
-    assert bool((batch.observation_BD != batch.next_observation_BD).any())
+    assert batch.observation_RnD.device.type == buffer.storage.device.type
+    assert batch.observation_RnD.dtype == torch.uint8
+    assert bool((batch.observation_RnD != batch.next_observation_RnD).any())
 
 
 def test_ppo_trains_on_a_gpu(command_line):

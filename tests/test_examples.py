@@ -66,8 +66,10 @@ def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(exa
     torch.manual_seed(0)
     network = example("custom_network").GatedMLP(3, 2, spec_of(4), width=5)
     x_BD = torch.ones(2, 3)
-    first_BD, second_BD = network(x_BD, torch.tensor([0, 1]))
+    task_B = torch.tensor([0, 1])
+    first_BD, second_BD = output_BD = network(x_BD, task_B)
     assert not torch.allclose(first_BD, second_BD)
+    torch.testing.assert_close(network(x_BD[:, None], task_B[:, None])[:, 0], output_BD)
     shared = {id(parameter) for parameter in network.shared_parameters()}
     own = [name for name, p in network.named_parameters() if id(p) not in shared]
     assert own == ["gate_TH"]
@@ -110,16 +112,16 @@ def test_the_custom_gradient_method_gives_all_gradients_the_mean_norm(example, p
 
 def test_the_custom_algorithm_bootstraps_where_the_task_did_not_end(example):
     algorithm = example("custom_algorithm").DDPG(ToyReach(2).spec, discount=0.5)
-    algorithm.q = lambda critic, observation_BD, action_BA, task_B: torch.full((2,), 10.0)
+    algorithm.q = lambda critic, observation_RnD, action_RnA, task_Rn: torch.full((2, 1), 10.0)
     batch = TransitionBatch(
-        observation_BD=torch.zeros(2, 2),
-        action_BA=torch.zeros(2, 2),
-        reward_B=torch.tensor([1.0, 2.0]),
-        next_observation_BD=torch.zeros(2, 2),
-        terminated_B=torch.tensor([False, True]),
-        task_B=torch.tensor([0, 1]),
+        observation_RnD=torch.zeros(2, 1, 2),
+        action_RnA=torch.zeros(2, 1, 2),
+        reward_Rn=torch.tensor([[1.0], [2.0]]),
+        next_observation_RnD=torch.zeros(2, 1, 2),
+        terminated_Rn=torch.tensor([[False], [True]]),
+        task_Rn=torch.tensor([[0], [1]]),
     )
-    assert algorithm.critic_target(batch).tolist() == [6.0, 2.0]
+    assert algorithm.critic_target(batch).tolist() == [[6.0], [2.0]]
 
 
 @pytest.mark.parametrize(("worst", "stops"), [(0.8, False), (0.9, True)])

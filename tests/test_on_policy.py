@@ -76,7 +76,7 @@ def test_an_iteration_is_collected_and_then_learned_from(command_line, monkeypat
 
     def step(self, batch, batch_idx):
         seen.append(("update", self.counters.env_steps))
-        assert torch.equal(batch.task_B, torch.arange(3).repeat_interleave(12))
+        assert torch.equal(batch.task_Rn, torch.arange(3)[:, None].expand(3, 12))
         training_step(self, batch, batch_idx)
 
     def begin(self, collected, progress):
@@ -126,8 +126,9 @@ def test_the_ratios_of_every_iteration_start_from_one(command_line, monkeypatch)
     def step(self, batch, batch_idx):
         if self.counters.updates % 12 == 0:
             with torch.no_grad():
-                _, (log_prob_B, _) = self.actor_loss(batch)
-            largest.append((log_prob_B - batch.extra["log_prob"]).abs().max().item())
+                _, (log_prob_Rn, _) = self.actor_loss(batch)
+            assert log_prob_Rn.shape == batch.task_Rn.shape
+            largest.append((log_prob_Rn - batch.extra["log_prob"]).abs().max().item())
         training_step(self, batch, batch_idx)
 
     monkeypatch.setattr(PPO, "training_step", step)

@@ -1,6 +1,6 @@
 """What off-policy algorithms with an actor and critics share: networks, targets, updates, resets.
 
-Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``Z``
+Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task in a batch, ``D`` observation, ``Z``
 features, ``F`` features that the actor shares, ``A`` action, ``Q`` critics, ``O`` outputs of a
 critic.
 """
@@ -23,7 +23,7 @@ from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.learning.per_task import task_by_task
+from mtrl_lightning.learning.per_task import per_task_forward
 from mtrl_lightning.learning.reward_scale import RewardScale
 from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.learning.transforms import Transform
@@ -47,9 +47,9 @@ from mtrl_lightning.types import TransitionBatch
 class CriticTarget(NamedTuple):
     """Inputs of the temporal-difference target, detached."""
 
-    next_output_QBO: Tensor
+    next_output_QRnO: Tensor
     """Outputs of the target critics for the policy's next actions."""
-    next_cost_B: Tensor
+    next_cost_Rn: Tensor
     """Subtracted from the Q value: the entropy term ``alpha log pi(a'|s')`` in SAC, 0 in TD3."""
 
 
@@ -224,10 +224,10 @@ class ActorCritic(Algorithm):
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and auxiliaries, actor and targets if they are due."""
         batch = self.transform(batch)
-        if self.encoder.observe(batch.observation_BD, batch.task_B):
+        if self.encoder.observe(batch.observation_RnD, batch.task_Rn):
             self.targets.copy_buffers()  # the target encoder needs the new statistics below
 
-        target = self._critic_target(batch, self.noise_like(batch.action_BA))
+        target = self._critic_target(batch, self.noise_like(batch.action_RnA))
         q = self.critic_update(lambda: self._critic_loss(batch, target))
         self.mean_metrics.add({"q": q})
         self._update_auxiliaries("critic", batch)
@@ -245,56 +245,61 @@ class ActorCritic(Algorithm):
         """Update the actor, and what depends on its actions, from a transformed batch."""
         raise NotImplementedError
 
-    def critic_target(self, batch: TransitionBatch, noise_BA: Tensor) -> CriticTarget:
+    def critic_target(self, batch: TransitionBatch, noise_RnA: Tensor) -> CriticTarget:
         """Return what the critics' loss bootstraps from, for the policy's next actions."""
         raise NotImplementedError
 
     actor_loss: Callable[..., tuple[Tensor, Any]]
     """Returns each task's actor loss ``[R]``, and what ``update_policy`` needs beside it."""
 
-    def target_outputs(self, batch: TransitionBatch, action_BA: Tensor) -> Tensor:
-        """Return the target critics' outputs ``[Q, B, O]`` for next actions."""
+    def target_outputs(self, batch: TransitionBatch, action_RnA: Tensor) -> Tensor:
+        """Return the target critics' outputs ``[Q, R, n, O]`` for next actions."""
         return self._critic_outputs(
             self.target_critic,
             self.target_encoder,
-            batch.next_observation_BD,
-            action_BA,
-            batch.task_B,
+            batch.next_observation_RnD,
+            action_RnA,
+            batch.task_Rn,
         )
 
     def critic_loss(self, batch: TransitionBatch, target: CriticTarget) -> tuple[Tensor, Tensor]:
         """Return each task's critic loss ``[R]``, and the mean Q value."""
-        output_QBO = task_by_task(
+        output_QRnO = per_task_forward(
             self.critic_gradient,
             partial(self._critic_outputs, self.critic, self.encoder),
             1,
-            batch.observation_BD,
-            batch.action_BA,
-            batch.task_B,
+            batch.observation_RnD,
+            batch.action_RnA,
+            batch.task_Rn,
         )
         # y = r + discount (1 - terminated) (Q'(s', a') - cost), with the reduction of the value
         loss_R = self.value.loss(
-            output_QBO,
-            target.next_output_QBO,
-            batch.reward_B,
-            batch.terminated_B,
-            target.next_cost_B,
+            output_QRnO,
+            target.next_output_QRnO,
+            batch.reward_Rn,
+            batch.terminated_Rn,
+            target.next_cost_Rn,
             self.discount,
-            self.num_trained,
         )
-        return loss_R, self.value.q(output_QBO.detach()).mean()
+        return loss_R, self.value.q(output_QRnO.detach()).mean()
 
     def actor_outputs(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """Return the actor's outputs ``[B, ...]``, and the features ``[B, Z]`` without a graph."""
+        """Return the actor's outputs ``[R, n, ...]``, and the features without a graph."""
         with torch.no_grad():  # only critics and auxiliaries train the encoder
-            shared_BF = self.encoder.shared_features(batch.observation_BD, batch.task_B)
-            z_BZ = self.encoder.project(shared_BF)
-        return task_by_task(self.actor_gradient, self.actor, 0, shared_BF, batch.task_B), z_BZ
+            shared_RnF = self.encoder.shared_features(batch.observation_RnD, batch.task_Rn)
+            z_RnZ = self.encoder.project(shared_RnF)
+        return per_task_forward(
+            self.actor_gradient, self.actor, 0, shared_RnF, batch.task_Rn
+        ), z_RnZ
 
-    def critic_outputs_of(self, z_BZ: Tensor, action_BA: Tensor, task_B: Tensor) -> Tensor:
-        """Return the critics' outputs ``[Q, B, O]`` for features, for the actor's loss."""
-        critic_of_features = partial(self._critic_outputs, self.critic, lambda z_BZ, task_B: z_BZ)
-        return task_by_task(self.actor_gradient, critic_of_features, 1, z_BZ, action_BA, task_B)
+    def critic_outputs_of(self, z_RnZ: Tensor, action_RnA: Tensor, task_Rn: Tensor) -> Tensor:
+        """Return the critics' outputs ``[Q, R, n, O]`` for features, for the actor's loss."""
+        critic_of_features = partial(
+            self._critic_outputs, self.critic, lambda z_RnZ, task_Rn: z_RnZ
+        )
+        return per_task_forward(
+            self.actor_gradient, critic_of_features, 1, z_RnZ, action_RnA, task_Rn
+        )
 
     def task_weights(self) -> Tensor:
         """Return how much each trained task's losses count, ``[R]``."""
@@ -324,12 +329,12 @@ class ActorCritic(Algorithm):
         self,
         critic: Ensemble,
         encoder: Callable[..., Tensor],
-        observation_BD: Tensor,
-        action_BA: Tensor,
-        task_B: Tensor,
+        observation_RnD: Tensor,
+        action_RnA: Tensor,
+        task_Rn: Tensor,
     ) -> Tensor:
-        z_BZ = encoder(observation_BD, task_B)
-        return critic(torch.cat([z_BZ, action_BA], dim=-1), task_B).float()
+        z_RnZ = encoder(observation_RnD, task_Rn)
+        return critic(torch.cat([z_RnZ, action_RnA], dim=-1), task_Rn).float()
 
     def _auxiliary_update(self, auxiliary: nn.Module) -> Update:
         assert isinstance(auxiliary, Auxiliary)

@@ -1,6 +1,7 @@
 """Base of all algorithms: acts, updates, resets its networks, and has state.
 
-Shapes: ``E`` environments, ``B`` batch, ``D`` observation, ``A`` action, ``R`` trained tasks.
+Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or
+``R, n``, ``D`` observation, ``A`` action.
 """
 
 from __future__ import annotations
@@ -213,8 +214,13 @@ class Algorithm(LightningModule):
         return policy.sample(noise_BA)[0], {}
 
     def action_mask(self, task_B: Tensor) -> Tensor | None:
-        """Return which numbers of an action are its task's own, ``[B, A]``; None if all are."""
-        return None if self.action_mask_TA is None else self.action_mask_TA[task_B]
+        """Return which numbers of an action are its task's own, ``[B, A]``; None if all are.
+
+        For a learning batch, ``[R, 1, A]``.
+        """
+        if self.action_mask_TA is None:
+            return None
+        return self.action_mask_TA[task_B if task_B.ndim == 1 else task_B[:, :1]]
 
     def begin_iteration(self, collected: Rollout, progress: float) -> dict[str, Tensor]:
         """Receive what an on-policy algorithm learns from next.
@@ -344,28 +350,45 @@ class Algorithm(LightningModule):
         """
         shape = (len(observation_ED), self.action_dim)
         generator = self.generators.get("act", self.device)
-        task = to_device(task_E, self.device)
         if mode == "random":
+            task = to_device(task_E, self.device)
             uniform_EA = torch.rand(shape, generator=generator, device=self.device)
             return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
-        observation = to_device(observation_ED, self.device)
+        # [R, n] as in a learning batch, where the environments' order allows it, or [E]
+        rows = self._rows(task_E)
+        task_B = to_device(task_E.reshape(rows), self.device)
+        observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
         for transform in self.transforms:
-            observation = transform.observation(observation, task)  # type: ignore[operator]
+            observation_BD = transform.observation(observation_BD, task_B)  # type: ignore[operator]
         with self._untrained_replaced(task_E):
-            policy = self.policy(observation, task)
+            policy = self.policy(observation_BD, task_B)
         fields: dict[str, Tensor] = {}
         if mode == "exploit":
-            action_EA = policy.mode()
+            action_BA = policy.mode()
         else:
             noise_EA = torch.randn(shape, generator=generator, device=self.device)
-            action_EA, fields = self.explore(policy, noise_EA)
-        chosen_EA = zero_padding(action_EA, self.action_mask(task)).cpu().numpy()
+            action_BA, fields = self.explore(policy, noise_EA.unflatten(0, rows))
+        chosen_BA = zero_padding(action_BA, self.action_mask(task_B))
+        chosen_EA = chosen_BA.cpu().numpy().reshape(shape)
         self.guard.read()  # the device was waited for already
         if not fields:
             return chosen_EA
-        return chosen_EA, {name: column.cpu().numpy() for name, column in fields.items()}
+        return chosen_EA, {
+            name: column_B.cpu().numpy().reshape(len(task_E), *column_B.shape[len(rows) :])
+            for name, column_B in fields.items()
+        }
+
+    def _rows(self, task_E: npt.NDArray[np.int64]) -> tuple[int, ...]:
+        """Return ``(R, n)`` for the trained tasks in order or a single task; else ``(E,)``."""
+        num_envs = len(task_E)
+        num_rows, rest = divmod(num_envs, self.num_trained)
+        if not rest and np.array_equal(task_E, np.repeat(self.spec.train_tasks, num_rows)):
+            return self.num_trained, num_rows
+        if num_envs and (task_E == task_E[0]).all():
+            return 1, num_envs
+        return (num_envs,)
 
     def best_action(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the actions ``[B, A]`` that ``act`` chooses in the mode ``exploit``.
@@ -483,10 +506,10 @@ class Algorithm(LightningModule):
         """Return whether what happens every so many updates happens in this one."""
         return self.counters.updates % every == 0
 
-    def noise_like(self, action_BA: Tensor) -> Tensor:
+    def noise_like(self, action_RnA: Tensor) -> Tensor:
         """Draw standard normal noise of the actions' shape for a loss."""
         generator = self.generators.get("learn", self.device)
-        return torch.randn(action_BA.shape, generator=generator, device=self.device)
+        return torch.randn(action_RnA.shape, generator=generator, device=self.device)
 
     def reset_networks(self) -> None:
         """Reinitialize what ``make_networks`` builds, and clear its optimizer state everywhere.

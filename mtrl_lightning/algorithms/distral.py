@@ -1,7 +1,7 @@
 """Distral: task policies that are pulled towards a distilled policy, with soft actor-critics.
 
-Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``F``
-features that the policies share, ``A`` action.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task in a batch, ``B`` rows of any tasks
+or ``R, n``, ``D`` observation, ``F`` features that the policies share, ``A`` action.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean
-from mtrl_lightning.learning import losses
-from mtrl_lightning.learning.per_task import task_by_task
+from mtrl_lightning.learning.per_task import per_task_forward
 from mtrl_lightning.learning.temperature import FixedTemperature
 from mtrl_lightning.learning.update import task_parameters
 from mtrl_lightning.networks import (
@@ -189,24 +188,24 @@ class Distral(SAC):
     def action_cost(
         self,
         policy: SquashedGaussian,
-        noise_BA: Tensor,
-        log_prob_B: Tensor,
-        observation_BD: Tensor,
-        task_B: Tensor,
+        noise_RnA: Tensor,
+        log_prob_Rn: Tensor,
+        observation_RnD: Tensor,
+        task_Rn: Tensor,
     ) -> Tensor:
-        """Return ``omega log pi + kappa (log pi - log pi_0)`` of the sampled actions, ``[B]``.
+        """Return ``omega log pi + kappa (log pi - log pi_0)`` of the sampled actions, ``[R, n]``.
 
         Args:
             policy: distribution over actions for the observations.
-            noise_BA: noise from which the actions were sampled.
-            log_prob_B: log densities of the actions.
-            observation_BD: observations.
-            task_B: tasks.
+            noise_RnA: noise from which the actions were sampled.
+            log_prob_Rn: log densities of the actions.
+            observation_RnD: observations.
+            task_Rn: tasks.
         """
-        cost_B = super().action_cost(policy, noise_BA, log_prob_B, observation_BD, task_B)
+        cost_Rn = super().action_cost(policy, noise_RnA, log_prob_Rn, observation_RnD, task_Rn)
         with torch.no_grad():
-            distilled = self.distilled_policy(observation_BD, task_B)
-        return cost_B + self.kappa * policy.log_ratio(distilled, noise_BA)
+            distilled = self.distilled_policy(observation_RnD, task_Rn)
+        return cost_Rn + self.kappa * policy.log_ratio(distilled, noise_RnA)
 
     def distilled_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Return each task's ``mean KL(pi || pi_0)``, ``[R]``, and the same without a graph.
@@ -215,11 +214,11 @@ class Distral(SAC):
         likelihood of the tasks' actions.
         """
         with torch.no_grad():
-            policy = self.policy(batch.observation_BD, batch.task_B)
-            shared_BF = self.encoder.shared_features(batch.observation_BD, batch.task_B)
-        output_B2A = task_by_task(self.actor_gradient, self.distilled, 0, shared_BF)
-        kl_B = policy.kl(self.distribution(output_B2A, batch.task_B))
-        kl_R = losses.per_task(kl_B, self.num_trained)
+            policy = self.policy(batch.observation_RnD, batch.task_Rn)
+            shared_RnF = self.encoder.shared_features(batch.observation_RnD, batch.task_Rn)
+        output_Rn2A = per_task_forward(self.actor_gradient, self.distilled, 0, shared_RnF)
+        kl_Rn = policy.kl(self.distribution(output_Rn2A, batch.task_Rn))
+        kl_R = kl_Rn.mean(1)
         return kl_R, kl_R.detach()
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
@@ -227,7 +226,7 @@ class Distral(SAC):
         shared_BF = self.encoder.shared_features(observation_BD, task_B)
         output_B2A = self.actor(shared_BF, task_B)
         if self.num_trained < self.spec.num_tasks:
-            is_untrained_B1 = self.untrained_T[task_B][:, None]
+            is_untrained_B1 = self.untrained_T[task_B][..., None]
             output_B2A = torch.where(is_untrained_B1, self.distilled(shared_BF), output_B2A)
         return self.distribution(output_B2A, task_B)
 

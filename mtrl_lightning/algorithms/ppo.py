@@ -1,7 +1,8 @@
 """Multi-task proximal policy optimization with a balanced critic.
 
-Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trained tasks,
-``B = R * n`` minibatch (task-major), ``D`` observation, ``Z`` features, ``A`` action.
+Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trained tasks, ``n``
+rows of a task, ``B`` rows of any tasks or ``R, n``, ``D`` observation, ``Z`` features, ``A``
+action.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.learning.losses import per_task
-from mtrl_lightning.learning.per_task import apart, task_by_task
+from mtrl_lightning.learning.per_task import per_task_forward
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import (
@@ -255,7 +255,7 @@ class PPO(Algorithm):
             # Ratios to the changed policy start from 1, as in every other iteration; that the
             # actions are samples of the policy before is a bias of this iteration alone
             self._observe(collected)
-            computed["log_prob"] = self._log_probs(columns, task_E)
+            computed["log_prob"] = self._log_probs(columns)
         cut_SE = advantages.episode_cuts(
             columns["terminated"], columns["truncated"], collected.valid_SE
         )
@@ -284,7 +284,7 @@ class PPO(Algorithm):
         normalized_SE = (advantage_SE - mean_T[task_E]) / (std_T[task_E] + advantages.EPSILON)
         if self.value_clip is not None:
             # a task's first statistics change its values: clip around the changed ones
-            value_SE = self._observation_values(columns["observation"], task_E)
+            value_SE = self._observation_values(columns["observation"])
         return {**computed, "advantage": normalized_SE, "value": value_SE, "target": target_SE}
 
     def is_iteration_over(self) -> bool:
@@ -307,45 +307,44 @@ class PPO(Algorithm):
         if self._is_first_update:
             self._is_first_update = False
             self._log_gradient_shares(batch)
-        log_prob_B, entropy = self.actor_update(lambda: self._actor_loss(batch))
+        log_prob_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
         self.critic_update(lambda: self._critic_loss(batch))
-        old_log_prob_B = batch.extra["log_prob"]
-        kl = advantages.approximate_kl(log_prob_B, old_log_prob_B)
-        ratio_B = (log_prob_B - old_log_prob_B).exp()
-        is_clipped_B = (ratio_B - 1).abs() > self.clip
+        old_log_prob_Rn = batch.extra["log_prob"]
+        kl = advantages.approximate_kl(log_prob_Rn, old_log_prob_Rn)
+        ratio_Rn = (log_prob_Rn - old_log_prob_Rn).exp()
+        is_clipped_Rn = (ratio_Rn - 1).abs() > self.clip
         self.mean_metrics.add(
-            {"kl": kl, "clip_fraction": is_clipped_B.float().mean(), "entropy": entropy}
+            {"kl": kl, "clip_fraction": is_clipped_Rn.float().mean(), "entropy": entropy}
         )
         if self.max_kl is not None:
             self._add_to_epoch(kl)
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return each task's actor loss ``[R]``; log densities ``[B]`` and the mean entropy."""
+        """Return each task's actor loss ``[R]``; log densities ``[R, n]`` and the mean entropy."""
         # bfloat16 has too few digits for the ratio of two probabilities
-        with torch.autocast(batch.task_B.device.type, enabled=False):
+        with torch.autocast(batch.task_Rn.device.type, enabled=False):
             with torch.no_grad():
-                z_BZ = self.encoder(batch.observation_BD, batch.task_B)
-            output_BO = task_by_task(self.actor_gradient, self.actor, 0, z_BZ, batch.task_B)
-            policy = self._distribution(output_BO, batch.task_B)
-            log_prob_B = policy.log_prob(batch.extra["unclipped_action"])
-            entropy_B = policy.entropy()
+                z_RnZ = self.encoder(batch.observation_RnD, batch.task_Rn)
+            output_RnO = per_task_forward(self.actor_gradient, self.actor, 0, z_RnZ, batch.task_Rn)
+            policy = self._distribution(output_RnO, batch.task_Rn)
+            log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"])
+            entropy_Rn = policy.entropy()
         surrogate_R = advantages.surrogate_loss(
-            log_prob_B,
+            log_prob_Rn,
             batch.extra["log_prob"],
             batch.extra["advantage"],
             self.clip,
-            self.num_trained,
         )
-        loss_R = surrogate_R - self.entropy_coef * per_task(entropy_B, self.num_trained)
-        return loss_R, (log_prob_B.detach(), entropy_B.detach().mean())
+        loss_R = surrogate_R - self.entropy_coef * entropy_Rn.mean(1)
+        return loss_R, (log_prob_Rn.detach(), entropy_Rn.detach().mean())
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
         """Return each task's critic loss ``[R]``."""
-        observation_BD = batch.observation_BD
-        value_B = task_by_task(
-            self.critic_gradient, self._normalized_values, 0, observation_BD, batch.task_B
+        observation_RnD = batch.observation_RnD
+        value_Rn = per_task_forward(
+            self.critic_gradient, self._normalized_values, 0, observation_RnD, batch.task_Rn
         )
-        return self._value_loss(value_B, batch), None
+        return self._value_loss(value_Rn, batch), None
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics since the last call, and each task's standard deviation."""
@@ -370,12 +369,10 @@ class PPO(Algorithm):
         policy = self.noise.distribution(output_BO, task_B)
         return policy._replace(mask_BA=self.action_mask(task_B))
 
-    def _value_loss(self, value_B: Tensor, batch: TransitionBatch) -> Tensor:
-        target_B = self.return_scale.normalize(batch.extra["target"], batch.task_B)
-        old_value_B = self.return_scale.normalize(batch.extra["value"], batch.task_B)
-        return advantages.value_loss(
-            value_B, target_B, old_value_B, self.value_clip, self.num_trained
-        )
+    def _value_loss(self, value_Rn: Tensor, batch: TransitionBatch) -> Tensor:
+        target_Rn = self.return_scale.normalize(batch.extra["target"], batch.task_Rn)
+        old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
+        return advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
 
     def _normalized_values(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         z_BZ = self.encoder(observation_BD, task_B)
@@ -386,7 +383,7 @@ class PPO(Algorithm):
         self, columns: Mapping[str, Tensor], task_E: Tensor, cut_SE: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the values of the observations and of their true successors, ``[S, E]`` each."""
-        value_SE = self._observation_values(columns["observation"], task_E)
+        value_SE = self._observation_values(columns["observation"])
         # the next row is the successor but where the two are cut apart
         next_value_SE = torch.cat([value_SE[1:], value_SE[-1:]])
         is_needed_SE = cut_SE & ~columns["terminated"]
@@ -397,26 +394,26 @@ class PPO(Algorithm):
         )
         return value_SE, next_value_SE
 
-    def _observation_values(self, observation_SED: Tensor, task_E: Tensor) -> Tensor:
+    def _observation_values(self, observation_SED: Tensor) -> Tensor:
         """Return the values of observations, ``[S, E]``."""
-        num_steps, num_envs = observation_SED.shape[:2]
-        # environment after environment, so that the rows of a task are together
-        observation_ND = observation_SED.transpose(0, 1).flatten(0, 1)
-        task_N = task_E.repeat_interleave(num_steps)
-        value_N = self.return_scale.denormalize(
-            self._normalized_values(observation_ND, task_N), task_N
+        observation_RnD, task_Rn = self._by_task(observation_SED)
+        value_Rn = self.return_scale.denormalize(
+            self._normalized_values(observation_RnD, task_Rn), task_Rn
         )
-        return value_N.view(num_envs, num_steps).t()
+        return value_Rn.view(-1, len(observation_SED)).t()
 
-    def _log_probs(self, columns: Mapping[str, Tensor], task_E: Tensor) -> Tensor:
+    def _log_probs(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return the log densities of the collected samples under the policy, ``[S, E]``."""
-        num_steps, num_envs = columns["log_prob"].shape
-        # environment after environment, so that the rows of a task are together
-        observation_ND = columns["observation"].transpose(0, 1).flatten(0, 1)
-        sample_NA = columns["unclipped_action"].transpose(0, 1).flatten(0, 1)
-        task_N = task_E.repeat_interleave(num_steps)
-        log_prob_N = self.policy(observation_ND, task_N).log_prob(sample_NA)
-        return log_prob_N.view(num_envs, num_steps).t()
+        observation_RnD, task_Rn = self._by_task(columns["observation"])
+        sample_RnA, _ = self._by_task(columns["unclipped_action"])
+        log_prob_Rn = self.policy(observation_RnD, task_Rn).log_prob(sample_RnA)
+        return log_prob_Rn.view(-1, len(columns["log_prob"])).t()
+
+    def _by_task(self, column_SE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a column ``[R, n, ...]``, environment after environment, and its tasks."""
+        # environments stand in the order of the tasks, the same number of each task
+        column_Rn = column_SE.transpose(0, 1).reshape(self.num_trained, -1, *column_SE.shape[2:])
+        return column_Rn, self._task_R[:, None].expand(column_Rn.shape[:2])
 
     def _add_to_epoch(self, kl: Tensor) -> None:
         if self.epoch_updates == self.collection.num_minibatches:
@@ -459,10 +456,10 @@ class PPO(Algorithm):
         if not parameters.shared:
             return
         with torch.enable_grad():
-            value_B = apart(
-                self.num_trained, self._normalized_values, 0, batch.observation_BD, batch.task_B
+            value_Rn = per_task_forward(
+                None, self._normalized_values, 0, batch.observation_RnD, batch.task_Rn
             )
-            gradients = TaskGradients.from_losses(self._value_loss(value_B, batch), parameters)
+            gradients = TaskGradients.from_losses(self._value_loss(value_Rn, batch), parameters)
         gram_RR = gradients.gram()
         norm_R = gram_RR.diagonal().sqrt()
         self._log_per_task(

@@ -1,7 +1,8 @@
 """Multi-task soft actor-critic.
 
-Shapes: ``T`` tasks, ``R`` trained tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``Z``
-features, ``A`` action, ``Q`` critics, ``O`` outputs of a critic.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task in a batch, ``B`` rows of any tasks
+or ``R, n``, ``D`` observation, ``Z`` features, ``A`` action, ``Q`` critics, ``O`` outputs of a
+critic.
 """
 
 from __future__ import annotations
@@ -79,61 +80,61 @@ class SAC(ActorCritic):
 
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor and then the temperature, from a transformed batch."""
-        noise_BA = self.noise_like(batch.action_BA)
-        log_prob_B = self.actor_update(lambda: self._actor_loss(batch, noise_BA))
+        noise_RnA = self.noise_like(batch.action_RnA)
+        log_prob_Rn = self.actor_update(lambda: self._actor_loss(batch, noise_RnA))
         if self.temperature_update is not None:
-            self.temperature_update(lambda: self.temperature_loss(log_prob_B, batch.task_B))
-        self.mean_metrics.add({"entropy": -log_prob_B.mean()})
+            self.temperature_update(lambda: self.temperature_loss(log_prob_Rn, batch.task_Rn))
+        self.mean_metrics.add({"entropy": -log_prob_Rn.mean()})
 
     @torch.no_grad()
-    def critic_target(self, batch: TransitionBatch, noise_BA: Tensor) -> CriticTarget:
+    def critic_target(self, batch: TransitionBatch, noise_RnA: Tensor) -> CriticTarget:
         """Return what the critics' loss bootstraps from, for the policy's next actions."""
-        policy = self.policy(batch.next_observation_BD, batch.task_B)
-        action_BA, log_prob_B = policy.sample(noise_BA)
-        cost_B = self.action_cost(
-            policy, noise_BA, log_prob_B, batch.next_observation_BD, batch.task_B
+        policy = self.policy(batch.next_observation_RnD, batch.task_Rn)
+        action_RnA, log_prob_Rn = policy.sample(noise_RnA)
+        cost_Rn = self.action_cost(
+            policy, noise_RnA, log_prob_Rn, batch.next_observation_RnD, batch.task_Rn
         )
-        return CriticTarget(self.target_outputs(batch, action_BA), cost_B)
+        return CriticTarget(self.target_outputs(batch, action_RnA), cost_Rn)
 
     def action_cost(
         self,
         policy: SquashedGaussian,
-        noise_BA: Tensor,
-        log_prob_B: Tensor,
-        observation_BD: Tensor,
-        task_B: Tensor,
+        noise_RnA: Tensor,
+        log_prob_Rn: Tensor,
+        observation_RnD: Tensor,
+        task_Rn: Tensor,
     ) -> Tensor:
-        """Return what the policy pays for its actions, ``alpha log pi``, ``[B]``.
+        """Return what the policy pays for its actions, ``alpha log pi``, ``[R, n]``.
 
         Critics' targets and the actor's loss subtract it from the actions' values.
 
         Args:
             policy: distribution over actions for the observations.
-            noise_BA: noise from which the actions were sampled.
-            log_prob_B: log densities of the actions.
-            observation_BD: observations.
-            task_B: tasks.
+            noise_RnA: noise from which the actions were sampled.
+            log_prob_Rn: log densities of the actions.
+            observation_RnD: observations.
+            task_Rn: tasks.
         """
         with torch.no_grad():
-            alpha_B = self.temperature(task_B).exp()
-        return alpha_B * log_prob_B
+            alpha_R1 = self.temperature(task_Rn[:, :1]).exp()
+        return alpha_R1 * log_prob_Rn
 
-    def actor_loss(self, batch: TransitionBatch, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each task's actor loss ``[R]``, and the actions' log densities ``[B]``."""
-        output_B2A, z_BZ = self.actor_outputs(batch)
-        policy = self.distribution(output_B2A, batch.task_B)
-        action_BA, log_prob_B = policy.sample(noise_BA)
-        cost_B = self.action_cost(policy, noise_BA, log_prob_B, batch.observation_BD, batch.task_B)
-        q_QB = self.value.q(self.critic_outputs_of(z_BZ, action_BA, batch.task_B))
-        return losses.actor_loss(cost_B, q_QB, self.num_trained), log_prob_B.detach()
-
-    def temperature_loss(self, log_prob_B: Tensor, task_B: Tensor) -> tuple[Tensor, None]:
-        """Return each task's temperature loss ``[R]``."""
-        log_alpha_B = self.temperature(task_B)
-        target_entropy_B = self.target_entropy_T[task_B]
-        loss_R = losses.temperature_loss(
-            log_alpha_B, log_prob_B, target_entropy_B, self.num_trained
+    def actor_loss(self, batch: TransitionBatch, noise_RnA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each task's actor loss ``[R]``, and the actions' log densities ``[R, n]``."""
+        output_Rn2A, z_RnZ = self.actor_outputs(batch)
+        policy = self.distribution(output_Rn2A, batch.task_Rn)
+        action_RnA, log_prob_Rn = policy.sample(noise_RnA)
+        cost_Rn = self.action_cost(
+            policy, noise_RnA, log_prob_Rn, batch.observation_RnD, batch.task_Rn
         )
+        q_QRn = self.value.q(self.critic_outputs_of(z_RnZ, action_RnA, batch.task_Rn))
+        return losses.actor_loss(cost_Rn, q_QRn), log_prob_Rn.detach()
+
+    def temperature_loss(self, log_prob_Rn: Tensor, task_Rn: Tensor) -> tuple[Tensor, None]:
+        """Return each task's temperature loss ``[R]``."""
+        log_alpha_Rn = self.temperature(task_Rn)
+        target_entropy_R1 = self.target_entropy_T[task_Rn[:, :1]]
+        loss_R = losses.temperature_loss(log_alpha_Rn, log_prob_Rn, target_entropy_R1)
         return loss_R, None
 
     def log_temperatures(self) -> Tensor:

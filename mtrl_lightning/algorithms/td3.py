@@ -1,7 +1,7 @@
 """Multi-task TD3: a deterministic policy, clipped double Q-learning and smoothed target actions.
 
-Shapes: ``B = R * n`` batch (task-major) of ``R`` trained tasks, or ``B`` environments, ``D``
-observation, ``A`` action, ``Q`` critics, ``O`` outputs of a critic.
+Shapes: ``R`` trained tasks, ``n`` rows of a task in a batch, ``B`` rows of any tasks or ``R, n``,
+``D`` observation, ``A`` action, ``Q`` critics, ``O`` outputs of a critic.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TD3(ActorCritic):
         action_BA = self.squashed(output_BA, task_B)
         log_std_B = spread_over_environments(task_B, *self._exploration_std).log()
         return ClippedGaussian(
-            action_BA, log_std_B[:, None].expand_as(action_BA), self.action_mask(task_B)
+            action_BA, log_std_B[..., None].expand_as(action_BA), self.action_mask(task_B)
         )
 
     def explore(
@@ -99,24 +99,24 @@ class TD3(ActorCritic):
         return zero_padding(output_BA.float().tanh(), self.action_mask(task_B))
 
     @torch.no_grad()
-    def critic_target(self, batch: TransitionBatch, noise_BA: Tensor) -> CriticTarget:
+    def critic_target(self, batch: TransitionBatch, noise_RnA: Tensor) -> CriticTarget:
         """Return the target critics' outputs for the target policy's smoothed next actions."""
-        shared_BF = self.target_encoder.shared_features(batch.next_observation_BD, batch.task_B)
-        action_BA = self.squashed(self.target_actor(shared_BF, batch.task_B), batch.task_B)
-        smoothed_BA = losses.smoothed_action(
-            action_BA, noise_BA, self._target_std, self._target_clip
+        shared_RnF = self.target_encoder.shared_features(batch.next_observation_RnD, batch.task_Rn)
+        action_RnA = self.squashed(self.target_actor(shared_RnF, batch.task_Rn), batch.task_Rn)
+        smoothed_RnA = losses.smoothed_action(
+            action_RnA, noise_RnA, self._target_std, self._target_clip
         )
-        next_action_BA = zero_padding(smoothed_BA, self.action_mask(batch.task_B))
-        output_QBO = self.target_outputs(batch, next_action_BA)
-        return CriticTarget(output_QBO, torch.zeros_like(batch.reward_B))
+        next_action_RnA = zero_padding(smoothed_RnA, self.action_mask(batch.task_Rn))
+        output_QRnO = self.target_outputs(batch, next_action_RnA)
+        return CriticTarget(output_QRnO, torch.zeros_like(batch.reward_Rn))
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
         """Return each task's actor loss ``[R]``, from the first critic."""
-        output_BA, z_BZ = self.actor_outputs(batch)
-        action_BA = self.squashed(output_BA, batch.task_B)
-        output_QBO = self.critic_outputs_of(z_BZ, action_BA, batch.task_B)
-        q_1B = self.value.q(output_QBO[:1])
-        return losses.deterministic_actor_loss(q_1B[0], self.num_trained), None
+        output_RnA, z_RnZ = self.actor_outputs(batch)
+        action_RnA = self.squashed(output_RnA, batch.task_Rn)
+        output_QRnO = self.critic_outputs_of(z_RnZ, action_RnA, batch.task_Rn)
+        q_1Rn = self.value.q(output_QRnO[:1])
+        return losses.deterministic_actor_loss(q_1Rn[0]), None
 
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor, from a transformed batch."""
@@ -133,8 +133,9 @@ def spread_over_environments(task_B: Tensor, low: float, high: float) -> Tensor:
         low: the number of each task's first environment.
         high: the number of each task's last environment.
     """
-    is_same_BB = task_B[:, None] == task_B
-    place_B = is_same_BB.long().tril(-1).sum(1)
-    last_B = is_same_BB.sum(1) - 1
-    fraction_B = torch.where(last_B > 0, place_B / last_B.clamp(min=1), 0.5)
-    return low + (high - low) * fraction_B
+    task_E = task_B.flatten()
+    is_same_EE = task_E[:, None] == task_E
+    index_E = is_same_EE.long().tril(-1).sum(1)
+    last_E = is_same_EE.sum(1) - 1
+    fraction_E = torch.where(last_E > 0, index_E / last_E.clamp(min=1), 0.5)
+    return (low + (high - low) * fraction_E).view(task_B.shape)

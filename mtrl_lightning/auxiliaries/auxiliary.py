@@ -1,6 +1,6 @@
 """What every auxiliary loss is.
 
-Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major).
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -104,10 +104,6 @@ class Auxiliary(nn.Module):
         ]
         filled = [group for group in groups if group["params"]]
         return torch.optim.Adam(filled, lr=self.learning_rate, fused=True)
-
-    def per_task(self, loss_B: Tensor) -> Tensor:
-        """Return each task's mean ``[R]`` of a task-major batch ``[B]``."""
-        return loss_B.view(self.num_trained, -1).mean(1)
 
 
 def require_trained_encoder(encoder: Encoder, auxiliary: str) -> None:

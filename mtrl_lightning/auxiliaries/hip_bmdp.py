@@ -3,9 +3,8 @@
 Zhang et al. 2021, "Learning Robust State Abstractions for Hidden-Parameter Block MDPs" (arXiv
 2007.07206).
 
-Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``C`` context, ``I`` inputs of the
-models, ``K`` members of an ensemble, ``M`` other tasks that a row is compared with, ``Z`` latent
-features.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``C`` context, ``I`` inputs of the models, ``K``
+members of an ensemble, ``M`` other tasks that a row is compared with, ``Z`` latent features.
 """
 
 from __future__ import annotations
@@ -85,52 +84,53 @@ class HiPBMDP(LatentDynamics):
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
         """Return one loss per trained task, ``[R]``."""
-        z_BZ = self.latent(batch, inputs.encoder)
-        model_loss_R = self.model_loss(batch, inputs, z_BZ)
-        difference_BM = self._differences(batch, inputs, z_BZ)
+        z_RnZ = self.latent(batch, inputs.encoder)
+        model_loss_R = self.model_loss(batch, inputs, z_RnZ)
+        difference_RnM = self._differences(batch, inputs, z_RnZ)
         if self._distance_loss == "squared":
-            distance_loss_BM = difference_BM.square()
+            distance_loss_RnM = difference_RnM.square()
         else:
-            distance_loss_BM = difference_BM.abs()
-        return model_loss_R + self._distance_weight * self.per_task(distance_loss_BM.mean(1))
+            distance_loss_RnM = difference_RnM.abs()
+        return model_loss_R + self._distance_weight * distance_loss_RnM.mean(2).mean(1)
 
-    def _differences(self, batch: TransitionBatch, inputs: LossInputs, z_BZ: Tensor) -> Tensor:
-        """Return contexts' distances minus those of the predictions, ``[B, M]``."""
+    def _differences(self, batch: TransitionBatch, inputs: LossInputs, z_RnZ: Tensor) -> Tensor:
+        """Return contexts' distances minus those of the predictions, ``[R, n, M]``."""
         assert inputs.encoder.context is not None
         theta_RC = inputs.encoder.context(self._task_R).float()
-        own_B, other_BM = self._pairs(len(z_BZ), inputs.generator)
-        theta_BC = theta_RC[own_B]
-        other_theta_BMC = theta_RC[other_BM]
-        distance_BM = (theta_BC[:, None] - other_theta_BMC).norm(dim=-1)
-        self._statistics["embedding_distance"] = distance_BM.detach().mean()
+        own_Rn, other_RnM = self._pairs(z_RnZ.shape[1], inputs.generator)
+        theta_RnC = theta_RC[own_Rn]
+        other_theta_RnMC = theta_RC[other_RnM]
+        distance_RnM = (theta_RnC[..., None, :] - other_theta_RnMC).norm(dim=-1)
+        self._statistics["embedding_distance"] = distance_RnM.detach().mean()
         with torch.no_grad():
-            own = self.transition(model_inputs(z_BZ, theta_BC, batch.action_BA))
+            own = self.transition(model_inputs(z_RnZ, theta_RnC, batch.action_RnA))
             predicted_distances = [
                 wasserstein(
-                    own, self.transition(model_inputs(z_BZ, other_theta_BC, batch.action_BA))
+                    own, self.transition(model_inputs(z_RnZ, other_theta_RnC, batch.action_RnA))
                 )
-                for other_theta_BC in other_theta_BMC.unbind(1)
+                for other_theta_RnC in other_theta_RnMC.unbind(2)
             ]
-        return distance_BM - torch.stack(predicted_distances, 1)
+        return distance_RnM - torch.stack(predicted_distances, 2)
 
     def _pairs(self, num_rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return each row's task ``[B]`` and the others ``[B, M]``, as places among the trained."""
+        """Return each row's task ``[R, n]`` and others ``[R, n, M]``, indices of trained tasks."""
         num_tasks = self.num_trained
         device = self._task_R.device
-        own_B = torch.arange(num_tasks, device=device).repeat_interleave(num_rows // num_tasks)
+        own_Rn = torch.arange(num_tasks, device=device)[:, None].expand(-1, num_rows)
         if self._num_others is None:
-            offset_BM = torch.arange(1, num_tasks, device=device)[None]
+            offset_RnM = torch.arange(1, num_tasks, device=device).expand(num_tasks, num_rows, -1)
         else:
-            key_BM = torch.rand(num_rows, num_tasks - 1, generator=generator, device=device)
-            offset_BM = 1 + key_BM.argsort(1)[:, : self._num_others]
-        return own_B, (own_B[:, None] + offset_BM) % num_tasks
+            shape = (num_tasks, num_rows, num_tasks - 1)
+            key_RnM = torch.rand(shape, generator=generator, device=device)
+            offset_RnM = 1 + key_RnM.argsort(-1)[..., : self._num_others]
+        return own_Rn, (own_Rn[..., None] + offset_RnM) % num_tasks
 
 
 def wasserstein(one: Gaussians, other: Gaussians) -> Tensor:
-    """Return ``W_2`` of two predictions, the members' mean, ``[B]``."""
-    mean_KB = (one.mean_KBZ - other.mean_KBZ).square().sum(-1)
-    std_KB = (one.std_KBZ - other.std_KBZ).square().sum(-1)
-    return (mean_KB + std_KB).sqrt().mean(0)
+    """Return ``W_2`` of two predictions, the members' mean, ``[R, n]``."""
+    mean_KRn = (one.mean_KRnZ - other.mean_KRnZ).square().sum(-1)
+    std_KRn = (one.std_KRnZ - other.std_KRnZ).square().sum(-1)
+    return (mean_KRn + std_KRn).sqrt().mean(0)
 
 
 def _check_tasks(spec: EnvSpec, num_others: int | None) -> None:

@@ -4,8 +4,8 @@ Gelada et al. 2019, "DeepMDP: Learning Continuous Latent Space Models for Repres
 (arXiv 1906.02736), in the form that Zhang et al. 2021 (DBC, arXiv
 2006.10742) compare with.
 
-Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``A`` action, ``C`` context, ``I``
-inputs of the models, ``K`` members of an ensemble, ``Z`` latent features.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``A`` action, ``C`` context, ``I`` inputs of the
+models, ``K`` members of an ensemble, ``Z`` latent features.
 """
 
 from __future__ import annotations
@@ -88,49 +88,49 @@ class LatentDynamics(Auxiliary):
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
         """Return one loss per trained task, ``[R]``."""
-        z_BZ = self.latent(batch, inputs.encoder)
-        return self.model_loss(batch, inputs, z_BZ)
+        z_RnZ = self.latent(batch, inputs.encoder)
+        return self.model_loss(batch, inputs, z_RnZ)
 
     def latent(self, batch: TransitionBatch, encoder: Encoder) -> Tensor:
-        """Return the latent features of the observations, ``[B, Z]``."""
-        return encoder.latent(batch.observation_BD, batch.task_B)
+        """Return the latent features of the observations, ``[R, n, Z]``."""
+        return encoder.latent(batch.observation_RnD, batch.task_Rn)
 
-    def model_loss(self, batch: TransitionBatch, inputs: LossInputs, z_BZ: Tensor) -> Tensor:
+    def model_loss(self, batch: TransitionBatch, inputs: LossInputs, z_RnZ: Tensor) -> Tensor:
         """Return each trained task's loss of both models, ``[R]``."""
         encoder = inputs.encoder
         with torch.no_grad():
-            next_z_BZ = encoder.latent(batch.next_observation_BD, batch.task_B).float()
-        context_BC = None if encoder.context is None else encoder.context(batch.task_B)
-        x_BI = model_inputs(z_BZ, context_BC, batch.action_BA)
-        predicted = self.transition(x_BI)
-        error_KBZ = predicted.mean_KBZ - next_z_BZ
-        scaled_KBZ = error_KBZ / predicted.std_KBZ
-        transition_KBZ = scaled_KBZ.square() / 2 + predicted.std_KBZ.log()
-        reward_error_B = self._reward_error(batch, x_BI, predicted, inputs.generator)
+            next_z_RnZ = encoder.latent(batch.next_observation_RnD, batch.task_Rn).float()
+        context_RnC = None if encoder.context is None else encoder.context(batch.task_Rn)
+        x_RnI = model_inputs(z_RnZ, context_RnC, batch.action_RnA)
+        predicted = self.transition(x_RnI)
+        error_KRnZ = predicted.mean_KRnZ - next_z_RnZ
+        scaled_KRnZ = error_KRnZ / predicted.std_KRnZ
+        transition_KRnZ = scaled_KRnZ.square() / 2 + predicted.std_KRnZ.log()
+        reward_error_Rn = self._reward_error(batch, x_RnI, predicted, inputs.generator)
         self._statistics = {
-            "transition_error": error_KBZ.detach().square().mean(),
-            "reward_error": reward_error_B.detach().mean(),
+            "transition_error": error_KRnZ.detach().square().mean(),
+            "reward_error": reward_error_Rn.detach().mean(),
         }
-        return self.per_task(transition_KBZ.mean((0, 2)) + reward_error_B)
+        return (transition_KRnZ.mean((0, -1)) + reward_error_Rn).mean(1)
 
     def _reward_error(
         self,
         batch: TransitionBatch,
-        x_BI: Tensor,
+        x_RnI: Tensor,
         predicted: Gaussians,
         generator: torch.Generator,
     ) -> Tensor:
-        """Return the squared error of the predicted rewards, ``[B]``."""
+        """Return the squared error of the predicted rewards, ``[R, n]``."""
         if self._reward_from == "next_features":
-            x_BI = self.transition.draw(predicted, generator)
-        reward_B = self.reward(x_BI)[:, 0].float()
-        return (reward_B - batch.reward_B).square()
+            x_RnI = self.transition.draw(predicted, generator)
+        reward_Rn = self.reward(x_RnI)[..., 0].float()
+        return (reward_Rn - batch.reward_Rn).square()
 
 
-def model_inputs(z_BZ: Tensor, context_BC: Tensor | None, action_BA: Tensor) -> Tensor:
-    """Return what the models see, ``[B, I]``.
+def model_inputs(z_RnZ: Tensor, context_RnC: Tensor | None, action_RnA: Tensor) -> Tensor:
+    """Return what the models see, ``[R, n, I]``.
 
     The action is the last part, because zeros pad a small body's at its end.
     """
-    parts = (z_BZ, context_BC, action_BA)
+    parts = (z_RnZ, context_RnC, action_RnA)
     return torch.cat([part.float() for part in parts if part is not None], dim=-1)

@@ -3,8 +3,8 @@
 Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
 (arXiv 1910.01741).
 
-Shapes: ``R`` trained tasks, ``T`` tasks, ``B = R * n`` batch (task-major), ``D`` observation, ``S``
-stacked frames, ``H`` height, ``W`` width, ``Z`` latent features.
+Shapes: ``R`` trained tasks, ``T`` tasks, ``n`` rows of a task, ``D`` observation, ``S`` stacked
+frames, ``H`` height, ``W`` width, ``Z`` latent features.
 """
 
 from __future__ import annotations
@@ -87,21 +87,20 @@ class Reconstruction(Auxiliary):
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
         """Return one loss per trained task, ``[R]``."""
-        z_BZ = inputs.encoder.latent(batch.observation_BD, batch.task_B)
-        decoded_BD = self.decoder(z_BZ).float()
+        z_RnZ = inputs.encoder.latent(batch.observation_RnD, batch.task_Rn)
+        decoded_RnD = self.decoder(z_RnZ).float()
         if self.mask_TD is None:
-            target_BD = preprocessed(batch.observation_BD, inputs.generator)
-            error_B = (decoded_BD - target_BD).square().flatten(1).mean(1)
+            target_RnD = preprocessed(batch.observation_RnD, inputs.generator)
+            error_Rn = (decoded_RnD - target_RnD).square().flatten(2).mean(2)
         else:
-            mask_BD = self.mask_TD[batch.task_B]
-            square_BD = (decoded_BD - batch.observation_BD).square() * mask_BD
-            error_B = square_BD.sum(1) / mask_BD.sum(1)
+            mask_R1D = self.mask_TD[batch.task_R1]
+            square_RnD = (decoded_RnD - batch.observation_RnD).square() * mask_R1D
+            error_Rn = square_RnD.sum(2) / mask_R1D.sum(2)
         if self.shown_RD is not None:
-            num_rows = len(batch.observation_BD) // self.num_trained
-            self.shown_RD.copy_(batch.observation_BD[::num_rows])
-        self._statistics = {"reconstruction_error": error_B.detach().mean()}
-        size_B = z_BZ.float().square().sum(1) / 2
-        return self.per_task(error_B + self._latent_weight * size_B)
+            self.shown_RD.copy_(batch.observation_RnD[:, 0])
+        self._statistics = {"reconstruction_error": error_Rn.detach().mean()}
+        size_Rn = z_RnZ.float().square().sum(2) / 2
+        return (error_Rn + self._latent_weight * size_Rn).mean(1)
 
     @torch.no_grad()
     def images(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
@@ -118,11 +117,11 @@ class Reconstruction(Auxiliary):
         return {"reconstruction": np.concatenate(rows)}
 
 
-def preprocessed(observation_BD: Tensor, generator: torch.Generator) -> Tensor:
+def preprocessed(observation: Tensor, generator: torch.Generator) -> Tensor:
     """Return bytes reduced to 32 values, between -1/2 and 1/2, with uniform noise."""
-    noise_BD = torch.rand(observation_BD.shape, generator=generator, device=observation_BD.device)
-    level_BD = observation_BD.div(LEVEL, rounding_mode="floor")
-    return (level_BD + noise_BD) / NUM_LEVELS - 0.5
+    noise = torch.rand(observation.shape, generator=generator, device=observation.device)
+    level = observation.div(LEVEL, rounding_mode="floor")
+    return (level + noise) / NUM_LEVELS - 0.5
 
 
 def _side_by_side(images_RD: Tensor) -> npt.NDArray[np.uint8]:

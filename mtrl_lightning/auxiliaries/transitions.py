@@ -3,7 +3,8 @@
 Gelada et al. 2019, "DeepMDP: Learning Continuous Latent Space Models for Representation Learning";
 the layers are those of Zhang et al. 2021 (DBC, arXiv 2006.10742).
 
-Shapes: ``B`` batch, ``I`` inputs, ``K`` members of an ensemble, ``Z`` latent features.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``I`` inputs, ``K`` members of an ensemble, ``Z``
+latent features.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from mtrl_lightning.checks import above, at_least, increasing
 class Gaussians(NamedTuple):
     """Predictions of the members of a model."""
 
-    mean_KBZ: Tensor
+    mean_KRnZ: Tensor
     """Their means."""
-    std_KBZ: Tensor
+    std_KRnZ: Tensor
     """Their standard deviations."""
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """Draw a prediction ``[B, Z]`` of one member, the same for all rows."""
-        num_members, *shape = self.mean_KBZ.shape
-        device = self.mean_KBZ.device
+        """Draw a prediction ``[R, n, Z]`` of one member, the same for all rows."""
+        num_members, *shape = self.mean_KRnZ.shape
+        device = self.mean_KRnZ.device
         member = torch.randint(num_members, (1,), generator=generator, device=device)
-        noise_BZ = torch.randn(shape, generator=generator, device=device, dtype=self.mean_KBZ.dtype)
-        sample_1BZ = self.mean_KBZ[member] + self.std_KBZ[member] * noise_BZ
-        return sample_1BZ[0]
+        noise_RnZ = torch.randn(
+            shape, generator=generator, device=device, dtype=self.mean_KRnZ.dtype
+        )
+        sample_1RnZ = self.mean_KRnZ[member] + self.std_KRnZ[member] * noise_RnZ
+        return sample_1RnZ[0]
 
 
 class TransitionModel(nn.Module):
@@ -45,12 +48,12 @@ class TransitionModel(nn.Module):
     def __init__(self, in_dim: int, latent_dim: int) -> None:
         super().__init__()
 
-    def forward(self, x_BI: Tensor) -> Gaussians:
-        """Map inputs ``[B, I]`` to ``K`` predictions, in single precision at least."""
+    def forward(self, x_RnI: Tensor) -> Gaussians:
+        """Map inputs ``[R, n, I]`` to ``K`` predictions, in single precision at least."""
         raise NotImplementedError
 
     def draw(self, predicted: Gaussians, generator: torch.Generator) -> Tensor:
-        """Return next latent features ``[B, Z]`` that are drawn from a prediction."""
+        """Return next latent features ``[R, n, Z]`` that are drawn from a prediction."""
         return predicted.sample(generator)
 
 
@@ -68,14 +71,14 @@ class Deterministic(TransitionModel):
         at_least(1, width=width)
         self.layers = nn.Sequential(*hidden_layer(in_dim, width), nn.Linear(width, latent_dim))
 
-    def forward(self, x_BI: Tensor) -> Gaussians:
-        """Map inputs ``[B, I]`` to one prediction."""
-        mean_KBZ = self.layers(x_BI).float()[None]
-        return Gaussians(mean_KBZ, torch.ones_like(mean_KBZ))
+    def forward(self, x_RnI: Tensor) -> Gaussians:
+        """Map inputs ``[R, n, I]`` to one prediction."""
+        mean_KRnZ = self.layers(x_RnI).float()[None]
+        return Gaussians(mean_KRnZ, torch.ones_like(mean_KRnZ))
 
     def draw(self, predicted: Gaussians, generator: torch.Generator) -> Tensor:
         """Return the prediction itself."""
-        return predicted.mean_KBZ[0]
+        return predicted.mean_KRnZ[0]
 
 
 class Probabilistic(TransitionModel):
@@ -108,12 +111,12 @@ class Probabilistic(TransitionModel):
         self.mean = nn.Linear(width, latent_dim)
         self.std = nn.Linear(width, latent_dim)
 
-    def forward(self, x_BI: Tensor) -> Gaussians:
-        """Map inputs ``[B, I]`` to one prediction."""
-        hidden_BH = self.hidden(x_BI)
-        fraction_BZ = self.std(hidden_BH).float().sigmoid()
-        std_BZ = self._min_std + (self._max_std - self._min_std) * fraction_BZ
-        return Gaussians(self.mean(hidden_BH).float()[None], std_BZ[None])
+    def forward(self, x_RnI: Tensor) -> Gaussians:
+        """Map inputs ``[R, n, I]`` to one prediction."""
+        hidden_RnH = self.hidden(x_RnI)
+        fraction_RnZ = self.std(hidden_RnH).float().sigmoid()
+        std_RnZ = self._min_std + (self._max_std - self._min_std) * fraction_RnZ
+        return Gaussians(self.mean(hidden_RnH).float()[None], std_RnZ[None])
 
 
 class TransitionEnsemble(TransitionModel):
@@ -145,9 +148,9 @@ class TransitionEnsemble(TransitionModel):
             for _ in range(size)
         )
 
-    def forward(self, x_BI: Tensor) -> Gaussians:
-        """Map inputs ``[B, I]`` to ``K`` predictions."""
-        means, stds = zip(*(member(x_BI) for member in self.members), strict=True)
+    def forward(self, x_RnI: Tensor) -> Gaussians:
+        """Map inputs ``[R, n, I]`` to ``K`` predictions."""
+        means, stds = zip(*(member(x_RnI) for member in self.members), strict=True)
         return Gaussians(torch.cat(means), torch.cat(stds))
 
 

@@ -4,16 +4,14 @@ Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Adv
 (arXiv 1506.02438), and 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), with one
 loss per task.
 
-Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trained tasks,
-``B = R * n`` batch (task-major).
+Shapes: ``S`` steps of an iteration, ``E`` environments, ``T`` tasks, ``R`` trained tasks, ``n``
+rows of a task.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from mtrl_lightning.learning.losses import per_task
 
 EPSILON = 1e-8
 """Keeps divisors above 0: deviations of advantages, variances of returns, sums of norms."""
@@ -82,41 +80,40 @@ def _task_sums(value_SE: Tensor, task_E: Tensor, num_tasks: int) -> Tensor:
 
 
 def surrogate_loss(
-    log_prob_B: Tensor,
-    old_log_prob_B: Tensor,
-    advantage_B: Tensor,
+    log_prob_Rn: Tensor,
+    old_log_prob_Rn: Tensor,
+    advantage_Rn: Tensor,
     clip: float,
-    num_tasks: int,
 ) -> Tensor:
     """Return each task's clipped surrogate (equation 7 of Schulman et al. 2017), negated, ``[R]``.
 
     ``-mean min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``.
     """
-    ratio_B = (log_prob_B - old_log_prob_B).exp()
-    clipped_B = ratio_B.clamp(1 - clip, 1 + clip)
-    gain_B = torch.minimum(ratio_B * advantage_B, clipped_B * advantage_B)
-    return per_task(-gain_B, num_tasks)
+    ratio_Rn = (log_prob_Rn - old_log_prob_Rn).exp()
+    clipped_Rn = ratio_Rn.clamp(1 - clip, 1 + clip)
+    gain_Rn = torch.minimum(ratio_Rn * advantage_Rn, clipped_Rn * advantage_Rn)
+    return (-gain_Rn).mean(1)
 
 
 def value_loss(
-    value_B: Tensor, target_B: Tensor, old_value_B: Tensor, clip: float | None, num_tasks: int
+    value_Rn: Tensor, target_Rn: Tensor, old_value_Rn: Tensor, clip: float | None
 ) -> Tensor:
     """Return each task's mean squared error of the values ``[R]``.
 
     With ``clip``, the larger of this error and that of the value clipped to ``old_value +- clip``
     (as in the authors' program, baselines/ppo2).
     """
-    error_B = (value_B - target_B).square()
+    error_Rn = (value_Rn - target_Rn).square()
     if clip is not None:
-        near_B = old_value_B + (value_B - old_value_B).clamp(-clip, clip)
-        error_B = torch.maximum(error_B, (near_B - target_B).square())
-    return per_task(error_B, num_tasks)
+        near_Rn = old_value_Rn + (value_Rn - old_value_Rn).clamp(-clip, clip)
+        error_Rn = torch.maximum(error_Rn, (near_Rn - target_Rn).square())
+    return error_Rn.mean(1)
 
 
-def approximate_kl(log_prob_B: Tensor, old_log_prob_B: Tensor) -> Tensor:
+def approximate_kl(log_prob_Rn: Tensor, old_log_prob_Rn: Tensor) -> Tensor:
     """Estimate ``KL(pi_old || pi)`` from samples of ``pi_old``; never negative.
 
     ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3).
     """
-    log_ratio_B = log_prob_B - old_log_prob_B
-    return (log_ratio_B.expm1() - log_ratio_B).mean()
+    log_ratio_Rn = log_prob_Rn - old_log_prob_Rn
+    return (log_ratio_Rn.expm1() - log_ratio_Rn).mean()

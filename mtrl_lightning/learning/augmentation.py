@@ -1,6 +1,7 @@
 """Random changes of the images in a batch.
 
-Shapes: ``B`` batch, ``S`` stacked frames, ``H`` height, ``W`` width, ``P`` padding.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` all rows, ``S`` stacked frames, ``H``
+height, ``W`` width, ``P`` padding.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ class RandomShift(Transform):
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
         """Return the batch with shifted observations and next observations."""
         return batch._replace(
-            observation_BD=self._shifted(batch.observation_BD),
-            next_observation_BD=self._shifted(batch.next_observation_BD),
+            observation_RnD=self._shifted(batch.observation_RnD),
+            next_observation_RnD=self._shifted(batch.next_observation_RnD),
         )
 
-    def _shifted(self, image_BDHW: Tensor) -> Tensor:
+    def _shifted(self, image_RnDHW: Tensor) -> Tensor:
+        image_BDHW = image_RnDHW.flatten(0, 1)
         device = image_BDHW.device
         offset_B2 = torch.randint(
             2 * self._padding + 1,
@@ -58,7 +60,7 @@ class RandomShift(Transform):
             generator=self.generator(device),
             device=device,
         )
-        return shifted(image_BDHW, offset_B2, self._padding)
+        return shifted(image_BDHW, offset_B2, self._padding).view(image_RnDHW.shape)
 
 
 def shifted(image_BDHW: Tensor, offset_B2: Tensor, padding: int) -> Tensor:

@@ -5,7 +5,7 @@ received: sampled batches are normalized by the statistics of the moment, so tha
 have the scale of new ones. Only transitions of training move the statistics. An evaluation and a
 loaded policy use them as they are.
 
-Shapes: ``T`` tasks, ``B`` batch, ``D`` observation, ``N`` rows of one vector step.
+Shapes: ``T`` tasks, ``B`` rows, ``D`` observation, ``N`` rows of one vector step.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class NormalizeReward(RewardScale):
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
         """Return the batch with normalized rewards."""
         batch = super().forward(batch, **quantities)
-        return batch._replace(reward_B=batch.reward_B.clamp(-self._clip, self._clip))
+        return batch._replace(reward_Rn=batch.reward_Rn.clamp(-self._clip, self._clip))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the statistics, and the returns of the episodes under way."""

@@ -1,6 +1,6 @@
 """The scale of a critic's targets.
 
-Shapes: ``T`` tasks, ``B`` batch.
+Shapes: ``T`` tasks, ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``.
 """
 
 from __future__ import annotations

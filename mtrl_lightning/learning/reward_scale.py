@@ -1,6 +1,7 @@
 """Transforms that bring the tasks' rewards to one scale.
 
-Shapes: ``T`` tasks, ``R`` trained tasks, ``B`` batch, ``N`` transitions of one vector step.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task, ``N`` transitions of one vector
+step.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class RewardScale(Transform):
         factor_T = self.factors(**quantities)
         if factor_T is None:
             return batch
-        return batch._replace(reward_B=batch.reward_B * factor_T[batch.task_B])
+        return batch._replace(reward_Rn=batch.reward_Rn * factor_T[batch.task_R1])
 
     def factors(self, **quantities: Tensor) -> Tensor | None:
         """Return what each task's rewards are multiplied by, ``[T]``; None for 1."""

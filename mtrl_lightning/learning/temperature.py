@@ -32,9 +32,9 @@ class Temperature(nn.Module):
         num_temperatures = spec.num_tasks if per_task else 1
         self.log_alpha = nn.Parameter(torch.full((num_temperatures,), math.log(initial)))
 
-    def forward(self, task_B: Tensor) -> Tensor:
-        """Return ``log alpha`` of each task of ``[B]``."""
-        return self.log_alpha.expand(self._num_tasks)[task_B]
+    def forward(self, tasks: Tensor) -> Tensor:
+        """Return ``log alpha`` of tasks, in their shape."""
+        return self.log_alpha.expand(self._num_tasks)[tasks]
 
     def values(self) -> Tensor:
         """Return ``alpha`` of every task, ``[T]``."""

@@ -1,6 +1,7 @@
 """What is done to transitions before an algorithm learns from them.
 
-Shapes: ``R`` trained tasks, ``B`` batch, ``D`` observation.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``, ``D``
+observation.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ class Transform(nn.Module):
 
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
         """Return the batch to learn from; here its observations are changed as in acting."""
-        observation_BD = self.observation(batch.observation_BD, batch.task_B)
-        next_observation_BD = self.observation(batch.next_observation_BD, batch.task_B)
         return batch._replace(
-            observation_BD=observation_BD, next_observation_BD=next_observation_BD
+            observation_RnD=self.observation(batch.observation_RnD, batch.task_Rn),
+            next_observation_RnD=self.observation(batch.next_observation_RnD, batch.task_Rn),
         )

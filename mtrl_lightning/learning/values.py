@@ -1,7 +1,6 @@
 """What a critic's outputs mean, and how they are learned.
 
-Shapes: ``R`` trained tasks, ``B = R * n`` batch (task-major), ``Q`` critics, ``O`` outputs of a
-critic.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``Q`` critics, ``O`` outputs of a critic.
 """
 
 from __future__ import annotations
@@ -22,31 +21,29 @@ class Value(nn.Module):
     out_dim: int
     """Outputs of a critic, ``O``."""
 
-    def q(self, output_QBO: Tensor) -> Tensor:
-        """Return the values ``[Q', B]``, of which the smallest counts."""
+    def q(self, output_QRnO: Tensor) -> Tensor:
+        """Return the values ``[Q', R, n]``, of which the smallest counts."""
         raise NotImplementedError
 
     def loss(
         self,
-        output_QBO: Tensor,
-        next_output_QBO: Tensor,
-        reward_B: Tensor,
-        terminated_B: Tensor,
-        next_cost_B: Tensor,
+        output_QRnO: Tensor,
+        next_output_QRnO: Tensor,
+        reward_Rn: Tensor,
+        terminated_Rn: Tensor,
+        next_cost_Rn: Tensor,
         discount: float,
-        num_tasks: int,
     ) -> Tensor:
         """Return each task's critic loss ``[R]``.
 
         Args:
-            output_QBO: of the critics, for the batch's actions.
-            next_output_QBO: of the target critics, for the policy's next actions; without a graph.
-            reward_B: rewards.
-            terminated_B: where nothing is bootstrapped.
-            next_cost_B: what the policy pays for its next actions: in SAC, the temperature times
+            output_QRnO: of the critics, for the batch's actions.
+            next_output_QRnO: of the target critics, for the policy's next actions; without a graph.
+            reward_Rn: rewards.
+            terminated_Rn: where nothing is bootstrapped.
+            next_cost_Rn: what the policy pays for its next actions: in SAC, the temperature times
                 their log density.
             discount: gamma.
-            num_tasks: number of trained tasks, ``R``.
         """
         raise NotImplementedError
 
@@ -66,25 +63,26 @@ class Scalar(Value):
         one_of(("min", "mean"), reduction=reduction)
         self._reduction = reduction
 
-    def q(self, output_QBO: Tensor) -> Tensor:
-        """Return the outputs ``[Q, B]``, or their mean ``[1, B]``."""
-        q_QB = output_QBO.squeeze(-1)
-        return q_QB if self._reduction == "min" else q_QB.mean(0, keepdim=True)
+    def q(self, output_QRnO: Tensor) -> Tensor:
+        """Return the outputs ``[Q, R, n]``, or their mean ``[1, R, n]``."""
+        q_QRn = output_QRnO.squeeze(-1)
+        return q_QRn if self._reduction == "min" else q_QRn.mean(0, keepdim=True)
 
     def loss(
         self,
-        output_QBO: Tensor,
-        next_output_QBO: Tensor,
-        reward_B: Tensor,
-        terminated_B: Tensor,
-        next_cost_B: Tensor,
+        output_QRnO: Tensor,
+        next_output_QRnO: Tensor,
+        reward_Rn: Tensor,
+        terminated_Rn: Tensor,
+        next_cost_Rn: Tensor,
         discount: float,
-        num_tasks: int,
     ) -> Tensor:
         """Return ``sum_i mean (Q_i - y)^2``."""
-        next_q_QB = self.q(next_output_QBO)
-        target_B = losses.critic_target(reward_B, terminated_B, next_q_QB, next_cost_B, discount)
-        return losses.critic_loss(output_QBO.squeeze(-1), target_B, num_tasks)
+        next_q_QRn = self.q(next_output_QRnO)
+        target_Rn = losses.critic_target(
+            reward_Rn, terminated_Rn, next_q_QRn, next_cost_Rn, discount
+        )
+        return losses.critic_loss(output_QRnO.squeeze(-1), target_Rn)
 
 
 class Categorical(Value):
@@ -109,58 +107,60 @@ class Categorical(Value):
         self._bound = bound
         self.register_buffer("bin_O", torch.linspace(-bound, bound, num_bins), persistent=False)
 
-    def q(self, output_QBO: Tensor) -> Tensor:
-        """Return the expected value under the critics' mean distribution, ``[1, B]``."""
+    def q(self, output_QRnO: Tensor) -> Tensor:
+        """Return the expected value under the critics' mean distribution, ``[1, R, n]``."""
         # multiplied and added, because a matrix product would be rounded to bf16
-        q_QB = (output_QBO.softmax(-1) * self.bin_O).sum(-1)
-        return q_QB.mean(0, keepdim=True)
+        q_QRn = (output_QRnO.softmax(-1) * self.bin_O).sum(-1)
+        return q_QRn.mean(0, keepdim=True)
 
     def loss(
         self,
-        output_QBO: Tensor,
-        next_output_QBO: Tensor,
-        reward_B: Tensor,
-        terminated_B: Tensor,
-        next_cost_B: Tensor,
+        output_QRnO: Tensor,
+        next_output_QRnO: Tensor,
+        reward_Rn: Tensor,
+        terminated_Rn: Tensor,
+        next_cost_Rn: Tensor,
         discount: float,
-        num_tasks: int,
     ) -> Tensor:
         """Return ``sum_i mean -sum_k p_k log q_ik``.
 
         ``p`` is the projection of ``r + discount (z - c)`` with the cost ``c`` of the next action.
         """
-        next_BO = next_output_QBO.softmax(-1).mean(0)
-        bootstrap_BO = discount * (self.bin_O - next_cost_B[:, None])
-        target_BO = reward_B[:, None] + torch.where(terminated_B[:, None], 0.0, bootstrap_BO)
-        wanted_BO = self.project(next_BO, target_BO)
-        loss_QB = -(wanted_BO * F.log_softmax(output_QBO, -1)).sum(-1)
-        return losses.per_task(loss_QB.sum(0), num_tasks)
+        next_RnO = next_output_QRnO.softmax(-1).mean(0)
+        bootstrap_RnO = discount * (self.bin_O - next_cost_Rn[..., None])
+        target_RnO = reward_Rn[..., None] + torch.where(
+            terminated_Rn[..., None], 0.0, bootstrap_RnO
+        )
+        projected_RnO = self.project(next_RnO, target_RnO)
+        loss_QRn = -(projected_RnO * F.log_softmax(output_QRnO, -1)).sum(-1)
+        return loss_QRn.sum(0).mean(1)
 
-    def project(self, probability_BO: Tensor, value_BO: Tensor) -> Tensor:
-        """Spread the probability of every value over its two neighbouring bins, ``[B, O]``.
+    def project(self, probability_RnO: Tensor, value_RnO: Tensor) -> Tensor:
+        """Spread the probability of every value over its two neighbouring bins, ``[R, n, O]``.
 
         A bin gets ``max(0, 1 - distance)`` of it, with distances in widths of a bin; values beyond
         the bounds count as the bounds.
         """
         width = 2 * self._bound / (self.out_dim - 1)
-        value_BO = value_BO.clamp(-self._bound, self._bound)
+        value_RnO = value_RnO.clamp(-self._bound, self._bound)
         # the clamp of the integers keeps a value that is not finite from being an index
-        lower_BO = ((value_BO + self._bound) / width).long().clamp(0, self.out_dim - 2)
-        projected_BO = torch.zeros_like(probability_BO)
-        for neighbour_BO in (lower_BO, lower_BO + 1):
-            share_BO = 1 - (value_BO - self.bin_O[neighbour_BO]).abs() / width
-            _add_at(projected_BO, neighbour_BO, probability_BO * share_BO.clamp(min=0))
-        return projected_BO
+        lower_RnO = ((value_RnO + self._bound) / width).long().clamp(0, self.out_dim - 2)
+        projected_RnO = torch.zeros_like(probability_RnO)
+        for neighbour_RnO in (lower_RnO, lower_RnO + 1):
+            share_RnO = 1 - (value_RnO - self.bin_O[neighbour_RnO]).abs() / width
+            _add_at(projected_RnO, neighbour_RnO, probability_RnO * share_RnO.clamp(min=0))
+        return projected_RnO
 
 
-def _add_at(sum_BO: Tensor, place_BO: Tensor, value_BO: Tensor) -> None:
-    """Add values to places of their rows, in place and in the same order each time.
+def _add_at(sum_RnO: Tensor, index_RnO: Tensor, value_RnO: Tensor) -> None:
+    """Add values at indices of their rows, in place and in the same order each time.
 
-    ``scatter_add_`` has one order on a CPU only. On a GPU ``index_put_`` sorts the places, except
+    ``scatter_add_`` has one order on a CPU only. On a GPU ``index_put_`` sorts the indices, except
     in compiled code.
     """
-    if sum_BO.is_cuda:
-        row_B1 = torch.arange(len(sum_BO), device=sum_BO.device)[:, None]
-        sum_BO.index_put_((row_B1, place_BO), value_BO, accumulate=True)
+    if sum_RnO.is_cuda:
+        task_R11 = torch.arange(sum_RnO.shape[0], device=sum_RnO.device)[:, None, None]
+        row_n1 = torch.arange(sum_RnO.shape[1], device=sum_RnO.device)[:, None]
+        sum_RnO.index_put_((task_R11, row_n1, index_RnO), value_RnO, accumulate=True)
     else:
-        sum_BO.scatter_add_(1, place_BO, value_BO)
+        sum_RnO.scatter_add_(-1, index_RnO, value_RnO)

@@ -6,8 +6,10 @@ import torch
 
 
 def is_captured() -> bool:
-    """Return whether operations are recorded, by a compiler, an export or a trace.
+    """Return whether operations are recorded, by a compiler, an export, a trace or a CUDA graph.
 
     What is recorded must not depend on the values of tensors.
     """
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,6 +1,7 @@
 """Task conditioning: the input by which a network knows the task.
 
-Shapes: ``B`` batch, ``C`` features of the task input, ``T`` tasks.
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``C`` features of the
+task input, ``T`` tasks.
 """
 
 from __future__ import annotations

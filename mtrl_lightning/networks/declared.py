@@ -3,7 +3,7 @@
 A forgotten declaration would not show: a task that is evaluated without being trained would use
 parameters as they were initialized, and gradient methods would take the tasks' own for shared ones.
 
-Shapes: ``B`` rows, ``D`` input features, ``T`` tasks.
+Shapes: ``n`` rows of a task, ``D`` input features, ``O`` outputs, ``T`` tasks.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ def check_declared(
     """Check by gradients which parameters the first and the last task have for themselves.
 
     Args:
-        network: maps features ``[B, D]`` and tasks ``[B]`` to outputs.
+        network: maps features ``[R, n, D]`` and tasks ``[R, n]`` to outputs.
         shared: the parameters that it declares as shared.
         in_dim: number of input features, ``D``.
         num_tasks: number of tasks, ``T``.
 
     Raises:
-        ConfigurationError: if ``own_tasks`` or ``shared_parameters`` is missing or incomplete.
+        ConfigurationError: if it takes no learning batch, or ``own_tasks`` or ``shared_parameters``
+            is missing or incomplete.
     """
     if num_tasks < 2 or torch.is_inference_mode_enabled():
         return
+    _check_groups(network, in_dim, num_tasks)
     kind = type(network).__name__
     try:
         forgotten = _own_parameters(network, in_dim, num_tasks, replaces=True)
@@ -112,19 +114,48 @@ def _gradients(
     """Return the parameters' gradients of a sum of a task's outputs."""
     generator = torch.Generator().manual_seed(0)
     like = parameters[0] if parameters else torch.zeros(())
-    x_BD = torch.randn(NUM_ROWS, in_dim, generator=generator).to(like)
-    task_B = torch.full((NUM_ROWS,), task, device=like.device)
+    x_1nD = torch.randn(1, NUM_ROWS, in_dim, generator=generator).to(like)
+    task_1n = torch.full((1, NUM_ROWS), task, device=like.device)
     others = [other for other in range(num_tasks) if other != task]
     replaced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if replaces:
         replaced = MeanOfTrained(network, num_tasks, others).applied()
     with torch.enable_grad(), _evaluating(network), replaced:
-        output_BO = network(x_BD, task_B)
-    if not output_BO.requires_grad:
+        output_1nO = network(x_1nD, task_1n)
+    if not output_1nO.requires_grad:
         return [torch.zeros_like(parameter) for parameter in parameters]
-    weight_BO = torch.randn(output_BO.shape, generator=generator).to(output_BO)
-    total = (weight_BO * output_BO).sum()
+    weight_1nO = torch.randn(output_1nO.shape, generator=generator).to(output_1nO)
+    total = (weight_1nO * output_1nO).sum()
     return list(torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True))
+
+
+def _check_groups(network: nn.Module, in_dim: int, num_tasks: int) -> None:
+    """Check that a network takes rows in groups, as in a learning batch.
+
+    Raises:
+        ConfigurationError: if it does not.
+    """
+    like = next(network.parameters(), torch.zeros(()))
+    x_RnD = torch.zeros(2, NUM_ROWS, in_dim).to(like)
+    task_Rn = torch.tensor([[0], [num_tasks - 1]], device=like.device).expand(2, NUM_ROWS)
+    try:
+        with torch.no_grad(), _evaluating(network):
+            network(x_RnD.flatten(0, 1), task_Rn.flatten())
+    except RuntimeError:  # in_dim is not what it receives, as behind a projection of its own
+        return
+    try:
+        with torch.no_grad(), _evaluating(network):
+            shape = network(x_RnD, task_Rn).shape
+        cause = "" if shape[:2] == task_Rn.shape else f"outputs {list(shape)}"
+    except (RuntimeError, IndexError, ValueError) as error:
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+    if cause:
+        raise ConfigurationError(
+            f"{type(network).__name__} does not map features {list(x_RnD.shape)} and tasks"
+            f" {list(task_Rn.shape)} to outputs with the same leading dimensions ({cause}): let it"
+            " compute on the last dimension, as by torch.cat(..., dim=-1); in learning it receives"
+            " features [R, n, in_dim], and in acting also [B, in_dim]"
+        )
 
 
 @contextlib.contextmanager

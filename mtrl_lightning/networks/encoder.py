@@ -2,8 +2,8 @@
 
 The critic's loss trains the encoder. The actor receives its features detached.
 
-Shapes: ``B`` batch, ``N`` rows of a batch, ``T`` tasks, ``D`` observation, ``C`` task input or
-context, ``F`` features that actor and critic share, ``Z`` latent features.
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D`` observation, ``C``
+task input or context, ``F`` features that actor and critic share, ``Z`` latent features.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Encoder(nn.Module):
     def latent(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the features without the context's, ``[B, Z]``: what latent models predict."""
         features_BZ: Tensor = self(observation_BD, task_B)
-        return features_BZ[:, : self.latent_dim]
+        return features_BZ[..., : self.latent_dim]
 
     def shared_features(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return what ``project`` maps to the output, ``[B, F]``; here the output itself."""

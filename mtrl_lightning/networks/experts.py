@@ -1,7 +1,7 @@
-"""Several multi-layer perceptrons of one size, computed together.
+"""Several multi-layer perceptrons (MLPs) of one size, computed together.
 
-Shapes: ``K`` experts, ``T`` tasks, ``R`` tasks of a batch in task order, ``B`` batch, ``n`` rows of
-a task, ``D`` input features, ``H`` hidden features, ``O`` outputs.
+Shapes: ``K`` experts, ``T`` tasks, ``R`` tasks of a batch, ``n`` rows of a task, ``B`` rows of any
+tasks, ``D`` input features, ``H`` hidden features, ``O`` outputs.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.capture import is_captured
 from mtrl_lightning.networks.network import uniform_
 
 
 class Experts(nn.Module):
-    """Compute ``K`` perceptrons as batched products.
+    """Compute ``K`` MLPs as batched products.
 
     Each has its own weights. Weights are initialized He-uniform, biases with zeros.
 
     Args:
-        num_experts: number of perceptrons, ``K``.
+        num_experts: number of MLPs, ``K``.
         in_dim: number of input features.
-        out_dim: number of outputs of each perceptron.
+        out_dim: number of outputs of each MLP.
         width: size of a hidden layer.
         depth: number of hidden layers, each followed by ReLU; 0 for one linear map.
         relu_last: whether ReLU also follows the output layer.
@@ -61,7 +60,7 @@ class Experts(nn.Module):
 
         Args:
             x_BD: the input.
-            which_K: indices of the experts to compute; None for all.
+            which_K: indices of the experts to compute, ascending; None for all.
         """
         num_computed = self.num_experts if which_K is None else len(which_K)
         is_subset = num_computed < self.num_experts
@@ -77,12 +76,11 @@ class Experts(nn.Module):
 
 
 class TaskExperts(nn.Module):
-    """Apply one perceptron per task to the rows of this task.
+    """Apply one MLP per task to the rows of this task.
 
-    This is cheap for rows in task order with the same number of rows per task, and for rows of one
-    task. Any other order costs ``T`` times as much: all perceptrons compute all rows, because one
-    weight matrix per row would not fit in memory. Checking the order waits for a GPU. Compiled code
-    and captured CUDA graphs cannot check it and always pay ``T`` times the cost.
+    This is cheap for rows in groups ``[R, n, D]``, one group per task. Rows of any tasks ``[B, D]``
+    cost ``T`` times as much: all MLPs compute all rows, because one weight matrix per row would not
+    fit in memory.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -92,8 +90,6 @@ class TaskExperts(nn.Module):
         depth: number of hidden layers.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
     """
-
-    tasks_T1: Tensor
 
     def __init__(
         self,
@@ -109,49 +105,17 @@ class TaskExperts(nn.Module):
         self.experts = Experts(num_tasks, in_dim, out_dim, width=width, depth=depth)
         uniform_(self.experts.weights[-1], output_bound, width)
         uniform_(self.experts.biases[-1], output_bound, width)
-        self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, D]`` and ``[B]`` to ``[B, O]``."""
-        tasks_R = tasks_in_order(task_B, self.tasks_T1)
-        if tasks_R is not None:
-            x_RnD = x_BD.view(len(tasks_R), -1, x_BD.shape[1])
-            return self.experts(x_RnD, tasks_R).flatten(0, 1)  # type: ignore[no-any-return]
+        """Map features and tasks to outputs: ``[B, O]``, or ``[R, n, O]``."""
+        if x_BD.ndim == 3:
+            return self.experts(x_BD, task_B[:, 0])  # type: ignore[no-any-return]
         row_B = torch.arange(task_B.shape[0], device=task_B.device)
         return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the trained tasks; the mean of their outputs stands for the others'."""
         return train_tasks
-
-
-def is_task_major(task_B: Tensor, tasks_T1: Tensor) -> bool:
-    """Return whether the rows are in task order, with the same number of rows for every task.
-
-    The answer is False in compiled, exported and traced code and in captured CUDA graphs, which
-    cannot look at the values.
-    """
-    if is_captured():
-        return False
-    if task_B.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    n, rest = divmod(len(task_B), len(tasks_T1))
-    return bool(n) and not rest and torch.equal(task_B.reshape(-1, n), tasks_T1.expand(-1, n))
-
-
-def tasks_in_order(task_B: Tensor, tasks_T1: Tensor) -> Tensor | None:
-    """Return the tasks ``[R]`` of rows in task order: all tasks, or a single one.
-
-    All tasks must have the same number of rows. None for rows in another order, in compiled,
-    exported and traced code, and in captured CUDA graphs. On a GPU a single task is not searched
-    for.
-    """
-    if is_task_major(task_B, tasks_T1):
-        return tasks_T1[:, 0]
-    can_look = task_B.device.type == "cpu" and not is_captured()
-    if can_look and len(task_B) > 0 and bool((task_B == task_B[0]).all()):
-        return task_B[:1]
-    return None
 
 
 def he_uniform_(weight: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The standard deviation of a Gaussian policy: how far it explores around its mean.
 
-Shapes: ``B`` batch, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` outputs of an actor.
+Shapes: ``B`` rows, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` outputs of an actor.
 """
 
 from __future__ import annotations

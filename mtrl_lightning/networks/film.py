@@ -2,8 +2,8 @@
 
 Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer".
 
-Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``L`` layers, ``F`` factors per
-layer (``H`` or 1).
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D`` input features,
+``H`` hidden features, ``L`` layers, ``F`` factors per layer (``H`` or 1).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FiLM(Network):
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
         modulation_BL2F = self.modulation(self.conditioning(task_B)).unflatten(-1, self._split)
-        for layer, modulation_B2F in zip(self.layers, modulation_BL2F.unbind(1), strict=True):
-            delta_BF, beta_BF = modulation_B2F.unbind(1)
+        for layer, modulation_B2F in zip(self.layers, modulation_BL2F.unbind(-3), strict=True):
+            delta_BF, beta_BF = modulation_B2F.unbind(-2)
             x_BD = ((1 + delta_BF) * layer(x_BD) + beta_BF).relu()
         return self.head(x_BD)  # type: ignore[no-any-return]

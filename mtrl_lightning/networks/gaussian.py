@@ -3,7 +3,7 @@
 Where tasks have fewer action dimensions than the largest, a mask says which are a row's own. The
 others are 0 in every action, and count neither in log densities nor in entropies.
 
-Shapes: ``B`` batch, ``A`` action.
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``A`` action.
 """
 
 from __future__ import annotations

@@ -60,10 +60,13 @@ class HiddenLayers(nn.Sequential):
         self._width = width
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        """Map ``[B, D]`` to ``[B, H]``."""
+        """Map features ``[..., D]`` to ``[..., H]``."""
         if not self._is_fused(x_BD):
             return super().forward(x_BD)
-        x_BD = _cast(x_BD)
+        output_BH = self._fused(_cast(x_BD.flatten(0, -2)))
+        return output_BH.view(*x_BD.shape[:-1], self._width)
+
+    def _fused(self, x_BD: Tensor) -> Tensor:
         parameters: list[Tensor | None] = []
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         norms = [layer for layer in self if isinstance(layer, nn.LayerNorm)]
@@ -79,10 +82,11 @@ class HiddenLayers(nn.Sequential):
     def _is_fused(self, x_BD: Tensor) -> bool:
         if is_captured() or torch._C._are_functorch_transforms_active():
             return False
-        if x_BD.device.type != "cpu" or x_BD.ndim != 2:
+        if x_BD.device.type != "cpu" or x_BD.ndim < 2:
             return False
         min_outputs = MIN_OUTPUTS.get(_product_dtype(x_BD))
-        return min_outputs is not None and len(x_BD) * self._width >= min_outputs
+        num_rows = x_BD.shape[:-1].numel()
+        return min_outputs is not None and num_rows * self._width >= min_outputs
 
 
 class _Parameters(NamedTuple):

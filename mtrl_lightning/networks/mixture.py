@@ -3,7 +3,7 @@
 Sodhani, Zhang and Pineau 2021, "Multi-Task Reinforcement Learning with Context-based
 Representations", and its code, mtrl.
 
-Shapes: ``B`` batch, ``C`` context, ``D`` observation, ``K`` experts, ``T`` tasks, ``Z`` features of
+Shapes: ``B`` rows, ``C`` context, ``D`` observation, ``K`` experts, ``T`` tasks, ``Z`` features of
 an expert.
 """
 
@@ -304,8 +304,10 @@ class MixtureOfEncoders(Encoder):
         self.out_dim = out_dim
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, D]`` and ``[B]`` to ``[B, Z]``."""
-        return torch.einsum("kbz,bk->bz", self.experts(observation_BD), self.assignment(task_B))
+        """Map observations and tasks to features: ``[B, Z]``, or ``[R, n, Z]``."""
+        z_KBZ = self.experts(observation_BD.flatten(0, -2))
+        z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, self.assignment(task_B.flatten()))
+        return z_BZ.view(*task_B.shape, self.out_dim)
 
 
 def make_encoders(
@@ -373,9 +375,9 @@ class CARE(Encoder):
         self.out_dim = out_dim + context_dim
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, D]`` and ``[B]`` to ``[B, Z + C]``."""
-        z_KBZ = self.experts(observation_BD)
-        context_BC = self.context(task_B)
+        """Map observations and tasks to features: ``[B, Z + C]``, or ``[R, n, Z + C]``."""
+        z_KBZ = self.experts(observation_BD.flatten(0, -2))
+        context_BC = self.context(task_B.flatten())
         attention_BK = torch.einsum("kbz,bz->bk", z_KBZ, context_BC.detach()).softmax(-1)
         z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, attention_BK)
-        return torch.cat([z_BZ, context_BC], dim=-1)
+        return torch.cat([z_BZ, context_BC], dim=-1).view(*task_B.shape, self.out_dim)

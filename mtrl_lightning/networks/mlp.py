@@ -1,6 +1,7 @@
 """Multi-layer perceptron, and several networks of one architecture, such as twin critics.
 
-Shapes: ``B`` batch, ``D`` input features, ``Q`` members (critics).
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D`` input features,
+``Q`` members (critics).
 """
 
 from __future__ import annotations

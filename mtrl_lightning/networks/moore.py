@@ -76,10 +76,11 @@ class MOORE(Network):
         self.heads = LinearHeads(width, out_dim, spec.num_tasks, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        basis_KBH = orthonormal(self.experts(x_BD))
-        w_BK = self.mixture(self.conditioning(task_B))
+        """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
+        basis_KBH = orthonormal(self.experts(x_BD.flatten(0, -2)))
+        w_BK = self.mixture(self.conditioning(task_B.flatten()))
         features_BH = torch.einsum("bk,kbh->bh", w_BK, basis_KBH).tanh()
+        features_BH = features_BH.view(*task_B.shape, features_BH.shape[-1])
         return self.heads(features_BH, task_B)  # type: ignore[no-any-return]
 
     def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:

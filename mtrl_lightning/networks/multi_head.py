@@ -1,7 +1,7 @@
 """Shared hidden layers with one head per task.
 
-Shapes: ``B`` batch, ``T`` tasks, ``R`` tasks of a batch in task order, ``n`` rows of a task, ``D``
-input features, ``H`` hidden features, ``O`` outputs.
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``T`` tasks, ``D`` input
+features, ``H`` hidden features, ``O`` outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
-from mtrl_lightning.networks.experts import TaskExperts, tasks_in_order
+from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
 from mtrl_lightning.networks.network import Network, uniform_
 from mtrl_lightning.spec import EnvSpec
@@ -101,27 +101,24 @@ class LinearHeads(nn.Linear):
         output_bound: bound of the uniform initial values (0: 1 / sqrt(in_dim)).
     """
 
-    tasks_T1: Tensor
+    tasks_T: Tensor
 
     def __init__(self, in_dim: int, out_dim: int, num_tasks: int, output_bound: float) -> None:
         super().__init__(in_dim, num_tasks * out_dim)
         self.num_tasks = num_tasks
         self.out_dim = out_dim
-        self.register_buffer("tasks_T1", torch.arange(num_tasks)[:, None], persistent=False)
+        self.register_buffer("tasks_T", torch.arange(num_tasks), persistent=False)
         uniform_(self.weight, output_bound, in_dim)
         uniform_(self.bias, output_bound, in_dim)
 
     def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
         """Map features ``[B, H]`` and tasks ``[B]`` to ``[B, out_dim]``."""
-        on_cpu = task_B.device.type == "cpu"  # on a GPU, the check of the order would wait for it
-        tasks_R = tasks_in_order(task_B, self.tasks_T1) if on_cpu else None
-        if tasks_R is not None:
-            h_RnH = h_BH.view(len(tasks_R), -1, h_BH.shape[1])
-            return self._forward_by_task(h_RnH, tasks_R).reshape(-1, self.out_dim)
+        if h_BH.ndim == 3:
+            return self._forward_by_task(h_BH, task_B[:, 0])
         # compute all heads in one product, then select the task's own. This is cheaper than
         # gathering one weight matrix per row, and than an index, whose gradient a GPU has to sort
         y_BTO = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
-        is_own_BT1 = (task_B[:, None] == self.tasks_T1[:, 0])[..., None]
+        is_own_BT1 = (task_B[:, None] == self.tasks_T)[..., None]
         return torch.where(is_own_BT1, y_BTO, 0).sum(1, dtype=y_BTO.dtype)
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:

@@ -1,6 +1,6 @@
 """The base class of all architectures, and the initialization they share.
 
-Shapes: ``B`` batch, ``R`` trained tasks.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class TaskModule(nn.Module):
 class Network(TaskModule):
     """Map features and a task to outputs.
 
+    Rows are of any tasks ``[B, in_dim]``, as an agent acts, or a learning batch
+    ``[R, n, in_dim]``: ``n`` rows of each trained task, in the order of the tasks.
+
     Built by a factory ``(in_dim, out_dim, spec) -> Network``. A network with parameters for each
     task declares them: it defines ``shared_parameters``, and ``own_tasks`` as in
     ``networks.untrained.HasTaskOutputs``. Its constructor checks this.
@@ -66,7 +69,15 @@ class Network(TaskModule):
             cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map features ``[B, in_dim]`` and tasks ``[B]`` (integers) to ``[B, out_dim]``."""
+        """Map features and tasks to outputs.
+
+        Args:
+            x_BD: features, ``[B, in_dim]`` or ``[R, n, in_dim]``.
+            task_B: the task of each row, integers ``[B]`` or ``[R, n]``.
+
+        Returns:
+            Outputs ``[B, out_dim]`` or ``[R, n, out_dim]``.
+        """
         raise NotImplementedError
 
     def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:

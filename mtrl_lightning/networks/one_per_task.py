@@ -2,8 +2,8 @@
 
 Both build the architecture for a single task, so that no network sees which task a row is of.
 
-Shapes: ``B`` batch, ``D`` input features, ``O`` outputs, ``R`` tasks that have a network, ``T``
-tasks.
+Shapes: ``B`` rows of any tasks, ``n`` rows of a task, ``D`` input features, ``O`` outputs, ``R``
+tasks that have a network, ``T`` tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.capture import is_captured
-from mtrl_lightning.networks.experts import tasks_in_order
 from mtrl_lightning.networks.network import Network
 from mtrl_lightning.spec import EnvSpec
 
@@ -24,9 +23,9 @@ from mtrl_lightning.spec import EnvSpec
 class OnePerTask(Network):
     """Train one network of any architecture per task; they share nothing.
 
-    ``Separate`` does this for plain perceptrons, and computes them together. Looking at the order
-    of the rows waits for a GPU. Compiled and exported code cannot look at it, and computes all
-    networks for all rows.
+    ``Separate`` does this for plain MLPs, and computes them together. Rows of any tasks ``[B, D]``
+    are sorted, for which a GPU is waited for; compiled and exported code cannot sort them, and
+    computes all networks for all rows.
 
     Args:
         in_dim: number of input features.
@@ -37,8 +36,8 @@ class OnePerTask(Network):
             tasks get outputs without a meaning.
     """
 
-    tasks_R1: Tensor
-    place_T: Tensor
+    index_T: Tensor
+    """Index of each task's network; 0 for tasks that have none."""
 
     def __init__(
         self,
@@ -52,24 +51,17 @@ class OnePerTask(Network):
         super().__init__()
         owners = list(range(spec.num_tasks) if tasks is None else tasks)
         self.members = nn.ModuleList(make(in_dim, out_dim, spec.of_task(task)) for task in owners)
-        place_T = torch.zeros(spec.num_tasks, dtype=torch.int64)
-        place_T[owners] = torch.arange(len(owners))
-        self.register_buffer("tasks_R1", torch.tensor(owners)[:, None], persistent=False)
-        self.register_buffer("place_T", place_T, persistent=False)
+        index_T = torch.zeros(spec.num_tasks, dtype=torch.int64)
+        index_T[owners] = torch.arange(len(owners))
+        self.register_buffer("index_T", index_T, persistent=False)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        if is_captured() or (task_B.is_cuda and torch.cuda.is_current_stream_capturing()):
+        """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
+        if x_BD.ndim == 3:
+            return self._compute_by_task(x_BD, task_B)
+        if is_captured():
             return self._compute_all(x_BD, task_B)
-        tasks_N = tasks_in_order(task_B, self.tasks_R1)
-        if tasks_N is None:
-            return self._compute_in_any_order(x_BD, task_B)
-        if len(tasks_N) == len(self.members):
-            members = list(self.members)
-        else:
-            members = [self.members[int(self.place_T[tasks_N])]]
-        outputs = map(_output, members, x_BD.chunk(len(members)))
-        return torch.cat(list(outputs))
+        return self._compute_in_any_order(x_BD, task_B)
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield nothing: no parameter is shared."""
@@ -109,12 +101,19 @@ class OnePerTask(Network):
             assert isinstance(member, Network)
             member.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
 
+    def _compute_by_task(self, x_RnD: Tensor, task_Rn: Tensor) -> Tensor:
+        members = list(self.members)
+        if len(x_RnD) != len(members):
+            members = [members[index] for index in self.index_T[task_Rn[:, 0]].tolist()]
+        outputs = map(_output, members, x_RnD.split(1))
+        return torch.cat(list(outputs))
+
     def _compute_in_any_order(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        place_B = self.place_T[task_B]
+        index_B = self.index_T[task_B]
         outputs = []
         rows = []
-        for place, member in enumerate(self.members):
-            row_N = (place_B == place).nonzero()[:, 0]
+        for index, member in enumerate(self.members):
+            row_N = (index_B == index).nonzero()[:, 0]
             if len(row_N) > 0 or len(task_B) == 0:
                 outputs.append(_output(member, x_BD[row_N]))
                 rows.append(row_N)
@@ -124,7 +123,7 @@ class OnePerTask(Network):
         """Compute every network for every row: no operation depends on the tasks' values."""
         output_RBO = torch.stack([_output(member, x_BD) for member in self.members])
         row_B = torch.arange(task_B.shape[0], device=task_B.device)
-        return output_RBO[self.place_T[task_B], row_B]
+        return output_RBO[self.index_T[task_B], row_B]
 
 
 class OneForAll(nn.Module):
@@ -151,14 +150,16 @@ class OneForAll(nn.Module):
         self.network = make(in_dim, out_dim, spec.of_task(0))
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        """Map ``[B, in_dim]`` to ``[B, out_dim]``."""
+        """Map features to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
         return _output(self.network, x_BD)
 
 
 def _output(network: nn.Module, x_BD: Tensor) -> Tensor:
     """Return the outputs of a network that was built for a single task."""
-    task_B = torch.zeros(x_BD.shape[0], dtype=torch.int64, device=x_BD.device)
-    return network(x_BD, task_B)  # type: ignore[no-any-return]
+    x_1ND = x_BD.flatten(0, -2)[None]
+    task_1N = torch.zeros(x_1ND.shape[:2], dtype=torch.int64, device=x_BD.device)
+    output_1NO = network(x_1ND, task_1N)
+    return output_1NO.view(*x_BD.shape[:-1], output_1NO.shape[-1])  # type: ignore[no-any-return]
 
 
 def _masked_loss(network: nn.Module, loss_1: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 Sun et al. 2022, "PaCo: Parameter-Compositional Multi-Task Reinforcement Learning".
 
-Shapes: ``B`` batch, ``T`` tasks, ``R`` trained tasks or tasks of a batch in task order, ``n`` rows
-of a task, ``K`` parameter sets, ``D`` input features, ``H`` hidden features.
+Shapes: ``B`` rows of any tasks, ``T`` tasks, ``R`` trained tasks or tasks of a batch, ``n`` rows of
+a task, ``K`` parameter sets, ``D`` input features, ``H`` hidden features.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
-from mtrl_lightning.networks.experts import he_uniform_, tasks_in_order
+from mtrl_lightning.networks.experts import he_uniform_
 from mtrl_lightning.networks.language import TaskTable
 from mtrl_lightning.networks.network import Network, uniform_
 from mtrl_lightning.spec import EnvSpec
@@ -55,8 +55,6 @@ class PaCo(Network):
             has no features.
     """
 
-    tasks_T1: Tensor
-
     def __init__(
         self,
         in_dim: int,
@@ -83,13 +81,12 @@ class PaCo(Network):
                 " or set max_loss to null"
             )
         self._max_loss = max_loss
-        self.register_buffer("tasks_T1", torch.arange(spec.num_tasks)[:, None], persistent=False)
         self.composition = nn.Linear(self.conditioning.out_dim, num_sets, bias=False)
         with torch.no_grad():
             self.composition.weight.normal_()
             self.composition.weight /= self.composition.weight.norm(dim=0)
             if not any(isinstance(part, TaskTable) for part in self.conditioning.modules()):
-                w_TK = self.composition(self.conditioning(self.tasks_T1[:, 0]))
+                w_TK = self.composition(self.conditioning(torch.arange(spec.num_tasks)))
                 self.composition.weight /= w_TK.square().sum(1).mean().sqrt()
         sizes = list(pairwise([in_dim, *[width] * depth, out_dim]))
         self.weights = nn.ParameterList(torch.empty(num_sets, fan_in, out) for fan_in, out in sizes)
@@ -100,13 +97,10 @@ class PaCo(Network):
         uniform_(self.biases[-1], output_bound, width)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        on_cpu = task_B.device.type == "cpu"  # on a GPU, the check of the order would wait for it
-        tasks_R = tasks_in_order(task_B, self.tasks_T1) if on_cpu else None
-        if tasks_R is not None:
-            x_RnD = x_BD.view(len(tasks_R), -1, x_BD.shape[1])
-            w_RK = self.composition(self.conditioning(tasks_R))
-            return self._forward_by_task(x_RnD, w_RK).flatten(0, 1)
+        """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
+        if x_BD.ndim == 3:
+            w_RK = self.composition(self.conditioning(task_B[:, 0]))
+            return self._forward_by_task(x_BD, w_RK)
         w_BK = self.composition(self.conditioning(task_B))
         last = len(self.weights) - 1
         for i, (weight_KDH, bias_KH) in enumerate(zip(self.weights, self.biases, strict=True)):

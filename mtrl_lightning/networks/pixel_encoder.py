@@ -83,11 +83,14 @@ class PixelEncoder(ProjectedEncoder):
         self.add_projection(channels * height * width, out_dim, context)
 
     def layers(self, observation_BD: Tensor) -> Tensor:
-        """Map bytes ``[B, S, 3, H, W]`` to ``[B, F]``."""
+        """Map bytes ``[..., S, 3, H, W]`` to ``[..., F]``."""
         weight: Tensor = self.convolutions[0].weight  # type: ignore[assignment]
-        image_BCHW = observation_BD.flatten(1, -3)
+        rows = observation_BD.shape[: -len(self._observation_shape)]
+        height, width = self._sizes[0]
+        image_BCHW = observation_BD.reshape(-1, weight.shape[1], height, width)
         scaled_BCHW = image_BCHW.to(weight.dtype, memory_format=self._memory_format) / 255
-        return self.convolutions(scaled_BCHW).flatten(1)  # type: ignore[no-any-return]
+        features_BCHW = self.convolutions(scaled_BCHW)
+        return features_BCHW.flatten(1).view(*rows, -1)  # type: ignore[no-any-return]
 
     def make_decoder(self) -> nn.Module:
         """Return a decoder with transposed convolutions of the same sizes and strides."""
@@ -137,12 +140,12 @@ class PixelDecoder(nn.Module):
         self.convolutions = nn.Sequential(*layers)
 
     def forward(self, z_BZ: Tensor) -> Tensor:
-        """Map ``[B, Z]`` to ``[B, S, 3, H, W]``."""
-        first_BCHW = self.linear(z_BZ).unflatten(1, self._first_shape)
+        """Map ``[..., Z]`` to ``[..., S, 3, H, W]``."""
+        first_BCHW = self.linear(z_BZ.flatten(0, -2)).unflatten(1, self._first_shape)
         # on a CPU, transposed convolutions take 1.5 times as long in bfloat16 as in float32
         with torch.autocast("cpu", enabled=False):
             image_BCHW: Tensor = self.convolutions(first_BCHW.float())
-        return image_BCHW.unflatten(1, self._observation_shape[:-2])
+        return image_BCHW.view(*z_BZ.shape[:-1], *self._observation_shape)
 
 
 def is_image(observation_space: Box) -> bool:

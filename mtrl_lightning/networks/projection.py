@@ -3,7 +3,8 @@
 Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
 (SAC-AE): the actor's loss trains the actor's projection, and no layer that it shares.
 
-Shapes: ``B`` batch, ``C`` context, ``F`` shared features, ``R`` trained tasks, ``Z`` features.
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``C`` context, ``F``
+shared features, ``Z`` features.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class Projection(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """Map ``[B, F + C]`` to ``[B, Z + C]``; ``C`` may be 0."""
-        z_BZ = torch.tanh(self.norm(self.linear(x_BF[:, : self.in_dim])))
-        if x_BF.shape[1] == self.in_dim:
+        # a product of rows with gaps between them is slow in three dimensions
+        z_BZ = torch.tanh(self.norm(self.linear(x_BF[..., : self.in_dim].contiguous())))
+        if x_BF.shape[-1] == self.in_dim:
             return z_BZ
-        return torch.cat([z_BZ, x_BF[:, self.in_dim :].to(z_BZ.dtype)], dim=-1)
+        return torch.cat([z_BZ, x_BF[..., self.in_dim :].to(z_BZ.dtype)], dim=-1)
 
 
 class ProjectedEncoder(Encoder):

@@ -104,12 +104,13 @@ class SoftModularization(Network):
         uniform_(self.head.bias, output_bound, width)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
-        f_BZ = self.encoder(x_BD)
+        """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
+        f_BZ = self.encoder(x_BD.flatten(0, -2))
         g = f_BZ.relu()
-        for layer, p_BMM in zip(self.layers, self.route(f_BZ, task_B), strict=True):
+        for layer, p_BMM in zip(self.layers, self.route(f_BZ, task_B.flatten()), strict=True):
             g = torch.einsum("bij,jbh->ibh", p_BMM, layer(g))
-        return self.head(g[0])  # type: ignore[no-any-return]
+        y_BO = self.head(g[0])
+        return y_BO.view(*task_B.shape, y_BO.shape[-1])  # type: ignore[no-any-return]
 
     def route(self, f_BZ: Tensor, task_B: Tensor) -> list[Tensor]:
         """Return the routing after the softmax: ``[B, M, M]`` per layer, ``[B, 1, M]`` last."""

@@ -1,6 +1,7 @@
 """Standardized observations: an encoder with running statistics.
 
-Shapes: ``B`` batch, ``N`` rows of a batch, ``T`` tasks, ``D`` observation.
+Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``N`` rows of a task,
+``T`` tasks, ``D`` observation.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Standardize(Identity):
         else:
             if self._seen == 0:
                 self.variance_D.zero_()
-            _add_rows(self.mean_D, self.variance_D, observation_BD, 1 / (self._seen + 1))
+            rows_ND = observation_BD.flatten(0, -2)
+            _add_rows(self.mean_D, self.variance_D, rows_ND, 1 / (self._seen + 1))
         self.count += 1
         self._seen += 1
         return True
@@ -106,7 +108,7 @@ class Standardize(Identity):
         return ((observation_BD - mean) / std).clamp(-self._clip, self._clip)
 
     def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
-        own_rows_T = torch.bincount(task_B, minlength=len(self._sizes)).tolist()
+        own_rows_T = torch.bincount(task_B.flatten(), minlength=len(self._sizes)).tolist()
         num_rows_T = [sum(numbers) for numbers in zip(*distributed.gather(own_rows_T), strict=True)]
         for task, num_rows in enumerate(num_rows_T):
             if num_rows == 0:

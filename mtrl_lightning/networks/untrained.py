@@ -5,7 +5,8 @@ trained tasks is used, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv
 task's input is the mean of their inputs, and where each task has a head of its own, its outputs are
 the mean of what their heads give. Whatever is computed from the task's input follows from that.
 
-Shapes: ``B`` batch, ``R`` trained tasks, ``T`` tasks, ``U`` rows of untrained tasks.
+Shapes: ``B`` rows of any tasks ``[B]`` or in groups ``[R, n]``, ``T`` tasks, ``U`` rows of
+untrained tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ UntrainedTasks = Literal["mean", "own"]
 class HasTaskOutputs(Protocol):
     """A module with something of its own for each task, such as an input or a head.
 
-    Its ``forward`` takes the tasks ``[B]`` as the last argument and returns a row for each.
+    Its ``forward`` takes the rows' tasks as the last argument and returns a row for each.
     """
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
@@ -101,19 +102,22 @@ class MeanOfTrained:
         if not features:
             task_R = torch.tensor(self._train_tasks, device=task_B.device)
             mean = module.forward(task_R).mean(0)
-            return torch.where(is_replaced_B[:, None], mean, output)
+            return torch.where(is_replaced_B[..., None], mean, output)
         if is_captured():  # the number of rows to replace is not known
             mean = self._mean_output(module, features, task_B).to(output.dtype)
-            return torch.where(is_replaced_B[:, None], mean, output)
-        row_U = is_replaced_B.nonzero()[:, 0]
-        if len(row_U) == 0:
+            return torch.where(is_replaced_B[..., None], mean, output)
+        if not is_replaced_B.any():
             return output
-        mean = self._mean_output(module, [feature[row_U] for feature in features], row_U)
-        return output.index_copy(0, row_U, mean.to(output.dtype))
+        # rows of one task in a group, which heads of their own compute faster
+        features_1UD = [feature[is_replaced_B][None] for feature in features]
+        mean_1UO = self._mean_output(module, features_1UD, task_B[is_replaced_B][None])
+        output = output.clone()
+        output[is_replaced_B] = mean_1UO[0].to(output.dtype)
+        return output
 
-    def _mean_output(self, module: nn.Module, features: list[Tensor], rows: Tensor) -> Tensor:
-        """Return the mean over the trained tasks of the outputs for ``len(rows)`` features."""
+    def _mean_output(self, module: nn.Module, features: list[Tensor], task_B: Tensor) -> Tensor:
+        """Return the mean over the trained tasks of the outputs for features of any tasks."""
         outputs = [
-            module.forward(*features, torch.full_like(rows, task)) for task in self._train_tasks
+            module.forward(*features, torch.full_like(task_B, task)) for task in self._train_tasks
         ]
         return torch.stack(outputs).mean(0)

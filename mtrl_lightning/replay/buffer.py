@@ -1,7 +1,7 @@
 """The replay buffer: equal sampling from every trained task.
 
 Shapes: ``R`` trained tasks, ``M`` rings of a task, ``n`` rows of a task in a batch, ``E``
-environments (rings), ``B = R * n`` batch (task-major).
+environments (rings), ``B = R * n`` all rows.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ReplayBuffer:
         self.storage.add(transitions.env_E, transitions.columns())
 
     def sample(self, batch_size: int) -> TransitionBatch:
-        """Sample a task-major batch of ``batch_size // R`` rows of each trained task.
+        """Sample ``batch_size // R`` rows of each trained task.
 
         Raises:
             ConfigurationError: if a task has no transition yet.
@@ -106,7 +106,7 @@ class ReplayBuffer:
         num_rows = batch_size // len(self._task_R)
         env_B, number_B = self._sample_rows(num_rows)
         rows = self.storage.take(env_B, number_B)
-        return batch_of(rows, self._task_R.repeat_interleave(num_rows))
+        return batch_of(rows, self._task_R)
 
     def _sample_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """Sample ring and number of ``num_rows`` transitions of each trained task, ``[B]`` each."""
@@ -161,16 +161,22 @@ class ReplayBuffer:
             self._generator.set_state(state["generator"])
 
 
-def batch_of(rows: Mapping[str, Tensor], task_B: Tensor) -> TransitionBatch:
-    """Return columns ``[B, ...]`` by their names in the schema as a batch."""
+def batch_of(rows: Mapping[str, Tensor], task_R: Tensor) -> TransitionBatch:
+    """Return columns ``[R * n, ...]``, task after task, as a batch.
+
+    Args:
+        rows: the columns by their names in the schema.
+        task_R: the trained tasks.
+    """
+    columns = {name: column.unflatten(0, (len(task_R), -1)) for name, column in rows.items()}
     return TransitionBatch(
-        observation_BD=rows["observation"],
-        action_BA=rows["action"],
-        reward_B=rows["reward"],
-        next_observation_BD=rows["next_observation"],
-        terminated_B=rows["terminated"],
-        task_B=task_B,
-        extra={name: column for name, column in rows.items() if name not in CORE},
+        observation_RnD=columns["observation"],
+        action_RnA=columns["action"],
+        reward_Rn=columns["reward"],
+        next_observation_RnD=columns["next_observation"],
+        terminated_Rn=columns["terminated"],
+        task_Rn=task_R[:, None].expand(columns["reward"].shape),
+        extra={name: column for name, column in columns.items() if name not in CORE},
     )
 
 

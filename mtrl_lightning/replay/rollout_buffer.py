@@ -1,7 +1,7 @@
 """The transitions of one iteration of an on-policy algorithm, and their minibatches.
 
 Shapes: ``S`` steps of an iteration, ``E`` environments, ``N = S * E`` rows, ``R`` trained tasks,
-``n`` rows of a task in a minibatch, ``B = R * n`` minibatch (task-major).
+``n`` rows of a task in a minibatch, ``B = R * n`` all rows of a minibatch.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class RolloutBuffer:
         self._task_E = np.asarray(tasks, np.int64)
         self._device = device
         self._rows_per_task = rows_per_task(len(tasks), len(spec.train_tasks), collection)
+        in_order_E = np.repeat(spec.train_tasks, len(tasks) // len(spec.train_tasks))
+        assert np.array_equal(self._task_E, in_order_E), "environments in the order of the tasks"
         self._train_tasks = spec.train_tasks
         self._task_names = spec.task_names
         self._task_R = torch.tensor(spec.train_tasks, device=device)
@@ -166,7 +168,7 @@ class RolloutBuffer:
         row_Rn = self._order_Rm[:, index * num_rows : (index + 1) * num_rows]
         row_B = to_device(row_Rn.flatten(), self._device)
         rows = {name: column.index_select(0, row_B) for name, column in self._rows.items()}
-        return batch_of(rows, self._task_R.repeat_interleave(num_rows))
+        return batch_of(rows, self._task_R)
 
     def skip_rest(self) -> None:
         """Leave out the remaining minibatches of this iteration."""

@@ -36,24 +36,25 @@ def pixel_spec(num_tasks: int = 3, side: int = 17, num_frames: int = 2) -> EnvSp
 
 
 def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
-    """Random transitions, task-major, ``rows`` of each trained task."""
+    """Random transitions, ``rows`` of each trained task."""
     generator = torch.Generator().manual_seed(seed)
-    B = rows * len(spec.train_tasks)
+    shape = (len(spec.train_tasks), rows)
     A = spec.action_space.shape[0]
     space = spec.observation_space
 
     def observations() -> torch.Tensor:
+        size = (*shape, *space.shape)
         if space.dtype == np.uint8:
-            return torch.randint(256, (B, *space.shape), generator=generator, dtype=torch.uint8)
-        return torch.randn(B, *space.shape, generator=generator)
+            return torch.randint(256, size, generator=generator, dtype=torch.uint8)
+        return torch.randn(size, generator=generator)
 
     return TransitionBatch(
-        observation_BD=observations(),
-        action_BA=2 * torch.rand(B, A, generator=generator) - 1,
-        reward_B=torch.randn(B, generator=generator),
-        next_observation_BD=observations(),
-        terminated_B=torch.rand(B, generator=generator) < 0.2,
-        task_B=torch.tensor(spec.train_tasks).repeat_interleave(rows),
+        observation_RnD=observations(),
+        action_RnA=2 * torch.rand(*shape, A, generator=generator) - 1,
+        reward_Rn=torch.randn(shape, generator=generator),
+        next_observation_RnD=observations(),
+        terminated_Rn=torch.rand(shape, generator=generator) < 0.2,
+        task_Rn=torch.tensor(spec.train_tasks)[:, None].expand(shape),
     )
 
 

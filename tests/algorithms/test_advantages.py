@@ -220,16 +220,16 @@ def test_the_variance_of_large_equal_values_is_zero():
 
 def test_the_surrogate_equals_a_loop_over_the_rows(draw):
     num_tasks, rows = 3, 50
-    log_prob_B = draw(num_tasks * rows)
-    old_log_prob_B = log_prob_B + 0.4 * draw(num_tasks * rows)
-    advantage_B = draw(num_tasks * rows)
-    found_R = advantages.surrogate_loss(log_prob_B, old_log_prob_B, advantage_B, CLIP, num_tasks)
+    log_prob_Rn = draw(num_tasks, rows)
+    old_log_prob_Rn = log_prob_Rn + 0.4 * draw(num_tasks, rows)
+    advantage_Rn = draw(num_tasks, rows)
+    found_R = advantages.surrogate_loss(log_prob_Rn, old_log_prob_Rn, advantage_Rn, CLIP)
     kinds = set()
     for task in range(num_tasks):
         total = 0.0
-        for row in range(task * rows, (task + 1) * rows):
-            ratio = math.exp(log_prob_B[row].item() - old_log_prob_B[row].item())
-            advantage = advantage_B[row].item()
+        for row in range(rows):
+            ratio = math.exp(log_prob_Rn[task, row].item() - old_log_prob_Rn[task, row].item())
+            advantage = advantage_Rn[task, row].item()
             if advantage > 0:  # no reward for a ratio above 1 + clip
                 total -= min(ratio, 1 + CLIP) * advantage
             else:  # none for a ratio below 1 - clip
@@ -252,28 +252,27 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
     ],
 )
 def test_the_gradient_is_zero_where_the_ratio_has_moved_far_enough(ratio, advantage, slope):
-    log_prob_B = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss_R = advantages.surrogate_loss(
-        log_prob_B, torch.zeros(1), torch.tensor([advantage]), CLIP, 1
-    )
+    log_prob_Rn = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    advantage_Rn = torch.tensor([[advantage]])
+    loss_R = advantages.surrogate_loss(log_prob_Rn, torch.zeros(1, 1), advantage_Rn, CLIP)
     loss_R.sum().backward()
     # the gradient of -ratio A with respect to the log density is -ratio A
-    assert log_prob_B.grad.item() == pytest.approx(slope, abs=1e-6)
+    assert log_prob_Rn.grad.item() == pytest.approx(slope, abs=1e-6)
 
 
 def test_the_value_loss_equals_a_loop_over_the_rows(draw):
     num_tasks, rows = 3, 40
-    value_B, target_B, old_value_B = (draw(num_tasks * rows) for _ in range(3))
+    value_Rn, target_Rn, old_value_Rn = (draw(num_tasks, rows) for _ in range(3))
     for clip in (None, 0.3):
-        found_R = advantages.value_loss(value_B, target_B, old_value_B, clip, num_tasks)
+        found_R = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, clip)
         num_clipped = 0
         for task in range(num_tasks):
             total = 0.0
-            for row in range(task * rows, (task + 1) * rows):
-                value, target = value_B[row].item(), target_B[row].item()
+            for row in range(rows):
+                value, target = value_Rn[task, row].item(), target_Rn[task, row].item()
                 error = (value - target) ** 2
                 if clip is not None:
-                    old = old_value_B[row].item()
+                    old = old_value_Rn[task, row].item()
                     near = min(max(value, old - clip), old + clip)
                     if (near - target) ** 2 > error:
                         error = (near - target) ** 2
@@ -285,13 +284,13 @@ def test_the_value_loss_equals_a_loop_over_the_rows(draw):
 
 def test_a_clipped_value_that_has_moved_towards_its_target_has_no_gradient():
     # it moved by 0.5 towards the target 2, and 0.3 is allowed: its error counts as (1.3 - 2)^2
-    value_B = torch.tensor([1.5, 0.5], requires_grad=True)
-    old_value_B = torch.ones(2)
-    loss_R = advantages.value_loss(value_B, torch.full((2,), 2.0), old_value_B, 0.3, 1)
+    value_Rn = torch.tensor([[1.5, 0.5]], requires_grad=True)
+    target_Rn = torch.full((1, 2), 2.0)
+    loss_R = advantages.value_loss(value_Rn, target_Rn, torch.ones(1, 2), 0.3)
     assert loss_R.item() == pytest.approx((0.7**2 + 1.5**2) / 2)
     loss_R.sum().backward()
     # the other moved away from it, which is corrected: 2 (0.5 - 2) / 2
-    assert value_B.grad.tolist() == pytest.approx([0, -1.5])
+    assert value_Rn.grad[0].tolist() == pytest.approx([0, -1.5])
 
 
 # ---- the divergence ----

@@ -38,7 +38,7 @@ def naive(images, offsets, padding):
 @pytest.mark.parametrize("padding", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_it_is_the_loop(padding, dtype):
-    images = make_batch(SPEC).observation_BD.to(dtype)
+    images = make_batch(SPEC).observation_RnD.flatten(0, 1).to(dtype)
     generator = torch.Generator().manual_seed(1)
     offsets = torch.randint(2 * padding + 1, (len(images), 2), generator=generator)
     offsets[0] = 0
@@ -55,19 +55,21 @@ def test_it_is_the_loop(padding, dtype):
 
 def test_every_shift_is_drawn_and_observations_are_shifted_independently():
     batch = make_batch(SPEC, rows=200)
-    same = batch._replace(next_observation_BD=batch.observation_BD)
+    same = batch._replace(next_observation_RnD=batch.observation_RnD)
     transform = with_generator(padding=1)
     after = transform(same)
-    seen = {"observation_BD": set(), "next_observation_BD": set()}
+    seen = {"observation_RnD": set(), "next_observation_RnD": set()}
     num_equal = 0
+    pictures = batch.observation_RnD.flatten(0, 1)
     candidates = {
-        (y, x): shifted(batch.observation_BD, torch.tensor([[y, x]]).expand(600, 2), 1)
+        (y, x): shifted(pictures, torch.tensor([[y, x]]).expand(600, 2), 1)
         for y in range(3)
         for x in range(3)
     }
     chosen = []
     for name, offsets in seen.items():
-        found = getattr(after, name)
+        assert getattr(after, name).shape == batch.observation_RnD.shape
+        found = getattr(after, name).flatten(0, 1)
         matches = torch.stack(
             [(found == image).flatten(1).all(1) for image in candidates.values()], 1
         )
@@ -77,13 +79,13 @@ def test_every_shift_is_drawn_and_observations_are_shifted_independently():
         assert offsets == set(candidates)
     num_equal = int((chosen[0] == chosen[1]).sum())
     assert 30 < num_equal < 110  # a ninth of 600
-    for name in ("action_BA", "reward_B", "terminated_B", "task_B"):
+    for name in ("action_RnA", "reward_Rn", "terminated_Rn", "task_Rn"):
         assert torch.equal(getattr(after, name), getattr(batch, name))
 
 
 def test_the_policy_acts_on_images_as_they_are():
-    image_BD = make_batch(SPEC).observation_BD
-    assert with_generator().observation(image_BD, None) is image_BD
+    image_RnD = make_batch(SPEC).observation_RnD
+    assert with_generator().observation(image_RnD, None) is image_RnD
 
 
 def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
@@ -98,13 +100,13 @@ def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
     assert {"transform_1", "transform_2"} <= set(used["used"])
     other.generators.load_state_dict(used)
     batch = make_batch(SPEC)
-    images = [one.transform(batch).observation_BD for one in (sac, other)]
+    images = [one.transform(batch).observation_RnD for one in (sac, other)]
     assert torch.equal(*images)
-    assert not torch.equal(images[0], sac.transform(batch).observation_BD)
+    assert not torch.equal(images[0], sac.transform(batch).observation_RnD)
     fresh = make_sac(SPEC, seed=3, **options)
-    first = fresh.transform(batch).observation_BD
+    first = fresh.transform(batch).observation_RnD
     monkeypatch.setattr("mtrl_lightning.ranks.distributed.rank", lambda: 1)
-    second = make_sac(SPEC, seed=3, **options).transform(batch).observation_BD
+    second = make_sac(SPEC, seed=3, **options).transform(batch).observation_RnD
     assert not torch.equal(first, second)
 
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.learning.losses import per_task
 from mtrl_lightning.networks import Encoder
 from tests.algorithms import attach, changed, copy_of, make_sac, train
 from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
@@ -32,17 +31,16 @@ class NextFeatures(Auxiliary):
         super().__init__(spec, encoder, **options)
         feature_dim = encoder.out_dim
         self.noise = noise
-        self.num_trained = len(spec.train_tasks)
         self.context_TZ = nn.Embedding(spec.num_tasks, feature_dim)
         self.predictor = nn.Linear(feature_dim, feature_dim)
 
     def loss(self, batch, inputs):
-        z_BZ = inputs.encoder(batch.observation_BD, batch.task_B)
-        noise_BZ = torch.randn(z_BZ.shape, generator=inputs.generator, device=z_BZ.device)
-        noisy_BZ = z_BZ + self.noise * noise_BZ + self.context_TZ(batch.task_B)
+        z_RnZ = inputs.encoder(batch.observation_RnD, batch.task_Rn)
+        noise_RnZ = torch.randn(z_RnZ.shape, generator=inputs.generator, device=z_RnZ.device)
+        noisy_RnZ = z_RnZ + self.noise * noise_RnZ + self.context_TZ(batch.task_Rn)
         with torch.no_grad():
-            target_BZ = inputs.target_encoder(batch.next_observation_BD, batch.task_B)
-        return per_task((self.predictor(noisy_BZ) - target_BZ).square().sum(-1), self.num_trained)
+            target_RnZ = inputs.target_encoder(batch.next_observation_RnD, batch.task_Rn)
+        return (self.predictor(noisy_RnZ) - target_RnZ).square().sum(-1).mean(1)
 
 
 def small_sac(learning_rate=1e-3, **options):

@@ -37,11 +37,12 @@ def clone(command_line, *options):
 
 def test_the_loss_is_the_density_of_the_squashed_gaussian():
     generator = torch.Generator().manual_seed(0)
-    mean_BA, log_std_BA, noise_BA = (torch.randn(6, 2, generator=generator) for _ in range(3))
-    policy = SquashedGaussian(0.3 * mean_BA, 0.3 * log_std_BA)
-    action_BA, log_prob_B = policy.sample(0.5 * noise_BA)
-    expected_R = -log_prob_B.view(3, 2).mean(1)
-    torch.testing.assert_close(negative_log_likelihood(policy, action_BA, 3), expected_R)
+    shape = (3, 2, 2)
+    mean_RnA, log_std_RnA, noise_RnA = (torch.randn(shape, generator=generator) for _ in range(3))
+    policy = SquashedGaussian(0.3 * mean_RnA, 0.3 * log_std_RnA)
+    action_RnA, log_prob_Rn = policy.sample(0.5 * noise_RnA)
+    expected_R = -log_prob_Rn.mean(1)
+    torch.testing.assert_close(negative_log_likelihood(policy, action_RnA), expected_R)
 
 
 def test_it_trains_through_the_command_line_and_its_loss_falls(command_line):

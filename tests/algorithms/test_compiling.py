@@ -60,10 +60,10 @@ def test_every_update_begins_a_new_step_of_the_graphs(monkeypatch):
 def test_a_compiled_function_has_a_graph_for_its_losses_only(make):
     sac = make()
     batch = make_batch(sac.spec)
-    noise_BA = torch.zeros_like(batch.action_BA)
-    target = sac.critic_target(batch, noise_BA)
+    noise_RnA = torch.zeros_like(batch.action_RnA)
+    target = sac.critic_target(batch, noise_RnA)
     assert len(target) == 2 and not any(value.requires_grad for value in target)
-    actor_loss = sac.actor_loss(batch) if make is make_td3 else sac.actor_loss(batch, noise_BA)
+    actor_loss = sac.actor_loss(batch) if make is make_td3 else sac.actor_loss(batch, noise_RnA)
     computed = [sac.critic_loss(batch, target), actor_loss]
     if make is make_distral:
         computed.append(sac.distilled_loss(batch))
@@ -75,9 +75,9 @@ def test_distrals_target_is_one_graph_also_with_tasks_that_are_not_trained():
     distral = make_distral(make_spec(3, train_tasks=(0, 2)))
     batch = make_batch(distral.spec)
     target = torch.compile(distral.critic_target, backend="eager", fullgraph=True)
-    noise_BA = torch.ones_like(batch.action_BA)
+    noise_RnA = torch.ones_like(batch.action_RnA)
     for found, wanted in zip(
-        target(batch, noise_BA), distral.critic_target(batch, noise_BA), strict=True
+        target(batch, noise_RnA), distral.critic_target(batch, noise_RnA), strict=True
     ):
         torch.testing.assert_close(found, wanted)
 

@@ -76,7 +76,7 @@ class HandActor(Network):
         self.m, self.l, self.c = (nn.Parameter(torch.tensor(number)) for number in numbers)
 
     def forward(self, x_BD, task_B):
-        mean_B = self.m + self.c * x_BD[:, 0]
+        mean_B = self.m + self.c * x_BD[..., 0]
         return torch.stack([mean_B, self.l.expand_as(mean_B)], dim=-1)
 
 
@@ -120,7 +120,7 @@ class ByHand:
     def __init__(self) -> None:
         stream = Generators(SEED).get("learn", torch.device("cpu"))
         next_noise, noise = (torch.randn(4, 1, generator=stream)[:, 0].tolist() for _ in range(2))
-        rows = list(zip(*(field.tolist() for field in BATCH[:-1]), strict=True))
+        rows = list(zip(*(field.flatten(0, 1).tolist() for field in BATCH[:-1]), strict=True))
         m0, l0, c0 = ACTORS[2]
 
         self.critic_loss = 0.0
@@ -229,11 +229,10 @@ def test_an_update_is_the_one_computed_by_hand():
 # ---- the limits of kappa ----
 
 
-def rows_of(batch, place, rows):
+def rows_of(batch, index):
     """Return a task's rows, as a batch of this task alone."""
-    own = slice(place * rows, (place + 1) * rows)
-    columns = [column[own] for column in batch[:6]]
-    return TransitionBatch(*columns)._replace(task_B=torch.zeros(rows, dtype=torch.int64))
+    columns = [column[index : index + 1] for column in batch[:6]]
+    return TransitionBatch(*columns)._replace(task_Rn=torch.zeros_like(columns[5]))
 
 
 @pytest.mark.parametrize(
@@ -268,14 +267,14 @@ def test_with_kappa_0_the_tasks_networks_are_those_of_separate_sacs_bit_for_bit(
     for i in range(6):
         batch = make_batch(distral.spec, rows, seed=i)
         generator = torch.Generator().manual_seed(i)
-        noises = [torch.randn(batch.action_BA.shape, generator=generator) for _ in range(2)]
+        noises = [torch.randn(batch.action_RnA.shape, generator=generator) for _ in range(2)]
         given = iter(noises)
         distral.noise_like = lambda _, given=given: next(given)
         distral.training_step(batch, i)
         for place, (sac, _) in enumerate(alone):
-            own = iter([noise[place * rows : (place + 1) * rows] for noise in noises])
+            own = iter([noise[place : place + 1] for noise in noises])
             sac.noise_like = lambda _, own=own: next(own)
-            sac.training_step(rows_of(batch, place, rows), i)
+            sac.training_step(rows_of(batch, place), i)
     for _, pairs in alone:
         for network, other in pairs:
             assert changed(network, copy_of(other)) == set()
@@ -299,8 +298,8 @@ def test_a_large_kappa_pulls_the_policies_together(kappa, low, high):
     attach(distral)
     for i in range(32):
         batch = make_batch(distral.spec, 8, seed=i)
-        sign_B = 1.0 - 2 * batch.task_B
-        distral.training_step(batch._replace(reward_B=sign_B * batch.action_BA[:, 0]), i)
+        sign_R1 = 1.0 - 2 * batch.task_R1
+        distral.training_step(batch._replace(reward_Rn=sign_R1 * batch.action_RnA[..., 0]), i)
         if i == 28:
             distral.drain_metrics()
     assert low < distral.drain_metrics()["train/distral_kl"] < high
@@ -339,8 +338,8 @@ def test_a_tasks_networks_learn_from_its_own_rows_alone():
         for i in range(4):
             batch = make_batch(distral.spec, seed=i)
             if distral is second:  # large enough for its gradient to be clipped
-                scale_B = torch.where(batch.task_B == 1, 1000.0, 1.0)
-                batch = batch._replace(reward_B=batch.reward_B * scale_B)
+                scale_R1 = torch.where(batch.task_R1 == 1, 1000.0, 1.0)
+                batch = batch._replace(reward_Rn=batch.reward_Rn * scale_R1)
             distral.training_step(batch, i)
     names = changed(first, copy_of(second))
     own = {name for name in names if not name.startswith("distilled")}
@@ -351,7 +350,7 @@ def test_a_tasks_networks_learn_from_its_own_rows_alone():
 def test_the_loss_of_a_policy_moves_neither_the_distilled_one_nor_the_other_tasks():
     distral = make_distral(kappa=2.0)
     batch = make_batch(distral.spec)
-    loss_R, _ = distral.actor_loss(batch, torch.randn_like(batch.action_BA))
+    loss_R, _ = distral.actor_loss(batch, torch.randn_like(batch.action_RnA))
     loss_R[1].backward()
     trained = {
         name for name, p in distral.named_parameters() if p.grad is not None and p.grad.any()
@@ -445,7 +444,7 @@ def test_a_shared_encoder_learns_with_the_gradient_method_of_the_critics():
     before = copy_of(distral.encoder)
     train(distral, 2)
     assert changed(distral.encoder, before) == set(before)
-    observation_BD = make_batch(distral.spec).observation_BD
+    observation_BD = make_batch(distral.spec).observation_RnD.flatten(0, 1)
     tasks = (torch.full((len(observation_BD),), task) for task in range(2))
     policies = [distral.distilled_policy(observation_BD, task_B) for task_B in tasks]
     torch.testing.assert_close(policies[0].mean_BA, policies[1].mean_BA)

@@ -47,8 +47,8 @@ class BrokenReward(RewardScale):
         self.count += 1
         if not is_broken:
             return batch
-        reward_B = torch.where(batch.task_B == self.task, self.value, batch.reward_B)
-        return batch._replace(reward_B=reward_B)
+        reward_Rn = torch.where(batch.task_R1 == self.task, self.value, batch.reward_Rn)
+        return batch._replace(reward_Rn=reward_Rn)
 
 
 @pytest.fixture(params=["cpu", "device"])

@@ -144,15 +144,14 @@ def test_the_replay_holds_raw_values_so_that_old_rows_have_the_scale_of_new_ones
             sac.observe(transitions)
         found = sac.transform(batch)
         scale, normalize = sac.transforms
-        task_B = batch.task_B
-        mean_BD = normalize.moments.mean_TD[task_B]
-        std_BD = (normalize.moments.variance_TD[task_B] + 1e-8).sqrt()
-        std_B = (scale.moments.variance_TD[task_B] + 1e-8).sqrt()
-        for name in ("observation_BD", "next_observation_BD"):
-            wanted_BD = ((getattr(batch, name) - mean_BD) / std_BD).clamp(-10, 10).float()
-            np.testing.assert_allclose(getattr(found, name), wanted_BD, **SINGLE)
+        mean_RnD = normalize.moments.mean_TD[batch.task_Rn]
+        std_RnD = (normalize.moments.variance_TD[batch.task_Rn] + 1e-8).sqrt()
+        std_Rn = (scale.moments.variance_TD[batch.task_Rn] + 1e-8).sqrt()
+        for name in ("observation_RnD", "next_observation_RnD"):
+            wanted_RnD = ((getattr(batch, name) - mean_RnD) / std_RnD).clamp(-10, 10).float()
+            np.testing.assert_allclose(getattr(found, name), wanted_RnD, **SINGLE)
         np.testing.assert_allclose(
-            found.reward_B, (batch.reward_B / std_B).clamp(-10, 10), **SINGLE
+            found.reward_Rn, (batch.reward_Rn / std_Rn).clamp(-10, 10), **SINGLE
         )
     observation_ED = 5 + np.random.default_rng(1).normal(size=(3, 4))
     task_E = np.arange(3)
@@ -207,10 +206,10 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     _, variances = naive_moments(returns)
     np.testing.assert_allclose(scale.moments.variance_TD.numpy(), variances, rtol=1e-9)
     batch = make_batch(make_spec())
-    found_B = scale(batch).reward_B
-    wanted_B = batch.reward_B / torch.tensor(variances)[batch.task_B].sqrt()
-    np.testing.assert_allclose(found_B, wanted_B.clamp(-1.5, 1.5), rtol=1e-4)
-    assert found_B.abs().max() == 1.5 and found_B[batch.task_B == 1].abs().max() < 0.1
+    found_Rn = scale(batch).reward_Rn
+    wanted_Rn = batch.reward_Rn / torch.tensor(variances)[batch.task_Rn].sqrt()
+    np.testing.assert_allclose(found_Rn, wanted_Rn.clamp(-1.5, 1.5), rtol=1e-4)
+    assert found_Rn.abs().max() == 1.5 and found_Rn[1].abs().max() < 0.1
 
 
 def test_one_task_without_faults_has_the_rewards_of_vec_normalize():
@@ -228,8 +227,9 @@ def test_one_task_without_faults_has_the_rewards_of_vec_normalize():
         theirs._update_reward(reward_E)
         normalized_E = theirs.normalize_reward(reward_E)
         theirs.returns[ended] = 0
-        batch = make_batch(make_spec(1), rows=4)._replace(reward_B=torch.tensor(reward_E).float())
-        np.testing.assert_allclose(ours(batch).reward_B, normalized_E, rtol=1e-5)
+        reward_1n = torch.tensor(reward_E).float()[None]
+        batch = make_batch(make_spec(1), rows=4)._replace(reward_Rn=reward_1n)
+        np.testing.assert_allclose(ours(batch).reward_Rn[0], normalized_E, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [NormalizeObservation, NormalizeReward])

@@ -189,33 +189,29 @@ def batches(algorithms, seed=0):
     """Return one batch for both: zeros pad it, but for the largest task."""
     alone, padded = (make_batch(algorithm.spec, ROWS, seed) for algorithm in algorithms)
     padding = algorithms[1].spec
-    observation_mask_BD = torch.from_numpy(padding.observation_mask_TD)[padded.task_B]
-    action_mask_BA = torch.from_numpy(padding.action_mask_TA)[padded.task_B]
-    padded.observation_BD[:, :D] = alone.observation_BD
-    padded.next_observation_BD[:, :D] = alone.next_observation_BD
-    padded.action_BA[:, :A] = alone.action_BA
+    observation_mask_RnD = torch.from_numpy(padding.observation_mask_TD)[padded.task_Rn]
+    action_mask_RnA = torch.from_numpy(padding.action_mask_TA)[padded.task_Rn]
+    padded.observation_RnD[..., :D] = alone.observation_RnD
+    padded.next_observation_RnD[..., :D] = alone.next_observation_RnD
+    padded.action_RnA[..., :A] = alone.action_RnA
     return alone, alone._replace(
-        observation_BD=padded.observation_BD * observation_mask_BD,
-        next_observation_BD=padded.next_observation_BD * observation_mask_BD,
-        action_BA=padded.action_BA * action_mask_BA,
+        observation_RnD=padded.observation_RnD * observation_mask_RnD,
+        next_observation_RnD=padded.next_observation_RnD * observation_mask_RnD,
+        action_RnA=padded.action_RnA * action_mask_RnA,
     )
 
 
 def noises(seed=3):
     generator = torch.Generator().manual_seed(seed)
-    padded_BA = torch.randn(T * ROWS, A + MORE_A, generator=generator)
-    return padded_BA[:, :A], padded_BA
+    padded_RnA = torch.randn(T, ROWS, A + MORE_A, generator=generator)
+    return padded_RnA[..., :A], padded_RnA
 
 
 def standardize(algorithms, pair):
     for algorithm, batch in zip(algorithms, pair, strict=True):
-        algorithm.encoder.observe(batch.observation_BD, batch.task_B)
+        algorithm.encoder.observe(batch.observation_RnD, batch.task_Rn)
         if isinstance(algorithm, (SAC, TD3)):
-            algorithm.target_encoder.observe(batch.observation_BD, batch.task_B)
-
-
-def compared_rows():
-    return torch.arange(T).repeat_interleave(ROWS) != LARGEST
+            algorithm.target_encoder.observe(batch.observation_RnD, batch.task_Rn)
 
 
 def assert_close(padded, alone):
@@ -264,23 +260,23 @@ def test_a_padded_task_has_the_losses_and_gradients_that_it_has_alone(kind, stac
     *algorithms, indices = make_pair(kind, **STACKS[stack])
     pair = batches(algorithms)
     standardize(algorithms, pair)
-    is_own_B = pair[0].task_B != LARGEST
+    is_compared_R = torch.arange(T) != LARGEST
     losses = {name: [] for name in ("critic", "actor", "last")}
     targets = []
-    for algorithm, batch, noise_BA in zip(algorithms, pair, noises(), strict=True):
-        target = algorithm.critic_target(batch, noise_BA)
+    for algorithm, batch, noise_RnA in zip(algorithms, pair, noises(), strict=True):
+        target = algorithm.critic_target(batch, noise_RnA)
         targets.append(target)
         losses["critic"].append(algorithm.critic_loss(batch, target)[0])
         if kind is TD3:
             losses["actor"].append(algorithm.actor_loss(batch)[0])
             continue
-        actor_loss_R, log_prob_B = algorithm.actor_loss(batch, noise_BA)
+        actor_loss_R, log_prob_Rn = algorithm.actor_loss(batch, noise_RnA)
         losses["actor"].append(actor_loss_R)
         if kind is Distral:
             losses["last"].append(algorithm.distilled_loss(batch)[0])
         else:
-            losses["last"].append(algorithm.temperature_loss(log_prob_B, batch.task_B)[0])
-    assert_close(targets[1].next_cost_B[is_own_B], targets[0].next_cost_B[is_own_B])
+            losses["last"].append(algorithm.temperature_loss(log_prob_Rn, batch.task_Rn)[0])
+    assert_close(targets[1].next_cost_Rn[is_compared_R], targets[0].next_cost_Rn[is_compared_R])
     for both in filter(None, losses.values()):
         assert_losses_agree(indices, algorithms, both)
 
@@ -316,27 +312,26 @@ def test_a_padded_task_has_the_losses_and_gradients_of_ppo_that_it_has_alone(sta
     standardize(algorithms, pair)
     generator = torch.Generator().manual_seed(7)
     columns = {
-        name: torch.randn(T * ROWS, generator=generator)
-        for name in ("advantage", "value", "target")
+        name: torch.randn(T, ROWS, generator=generator) for name in ("advantage", "value", "target")
     }
-    old_log_prob_B = None
+    old_log_prob_Rn = None
     actor_losses = []
     critic_losses = []
     entropies = []
-    for ppo, batch, noise_BA in zip(algorithms, pair, noises(), strict=True):
-        policy = ppo.policy(batch.observation_BD, batch.task_B)
-        sample_BA = policy.draw(noise_BA).detach()
-        log_prob_B = policy.log_prob(sample_BA).detach()
-        if old_log_prob_B is None:
-            shift_B = 0.3 * torch.randn(T * ROWS, generator=generator)
-            old_log_prob_B = log_prob_B + shift_B
-        extra = {**columns, "unclipped_action": sample_BA, "log_prob": old_log_prob_B}
+    for ppo, batch, noise_RnA in zip(algorithms, pair, noises(), strict=True):
+        policy = ppo.policy(batch.observation_RnD, batch.task_Rn)
+        sample_RnA = policy.draw(noise_RnA).detach()
+        log_prob_Rn = policy.log_prob(sample_RnA).detach()
+        if old_log_prob_Rn is None:
+            shift_Rn = 0.3 * torch.randn(T, ROWS, generator=generator)
+            old_log_prob_Rn = log_prob_Rn + shift_Rn
+        extra = {**columns, "unclipped_action": sample_RnA, "log_prob": old_log_prob_Rn}
         batch = batch._replace(extra=extra)
-        loss_R, (found_log_prob_B, _) = ppo.actor_loss(batch)
-        assert_close(found_log_prob_B, log_prob_B)
+        loss_R, (found_log_prob_Rn, _) = ppo.actor_loss(batch)
+        assert_close(found_log_prob_Rn, log_prob_Rn)
         actor_losses.append(loss_R)
         critic_losses.append(ppo.critic_loss(batch)[0])
-        entropies.append(policy.entropy().view(T, -1).mean(1))
+        entropies.append(policy.entropy().mean(1))
     for both in (actor_losses, critic_losses, entropies):
         assert_losses_agree(indices, algorithms, both)
 
@@ -362,12 +357,12 @@ def test_padding_alone_changes_no_gradient_method(method):
         attach(sac)
     before = copy_of(algorithms[1])
     for seed in range(2):
-        for sac, batch, noise_BA in zip(
+        for sac, batch, noise_RnA in zip(
             algorithms, batches(algorithms, seed), noises(seed), strict=True
         ):
-            target = sac.critic_target(batch, noise_BA)
+            target = sac.critic_target(batch, noise_RnA)
             sac.critic_update(lambda: sac.critic_loss(batch, target))  # noqa: B023
-            sac.actor_update(lambda: sac.actor_loss(batch, noise_BA))  # noqa: B023
+            sac.actor_update(lambda: sac.actor_loss(batch, noise_RnA))  # noqa: B023
     padded = dict(algorithms[1].named_parameters())
     for name, parameter in algorithms[0].named_parameters():
         found = padded[name].detach().clone()
@@ -478,10 +473,10 @@ def test_a_checkpoint_without_sizes_is_loaded(tmp_path):
 def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
     sac = make_pair(SAC, encoder=Standardize, **STACKS["mlp"])[1]
     batch = batches(make_pair(SAC, **STACKS["mlp"])[:2])[1]
-    sac.encoder.observe(batch.observation_BD, batch.task_B)
+    sac.encoder.observe(batch.observation_RnD, batch.task_Rn)
     policy = load_policy(save(sac, tmp_path))
-    observation_BD = batch.observation_BD.numpy()
-    task_B = batch.task_B.numpy()
+    observation_BD = batch.observation_RnD.flatten(0, 1).numpy()
+    task_B = batch.task_Rn.flatten().numpy()
     action_BA = sac.act(observation_BD, task_B, "exploit")
     assert np.array_equal(policy.act(observation_BD, task_B), action_BA)
     own_BD = observation_BD[:ROWS, :D]

@@ -209,6 +209,26 @@ def test_normalizing_is_the_inverse_of_denormalizing(draw):
     torch.testing.assert_close(scale.normalize(back_B, TASK_B), value_B, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["multi_head", "mlp"])
+@pytest.mark.parametrize("kind", [PopArt, ReturnScale])
+def test_a_learning_batch_is_scaled_as_the_same_rows_are(draw, kind, name):
+    critic = make_critic(name)
+    scale = kind(spec_of(NUM_TASKS), critic)
+    scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 9.0, 0.25]), SEEN_T)
+    if name == "mlp" and kind is PopArt:
+        with torch.no_grad():
+            scale.weight_T.copy_(torch.tensor([2.0, -1.0, 0.5]))
+            scale.bias_T.copy_(torch.tensor([0.0, 3.0, 1.0]))
+    output_B1 = draw(NUM_TASKS * ROWS, 1)
+    task_Rn = TASK_B.view(NUM_TASKS, ROWS)
+    value_B = scale(output_B1, TASK_B)
+    value_Rn = scale(output_B1.view(NUM_TASKS, ROWS, 1), task_Rn)
+    assert value_Rn.shape == (NUM_TASKS, ROWS)
+    assert torch.equal(value_Rn.flatten(), value_B)
+    for change in (scale.normalize, scale.denormalize):
+        assert torch.equal(change(value_Rn, task_Rn).flatten(), change(value_B, TASK_B))
+
+
 def test_the_plain_scale_leaves_everything_as_it_is(draw):
     critic = make_critic()
     scale = ReturnScale(spec_of(NUM_TASKS), critic)

@@ -83,7 +83,7 @@ def make_collected(ppo, seed=0, gap=0.1, end=0.12, mean=0.0, std=1.0):
 
 
 def rows_of(collected, num_minibatches=2, seed=0):
-    """Flat row numbers of an epoch's minibatches, task-major, equally many of each task."""
+    """Row numbers ``[R, n]`` of an epoch's minibatches, equally many of each task."""
     generator = np.random.default_rng(seed)
     valid_SE, task_E = collected.valid_SE.numpy(), collected.task_E.numpy()
     per_task = NUM_STEPS * ENVS_PER_TASK // num_minibatches
@@ -93,24 +93,26 @@ def rows_of(collected, num_minibatches=2, seed=0):
         orders.append(np.resize(generator.permutation(rows), per_task * num_minibatches))
     order_TM = np.stack(orders)
     return [
-        torch.from_numpy(order_TM[:, i * per_task : (i + 1) * per_task].ravel())
+        torch.from_numpy(order_TM[:, i * per_task : (i + 1) * per_task])
         for i in range(num_minibatches)
     ]
 
 
-def batch_of(collected, computed, row_B):
+def batch_of(collected, computed, row_Rn):
     columns = {**collected.columns, **computed}
-    rows = {name: column.flatten(0, 1)[row_B] for name, column in columns.items()}
+    rows = {name: column.flatten(0, 1)[row_Rn] for name, column in columns.items()}
     task_N = collected.task_E.repeat(len(collected.valid_SE))
     core = ("observation", "action", "reward", "next_observation", "terminated")
     extra = {name: column for name, column in rows.items() if name not in core}
-    return TransitionBatch(*(rows[name] for name in core), task_N[row_B], extra)
+    return TransitionBatch(*(rows[name] for name in core), task_N[row_Rn], extra)
 
 
 def all_rows(collected):
-    """Every row of an iteration without gaps as one minibatch, task-major."""
+    """Row numbers ``[R, n]`` of an iteration without gaps as one minibatch."""
     num_envs = len(collected.task_E)
-    return torch.arange(collected.valid_SE.numel()).view(-1, num_envs).t().flatten()
+    num_trained = len(collected.task_E.unique())
+    row_ES = torch.arange(collected.valid_SE.numel()).view(-1, num_envs).t()
+    return row_ES.reshape(num_trained, -1)
 
 
 def iterate(ppo, seed=0, num_epochs=2, progress=0.0, **options):
@@ -120,9 +122,9 @@ def iterate(ppo, seed=0, num_epochs=2, progress=0.0, **options):
     collected = make_collected(ppo, seed, **options)
     computed = ppo.begin_iteration(collected, progress)
     for epoch in range(num_epochs):
-        for row_B in rows_of(collected, seed=epoch):
+        for row_Rn in rows_of(collected, seed=epoch):
             if not ppo.is_iteration_over():
-                ppo.training_step(batch_of(collected, computed, row_B), 0)
+                ppo.training_step(batch_of(collected, computed, row_Rn), 0)
     ppo.end_iteration(collected)
     return collected, computed
 
@@ -410,9 +412,9 @@ def test_every_update_equals_that_of_an_independent_program(pair):
                 plain.target[row], rel=1e-4, abs=1e-4
             )
         for epoch in range(2):
-            for row_B in rows_of(collected, seed=epoch):
-                ppo.training_step(batch_of(collected, computed, row_B), 0)
-                plain.update(collected, row_B)
+            for row_Rn in rows_of(collected, seed=epoch):
+                ppo.training_step(batch_of(collected, computed, row_Rn), 0)
+                plain.update(collected, row_Rn.flatten())
                 assert_same_weights(ppo, plain, 2e-6)
         ppo.end_iteration(collected)
         assert ppo.drain_metrics() == pytest.approx(plain.drained(), rel=1e-3, abs=1e-5)
@@ -439,10 +441,10 @@ def test_one_epoch_with_one_minibatch_is_a_policy_gradient_step():
     computed = ppo.begin_iteration(collected, 0.0)
     batch = batch_of(collected, computed, all_rows(collected))
     trained = [*ppo.actor.parameters(), *ppo.noise.parameters()]
-    mean_BA = ppo.actor(batch.observation_BD, batch.task_B)
-    policy = Normal(mean_BA, ppo.noise.log_std_TA[batch.task_B].exp())
-    log_prob_B = policy.log_prob(batch.extra["unclipped_action"]).sum(1)
-    loss = -(batch.extra["advantage"] * log_prob_B).mean()
+    mean_RnA = ppo.actor(batch.observation_RnD, batch.task_Rn)
+    policy = Normal(mean_RnA, ppo.noise.log_std_TA[batch.task_Rn].exp())
+    log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"]).sum(-1)
+    loss = -(batch.extra["advantage"] * log_prob_Rn).mean()
     gradients = torch.autograd.grad(loss, trained)
     wanted = [p.detach() - learning_rate * g for p, g in zip(trained, gradients, strict=True)]
     assert all(gradient.abs().max() > 1e-3 for gradient in gradients)
@@ -479,10 +481,10 @@ class HandActor(Network):
 
     def __init__(self, in_dim, out_dim, spec) -> None:
         super().__init__()
-        self.c = nn.Parameter(torch.zeros(1, out_dim))
+        self.c = nn.Parameter(torch.zeros(out_dim))
 
     def forward(self, x_BD, task_B):
-        return self.c.expand(len(x_BD), -1)
+        return self.c.expand(*task_B.shape, -1)
 
 
 class HandCritic(Network):
@@ -493,7 +495,7 @@ class HandCritic(Network):
         self.k = nn.Parameter(torch.tensor([1.0, -1.0]))
 
     def forward(self, x_BD, task_B):
-        return self.k[task_B][:, None] * x_BD
+        return self.k[task_B][..., None] * x_BD
 
     def shared_parameters(self):
         yield from ()
@@ -623,7 +625,7 @@ def test_values_are_clipped_around_those_that_the_critic_has_when_learning_begin
     for seed in range(2):
         collected = make_collected(ppo, seed)
         computed = ppo.begin_iteration(collected, 0.0)
-        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
         for batch in batches:
             clipped_R, _ = ppo.critic_loss(batch)
             ppo.value_clip = None
@@ -645,7 +647,7 @@ def test_the_rest_of_an_iteration_is_left_out_when_the_policy_has_moved_too_far(
     for seed in range(2):
         collected = make_collected(ppo, seed)
         computed = ppo.begin_iteration(collected, 0.0)
-        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
         assert not ppo.is_iteration_over()
         ppo.training_step(batches[0], 0)
         assert not ppo.is_iteration_over(), "an epoch is always completed"
@@ -723,8 +725,8 @@ def test_the_encoders_statistics_move_between_iterations_only():
         else:
             assert changed(ppo.encoder, before) == set()
         before = copy_of(ppo.encoder)
-        for row_B in rows_of(collected):
-            ppo.training_step(batch_of(collected, computed, row_B), 0)
+        for row_Rn in rows_of(collected):
+            ppo.training_step(batch_of(collected, computed, row_Rn), 0)
             assert changed(ppo.encoder, before) == set()
         ppo.end_iteration(collected)
         torch.testing.assert_close(ppo.encoder.mean_D, torch.stack(means).mean(0))
@@ -757,10 +759,10 @@ def test_behind_moving_statistics_the_ratios_of_every_iteration_start_from_one(p
         computed = ppo.begin_iteration(collected, 0.0)
         assert bool(changed(ppo.encoder, before)) == (iteration == 0)
         assert torch.equal(collected.columns["log_prob"], sampled_SE)
-        batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+        batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
         for batch in batches:
-            _, (log_prob_B, _) = ppo.actor_loss(batch)
-            torch.testing.assert_close(log_prob_B, batch.extra["log_prob"], rtol=0, atol=1e-4)
+            _, (log_prob_Rn, _) = ppo.actor_loss(batch)
+            torch.testing.assert_close(log_prob_Rn, batch.extra["log_prob"], rtol=0, atol=1e-4)
         for batch in batches:
             ppo.training_step(batch, 0)
         ppo.end_iteration(collected)
@@ -1039,8 +1041,8 @@ def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
     computed = ppo.begin_iteration(collected, 0.0)
     batch = batch_of(collected, computed, rows_of(collected)[0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, (log_prob_B, _) = ppo.actor_loss(batch)
-        torch.testing.assert_close(log_prob_B, batch.extra["log_prob"], rtol=1e-5, atol=1e-5)
+        _, (log_prob_Rn, _) = ppo.actor_loss(batch)
+        torch.testing.assert_close(log_prob_Rn, batch.extra["log_prob"], rtol=1e-5, atol=1e-5)
         ppo.training_step(batch, 0)
     assert actor_types == {torch.float32}
     assert critic_types == {torch.bfloat16}, "the critic ran in half precision"
@@ -1071,8 +1073,8 @@ def test_compiled_losses_give_the_same_updates():
 
 def broken(batch):
     """The batch with an advantage of the second task that is no number."""
-    advantage_B = torch.where(batch.task_B == 1, math.nan, batch.extra["advantage"])
-    return batch._replace(extra={**batch.extra, "advantage": advantage_B})
+    advantage_Rn = torch.where(batch.task_R1 == 1, math.nan, batch.extra["advantage"])
+    return batch._replace(extra={**batch.extra, "advantage": advantage_Rn})
 
 
 def test_a_skipped_step_of_the_actor_changes_nothing_and_the_next_one_is_made():
@@ -1080,7 +1082,7 @@ def test_a_skipped_step_of_the_actor_changes_nothing_and_the_next_one_is_made():
     attach(ppo)
     collected = make_collected(ppo)
     computed = ppo.begin_iteration(collected, 0.0)
-    first, second = (batch_of(collected, computed, row_B) for row_B in rows_of(collected))
+    first, second = (batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected))
     ppo.training_step(first, 0)
     actor, noise, critic = (copy_of(part) for part in (ppo.actor, ppo.noise, ppo.critic))
     ppo.training_step(broken(second), 1)
@@ -1099,7 +1101,7 @@ SKIPPED = ("advantage", "observation")
 
 def without_numbers(batch, name):
     if name == "observation":
-        return batch._replace(observation_BD=torch.full_like(batch.observation_BD, math.nan))
+        return batch._replace(observation_RnD=torch.full_like(batch.observation_RnD, math.nan))
     return broken(batch)
 
 
@@ -1131,7 +1133,7 @@ def test_an_epoch_without_a_step_ends_the_iteration(name):
     attach(ppo)
     collected = make_collected(ppo)
     computed = ppo.begin_iteration(collected, 0.0)
-    batches = [batch_of(collected, computed, row_B) for row_B in rows_of(collected)]
+    batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
     for batch in batches:
         assert not ppo.is_iteration_over()
         ppo.training_step(without_numbers(batch, name), 0)
@@ -1150,8 +1152,8 @@ def test_the_number_of_skipped_minibatches_continues_after_a_resumption(tmp_path
     whole.training_step(broken(batch), 0)
     resumed = PPO.load_from_checkpoint(save(whole, tmp_path))
     attach(resumed)
-    log_prob_B = whole.actor_loss(batch)[1][0]
-    far = batch._replace(extra={**batch.extra, "log_prob": log_prob_B - 0.8})
+    log_prob_Rn = whole.actor_loss(batch)[1][0]
+    far = batch._replace(extra={**batch.extra, "log_prob": log_prob_Rn - 0.8})
     for ppo in (whole, resumed):
         assert not ppo.is_iteration_over()
         ppo.training_step(far, 1)

@@ -13,8 +13,8 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.types import TransitionBatch, Transitions
 from tests.algorithms import attach, make_batch, make_sac, make_spec, train
 
-TASK_B = torch.tensor([0, 0, 1, 2])
-REWARD_B = torch.tensor([1.0, -2.0, 3.0, 4.0])
+TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
+REWARD_RN = torch.tensor([[1.0, -2.0], [3.0, 0.5], [4.0, -1.0]])
 
 
 def step(rewards, tasks, envs, terminated=(), truncated=()):
@@ -27,29 +27,30 @@ def step(rewards, tasks, envs, terminated=(), truncated=()):
 
 
 def scaled(scale, alpha=(0.0, 0.0, 0.0), target_entropy=-2.0):
-    observation_BD = torch.arange(8.0).view(4, 2)
+    observation_RnD = torch.arange(12.0).view(3, 2, 2)
     batch = TransitionBatch(
-        observation_BD, observation_BD, REWARD_B, observation_BD, REWARD_B > 9, TASK_B
+        observation_RnD, observation_RnD, REWARD_RN, observation_RnD, REWARD_RN > 9, TASK_RN
     )
     quantities = {
         "temperature_T": torch.tensor(alpha),
         "target_entropy_T": torch.full((3,), target_entropy),
     }
     changed = scale(batch, **{name: quantities[name] for name in scale.requires})
-    for name, value in batch._replace(reward_B=changed.reward_B)._asdict().items():
+    for name, value in batch._replace(reward_Rn=changed.reward_Rn)._asdict().items():
         assert getattr(changed, name) is value, "the rewards alone are changed"
-    return changed.reward_B.tolist()
+    return changed.reward_Rn.tolist()
 
 
 def test_without_a_scale_rewards_stay_as_they_are():
-    assert scaled(RewardScale(make_spec(3))) == REWARD_B.tolist()
+    assert scaled(RewardScale(make_spec(3))) == REWARD_RN.tolist()
 
 
 def test_mean_reward_makes_the_means_equal():
     scale = MeanReward(make_spec(3))
-    assert scaled(scale) == REWARD_B.tolist(), "before the replay is known"
+    assert scaled(scale) == REWARD_RN.tolist(), "before the replay is known"
     scale.begin_learning(np.array([0.5, 4.0, -1.0]))
-    assert scaled(scale) == [8.0, -16.0, 3.0, 16.0]  # 4 / 0.5, 4 / 4 and 4 / |-1|
+    # 4 / 0.5, 4 / 4 and 4 / |-1|
+    assert scaled(scale) == [[8.0, -16.0], [3.0, 0.5], [16.0, -4.0]]
 
 
 def test_mean_reward_of_a_task_without_any_is_bounded_and_of_no_task_is_one():
@@ -79,7 +80,10 @@ def test_return_range_by_hand():
     # and -1 - 4 = -5
     assert scale.largest_T.tolist() == [3, 8, 0]
     # the temperature's term is alpha H target_entropy / 2 = -2 alpha
-    assert scaled(scale, alpha=(0.5, 0.0, 1.0)) == pytest.approx([10 / 4, -20 / 4, 30 / 8, 40 / 2])
+    found_Rn = scaled(scale, alpha=(0.5, 0.0, 1.0))
+    assert found_Rn[0] == pytest.approx([10 / 4, -20 / 4])
+    assert found_Rn[1] == pytest.approx([30 / 8, 5 / 8])
+    assert found_Rn[2] == pytest.approx([40 / 2, -10 / 2])
 
 
 def test_return_range_keeps_the_largest_and_begins_each_episode_anew():
@@ -135,7 +139,7 @@ def test_return_range_does_not_wait_for_its_device(monkeypatch):
 
 def test_return_range_leaves_rewards_alone_where_nothing_is_known():
     scale = ReturnRange(make_spec(3), discount=0.5)
-    assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_B.tolist()
+    assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_RN.tolist()
 
 
 def test_return_range_refuses_another_discount_than_the_critics():
@@ -174,7 +178,7 @@ def test_sac_learns_from_the_scaled_rewards():
     spec = make_spec(3)
     batch = make_batch(spec)
     one, two = make_sac(spec, reward_scale=Tenfold), make_sac(spec)
-    for sac, given in ((one, batch), (two, batch._replace(reward_B=10 * batch.reward_B))):
+    for sac, given in ((one, batch), (two, batch._replace(reward_Rn=10 * batch.reward_Rn))):
         attach(sac)
         sac.training_step(given, 0)
     for a, b in zip(one.critic.parameters(), two.critic.parameters(), strict=True):

@@ -28,8 +28,10 @@ from tests.algorithms import (
     changed,
     copy_of,
     make_batch,
+    make_ppo,
     make_sac,
     make_spec,
+    make_td3,
     small_mlp,
     train,
 )
@@ -42,12 +44,12 @@ ALPHA = 0.5
 TARGET_ENTROPY = -0.7
 SEED = 5
 BATCH = TransitionBatch(
-    observation_BD=torch.tensor([[0.5], [-1.0], [2.0], [0.3]]),
-    action_BA=torch.tensor([[0.1], [-0.4], [0.9], [0.6]]),
-    reward_B=torch.tensor([1.0, -0.5, 2.0, 0.25]),
-    next_observation_BD=torch.tensor([[0.7], [-0.8], [1.5], [-0.2]]),
-    terminated_B=torch.tensor([False, True, False, False]),
-    task_B=torch.tensor([0, 0, 1, 1]),
+    observation_RnD=torch.tensor([[[0.5], [-1.0]], [[2.0], [0.3]]]),
+    action_RnA=torch.tensor([[[0.1], [-0.4]], [[0.9], [0.6]]]),
+    reward_Rn=torch.tensor([[1.0, -0.5], [2.0, 0.25]]),
+    next_observation_RnD=torch.tensor([[[0.7], [-0.8]], [[1.5], [-0.2]]]),
+    terminated_Rn=torch.tensor([[False, True], [False, False]]),
+    task_Rn=torch.tensor([[0, 0], [1, 1]]),
 )
 
 
@@ -61,7 +63,7 @@ class HandActor(Network):
         self.c = nn.Parameter(torch.tensor(0.3))
 
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self.m[task_B] + self.c * x_BD[:, 0], self.s[task_B]], dim=-1)
+        return torch.stack([self.m[task_B] + self.c * x_BD[..., 0], self.s[task_B]], dim=-1)
 
     def shared_parameters(self):
         yield self.c
@@ -78,7 +80,7 @@ class HandCritic(Network):
         self.w = nn.Parameter(torch.tensor(weights))
 
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return (x_BD @ self.w[:2] + self.w[2])[:, None]
+        return (x_BD @ self.w[:2] + self.w[2])[..., None]
 
 
 class HandEncoder(Encoder):
@@ -148,7 +150,7 @@ class ByHand:
         k = 1.5
         stream = Generators(SEED).get("learn", torch.device("cpu"))
         next_noise, noise = (torch.randn(4, 1, generator=stream)[:, 0].tolist() for _ in range(2))
-        rows = list(zip(*(field.tolist() for field in BATCH[:-1]), strict=True))
+        rows = list(zip(*(field.flatten(0, 1).tolist() for field in BATCH[:-1]), strict=True))
         n, B = 2, 4
 
         gradient_w, gradient_k = [[0.0] * 3 for _ in CRITICS], 0.0
@@ -564,12 +566,11 @@ class Reconstruction(Auxiliary):
     def __init__(self, spec, encoder, **options) -> None:
         super().__init__(spec, encoder, **options)
         self.decoder = nn.Linear(encoder.out_dim, spec.observation_space.shape[0])
-        self.num_tasks = len(spec.train_tasks)
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> torch.Tensor:
-        z_BZ = inputs.encoder(batch.observation_BD, batch.task_B)
-        error_BD = self.decoder(z_BZ) - batch.observation_BD
-        return error_BD.square().mean(-1).view(self.num_tasks, -1).mean(1)
+        z_RnZ = inputs.encoder(batch.observation_RnD, batch.task_Rn)
+        error_RnD = self.decoder(z_RnZ) - batch.observation_RnD
+        return error_RnD.square().mean(-1).mean(1)
 
 
 @pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])
@@ -620,7 +621,7 @@ def test_each_auxiliary_has_an_optimizer_over_the_encoder_and_its_own_parameters
 
 def test_the_encoder_hears_of_each_batch_once_before_it_is_used():
     sac = train(make_sac(**FULL), 3)
-    batches = [make_batch(sac.spec, seed=i).observation_BD for i in range(3)]
+    batches = [make_batch(sac.spec, seed=i).observation_RnD for i in range(3)]
     assert len(sac.encoder.heard) == 3
     assert all(torch.equal(a, b) for a, b in zip(sac.encoder.heard, batches, strict=True))
 
@@ -643,7 +644,7 @@ def test_a_batch_is_observed_once_and_targets_use_its_statistics(monkeypatch, ta
     sac._critic_target = checked
     train(sac, 3)
     assert observed == [sac.encoder] * 3, "of two encoders with the same statistics one"
-    rows = [make_batch(sac.spec, seed=i).observation_BD for i in range(3)]
+    rows = [make_batch(sac.spec, seed=i).observation_RnD.flatten(0, 1) for i in range(3)]
     for seen, (mean_D, variance_D) in zip((1, 2, 2), moments, strict=True):
         joined = torch.cat(rows[:seen])
         torch.testing.assert_close(mean_D, joined.mean(0))
@@ -652,7 +653,8 @@ def test_a_batch_is_observed_once_and_targets_use_its_statistics(monkeypatch, ta
 
 def test_the_targets_standardize_with_the_statistics_of_the_encoder():
     sac = train(make_sac(encoder=Standardize), 3)
-    rows = torch.cat([make_batch(sac.spec, seed=i).observation_BD for i in range(3)])
+    batches = [make_batch(sac.spec, seed=i).observation_RnD for i in range(3)]
+    rows = torch.cat(batches).flatten(0, 1)
     torch.testing.assert_close(sac.encoder.mean_D, rows.mean(0))
     assert changed(sac.target_encoder, copy_of(sac.encoder)) == set()
 
@@ -744,6 +746,47 @@ def test_exploiting_takes_tanh_of_the_mean():
     observation, task = torch.from_numpy(OBSERVATION_ED), torch.from_numpy(TASK_E)
     mean = sac.actor(sac.encoder(observation, task), task)[:, :2]
     assert np.array_equal(act(sac, "exploit")[0], mean.tanh().detach().numpy())
+
+
+@pytest.mark.parametrize("mode", ["explore", "exploit"])
+@pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo])
+@pytest.mark.parametrize(
+    ("task_E", "rows"),
+    [
+        ([0, 0, 2, 2], (2, 2)),
+        ([2, 2, 2, 2], (1, 4)),
+        ([1, 1, 1, 1], (1, 4)),
+        ([2, 2, 0, 0], (4,)),
+        ([0, 2, 0, 2], (4,)),
+        ([0, 1, 2, 2], (4,)),
+    ],
+)
+def test_environments_in_the_order_of_the_tasks_are_computed_in_groups(task_E, rows, make, mode):
+    seen = []
+
+    class Seeing(MultiHead):
+        def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+            seen.append(tuple(task_B.shape))
+            return super().forward(x_BD, task_B)
+
+    spec = make_spec(3, train_tasks=(0, 2))._replace(action_sizes=(2, 1, 1))
+    algorithm = make(spec, actor=partial(Seeing, width=8, depth=1, output_bound=0.3))
+    seen.clear()
+
+    def acted() -> list[np.ndarray]:
+        algorithm.seed_actions(3)
+        output = algorithm.act(OBSERVATION_ED[:4], np.array(task_E), mode)
+        action_EA, fields = output if isinstance(output, tuple) else (output, {})
+        return [action_EA, *fields.values()]
+
+    grouped = acted()
+    assert seen == [rows]
+    algorithm._rows = lambda task_E: (len(task_E),)
+    in_any_order = acted()
+    assert seen == [rows, (4,)]
+    for found, wanted in zip(grouped, in_any_order, strict=True):
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_exploiting_is_deterministic_and_draws_nothing():

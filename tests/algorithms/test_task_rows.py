@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from mtrl_lightning.gradients import FAMO, Mean, PCGrad
-from mtrl_lightning.learning.per_task import apart, task_by_task
+from mtrl_lightning.learning.per_task import per_task_forward
 from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
 from tests.algorithms import attach, make_batch, make_sac, make_spec
 from tests.networks import uniform
@@ -26,26 +25,26 @@ class Noting(nn.Linear):
         super().__init__(2, 2)
         self.calls, self.entered = [], []
 
-    def forward(self, x_BD):
-        out_BD = super().forward(x_BD)
+    def forward(self, x_RnD):
+        out_RnD = super().forward(x_RnD)
         call = len(self.calls)
-        self.calls.append(len(x_BD))
-        out_BD.register_hook(
+        self.calls.append(x_RnD.shape[:2])
+        out_RnD.register_hook(
             lambda gradient: None if gradient is None else self.entered.append(call)
         )
-        return out_BD
+        return out_RnD
 
 
-def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone():
-    network, x_BD = Noting(), uniform(T * ROWS, 2)
-    out_BD = task_by_task(PCGrad(spec_of(T)), network, 0, x_BD)
-    assert network.calls == [ROWS] * T
-    torch.testing.assert_close(out_BD, nn.functional.linear(x_BD, network.weight, network.bias))
-    loss_T = out_BD.square().view(T, -1).mean(1)
+@pytest.mark.parametrize("method", [PCGrad(spec_of(T)), None])
+def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone(method):
+    network, x_RnD = Noting(), uniform(T, ROWS, 2)
+    out_RnD = per_task_forward(method, network, 0, x_RnD)
+    assert network.calls == [(1, ROWS)] * T
+    torch.testing.assert_close(out_RnD, nn.functional.linear(x_RnD, network.weight, network.bias))
+    loss_R = out_RnD.square().flatten(1).mean(1)
     for task in range(T):
-        (found,) = torch.autograd.grad(loss_T[task], network.weight, retain_graph=True)
-        rows = x_BD[task * ROWS : (task + 1) * ROWS]
-        alone = nn.functional.linear(rows, network.weight, network.bias).square().mean()
+        (found,) = torch.autograd.grad(loss_R[task], network.weight, retain_graph=True)
+        alone = nn.functional.linear(x_RnD[task], network.weight, network.bias).square().mean()
         torch.testing.assert_close(found, torch.autograd.grad(alone, network.weight)[0])
     assert network.entered == [0, 1, 2]
 
@@ -53,22 +52,36 @@ def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone():
 @pytest.mark.parametrize("method", [Mean, FAMO])
 def test_what_takes_all_losses_in_one_pass_computes_all_rows_at_once(method):
     network = Noting()
-    task_by_task(method(spec_of(T)), network, 0, uniform(T * ROWS, 2))
-    assert network.calls == [T * ROWS]
+    per_task_forward(method(spec_of(T)), network, 0, uniform(T, ROWS, 2))
+    assert network.calls == [(T, ROWS)]
 
 
-def test_another_device_than_a_cpu_computes_all_rows_at_once():
-    x_BD = torch.zeros(T * ROWS, 2, device="meta")
-    for compute in (partial(task_by_task, PCGrad(spec_of(T))), partial(apart, T)):
-        network = Noting().to("meta")
-        compute(network, 0, x_BD)
-        assert network.calls == [T * ROWS]
+@pytest.mark.parametrize("method", [PCGrad(spec_of(T)), None])
+def test_another_device_than_a_cpu_computes_all_rows_at_once(method):
+    network = Noting().to("meta")
+    per_task_forward(method, network, 0, torch.zeros(T, ROWS, 2, device="meta"))
+    assert network.calls == [(T, ROWS)]
 
 
-def test_the_rows_may_be_in_another_dimension():
-    x_BD = uniform(T * ROWS, 2)
-    out_QBD = task_by_task(PCGrad(spec_of(T)), lambda x: torch.stack([x, 2 * x]), 1, x_BD)
-    assert torch.equal(out_QBD, torch.stack([x_BD, 2 * x_BD]))
+def test_the_tasks_may_be_in_another_dimension():
+    x_RnD = uniform(T, ROWS, 2)
+    out_QRnD = per_task_forward(None, lambda x: torch.stack([x, 2 * x]), 1, x_RnD)
+    assert torch.equal(out_QRnD, torch.stack([x_RnD, 2 * x_RnD]))
+
+
+def test_each_task_gets_its_rows_of_every_tensor():
+    x_RnD, task_Rn = uniform(T, ROWS, 2), torch.tensor([1, 3, 4])[:, None].expand(T, ROWS)
+    given = []
+
+    def noting(x_1nD, task_1n):
+        given.append((x_1nD, task_1n))
+        return x_1nD * task_1n[..., None]
+
+    out_RnD = per_task_forward(None, noting, 0, x_RnD, task_Rn)
+    assert torch.equal(out_RnD, x_RnD * task_Rn[..., None])
+    for i, (x_1nD, task_1n) in enumerate(given):
+        assert torch.equal(x_1nD, x_RnD[i : i + 1])
+        assert torch.equal(task_1n, task_Rn[i : i + 1])
 
 
 class Apart(Mean):

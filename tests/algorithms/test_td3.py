@@ -32,15 +32,17 @@ STD, CLIP = 0.2, 0.15
 CRITICS = [[0.4, -0.8, 0.1], [0.3, 1.2, -0.2]]
 TARGET_CRITICS = [[0.7, -0.3, 0.5], [-0.2, 0.9, 1.1]]
 TARGET_M, TARGET_C, TARGET_K = [0.5, -0.1], -0.4, 0.8
-NOISE = [0.4, -2.0, 1.5, 0.1]
+NOISE = [[0.4, -2.0], [1.5, 0.1]]
 BATCH = TransitionBatch(
-    observation_BD=torch.tensor([[0.5], [-1.2], [0.3], [2.0]]),
-    action_BA=torch.tensor([[0.1], [-0.7], [0.9], [0.4]]),
-    reward_B=torch.tensor([1.0, -0.5, 2.0, 0.3]),
-    next_observation_BD=torch.tensor([[0.7], [-0.9], [1.1], [-0.2]]),
-    terminated_B=torch.tensor([False, True, False, False]),
-    task_B=torch.tensor([0, 0, 1, 1]),
+    observation_RnD=torch.tensor([[[0.5], [-1.2]], [[0.3], [2.0]]]),
+    action_RnA=torch.tensor([[[0.1], [-0.7]], [[0.9], [0.4]]]),
+    reward_Rn=torch.tensor([[1.0, -0.5], [2.0, 0.3]]),
+    next_observation_RnD=torch.tensor([[[0.7], [-0.9]], [[1.1], [-0.2]]]),
+    terminated_Rn=torch.tensor([[False, True], [False, False]]),
+    task_Rn=torch.tensor([[0, 0], [1, 1]]),
 )
+ROWS = [(task, row) for task in range(2) for row in range(2)]
+"""Tasks and rows of the batch."""
 
 
 class HandActor(Network):
@@ -52,7 +54,7 @@ class HandActor(Network):
         self.c = nn.Parameter(torch.tensor(0.3))
 
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return (self.m[task_B] + self.c * x_BD[:, 0])[:, None]
+        return (self.m[task_B] + self.c * x_BD[..., 0])[..., None]
 
     def shared_parameters(self) -> Iterator[nn.Parameter]:
         yield self.c
@@ -69,7 +71,7 @@ class HandCritic(Network):
         self.w = nn.Parameter(torch.tensor(weights))
 
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return (x_BD @ self.w[:2] + self.w[2])[:, None]
+        return (x_BD @ self.w[:2] + self.w[2])[..., None]
 
 
 class HandEncoder(Encoder):
@@ -108,20 +110,19 @@ def hand_td3(**options):
         for member, weight in zip(td3.target_critic.members, TARGET_CRITICS, strict=True):
             member.w.copy_(torch.tensor(weight))
     attach(td3)
-    td3.noise_like = lambda action_BA: torch.tensor(NOISE)[:, None]
+    td3.noise_like = lambda action_RnA: torch.tensor(NOISE)[..., None]
     return td3
 
 
 def targets_by_hand(reduction=min):
     found = []
-    for row in range(4):
-        task = int(BATCH.task_B[row])
-        z = TARGET_K * BATCH.next_observation_BD[row].item()
-        noise = max(-CLIP, min(CLIP, STD * NOISE[row]))
+    for task, row in ROWS:
+        z = TARGET_K * BATCH.next_observation_RnD[task, row].item()
+        noise = max(-CLIP, min(CLIP, STD * NOISE[task][row]))
         action = max(-1.0, min(1.0, math.tanh(TARGET_M[task] + TARGET_C * z) + noise))
         q = reduction([w[0] * z + w[1] * action + w[2] for w in TARGET_CRITICS])
-        alive = not BATCH.terminated_B[row]
-        found.append(BATCH.reward_B[row].item() + DISCOUNT * alive * q)
+        alive = not BATCH.terminated_Rn[task, row]
+        found.append(BATCH.reward_Rn[task, row].item() + DISCOUNT * alive * q)
     return found
 
 
@@ -133,15 +134,16 @@ def close(value):
 
 
 def test_the_noise_and_the_smoothed_action_are_clipped():
-    action_BA = torch.tensor([[0.5], [0.5], [0.95], [-0.99]])
-    noise_BA = torch.tensor([[1.0], [9.0], [1.0], [-9.0]])
-    smoothed_BA = losses.smoothed_action(action_BA, noise_BA, std=0.2, clip=0.5)
-    assert smoothed_BA[:, 0].tolist() == close([0.7, 1.0, 1.0, -1.0])
-    assert losses.smoothed_action(action_BA, noise_BA, 0.2, 0.3)[1].item() == close(0.8)
+    action_RnA = torch.tensor([[[0.5], [0.5]], [[0.95], [-0.99]]])
+    noise_RnA = torch.tensor([[[1.0], [9.0]], [[1.0], [-9.0]]])
+    smoothed_RnA = losses.smoothed_action(action_RnA, noise_RnA, std=0.2, clip=0.5)
+    assert smoothed_RnA.shape == action_RnA.shape
+    assert smoothed_RnA.flatten().tolist() == close([0.7, 1.0, 1.0, -1.0])
+    assert losses.smoothed_action(action_RnA, noise_RnA, 0.2, 0.3)[0, 1].item() == close(0.8)
 
 
 def test_the_actors_loss_is_minus_the_mean_value_of_each_task():
-    loss_R = losses.deterministic_actor_loss(torch.tensor([1.0, 3.0, -2.0, 5.0]), 2)
+    loss_R = losses.deterministic_actor_loss(torch.tensor([[1.0, 3.0], [-2.0, 5.0]]))
     assert loss_R.tolist() == [-2.0, -1.5]
 
 
@@ -151,14 +153,14 @@ def test_the_actors_loss_is_minus_the_mean_value_of_each_task():
 )
 def test_the_critics_learn_the_target_computed_by_hand(value, reduction):
     td3 = hand_td3(value=value)
-    target = td3.critic_target(BATCH, torch.tensor(NOISE)[:, None])
-    assert not target.next_output_QBO.requires_grad and not target.next_cost_B.any()
+    target = td3.critic_target(BATCH, torch.tensor(NOISE)[..., None])
+    assert not target.next_output_QRnO.requires_grad and not target.next_cost_Rn.any()
     loss_R, _ = td3.critic_loss(BATCH, target)
     wanted = [0.0, 0.0]
-    for row, y in enumerate(targets_by_hand(reduction)):
-        z, a = 1.5 * BATCH.observation_BD[row].item(), BATCH.action_BA[row].item()
+    for (task, row), y in zip(ROWS, targets_by_hand(reduction), strict=True):
+        z, a = 1.5 * BATCH.observation_RnD[task, row].item(), BATCH.action_RnA[task, row].item()
         for w in CRITICS:
-            wanted[int(BATCH.task_B[row])] += (w[0] * z + w[1] * a + w[2] - y) ** 2 / 2
+            wanted[task] += (w[0] * z + w[1] * a + w[2] - y) ** 2 / 2
     assert loss_R.tolist() == close(wanted)
 
 
@@ -169,8 +171,8 @@ def test_the_actor_follows_the_first_critics_gradient_and_all_targets_move():
     w0, w1, w2 = td3.critic.members[0].w.tolist()
     k = td3.encoder.k.item()
     gradient_m, gradient_c, loss = [0.0, 0.0], 0.0, 0.0
-    for row in range(4):
-        task, z = int(BATCH.task_B[row]), k * BATCH.observation_BD[row].item()
+    for task, row in ROWS:
+        z = k * BATCH.observation_RnD[task, row].item()
         a = math.tanh([0.2, -0.6][task] + 0.3 * z)
         loss -= (w0 * z + w1 * a + w2) / 4
         slope = -w1 * (1 - a**2) / 4
@@ -268,15 +270,15 @@ def test_the_updates_are_those_of_stable_baselines3(monkeypatch):
         critic_optimizer=partial(Adam, lr=1e-2),
     )
     attach(td3)
-    monkeypatch.setattr(td3, "noise_like", lambda action_BA: torch.randn(action_BA.shape))
+    monkeypatch.setattr(td3, "noise_like", lambda action_RnA: torch.randn(action_RnA.shape))
     for i in range(5):
         batch = make_batch(td3.spec, rows=32, seed=i)
         columns = {
-            "observations": batch.observation_BD,
-            "actions": batch.action_BA,
-            "next_observations": batch.next_observation_BD,
-            "dones": batch.terminated_B.float()[:, None],
-            "rewards": batch.reward_B[:, None],
+            "observations": batch.observation_RnD[0],
+            "actions": batch.action_RnA[0],
+            "next_observations": batch.next_observation_RnD[0],
+            "dones": batch.terminated_Rn[0].float()[:, None],
+            "rewards": batch.reward_Rn[0][:, None],
         }
         samples = ReplayBufferSamples(**columns)
         monkeypatch.setattr(other.replay_buffer, "sample", lambda *args, s=samples, **kwargs: s)
@@ -304,6 +306,9 @@ def test_the_updates_are_those_of_stable_baselines3(monkeypatch):
 def test_each_tasks_environments_have_evenly_spread_deviations():
     std_E = spread_over_environments(torch.tensor([0, 1, 0, 2, 1, 0]), 0.1, 0.5)
     assert std_E.tolist() == close([0.1, 0.1, 0.3, 0.3, 0.5, 0.5])
+    std_Rn = spread_over_environments(torch.tensor([[0, 0, 0], [2, 2, 2]]), 0.1, 0.5)
+    assert std_Rn.shape == (2, 3)
+    assert std_Rn.flatten().tolist() == close([0.1, 0.3, 0.5, 0.1, 0.3, 0.5])
 
 
 def test_exploring_adds_the_environments_own_noise_and_exploiting_none():

@@ -14,13 +14,13 @@ from mtrl_lightning.learning import losses
 from tests.algorithms import make_sac, train
 from tests.specs import spec_of
 
-TASK_B = torch.tensor([0, 0, 1, 1, 2, 2])
-LOG_PROB_B = torch.tensor([1.0, 2.0, -3.0, -1.0, 0.5, 2.5])
+TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
+LOG_PROB_RN = torch.tensor([[1.0, 2.0], [-3.0, -1.0], [0.5, 2.5]])
 TARGET_ENTROPY = -2.0
 
 
 def gradient_of(temperature):
-    loss_T = losses.temperature_loss(temperature(TASK_B), LOG_PROB_B, TARGET_ENTROPY, 3)
+    loss_T = losses.temperature_loss(temperature(TASK_RN), LOG_PROB_RN, TARGET_ENTROPY)
     loss_T.mean().backward()
     return temperature.log_alpha.grad.tolist()
 
@@ -75,7 +75,9 @@ def test_it_is_restored(per_task):
 def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
     sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
     assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)
-    assert sac.temperature(TASK_B).tolist() == pytest.approx([math.log(0.3)] * 6)
+    log_alpha_Rn = sac.temperature(TASK_RN)
+    assert log_alpha_Rn.shape == TASK_RN.shape
+    assert log_alpha_Rn.flatten().tolist() == pytest.approx([math.log(0.3)] * 6)
     assert [update.name for update in sac.updates] == ["critic", "actor"]
     assert not [name for name in sac.drain_metrics() if "temperature" in name]
     assert not [name for name in sac.state_dict() if "temperature" in name]

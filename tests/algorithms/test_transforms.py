@@ -20,7 +20,7 @@ class Shift(Transform):
         self.amount = amount
 
     def observation(self, observation_BD, task_B):
-        return observation_BD + self.amount * (1 + task_B[:, None])
+        return observation_BD + self.amount * (1 + task_B[..., None])
 
 
 class Double(Transform):
@@ -44,10 +44,10 @@ def test_batches_pass_through_all_transforms_in_their_order():
     sac = make_sac(transforms=[Shift, Double])
     batch = make_batch(sac.spec)
     found = sac.transform(batch)
-    shift_B1 = 3 * (1 + batch.task_B[:, None])
-    assert torch.equal(found.observation_BD, 2 * (batch.observation_BD + shift_B1))
-    assert torch.equal(found.next_observation_BD, 2 * (batch.next_observation_BD + shift_B1))
-    assert torch.equal(found.reward_B, batch.reward_B)
+    shift_Rn1 = 3 * (1 + batch.task_Rn[..., None])
+    assert torch.equal(found.observation_RnD, 2 * (batch.observation_RnD + shift_Rn1))
+    assert torch.equal(found.next_observation_RnD, 2 * (batch.next_observation_RnD + shift_Rn1))
+    assert torch.equal(found.reward_Rn, batch.reward_Rn)
 
 
 def test_an_update_learns_from_the_transformed_batch():

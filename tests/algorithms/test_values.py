@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -13,9 +14,9 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning import losses
 
 Q = 2
-B = 6
-NUM_BINS = 5
 R = 3
+ROWS = 2
+NUM_BINS = 5
 
 
 def draws(*shape, seed=0):
@@ -23,26 +24,30 @@ def draws(*shape, seed=0):
 
 
 def arguments():
-    terminated_B = torch.tensor([False, True, False, False, True, False])
+    terminated_Rn = torch.tensor([[False, True], [False, False], [True, False]])
     return {
-        "reward_B": draws(B, seed=1),
-        "terminated_B": terminated_B,
-        "next_cost_B": draws(B, seed=2),
+        "reward_Rn": draws(R, ROWS, seed=1),
+        "terminated_Rn": terminated_Rn,
+        "next_cost_Rn": draws(R, ROWS, seed=2),
         "discount": 0.9,
-        "num_tasks": R,
     }
 
 
+def all_rows():
+    return itertools.product(range(R), range(ROWS))
+
+
 def test_a_scalar_value_is_the_output_and_learns_by_squared_error():
-    output, following = draws(Q, B, 1, seed=4), draws(Q, B, 1, seed=5)
+    output, following = draws(Q, R, ROWS, 1, seed=4), draws(Q, R, ROWS, 1, seed=5)
     given = arguments()
     wanted_R = [0.0] * R
-    for b in range(B):
-        smallest = min(following[i, b, 0].item() for i in range(Q))
-        value = smallest - given["next_cost_B"][b].item()
-        target = given["reward_B"][b].item() + (0 if given["terminated_B"][b] else 0.9 * value)
+    for row in all_rows():
+        smallest = min(following[(i, *row, 0)].item() for i in range(Q))
+        value = smallest - given["next_cost_Rn"][row].item()
+        target = given["reward_Rn"][row].item()
+        target += 0 if given["terminated_Rn"][row] else 0.9 * value
         for i in range(Q):
-            wanted_R[b // 2] += (output[i, b, 0].item() - target) ** 2 / 2
+            wanted_R[row[0]] += (output[(i, *row, 0)].item() - target) ** 2 / ROWS
     assert Scalar().loss(output, following, **given).tolist() == pytest.approx(wanted_R, rel=1e-5)
     assert torch.equal(Scalar().q(output), output[..., 0])
 
@@ -64,69 +69,74 @@ def projection(probabilities, values, low, high):
 
 def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
-    output, following = draws(Q, B, NUM_BINS, seed=4), draws(Q, B, NUM_BINS, seed=5)
+    output, following = draws(Q, R, ROWS, NUM_BINS, seed=4), draws(Q, R, ROWS, NUM_BINS, seed=5)
     given = arguments()
     bins = [-2.0, -1.0, 0.0, 1.0, 2.0]
     wanted_R = [0.0] * R
-    for b in range(B):
-        mean = following[:, b].softmax(-1).mean(0).tolist()
-        cost = given["next_cost_B"][b].item()
-        rest = 0.0 if given["terminated_B"][b] else 0.9
-        moved = [given["reward_B"][b].item() + rest * (z - cost) for z in bins]
+    for row in all_rows():
+        mean = following[(slice(None), *row)].softmax(-1).mean(0).tolist()
+        cost = given["next_cost_Rn"][row].item()
+        rest = 0.0 if given["terminated_Rn"][row] else 0.9
+        moved = [given["reward_Rn"][row].item() + rest * (z - cost) for z in bins]
         target = projection(mean, moved, -2.0, 2.0)
         for i in range(Q):
-            log_q = output[i, b].log_softmax(-1).tolist()
-            wanted_R[b // 2] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / 2
+            log_q = output[(i, *row)].log_softmax(-1).tolist()
+            wanted_R[row[0]] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / ROWS
     assert value.loss(output, following, **given).tolist() == pytest.approx(wanted_R, rel=1e-4)
 
 
 def test_the_value_of_distributions_is_the_mean_of_their_expectations():
-    value, output = Categorical(num_bins=NUM_BINS, bound=2.0), draws(Q, B, NUM_BINS)
+    value, output = Categorical(num_bins=NUM_BINS, bound=2.0), draws(Q, R, ROWS, NUM_BINS)
     q = value.q(output)
-    assert q.shape == (1, B)
+    assert q.shape == (1, R, ROWS)
     bins = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
-    wanted = [sum(float(output[i, b].softmax(-1) @ bins) for i in range(Q)) / Q for b in range(B)]
-    assert q[0].tolist() == pytest.approx(wanted, rel=1e-5)
+    wanted = [
+        sum(float(output[(i, *row)].softmax(-1) @ bins) for i in range(Q)) / Q for row in all_rows()
+    ]
+    assert q.flatten().tolist() == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_projection_keeps_probability_and_mean_and_stays_within_the_bounds():
     value = Categorical(num_bins=101, bound=10.0)
-    probability = draws(8, 101).softmax(-1)
-    inside = 5 * draws(8, 101, seed=1).tanh()
+    probability = draws(2, 4, 101).softmax(-1)
+    inside = 5 * draws(2, 4, 101, seed=1).tanh()
     projected = value.project(probability, inside)
-    torch.testing.assert_close(projected.sum(-1), torch.ones(8))
+    torch.testing.assert_close(projected.sum(-1), torch.ones(2, 4))
     torch.testing.assert_close(
         projected @ value.bin_O, (probability * inside).sum(-1), rtol=1e-4, atol=1e-4
     )
-    beyond = value.project(probability, torch.full((8, 101), 1e6))
-    torch.testing.assert_close(beyond[:, -1], torch.ones(8))
+    beyond = value.project(probability, torch.full((2, 4, 101), 1e6))
+    torch.testing.assert_close(beyond[..., -1], torch.ones(2, 4))
 
 
-def moved_bins(value, rows):
-    """Return probabilities and values as learning projects them; every fourth row has ended."""
-    probability = (3 * draws(rows, value.out_dim)).softmax(-1)
-    reward, cost = draws(rows, 1, seed=1), draws(rows, 1, seed=2)
-    rest = torch.tensor([0.0, 0.99, 0.99, 0.99]).repeat(rows // 4)[:, None]
+def moved_bins(value, num_tasks):
+    """Return probabilities and values of 4 rows per task as learning projects them.
+
+    The first row of each task has ended.
+    """
+    probability = (3 * draws(num_tasks, 4, value.out_dim)).softmax(-1)
+    reward, cost = draws(num_tasks, 4, 1, seed=1), draws(num_tasks, 4, 1, seed=2)
+    rest = torch.tensor([0.0, 0.99, 0.99, 0.99])[:, None]
     return probability, reward + rest * (value.bin_O - cost)
 
 
 def dense_projection(value, probability, moved):
     """Share every value's probability out among all bins."""
     width = value.bin_O[-1] * 2 / (value.out_dim - 1)
-    distance = (moved.clamp(*value.bin_O[[0, -1]])[:, :, None] - value.bin_O).abs() / width
-    return (probability[:, :, None] * (1 - distance).clamp(min=0)).sum(1)
+    distance = (moved.clamp(*value.bin_O[[0, -1]])[..., None] - value.bin_O).abs() / width
+    return (probability[..., None] * (1 - distance).clamp(min=0)).sum(-2)
 
 
 def test_a_projection_is_that_of_all_bins_and_of_a_loop():
     value = Categorical(num_bins=101, bound=10.0)
-    probability, moved = moved_bins(value, 32)
+    probability, moved = moved_bins(value, 8)
     projected = value.project(probability, moved)
     torch.testing.assert_close(
         projected, dense_projection(value, probability, moved), rtol=1e-6, atol=1e-6
     )
-    for b in range(32):
-        wanted = projection(probability[b].tolist(), moved[b].tolist(), -10.0, 10.0)
-        assert projected[b].tolist() == pytest.approx(wanted, abs=5e-6)
+    for row in itertools.product(range(8), range(4)):
+        wanted = projection(probability[row].tolist(), moved[row].tolist(), -10.0, 10.0)
+        assert projected[row].tolist() == pytest.approx(wanted, abs=5e-6)
     assert torch.equal(projected, value.project(probability, moved))
 
 
@@ -145,23 +155,23 @@ class LargestResult(TorchDispatchMode):
 def test_a_projection_takes_memory_for_the_bins_and_not_for_their_pairs():
     value = Categorical(num_bins=101, bound=10.0)
     with LargestResult() as largest:
-        value.project(*moved_bins(value, 8))
+        value.project(*moved_bins(value, 2))
     assert largest.numel == 8 * 101
 
 
 def test_a_value_that_is_not_finite_makes_its_row_nan_and_no_other():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
-    probability = draws(3, NUM_BINS).softmax(-1)
-    moved = draws(3, NUM_BINS, seed=1)
-    moved[1] = math.nan
+    probability = draws(1, 3, NUM_BINS).softmax(-1)
+    moved = draws(1, 3, NUM_BINS, seed=1)
+    moved[0, 1] = math.nan
     projected = value.project(probability, moved)
-    assert projected.isfinite().all(-1).tolist() == [True, False, True]
+    assert projected.isfinite().all(-1).tolist() == [[True, False, True]]
 
 
 def test_the_target_has_no_gradient_and_the_outputs_have():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
-    output = draws(Q, B, NUM_BINS).requires_grad_()
-    value.loss(output, draws(Q, B, NUM_BINS, seed=5), **arguments()).sum().backward()
+    output = draws(Q, R, ROWS, NUM_BINS).requires_grad_()
+    value.loss(output, draws(Q, R, ROWS, NUM_BINS, seed=5), **arguments()).sum().backward()
     assert output.grad.abs().sum(-1).gt(0).all()
 
 
@@ -176,14 +186,14 @@ def test_bins_out_of_range_are_refused(options):
 
 def test_scalar_is_what_the_losses_say():
     given = arguments()
-    output, following = draws(Q, B, 1, seed=4), draws(Q, B, 1, seed=5)
+    output, following = draws(Q, R, ROWS, 1, seed=4), draws(Q, R, ROWS, 1, seed=5)
     target = losses.critic_target(
-        given["reward_B"],
-        given["terminated_B"],
+        given["reward_Rn"],
+        given["terminated_Rn"],
         following[..., 0],
-        given["next_cost_B"],
+        given["next_cost_Rn"],
         0.9,
     )
     assert torch.equal(
-        Scalar().loss(output, following, **given), losses.critic_loss(output[..., 0], target, R)
+        Scalar().loss(output, following, **given), losses.critic_loss(output[..., 0], target)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -30,14 +31,26 @@ MODELS = {
 }
 
 
-def row(number):
-    """Return one transition of the batch, as batches of one row."""
-    return BATCH._replace(
-        **{
-            name: getattr(BATCH, name)[number : number + 1]
-            for name in ("observation_BD", "action_BA", "reward_B", "next_observation_BD", "task_B")
-        }
+class Row(NamedTuple):
+    """One transition of the batch, as tensors of one row."""
+
+    observation_BD: torch.Tensor
+    action_BA: torch.Tensor
+    reward_B: torch.Tensor
+    next_observation_BD: torch.Tensor
+    task_B: torch.Tensor
+
+
+def all_rows():
+    columns = (
+        BATCH.observation_RnD,
+        BATCH.action_RnA,
+        BATCH.reward_Rn,
+        BATCH.next_observation_RnD,
+        BATCH.task_Rn,
     )
+    parts = zip(*(column.flatten(0, 1).split(1) for column in columns), strict=True)
+    return [Row(*part) for part in parts]
 
 
 def features(encoder, transition):
@@ -64,8 +77,7 @@ def members_of(model):
 def naive_losses(auxiliary, encoder):
     """Return the models' loss of each trained task, row after row."""
     losses = []
-    for number in range(len(BATCH.reward_B)):
-        transition = row(number)
+    for transition in all_rows():
         z, next_z = features(encoder, transition)
         parts = [z, transition.action_BA]
         if encoder.context is not None:
@@ -98,7 +110,7 @@ def test_the_loss_of_a_latent_model(make, model):
 def test_the_target_gets_no_gradient():
     encoder = make_encoder(SPEC, STATES)
     auxiliary = LatentDynamics(SPEC, encoder, width=6, transition=MODELS["deterministic"])
-    still = BATCH._replace(observation_BD=torch.zeros_like(BATCH.observation_BD))
+    still = BATCH._replace(observation_RnD=torch.zeros_like(BATCH.observation_RnD))
     auxiliary.loss(still, inputs(encoder)).sum().backward()
     # the first layer's weights multiply zeros in the observation, and only there have a gradient
     assert not encoder.hidden[0].weight.grad.any()
@@ -124,11 +136,12 @@ def test_the_reward_may_be_of_the_predicted_next_features(model):
     first, again, other = (auxiliary.loss(BATCH, inputs(encoder, s)) for s in (0, 0, 1))
     assert torch.equal(first, again)
     assert torch.equal(first, other) == (model == "deterministic"), "only a distribution is drawn"
-    z, _ = features(encoder, BATCH)
-    x = torch.cat([z, encoder.context(BATCH.task_B), BATCH.action_BA], 1)
+    z_RnZ = encoder.latent(BATCH.observation_RnD, BATCH.task_Rn)
+    x_RnI = torch.cat([z_RnZ, encoder.context(BATCH.task_Rn), BATCH.action_RnA], -1)
     if model == "deterministic":
-        error_B = (auxiliary.reward(auxiliary.transition.layers(x))[:, 0] - BATCH.reward_B) ** 2
-        torch.testing.assert_close(auxiliary.metrics()["reward_error"], error_B.detach().mean())
+        reward_Rn = auxiliary.reward(auxiliary.transition.layers(x_RnI))[..., 0]
+        error_Rn = (reward_Rn - BATCH.reward_Rn) ** 2
+        torch.testing.assert_close(auxiliary.metrics()["reward_error"], error_Rn.detach().mean())
     trained = reached(first.sum(), encoder, auxiliary)
     assert trained == {"hidden", "projection", "context", "transition", "reward"}
 
@@ -137,7 +150,8 @@ def test_the_standard_deviations_stay_in_their_bounds():
     model = Probabilistic(2, 3, width=4, min_std=0.5, max_std=2.0)
     with torch.no_grad():
         model.std.weight *= 1e3
-    std = model(torch.randn(50, 2)).std_KBZ
+    std = model(torch.randn(5, 10, 2)).std_KRnZ
+    assert std.shape == (1, 5, 10, 3)
     assert 0.5 <= std.min() < 0.51 and 1.99 < std.max() <= 2.0
 
 
@@ -151,8 +165,7 @@ def test_the_distance_loss(form, model):
     theta = {task: encoder.context(torch.tensor([task]))[0] for task in (0, 2, 3)}
     members = members_of(auxiliary.transition)
     expected, distances = [], []
-    for number in range(len(BATCH.reward_B)):
-        transition = row(number)
+    for transition in all_rows():
         z, _ = features(encoder, transition)
         own = int(transition.task_B[0])
         for other in {0, 2, 3} - {own}:
@@ -203,15 +216,16 @@ def test_other_tasks_may_be_drawn():
     generator = torch.Generator().manual_seed(0)
     pairs = set()
     for _ in range(20):
-        own_B, other_BM = auxiliary._pairs(3 * ROWS, generator)
-        assert other_BM.shape == (3 * ROWS, 1)
-        assert own_B.tolist() == [0] * ROWS + [1] * ROWS + [2] * ROWS
-        pairs |= set(zip(own_B.tolist(), other_BM[:, 0].tolist(), strict=True))
+        own_Rn, other_RnM = auxiliary._pairs(ROWS, generator)
+        assert other_RnM.shape == (3, ROWS, 1)
+        assert own_Rn.tolist() == [[0] * ROWS, [1] * ROWS, [2] * ROWS]
+        pairs |= set(zip(own_Rn.flatten().tolist(), other_RnM.flatten().tolist(), strict=True))
     assert pairs == {(i, j) for i in range(3) for j in range(3) if i != j}
     both = HiPBMDP(SPEC, encoder, num_others=2, width=6)
-    _, drawn_BM = both._pairs(3 * ROWS, generator)
-    _, all_BM = HiPBMDP(SPEC, encoder, width=6)._pairs(3 * ROWS, generator)
-    assert torch.equal(drawn_BM.sort().values, all_BM.sort().values)
+    _, drawn_RnM = both._pairs(ROWS, generator)
+    _, all_RnM = HiPBMDP(SPEC, encoder, width=6)._pairs(ROWS, generator)
+    assert all_RnM.shape == (3, ROWS, 2)
+    assert torch.equal(drawn_RnM.sort().values, all_RnM.sort().values)
 
 
 def test_the_context_of_care_is_one():

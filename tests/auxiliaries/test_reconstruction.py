@@ -32,14 +32,14 @@ def test_bytes_are_reduced_to_five_bits_with_noise():
 def test_the_loss_of_images():
     encoder = make_encoder(SPEC, PIXELS)
     auxiliary = Reconstruction(SPEC, encoder, latent_weight=0.3)
-    z_BZ = encoder(BATCH.observation_BD, BATCH.task_B)
-    target = preprocessed(BATCH.observation_BD, torch.Generator().manual_seed(0))
-    error_B = ((auxiliary.decoder(z_BZ) - target) ** 2).mean((1, 2, 3, 4))
-    expected = (error_B + 0.3 * (z_BZ**2).sum(1) / 2).view(3, 3).mean(1)
+    z_RnZ = encoder(BATCH.observation_RnD, BATCH.task_Rn)
+    target = preprocessed(BATCH.observation_RnD, torch.Generator().manual_seed(0))
+    error_Rn = ((auxiliary.decoder(z_RnZ) - target) ** 2).mean((2, 3, 4, 5))
+    expected = (error_Rn + 0.3 * (z_RnZ**2).sum(2) / 2).mean(1)
     loss_R = auxiliary.loss(BATCH, inputs(encoder))
     torch.testing.assert_close(loss_R, expected)
     found = auxiliary.metrics()["reconstruction_error"]
-    torch.testing.assert_close(found, error_B.detach().mean())
+    torch.testing.assert_close(found, error_Rn.detach().mean())
     trained = reached(loss_R.sum(), encoder, auxiliary)
     assert trained == {"convolutions", "projection", "decoder"}
 
@@ -50,11 +50,11 @@ def test_the_loss_of_states_leaves_padding_out(make):
     encoder = make_encoder(spec, make)
     auxiliary = Reconstruction(spec, encoder, latent_weight=0.0)
     batch = make_batch(spec, rows=2)
-    mask_BD = torch.from_numpy(spec.observation_mask_TD)[batch.task_B]
-    batch = batch._replace(observation_BD=batch.observation_BD * mask_BD)
-    decoded = auxiliary.decoder(encoder.latent(batch.observation_BD, batch.task_B))
-    error = (decoded - batch.observation_BD) ** 2
-    expected = [error[2 * task : 2 * task + 2, :size].mean() for task, size in enumerate((4, 2, 3))]
+    mask_RnD = torch.from_numpy(spec.observation_mask_TD)[batch.task_Rn]
+    batch = batch._replace(observation_RnD=batch.observation_RnD * mask_RnD)
+    decoded = auxiliary.decoder(encoder.latent(batch.observation_RnD, batch.task_Rn))
+    error = (decoded - batch.observation_RnD) ** 2
+    expected = [error[task, :, :size].mean() for task, size in enumerate((4, 2, 3))]
     torch.testing.assert_close(auxiliary.loss(batch, inputs(encoder)), torch.stack(expected))
     assert auxiliary.images(encoder) == {}
 
@@ -65,13 +65,12 @@ def test_images_show_the_newest_frame_and_what_is_decoded():
     auxiliary.loss(BATCH, inputs(encoder))
     image = auxiliary.images(encoder)["reconstruction"]
     assert image.dtype == np.uint8 and image.shape == (2 * 17, 3 * 19, 3)
-    observation_BD = BATCH.observation_BD.numpy()
+    observation_RnD = BATCH.observation_RnD.numpy()
     for task in range(3):
         columns = slice(19 * task, 19 * (task + 1))
-        newest = observation_BD[3 * task, -1].transpose(1, 2, 0)
+        newest = observation_RnD[task, 0, -1].transpose(1, 2, 0)
         assert np.array_equal(image[:17, columns], newest)
-        row = slice(3 * task, 3 * task + 1)
-        z_BZ = encoder(BATCH.observation_BD[row], BATCH.task_B[row])
+        z_BZ = encoder(BATCH.observation_RnD[task, :1], BATCH.task_Rn[task, :1])
         decoded = auxiliary.decoder(z_BZ)[0, -1].detach().numpy().transpose(1, 2, 0)
         shown = np.clip((decoded + 0.5) * 255, 0, 255)
         np.testing.assert_allclose(image[17:, columns], shown, atol=0.51)
@@ -80,12 +79,13 @@ def test_images_show_the_newest_frame_and_what_is_decoded():
 def test_it_learns_images():
     spec = pixel_spec(1)
     encoder = make_encoder(spec, partial(PixelEncoder, channels=8, strides=(2, 1), out_dim=8))
+    torch.manual_seed(0)
     auxiliary = Reconstruction(spec, encoder, learning_rate=3e-3)
     optimizer = auxiliary.make_optimizer([*encoder.parameters(), *auxiliary.parameters()])
-    image_BD = torch.zeros(4, *spec.observation_space.shape, dtype=torch.uint8)
-    image_BD[:, ..., :8] = 255
-    image_BD[2:] = 255 - image_BD[2:]
-    batch = make_batch(spec, rows=4)._replace(observation_BD=image_BD)
+    image_RnD = torch.zeros(1, 4, *spec.observation_space.shape, dtype=torch.uint8)
+    image_RnD[..., :8] = 255
+    image_RnD[:, 2:] = 255 - image_RnD[:, 2:]
+    batch = make_batch(spec, rows=4)._replace(observation_RnD=image_RnD)
     losses = []
     for i in range(40):
         optimizer.zero_grad()

@@ -118,11 +118,11 @@ def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
 
     assert len(batches) > 20
     for batch in batches:
-        is_on_line_B = batch.task_B == 0
-        assert not batch.observation_BD[is_on_line_B, 1:].any()
-        assert not batch.next_observation_BD[is_on_line_B, 1:].any()
-        assert not batch.action_BA[is_on_line_B, 1:].any()
-        assert batch.action_BA[~is_on_line_B].all()
+        is_on_line_Rn = batch.task_Rn == 0
+        assert not batch.observation_RnD[is_on_line_Rn][:, 1:].any()
+        assert not batch.next_observation_RnD[is_on_line_Rn][:, 1:].any()
+        assert not batch.action_RnA[is_on_line_Rn][:, 1:].any()
+        assert batch.action_RnA[~is_on_line_Rn].all()
     policy = load_policy(paths[1])
     assert policy.act(np.ones(1), "line").shape == (1,)
     assert policy.act(np.ones(3), "space").shape == (3,)

@@ -33,7 +33,7 @@ def test_it_updates_in_both_precisions_and_is_exported(
     built = build(command_line, monkeypatch, "toy", network, *more, algorithm="mttd3")
     model = built.model
     _, (batch, _), _ = batches("toy")
-    target = model.critic_target(batch, randn_like(batch.action_BA))
+    target = model.critic_target(batch, randn_like(batch.action_RnA))
     model.critic_loss(batch, target)[0].sum().backward()
     assert with_gradient(model) <= trained(model.critic, "critic.") | trained(
         model.encoder, "encoder."

@@ -57,8 +57,8 @@ def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, e
     ]
     model = build(command_line, monkeypatch, env, network, *wide).model
     _, (batch, _), _ = batches(env)
-    noise_BA = torch.randn(batch.action_BA.shape)
-    model.critic_loss(batch, model.critic_target(batch, noise_BA))[0].sum().backward()
+    noise_RnA = torch.randn(batch.action_RnA.shape)
+    model.critic_loss(batch, model.critic_target(batch, noise_RnA))[0].sum().backward()
     given = trained(model.critic, "critic.") | trained(model.encoder, "encoder.")
     got = with_gradient(model, "")
     assert got <= given, "the critic's loss trains critics and encoder alone"
@@ -66,7 +66,7 @@ def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, e
     assert {name for name in given - got if not (waiting and name.startswith(waiting))} == set()
     model.zero_grad()
     with without_gradients(model.actor_update._frozen):
-        model.actor_loss(batch, noise_BA)[0].sum().backward()
+        model.actor_loss(batch, noise_RnA)[0].sum().backward()
     assert with_gradient(model, "") == trained(model.actor, "actor."), (
         "the actor's loss trains the actor alone"
     )

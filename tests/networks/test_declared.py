@@ -42,7 +42,7 @@ class TableOfColumns(Table):
         self.gate_TH = nn.Parameter(torch.randn(width, spec.num_tasks))
 
     def forward(self, x_BD, task_B):
-        return self.head(self.trunk(x_BD).relu() * self.gate_TH[:, task_B].t().sigmoid())
+        return self.head(self.trunk(x_BD).relu() * self.gate_TH.t()[task_B].sigmoid())
 
 
 class ListOfHeads(Network):
@@ -51,8 +51,8 @@ class ListOfHeads(Network):
         self.heads = nn.ModuleList(nn.Linear(in_dim, out_dim) for _ in range(spec.num_tasks))
 
     def forward(self, x_BD, task_B):
-        outputs = torch.stack([head(x_BD) for head in self.heads])
-        return outputs[task_B, torch.arange(len(task_B))]
+        outputs = torch.stack([head(x_BD) for head in self.heads], -2)
+        return outputs.take_along_dim(task_B[..., None, None], -2).squeeze(-2)
 
 
 class OwnTasksOnly(Table):
@@ -101,6 +101,31 @@ def test_a_network_that_forgets_to_declare_is_refused_at_construction(kind, mess
     kind(4, 2, spec_of(1))  # there is no other task
 
 
+class RowsOnly(Table):
+    """Append the task in the second dimension, which is not the features' in a learning batch."""
+
+    def __init__(self, in_dim, out_dim, spec):
+        super().__init__(in_dim + spec.num_tasks, out_dim, spec)
+
+    def forward(self, x_BD, task_B):
+        code_BT = torch.nn.functional.one_hot(task_B, len(self.gate_TH))
+        return super().forward(torch.cat([x_BD, code_BT], 1), task_B)
+
+
+class Flattened(Table):
+    def forward(self, x_BD, task_B):
+        return super().forward(x_BD.flatten(0, -2), task_B.flatten())
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [(RowsOnly, "RuntimeError: "), (Flattened, r"outputs \[16, 2\]")]
+)
+def test_a_network_that_takes_no_learning_batch_is_refused_at_construction(kind, cause):
+    message = rf"{kind.__name__} does not map features \[2, 8, 4\] .*{cause}.* dim=-1"
+    with pytest.raises(ConfigurationError, match=message):
+        kind(4, 2, spec_of(3))
+
+
 @pytest.mark.parametrize("num_tasks", [2, 3, 8])
 @pytest.mark.parametrize("conditioning", [None, NoConditioning, Embedding, TaskEncoder])
 @pytest.mark.parametrize("kind", [MLP, MultiHead, MOORE, PaCo, FiLM, SoftModularization, Complete])
@@ -124,7 +149,7 @@ def test_the_check_draws_nothing_and_leaves_the_network_as_it_is():
             self.drawn = torch.get_rng_state()
 
         def forward(self, x_BD, task_B):
-            return super().forward(self.drop(self.norm(x_BD)), task_B)
+            return super().forward(self.drop(self.norm(x_BD.flatten(0, -2)).view_as(x_BD)), task_B)
 
     network = WithStatistics(4, 2, spec_of(3))
     assert torch.equal(torch.get_rng_state(), network.drawn)

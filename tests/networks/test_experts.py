@@ -10,7 +10,7 @@ from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import TaskConditioning
-from mtrl_lightning.networks.experts import Experts, TaskExperts, is_task_major
+from mtrl_lightning.networks.experts import Experts, TaskExperts
 from tests.networks import uniform
 from tests.specs import spec_of
 
@@ -18,7 +18,16 @@ IN_DIM = 4
 OUT_DIM = 2
 NUM_TASKS = 3
 ORDERS = [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2], [2, 1, 0], [0, 2, 1, 1, 2, 0, 0], [1, 1, 1]]
-"""Tasks of batches: in order with three rows and with one, backwards, mixed, one task alone."""
+"""Tasks of rows ``[B]``: in order with three rows and with one, backwards, mixed, one alone."""
+GROUPS = [
+    [[0, 0, 0], [1, 1, 1], [2, 2, 2]],
+    [[0], [1], [2]],
+    [[0, 0, 0, 0], [2, 2, 2, 2]],
+    [[1, 1], [2, 2]],
+    [[1, 1, 1]],
+]
+"""Tasks of learning batches ``[R, n]``: of all tasks, of two of them, of one alone."""
+BATCHES = [*ORDERS, *GROUPS]
 
 
 class Dense(TaskConditioning):
@@ -48,15 +57,18 @@ def gradients(out, inputs, weights):
 
 
 def assert_equals_row_by_row(network, slow, tolerance=1e-11):
-    """Outputs and all gradients are those of ``slow(network, x_D, task)`` for each row."""
+    """Outputs and all gradients are those of ``slow(network, x_D, task)`` for each row.
+
+    Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``.
+    """
     network = randomized(network).double()
-    for i, tasks in enumerate(ORDERS):
-        x_BD = uniform(len(tasks), IN_DIM, seed=50 + i).double().requires_grad_()
+    for i, tasks in enumerate(BATCHES):
         task_B = torch.tensor(tasks)
+        x_BD = uniform(*task_B.shape, IN_DIM, seed=50 + i).double().requires_grad_()
         fast = network(x_BD, task_B)
-        wanted = torch.stack(
-            [slow(network, x_D, task) for x_D, task in zip(x_BD, tasks, strict=True)]
-        )
+        rows = zip(x_BD.view(-1, IN_DIM), task_B.flatten().tolist(), strict=True)
+        wanted = torch.stack([slow(network, x_D, task) for x_D, task in rows])
+        wanted = wanted.view(*task_B.shape, OUT_DIM)
         torch.testing.assert_close(fast, wanted, rtol=tolerance, atol=tolerance)
         weights, inputs = uniform(*fast.shape, seed=80).double(), [x_BD, *network.parameters()]
         for ours, theirs in zip(
@@ -66,7 +78,9 @@ def assert_equals_row_by_row(network, slow, tolerance=1e-11):
 
 
 def losses(network, x_BD, task_B):
-    return network(x_BD, task_B).square().view(NUM_TASKS, -1).mean(1)
+    """Return one loss for each third of the rows ``[B]``, or for each task of ``[R, n]``."""
+    output_BO = network(x_BD, task_B)
+    return output_BO.square().view(NUM_TASKS, -1).mean(1)
 
 
 def assert_all_learn(network):
@@ -93,10 +107,30 @@ def empty_batches_pass(make):
     assert out.shape == (0, OUT_DIM)
 
 
+def groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order(make):
+    network = randomized(make()).double()
+    for i, tasks in enumerate(GROUPS):
+        task_Rn = torch.tensor(tasks)
+        x_RnD = uniform(*task_Rn.shape, IN_DIM, seed=30 + i).double().requires_grad_()
+        weight_RnO = uniform(*task_Rn.shape, OUT_DIM, seed=40 + i).double()
+        inputs = [x_RnD, *network.parameters()]
+        grouped_RnO = network(x_RnD, task_Rn)
+        ours = gradients(grouped_RnO, inputs, weight_RnO)
+        in_order_B = torch.arange(task_Rn.numel())
+        shuffled_B = torch.randperm(len(in_order_B), generator=torch.Generator().manual_seed(i))
+        for order_B in (in_order_B, in_order_B.flip(0), shuffled_B):
+            any_BO = network(x_RnD.flatten(0, 1)[order_B], task_Rn.flatten()[order_B])
+            any_RnO = any_BO[order_B.argsort()].view_as(grouped_RnO)
+            torch.testing.assert_close(grouped_RnO, any_RnO, rtol=1e-9, atol=1e-10)
+            theirs = gradients(any_RnO, inputs, weight_RnO)
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
 def half_precision_is_close(make):
     network = randomized(make(), scale=0.5)
-    for tasks in ORDERS[:4]:
-        x_BD, task_B = uniform(len(tasks), IN_DIM, seed=3), torch.tensor(tasks)
+    for tasks in (*ORDERS[:4], *GROUPS[:2]):
+        task_B = torch.tensor(tasks)
+        x_BD = uniform(*task_B.shape, IN_DIM, seed=3)
         exact = network(x_BD, task_B)
         network.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
@@ -111,8 +145,9 @@ def half_precision_is_close(make):
 
 def many_gradients_at_once_equal_one_after_another(make):
     network = randomized(make()).double()
-    for tasks in (ORDERS[0], [2, 2, 2, 0, 0, 0, 1, 1, 1]):
-        loss_T = losses(network, uniform(9, IN_DIM).double(), torch.tensor(tasks))
+    for tasks in (ORDERS[0], [2, 2, 2, 0, 0, 0, 1, 1, 1], GROUPS[0]):
+        task_B = torch.tensor(tasks)
+        loss_T = losses(network, uniform(*task_B.shape, IN_DIM).double(), task_B)
         parameters, each = list(network.parameters()), torch.eye(NUM_TASKS, dtype=torch.float64)
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         at_once = torch.autograd.grad(loss_T, parameters, each, is_grads_batched=True, **options)
@@ -128,30 +163,36 @@ def it_can_be_vectorized_over_parameters(make):
         name: torch.stack([a, b])
         for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True)
     }
-    x_BD, task_B = uniform(7, IN_DIM), torch.tensor(ORDERS[3])
-    both = torch.vmap(lambda p: torch.func.functional_call(first, p, (x_BD, task_B)))(stacked)
-    wanted = torch.stack([first(x_BD, task_B), second(x_BD, task_B)])
-    torch.testing.assert_close(both, wanted, rtol=1e-4, atol=1e-5)
+    for tasks in (ORDERS[3], GROUPS[0]):
+        task_B = torch.tensor(tasks)
+        rows = uniform(*task_B.shape, IN_DIM), task_B
+        both = torch.vmap(lambda p, rows=rows: torch.func.functional_call(first, p, rows))(stacked)
+        wanted = torch.stack([first(*rows), second(*rows)])
+        torch.testing.assert_close(both, wanted, rtol=1e-4, atol=1e-5)
 
 
 def it_can_be_compiled_whole(make):
     network = randomized(make())
+    torch.compiler.reset()  # compilations of other networks count towards the same limit
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
-    x_BD, task_B = uniform(9, IN_DIM), torch.tensor(ORDERS[0])
     parameters = list(network.parameters())
-    torch.testing.assert_close(compiled(x_BD, task_B), network(x_BD, task_B), rtol=1e-4, atol=1e-5)
-    for ours, theirs in zip(
-        torch.autograd.grad(losses(compiled, x_BD, task_B).sum(), parameters, allow_unused=True),
-        torch.autograd.grad(losses(network, x_BD, task_B).sum(), parameters, allow_unused=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for tasks in (ORDERS[0], GROUPS[0]):
+        task_B = torch.tensor(tasks)
+        rows = uniform(*task_B.shape, IN_DIM), task_B
+        torch.testing.assert_close(compiled(*rows), network(*rows), rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(
+            torch.autograd.grad(losses(compiled, *rows).sum(), parameters, allow_unused=True),
+            torch.autograd.grad(losses(network, *rows).sum(), parameters, allow_unused=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 CONTRACT = [
     another_conditioning_takes_the_place_of_the_one_hot,
     every_parameter_learns,
     empty_batches_pass,
+    groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order,
     half_precision_is_close,
     many_gradients_at_once_equal_one_after_another,
     it_can_be_vectorized_over_parameters,
@@ -232,23 +273,15 @@ def test_sizes_that_cannot_be_are_refused(wrong):
         Experts(**{**sizes, **wrong})
 
 
-@pytest.mark.parametrize("tasks", ORDERS)
+@pytest.mark.parametrize("tasks", BATCHES)
 def test_each_row_has_the_output_of_its_tasks_perceptron(tasks):
+    task_B = torch.tensor(tasks)
     own = randomized(
         TaskExperts(NUM_TASKS, IN_DIM, OUT_DIM, width=6, depth=1, output_bound=1.0)
     ).double()
-    x_BD = uniform(len(tasks), IN_DIM).double()
+    x_BD = uniform(*task_B.shape, IN_DIM).double()
     weights, biases = own.experts.weights, own.experts.biases
-    wanted = torch.stack(
-        [perceptron(weights, biases, task, x_D) for x_D, task in zip(x_BD, tasks, strict=True)]
-    )
-    torch.testing.assert_close(own(x_BD, torch.tensor(tasks)), wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_the_order_of_tasks_is_found_out():
-    found = [
-        is_task_major(torch.tensor(tasks), torch.arange(NUM_TASKS)[:, None])
-        for tasks in [*ORDERS, [0, 0, 1, 2]]
-    ]
-    assert found == [True, True, False, False, False, False]
-    assert not is_task_major(torch.empty(0, dtype=torch.int64), torch.arange(NUM_TASKS)[:, None])
+    rows = zip(x_BD.view(-1, IN_DIM), task_B.flatten().tolist(), strict=True)
+    wanted = torch.stack([perceptron(weights, biases, task, x_D) for x_D, task in rows])
+    wanted = wanted.view(*task_B.shape, OUT_DIM)
+    torch.testing.assert_close(own(x_BD, task_B), wanted, rtol=1e-12, atol=1e-12)

@@ -15,6 +15,13 @@ ROWS, WIDTH = 320, 24
 FUSED = "_FusedLayersBackward"
 
 
+def is_fused(out):
+    """Return whether the layers that gave an output were computed together."""
+    return (
+        out.grad_fn.name() == "ViewBackward0" and out.grad_fn.next_functions[0][0].name() == FUSED
+    )
+
+
 @pytest.fixture(params=[False, True], ids=["linear", "layer_norm"])
 def layer_norm(request):
     return request.param
@@ -124,7 +131,7 @@ def test_gradients_can_be_differentiated_again(layers, layer_norm, dtype):
     in_float32 = 1e-3 if layer_norm else 1e-4
     tolerance = in_float32 if dtype == torch.float32 else 1e-9
     layers.to(dtype)
-    assert layers(uniform(1, 7).to(dtype)).grad_fn.name() == FUSED
+    assert is_fused(layers(uniform(1, 7).to(dtype)))
     own = second_derivatives(layers, layers)
     wanted = second_derivatives(layers, super(HiddenLayers, layers).forward)
     assert any(gradient is not None and gradient.any() for gradient in wanted)
@@ -142,7 +149,7 @@ def test_gradients_of_many_losses_can_be_taken_at_once(layers):
         torch.testing.assert_close([g[k] for g in at_once], list(one), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(7,), (2, 5, 7), (0, 7)])
+@pytest.mark.parametrize("shape", [(7,), (2, 5, 7), (0, 7), (2, 0, 7)])
 def test_inputs_of_any_shape(layers, shape):
     x, other = (uniform(*shape, seed=4).requires_grad_() for _ in range(2))
     out, wanted = layers(x), super(HiddenLayers, layers).forward(other)
@@ -152,12 +159,12 @@ def test_inputs_of_any_shape(layers, shape):
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(2, 7), (7,)])  # the second one is not fused
+@pytest.mark.parametrize("shape", [(2, 7), (2, 5, 7), (7,)])  # the last one is not fused
 def test_autocast_leaves_double_precision_alone(layers, shape):
     with torch.autocast("cpu", torch.bfloat16):
         out = layers.double()(uniform(*shape).double())
     assert out.dtype == torch.float64
-    assert (out.grad_fn.name() == FUSED) == (len(shape) == 2)
+    assert is_fused(out) == (len(shape) > 1)
 
 
 def test_types_that_do_not_fit_are_refused(layers):
@@ -200,7 +207,7 @@ def test_gradients_equal_finite_differences(monkeypatch, layer_norm):
             if name.endswith("bias"):
                 parameter.uniform_(-0.5, 0.5)  # away from ReLU's kink
     x_BD = uniform(6, 3).double().requires_grad_()
-    assert network(x_BD).grad_fn.name() == FUSED
+    assert is_fused(network(x_BD))
     torch.autograd.gradcheck(lambda x, *_: network(x), (x_BD, *network.parameters()))
 
 
@@ -212,10 +219,15 @@ def test_only_large_layers_are_fused(monkeypatch, layer_norm, dtype):
     network = HiddenLayers(3, 8, 2, layer_norm)
     x_BD = uniform(10, 3)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        small_BH, large_BH = network(x_BD[:9]), network(x_BD)
+        small_BH, large_BH, groups_RnH = (
+            network(x_BD[:9]),
+            network(x_BD),
+            network(x_BD.view(2, 5, 3)),
+        )
     assert small_BH.dtype == large_BH.dtype == dtype
     assert small_BH.grad_fn.name() == "ReluBackward0"
-    assert large_BH.grad_fn.name() == FUSED
+    assert is_fused(large_BH) and is_fused(groups_RnH), "all rows count, of one task or of several"
+    assert torch.equal(groups_RnH.flatten(0, 1), large_BH)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(small_BH, large_BH[:9], rtol=tolerance, atol=tolerance)
 

@@ -9,7 +9,6 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead, hidden
-from mtrl_lightning.networks.experts import is_task_major
 from tests.networks import ALWAYS_FUSED, uniform
 from tests.networks.test_experts import (
     CONTRACT,
@@ -89,9 +88,9 @@ def test_a_tasks_loss_leaves_the_other_heads_alone(task):
 
 def test_in_a_batch_of_all_tasks_each_loss_reaches_its_own_head_alone():
     network = make()
-    x_BD, task_B = uniform(9, 4), torch.arange(NUM_TASKS).repeat_interleave(3)
-    loss_B = network(x_BD, task_B).square().sum(-1)
-    loss_B.view(NUM_TASKS, 3)[1].mean().backward()
+    task_Rn = torch.arange(NUM_TASKS)[:, None].expand(NUM_TASKS, 3)
+    loss_Rn = network(uniform(NUM_TASKS, 3, 4), task_Rn).square().sum(-1)
+    loss_Rn[1].mean().backward()
     assert [bool(head_rows(network, task)[0].any()) for task in range(NUM_TASKS)] == [
         False,
         True,
@@ -113,38 +112,38 @@ def test_shared_are_all_parameters_but_the_heads():
 
 @pytest.mark.parametrize("out_dim", [1, OUT_DIM])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_rows_in_order_of_their_tasks_have_the_same_outputs_and_gradients_as_in_any_other(
-    out_dim, rows
+@pytest.mark.parametrize("tasks", [[0, 1, 2], [0, 2], [1]])
+def test_groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_backwards(
+    out_dim, rows, tasks
 ):
     torch.manual_seed(0)
     network = MultiHead(4, out_dim, spec_of(NUM_TASKS), width=16, depth=2, output_bound=0.5)
-    x_BD, task_B = uniform(NUM_TASKS * rows, 4), torch.arange(NUM_TASKS).repeat_interleave(rows)
-    other_B = torch.arange(len(task_B) - 1, -1, -1)  # backwards: no order of tasks
-    outputs, gradients = [], []
-    for order_B in (torch.arange(len(task_B)), other_B):
-        assert is_task_major(task_B[order_B], network.heads.tasks_T1) == (order_B is not other_B)
+    x_RnD = uniform(len(tasks), rows, 4)
+    task_Rn = torch.tensor(tasks)[:, None].expand(-1, rows)
+    grouped_RnO = network(x_RnD, task_Rn)
+    backwards_BO = network(x_RnD.flatten(0, 1).flip(0), task_Rn.flatten().flip(0))
+    outputs = grouped_RnO, backwards_BO.flip(0).view_as(grouped_RnO)
+    gradients = []
+    for out_RnO in outputs:
         network.zero_grad()
-        out_BO = torch.empty(len(task_B), out_dim).index_copy(
-            0, order_B, network(x_BD[order_B], task_B[order_B])
-        )
-        (out_BO * uniform(*out_BO.shape, seed=5)).sum().backward()
-        outputs.append(out_BO)
+        (out_RnO * uniform(*out_RnO.shape, seed=5)).sum().backward()
         gradients.append([parameter.grad.clone() for parameter in network.parameters()])
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("out_dim", [1, OUT_DIM])
-def test_the_order_of_the_rows_does_not_decide_the_type(out_dim):
+def test_the_shape_of_the_rows_does_not_decide_the_type(out_dim):
     network = MultiHead(4, out_dim, spec_of(NUM_TASKS), width=16, depth=2)
     with torch.autocast("cpu", torch.bfloat16):
         for task_B in (
-            torch.tensor([0, 1, 2]),
             torch.tensor([2, 1, 0]),
             torch.tensor([], dtype=torch.int64),
+            torch.tensor([[0], [1], [2]]),
+            torch.tensor([[0, 0], [2, 2]]),
         ):
-            out_BO = network(uniform(len(task_B), 4), task_B)
-            assert out_BO.dtype == torch.bfloat16 and out_BO.shape == (len(task_B), out_dim)
+            out_BO = network(uniform(*task_B.shape, 4), task_B)
+            assert out_BO.dtype == torch.bfloat16 and out_BO.shape == (*task_B.shape, out_dim)
 
 
 @pytest.mark.parametrize("head_width", [0, 6])

@@ -17,6 +17,7 @@ from tests.networks.test_experts import (
     assert_equals_row_by_row,
     empty_batches_pass,
     every_parameter_learns,
+    groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order,
     half_precision_is_close,
     many_gradients_at_once_equal_one_after_another,
 )
@@ -37,6 +38,7 @@ def make(architecture=MLP, tasks=None, **options):
     [
         every_parameter_learns,
         empty_batches_pass,
+        groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order,
         half_precision_is_close,
         many_gradients_at_once_equal_one_after_another,
     ],
@@ -76,6 +78,19 @@ def test_only_the_tasks_that_are_named_have_a_network():
     assert len(network.members) == 2
 
 
+@pytest.mark.parametrize("tasks", [(0, 2), (1, 2), (2,)])
+def test_groups_of_the_tasks_that_are_named_use_their_networks(tasks):
+    network = make(tasks=tasks)
+    for own in (tasks, tasks[-1:], tasks[:1]):
+        task_Rn = torch.tensor(own)[:, None].expand(-1, 3)
+        x_RnD = uniform(len(own), 3, IN_DIM)
+        found_RnO = network(x_RnD, task_Rn)
+        for place, task in enumerate(own):
+            member = network.members[tasks.index(task)]
+            wanted_nO = member(x_RnD[place], torch.zeros(3, dtype=torch.int64))
+            torch.testing.assert_close(found_RnO[place], wanted_nO)
+
+
 def test_nothing_is_shared():
     network = make()
     assert list(network.shared_parameters()) == []
@@ -101,5 +116,9 @@ def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
 def test_one_network_for_all_sees_no_task():
     network = OneForAll(IN_DIM, OUT_DIM, spec_of(3), make=partial(MultiHead, **SMALL))
     x_BD = uniform(5, IN_DIM)
-    wanted = network.network(x_BD, torch.zeros(5, dtype=torch.int64))
-    assert torch.equal(network(x_BD), wanted)
+    task_B = torch.zeros(5, dtype=torch.int64)
+    assert torch.equal(network(x_BD), network.network(x_BD[None], task_B[None])[0])
+    torch.testing.assert_close(network(x_BD), network.network(x_BD, task_B))
+    x_RnD = uniform(3, 4, IN_DIM)
+    rows_BO = network(x_RnD.flatten(0, 1))
+    assert torch.equal(network(x_RnD), rows_BO.view(3, 4, OUT_DIM)), "as rows in any order"

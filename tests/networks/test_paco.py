@@ -70,7 +70,7 @@ class Nothing(TaskConditioning):
         self.out_dim = 0
 
     def forward(self, task_B: torch.Tensor) -> torch.Tensor:
-        return torch.empty(len(task_B), 0)
+        return torch.empty(*task_B.shape, 0)
 
 
 def test_with_one_set_of_weight_one_it_is_an_mlp():
@@ -82,8 +82,9 @@ def test_with_one_set_of_weight_one_it_is_an_mlp():
     ):
         linear.weight.data.copy_(weight_1DH[0].t())
         linear.bias.data.copy_(bias_1H[0])
-    for tasks in ([0, 0, 1, 1, 2, 2], [2, 0, 1, 1]):
-        x_BD, task_B = uniform(len(tasks), IN_DIM), torch.tensor(tasks)
+    for tasks in ([0, 0, 1, 1, 2, 2], [2, 0, 1, 1], [[0, 0], [1, 1], [2, 2]]):
+        task_B = torch.tensor(tasks)
+        x_BD = uniform(*task_B.shape, IN_DIM)
         torch.testing.assert_close(network(x_BD, task_B), mlp(x_BD, task_B), rtol=1e-5, atol=1e-6)
 
 
@@ -101,10 +102,10 @@ def test_it_begins_with_unit_rows_he_uniform_sets_and_a_bounded_output():
         assert 0.3 < parameter.abs().max().item() <= 0.5
 
 
-@pytest.mark.parametrize("tasks", [[0, 0, 1, 1, 2, 2], [1, 2, 0, 1]])
+@pytest.mark.parametrize("tasks", [[0, 0, 1, 1, 2, 2], [1, 2, 0, 1], [[0, 0], [1, 1], [2, 2]]])
 def test_a_task_trains_its_own_w_alone_and_all_sets(tasks):
     network, task_B = make(), torch.tensor(tasks)
-    network(uniform(len(tasks), IN_DIM), task_B)[task_B == 1].square().sum().backward()
+    network(uniform(*task_B.shape, IN_DIM), task_B)[task_B == 1].square().sum().backward()
     assert network.composition.weight.grad.any(0).tolist() == [False, True, False]
     assert all(parameter.grad.flatten(1).any(1).all() for parameter in network.weights)
 

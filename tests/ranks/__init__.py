@@ -31,6 +31,7 @@ from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Rollout, TransitionBatch, Transitions
 from tests.algorithms import (
@@ -62,12 +63,11 @@ class Decoding(Auxiliary):
     def __init__(self, spec: EnvSpec, encoder: networks.Encoder) -> None:
         super().__init__(spec, encoder, every=2)
         self.decoder = nn.Linear(encoder.out_dim, spec.observation_space.shape[0])
-        self.num_tasks = len(spec.train_tasks)
 
     def loss(self, batch: TransitionBatch, inputs: Any) -> Tensor:
-        features_BZ = inputs.encoder(batch.observation_BD, batch.task_B)
-        error_BD = self.decoder(features_BZ) - batch.observation_BD
-        return error_BD.square().sum(1).view(self.num_tasks, -1).mean(1)
+        features_RnZ = inputs.encoder(batch.observation_RnD, batch.task_Rn)
+        error_RnD = self.decoder(features_RnZ) - batch.observation_RnD
+        return error_RnD.square().sum(-1).mean(1)
 
 
 def named_spec() -> EnvSpec:
@@ -170,16 +170,21 @@ def float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def share(rows_B: Tensor, num_tasks: int, rank: int, size: int) -> Tensor:
-    """Return a rank's rows of a task-major batch: a part of each task's."""
-    return rows_B.unflatten(0, (num_tasks, -1)).chunk(size, 1)[rank].flatten(0, 1)
+def share(rows_Rn: Tensor, rank: int, size: int) -> Tensor:
+    """Return a rank's rows ``[R, n / size, ...]`` of ``[R, n, ...]``: a part of each task's."""
+    return rows_Rn.chunk(size, 1)[rank]
+
+
+def own_environments(num_tasks: int, rank: int, size: int) -> Tensor:
+    """Return a rank's environments of ``COPIES`` for each task, in the order of the tasks."""
+    return share(torch.arange(num_tasks * COPIES).view(num_tasks, COPIES), rank, size).flatten()
 
 
 def vector_step(step: int, rank: int, size: int) -> Transitions:
     """Return a rank's transitions of a joined vector step; a few episodes end, on few ranks."""
     generator = torch.Generator().manual_seed(2000 + step)
     task_E = torch.arange(3).repeat_interleave(COPIES)
-    own_E = share(torch.arange(len(task_E)), 3, rank, size)
+    own_E = own_environments(3, rank, size)
     reward_E = torch.randn(len(task_E), generator=generator).double() * 10.0**task_E
     ended_EF = torch.rand(len(task_E), 2, generator=generator) < 0.03
     empty_E = np.zeros((len(own_E), 1))
@@ -191,9 +196,8 @@ def vector_step(step: int, rank: int, size: int) -> Transitions:
 
 
 def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
-    num_tasks = algorithm.num_trained
     noises: list[Tensor] = []
-    algorithm.noise_like = lambda action_BA: noises.pop(0)  # type: ignore[method-assign]
+    algorithm.noise_like = lambda action_RnA: noises.pop(0)  # type: ignore[method-assign]
     algorithm.begin_learning(np.array([1.0, 0.2, 3.0]))
     for update in range(NUM_UPDATES):
         if update == RESET_AT:
@@ -203,17 +207,17 @@ def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
         generator = torch.Generator().manual_seed(1000 + update)
         columns = [column.double() for column in batch[:4]]
         if update == 3 and algorithm.guard._on_nonfinite == "skip":
-            columns[2][-1] = torch.nan  # on the last rank only
-        columns += [batch.terminated_B, batch.task_B]
+            columns[2][-1, -1] = torch.nan  # on the last rank only
+        columns += [batch.terminated_Rn, batch.task_Rn]
         shape = columns[1].shape
         joined = [torch.randn(shape, generator=generator) for _ in range(2)]
-        noises += [share(noise, num_tasks, rank, size) for noise in joined]
-        parts = [share(column, num_tasks, rank, size) for column in columns]
+        noises += [share(noise, rank, size) for noise in joined]
+        parts = [share(column, rank, size) for column in columns]
         if algorithm.action_mask_TA is not None:
             parts[1] = parts[1] * algorithm.action_mask_TA[parts[5]]
             sizes = torch.tensor(algorithm.spec.observation_sizes)
             for place in (0, 3):
-                inside = torch.arange(4) < sizes[parts[5]][:, None]
+                inside = torch.arange(4) < sizes[parts[5]][..., None]
                 parts[place] = parts[place] * inside
         algorithm.training_step(TransitionBatch(*parts), update)
 
@@ -242,10 +246,9 @@ def collect(spec: EnvSpec, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor
 
 
 def run_ppo(algorithm: Algorithm, rank: int, size: int) -> None:
-    num_tasks = algorithm.num_trained
+    own_E = own_environments(algorithm.num_trained, rank, size)
     for iteration in range(ITERATIONS):
         columns, valid_SE, task_E = collect(algorithm.spec, iteration)
-        own_E = share(torch.arange(len(task_E)), num_tasks, rank, size)
         own = {name: column[:, own_E] for name, column in columns.items()}
         collected = Rollout(own, valid_SE[:, own_E], task_E[own_E])
         computed = {**own, **algorithm.begin_iteration(collected, 0.0)}
@@ -253,20 +256,13 @@ def run_ppo(algorithm: Algorithm, rank: int, size: int) -> None:
             for steps in torch.arange(STEPS).chunk(3):
                 if algorithm.is_iteration_over():
                     break
-                # environment after environment, so that the rows are task-major
+                # environment after environment, so that the rows are in the order of the tasks
                 rows = {
                     name: column[steps].transpose(0, 1).flatten(0, 1)
                     for name, column in computed.items()
                 }
-                task_B = task_E[own_E].repeat_interleave(len(steps))
-                algorithm.training_step(_batch(rows, task_B), 0)
+                algorithm.training_step(batch_of(rows, torch.arange(algorithm.num_trained)), 0)
         algorithm.end_iteration(collected)
-
-
-def _batch(rows: dict[str, Tensor], task_B: Tensor) -> TransitionBatch:
-    names = ("observation", "action", "reward", "next_observation", "terminated")
-    core = [rows[name] for name in names]
-    return TransitionBatch(*core, task_B, extra=rows)
 
 
 def result_of(name: str, rank: int = 0, size: int = 1) -> dict[str, Tensor]:

@@ -113,20 +113,22 @@ def make_transitions(
 
 
 def columns_in(batch: TransitionBatch) -> dict[str, Tensor]:
-    """Return a batch's columns by the names of the stored fields, and the further ones."""
+    """Return a batch's columns ``[R, n, ...]`` by name, the further ones last."""
     core = (
-        batch.observation_BD,
-        batch.action_BA,
-        batch.reward_B,
-        batch.next_observation_BD,
-        batch.terminated_B,
+        batch.observation_RnD,
+        batch.action_RnA,
+        batch.reward_Rn,
+        batch.next_observation_RnD,
+        batch.terminated_Rn,
     )
     return columns_of(*core) | dict(batch.extra)
 
 
 def ids_of(batch: TransitionBatch | dict[str, Tensor]) -> np.ndarray:
-    """Numbers of the rows of a batch; fails if a row's fields do not belong together."""
-    rows = columns_in(batch) if isinstance(batch, TransitionBatch) else batch
+    """Numbers of all rows, task after task; fails if a row's fields do not belong together."""
+    rows = batch
+    if isinstance(batch, TransitionBatch):
+        rows = {name: column.flatten(0, 1) for name, column in columns_in(batch).items()}
     ids = rows["observation"][:, 0].numpy().astype(np.int64)
     for name, wanted in encode_rows(ids).items():
         assert torch.equal(rows[name], wanted), name
@@ -142,7 +144,7 @@ def assert_same_columns(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> 
 
 def assert_same_batch(found: TransitionBatch, wanted: TransitionBatch) -> None:
     assert_same_columns(columns_in(found), columns_in(wanted))
-    assert torch.equal(found.task_B, wanted.task_B)
+    assert torch.equal(found.task_Rn, wanted.task_Rn)
 
 
 class NaiveRings:

@@ -25,18 +25,22 @@ def filled(sizes, capacity=None, seed=0, tasks=None, train_tasks=None):
     return buffer
 
 
-def test_a_batch_is_task_major_with_the_same_number_of_rows_a_task():
+def test_a_batch_has_the_same_number_of_rows_of_each_task_in_the_order_of_the_tasks():
     batch = filled([5, 9, 2]).sample(12)
-    assert batch.task_B.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-    assert batch.task_B.dtype == torch.int64
-    assert (ids_of(batch) // 1000).tolist() == batch.task_B.tolist()
-    assert {len(column) for column in columns_in(batch).values()} == {12}
+    assert batch.task_Rn.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2]]
+    assert batch.task_R1.tolist() == [[0], [1], [2]]
+    assert batch.task_Rn.dtype == torch.int64
+    assert (ids_of(batch) // 1000).tolist() == batch.task_Rn.flatten().tolist()
+    assert {column.shape[:2] for column in columns_in(batch).values()} == {(3, 4)}
+    assert batch.observation_RnD.shape == batch.next_observation_RnD.shape == (3, 4, 3)
+    assert batch.action_RnA.shape == (3, 4, 2)
 
 
 @pytest.mark.parametrize("batch_size", [3, 30, 128 * 3])
 def test_a_task_with_few_rows_still_gives_its_full_share(batch_size):
     batch = filled([1, 50, 7]).sample(batch_size)
-    assert torch.bincount(batch.task_B).tolist() == [batch_size // 3] * 3
+    assert torch.bincount(batch.task_Rn.flatten()).tolist() == [batch_size // 3] * 3
+    assert batch.reward_Rn.shape == (3, batch_size // 3)
 
 
 def test_the_fields_of_a_row_belong_together():
@@ -51,7 +55,7 @@ def test_the_fields_of_a_row_belong_together():
 def test_the_observation_that_follows_is_the_one_that_was_given():
     buffer = filled([4])
     batch = buffer.sample(100)
-    assert torch.equal(batch.next_observation_BD, batch.observation_BD + 0.125)
+    assert torch.equal(batch.next_observation_RnD, batch.observation_RnD + 0.125)
 
 
 def test_a_replay_on_a_device_does_not_wait_for_it():
@@ -60,10 +64,10 @@ def test_a_replay_on_a_device_does_not_wait_for_it():
     for step in range(20):
         buffer.add(make_transitions(range(3 * step, 3 * step + 3), [2, 0, 1]))
     batch = buffer.sample(12)
-    columns = [*columns_in(batch).values(), batch.task_B]
-    assert [(column.device, len(column)) for column in columns] == [(device, 12)] * 6
+    columns = [*columns_in(batch).values(), batch.task_Rn]
+    assert [(column.device, column.shape[:2]) for column in columns] == [(device, (3, 4))] * 6
     with pytest.raises(RuntimeError, match="item"):
-        float(batch.reward_B.sum())
+        float(batch.reward_Rn.sum())
 
 
 def test_capacity_is_shared_out_and_exact():
@@ -95,8 +99,8 @@ def sentinels(monkeypatch):
 def test_rows_that_were_never_written_are_never_drawn(sizes):
     buffer = filled(sizes, capacity=30)
     batch = buffer.sample(3 * 5_000)
-    for field in (batch.observation_BD, batch.action_BA, batch.reward_B, batch.next_observation_BD):
-        assert not field.isnan().any()
+    for column in columns_in(batch).values():
+        assert not column.isnan().any()
     held = [size if size <= 10 else 10 for size in sizes]
     seen = ids_of(batch).reshape(3, -1)
     for task, (size, kept) in enumerate(zip(sizes, held, strict=True)):
@@ -176,7 +180,7 @@ def test_a_batch_names_the_trained_tasks_where_others_are_not_trained_on():
     buffer = filled([6, 8], capacity=20, tasks=[1, 3], train_tasks=(1, 3))
     assert len(buffer) == 14
     batch = buffer.sample(200)
-    assert batch.task_B.tolist() == [1] * 100 + [3] * 100
+    assert batch.task_Rn.tolist() == [[1] * 100, [3] * 100]
     ids = ids_of(batch).reshape(2, 100)
     assert set(ids[0].tolist()) == set(range(6))
     assert set(ids[1].tolist()) == {1000 + row for row in range(8)}
@@ -187,7 +191,7 @@ def test_without_tasks_there_is_one_environment_for_each_trained_task():
     assert (buffer.storage.num_envs, buffer.storage.capacity, buffer.capacity) == (2, 4, 8)
     buffer.add(make_transitions([7, 8], [3, 1], [1, 0]))
     batch = buffer.sample(4)
-    assert batch.task_B.tolist() == [1, 1, 3, 3]
+    assert batch.task_Rn.tolist() == [[1, 1], [3, 3]]
     assert ids_of(batch).tolist() == [8, 8, 7, 7]
 
 
@@ -266,7 +270,7 @@ def assert_uniform(counts, expected):
 def test_tasks_with_different_numbers_of_environments_get_the_same_number_of_rows():
     buffer = filled([4, 4, 4, 4], tasks=[0, 1, 1, 1], seed=2)
     batch = buffer.sample(60_000)
-    assert torch.bincount(batch.task_B).tolist() == [30_000, 30_000]
+    assert torch.bincount(batch.task_Rn.flatten()).tolist() == [30_000, 30_000]
     ids = ids_of(batch)
     assert set((ids[:30_000] // 1000).tolist()) == {0}
     assert_uniform(np.bincount(ids[30_000:] // 1000)[1:], 10_000)

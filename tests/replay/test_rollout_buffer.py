@@ -61,19 +61,19 @@ def ready(**options):
 def checked_ids(batch):
     """The rows' numbers; fails if a row's fields do not belong together."""
     ids = ids_of(batch)
-    id_B = torch.tensor(ids)
-    assert torch.equal(batch.extra["log_prob"], -0.5 * id_B)
+    id_Rn = torch.tensor(ids).view(batch.task_Rn.shape)
+    assert torch.equal(batch.extra["log_prob"], -0.5 * id_Rn)
     torch.testing.assert_close(
-        batch.extra["unclipped_action"], torch.stack([id_B / 7, -id_B / 7], dim=1)
+        batch.extra["unclipped_action"], torch.stack([id_Rn / 7, -id_Rn / 7], dim=-1)
     )
-    assert torch.equal(batch.extra["truncated"], id_B % 5 == 0)
-    assert torch.equal(batch.extra["advantage"], 3.0 * id_B)
+    assert torch.equal(batch.extra["truncated"], id_Rn % 5 == 0)
+    assert torch.equal(batch.extra["advantage"], 3.0 * id_Rn)
     assert set(batch.extra) == {"log_prob", "unclipped_action", "truncated", "advantage"}
     return ids
 
 
 def epoch(buffer, num_minibatches=NUM_MINIBATCHES):
-    """The rows' numbers of one epoch, ``[minibatches, B]``."""
+    """The rows' numbers of one epoch, ``[minibatches, R * n]``."""
     return np.stack([checked_ids(buffer.next_minibatch()) for _ in range(num_minibatches)])
 
 
@@ -93,12 +93,13 @@ def test_each_epoch_uses_every_row_exactly_once():
     assert buffer.is_used_up
 
 
-def test_a_minibatch_is_task_major_with_the_same_number_of_rows_for_each_task():
+def test_a_minibatch_has_the_same_number_of_rows_of_each_task_in_the_order_of_the_tasks():
     buffer = ready()
     for _ in range(NUM_EPOCHS * NUM_MINIBATCHES):
         batch = buffer.next_minibatch()
-        assert batch.task_B.tolist() == [0] * 3 + [1] * 3 + [2] * 3
-        assert [TASKS[env] for env in checked_ids(batch) // 1000] == batch.task_B.tolist()
+        assert batch.task_Rn.tolist() == [[0] * 3, [1] * 3, [2] * 3]
+        tasks = [TASKS[env] for env in checked_ids(batch) // 1000]
+        assert tasks == batch.task_Rn.flatten().tolist()
 
 
 def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
@@ -107,8 +108,16 @@ def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
     collect(buffer, tasks=[1, 4])
     begin(buffer)
     batch = buffer.next_minibatch()
-    assert batch.task_B.tolist() == [1, 1, 4, 4]
+    assert batch.task_Rn.tolist() == [[1, 1], [4, 4]]
     assert (checked_ids(batch) // 1000).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("tasks", [[0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 2, 2]])
+def test_environments_in_another_order_than_the_tasks_are_a_programming_error(tasks):
+    collection = RolloutConfig(4, 1, 2)
+    with pytest.raises(AssertionError, match="in the order of the tasks"):
+        make(collection, tasks, spec=make_spec(3, (0, 1)))
+    make(collection, [0, 0, 1, 1], spec=make_spec(3, (0, 1)))
 
 
 def test_epochs_have_orders_of_their_own():
@@ -139,7 +148,7 @@ def test_orders_are_uniform():
     begin(buffer)
     counts = np.zeros((4, 4))
     for _ in range(1000):
-        drawn = [int(buffer.next_minibatch().reward_B) // -2 for _ in range(4)]
+        drawn = [int(buffer.next_minibatch().reward_Rn) // -2 for _ in range(4)]
         counts[np.arange(4), drawn] += 1
     # binomial with the probability 1/4: five standard deviations on either side
     assert np.abs(counts - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)
@@ -331,7 +340,8 @@ def test_a_computed_column_takes_the_place_of_a_collected_one_also_after_a_resum
     first.next_minibatch()
     for buffer in (resumed(first), first):
         batch = buffer.next_minibatch()
-        assert torch.equal(batch.extra["log_prob"], 2.0 * torch.tensor(ids_of(batch)))
+        log_prob_B = batch.extra["log_prob"].flatten()
+        assert torch.equal(log_prob_B, 2.0 * torch.tensor(ids_of(batch)))
         assert torch.equal(buffer.collected().columns["log_prob"], -0.5 * column_SE)
         buffer.clear()
         collect(buffer)

@@ -46,7 +46,7 @@ EXTRA = ["cost", "contacts", "log_prob"]
 
 def assert_extra_belongs(extra, observation):
     assert list(extra) == EXTRA
-    for name, wanted in extra_of(observation[:, 0].numpy()).items():
+    for name, wanted in extra_of(observation[..., 0].numpy()).items():
         assert np.array_equal(extra[name].numpy(), wanted), name
 
 
@@ -88,13 +88,13 @@ def test_further_fields_are_in_the_batch_beside_the_transition_they_belong_to(
     tmp_path, rows, mapped
 ):
     batch = filled(rows, folder=tmp_path if mapped else None).sample(2_000)
-    assert_extra_belongs(batch.extra, batch.observation_BD)
+    assert_extra_belongs(batch.extra, batch.observation_RnD)
     assert {name: column.dtype for name, column in batch.extra.items()} == {
         "cost": torch.float32,
         "contacts": torch.int64,
         "log_prob": torch.float32,
     }
-    assert batch.extra["contacts"].shape == (2_000, 2, 2)
+    assert batch.extra["contacts"].shape == (2, 1_000, 2, 2)
 
 
 def test_a_batch_without_further_fields_has_no_extra():
@@ -142,8 +142,8 @@ class Confident(Constant):
 
 
 def assert_numbers_belong(extra, observation):
-    number_N = number_of(observation.numpy())
-    assert_extra_belongs(extra, torch.from_numpy(number_N)[:, None])
+    number = number_of(observation.numpy())
+    assert_extra_belongs(extra, torch.from_numpy(number)[..., None])
 
 
 def test_fields_of_environments_and_policy_go_through_the_collector_and_faults_leave_them_out():
@@ -169,10 +169,10 @@ def test_fields_of_environments_and_policy_go_through_the_collector_and_faults_l
         assert transitions.env_E.tolist() == kept
         buffer.add(transitions)
     batch = buffer.sample(200)
-    wanted = extra_of(batch.next_observation_BD[:, 0].numpy())
+    wanted = extra_of(batch.next_observation_RnD[..., 0].numpy())
     for name in ("cost", "contacts"):
         assert np.array_equal(batch.extra[name].numpy(), wanted[name])
-    assert set(batch.extra["cost"].tolist()) == {1.5, 2.5, 5.5}
+    assert set(batch.extra["cost"].flatten().tolist()) == {1.5, 2.5, 5.5}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -191,8 +191,8 @@ def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_b
         snapshots.write_full_chunk(buffer.storage)
     envs.close()
     batch = buffer.sample(data.batch_size)
-    assert_numbers_belong(batch.extra, batch.observation_BD)
-    assert len(set(batch.extra["cost"].tolist())) > 50
+    assert_numbers_belong(batch.extra, batch.observation_RnD)
+    assert len(set(batch.extra["cost"].flatten().tolist())) > 50
 
     resumed = MultiTaskData(Costly(3), batch_size=150, capacity=200, seed=9)
     restored = resumed.open_replay(tasks, Path("unused"), policy_fields=POLICY_FIELDS)
@@ -217,9 +217,9 @@ def test_a_further_field_of_a_step_is_one_name_in_the_schema(monkeypatch, tmp_pa
     restored = ReplayBuffer(spec, 40)
     snapshots.load(manifest, restored.storage)
     batch = restored.sample(200)
-    number_B = batch.observation_BD[:, 0].long()
-    expected_B = (number_B % 2 == 0) == (number_B < 1000)
-    assert torch.equal(batch.extra["truncated"], expected_B)
+    number_Rn = batch.observation_RnD[..., 0].long()
+    expected_Rn = (number_Rn % 2 == 0) == (number_Rn < 1000)
+    assert torch.equal(batch.extra["truncated"], expected_Rn)
     plain = bytes_needed(transition_fields(spec), 1)
     monkeypatch.undo()
     assert plain == bytes_needed(transition_fields(spec), 1) + 1
