@@ -1,4 +1,4 @@
-"""Train and evaluate from Python: what the command line does, in one call."""
+"""Train and evaluate from Python, as the command line does, in one call."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Run(NamedTuple):
     benchmark: Benchmark
     """The tasks, in the wrappers of ``data.wrappers``."""
     action_transforms: Sequence[ActionTransform] = ()
-    """What changed the policy's actions before environments were sent them."""
+    """Changes of the policy's actions before they were sent."""
 
     @property
     def algorithm(self) -> Algorithm:
@@ -111,7 +111,7 @@ def evaluate(
     """Run test episodes of every evaluated split's tasks with the policy's best actions.
 
     Args:
-        policy: such as ``run.policy`` or what ``load_policy`` returns; a run; or a checkpoint or a
+        policy: such as ``run.policy`` or the result of ``load_policy``; a run; or a checkpoint or a
             run's folder, which is loaded by ``load_policy``.
         benchmark: the tasks, or the id of a Gymnasium environment as the only one. If the policy
             knows its tasks by name, as these do, they are matched by name: the benchmark may have
@@ -171,7 +171,8 @@ def train(
             one.
         algorithm: a class such as ``SAC`` or ``PPO``, its name, or ``partial(SAC, actor=...)``.
         total_steps: environment steps after which training ends: ``rollout.total_steps``.
-        seed: of weights, environments and all draws, also of this process's own generators.
+        seed: of weights, environments and all random numbers, also of this process's own
+            generators.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
         root: folder of all runs.
         ckpt_path: continue from this checkpoint; from the last one of this run's folder; or from
@@ -313,13 +314,13 @@ def train(
 
 
 def _given_options(sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the given options of every section; arguments of former versions are moved there.
+    """Return the given options of every section; arguments of previous versions are moved there.
 
     Raises:
-        ConfigurationError: naming what ``train`` does not have.
+        ConfigurationError: naming an option that ``train`` does not have.
     """
     given: dict[str, Any] = {section: sections.get(section, {}) for section in SECTIONS}
-    complete(given)  # names what is unknown
+    complete(given)  # raises for unknown options
     given = {section: dict(options) for section, options in given.items()}
     if given["trainer"].get("default_root_dir") is not None:
         raise ConfigurationError("trainer has default_root_dir: give root and name in its place")

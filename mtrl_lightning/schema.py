@@ -1,9 +1,10 @@
 """The fields of a transition: workers' shared memory, storage, chunk files and batches use them.
 
 A further field of a step that is stored, saved and sampled (such as ``truncated``) is one more name
-in ``STORED``. What an environment reports in ``info`` is one entry of ``EnvSpec.info_fields``, and
-what a policy's ``act`` returns beside its actions one of ``Algorithm.policy_fields``. What is only
-logged of ``info`` is named in ``EnvSpec.info_keys`` and is no field of a transition.
+in ``STORED``. A number that environments report in ``info`` is one entry of
+``EnvSpec.info_fields``, and what a policy's ``act`` returns beside its actions one of
+``Algorithm.policy_fields``. What is only logged of ``info`` is named in ``EnvSpec.info_keys`` and
+is no field of a transition.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class StepResult(NamedTuple):
     """One step of all environments."""
 
     observation_ED: npt.NDArray
-    """What to act on next: after an episode's end, the first observation of the next episode."""
+    """The next action is for this one: after an episode's end, the first of the next episode."""
     next_observation_ED: npt.NDArray
     """The true successor, which is stored: at an episode's end, its last observation."""
     reward_E: npt.NDArray

@@ -85,11 +85,11 @@ class Algorithm(LightningModule):
         compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
             launches them as CUDA graphs; meant for a GPU, slower on a CPU. The first updates wait
             for the compiler.
-        on_nonfinite: what follows a gradient that is not finite, which never reaches a weight:
+        on_nonfinite: reaction to a gradient that is not finite, which never reaches a weight:
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
         max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
-        untrained_tasks: what the networks are given for tasks that are evaluated without being
+        untrained_tasks: input of the networks for tasks that are evaluated without being
             trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
             or ``own``, the task's own ones, as they were initialized.
     """
@@ -99,20 +99,20 @@ class Algorithm(LightningModule):
     collection: RolloutConfig | None = None
     """How an on-policy algorithm collects; None for one that learns from a replay."""
     computed_columns: tuple[str, ...] = ()
-    """Names of what ``begin_iteration`` returns in every iteration. It may also return new values
+    """Names of the results of ``begin_iteration`` in every iteration. It may also return new values
     for ``policy_fields``. Empty if the names are not known: any of a checkpoint are taken then."""
     acting_networks: tuple[str, ...] = ()
     """Names of the networks that ``policy`` uses; empty if it may use all of them."""
     fixed_options: tuple[str, ...] = ()
     """Options of a base class that the class sets itself, and so does not take."""
     lacking_options: ClassVar[Mapping[str, str]] = {}
-    """Options of other algorithms that this one does not have: why, or what to use in place."""
+    """Options of other algorithms that this one does not have: why, or the replacement."""
     action_mask_TA: Tensor | None
     """Which numbers of an action are each task's own, ``[T, A]``; None if all are."""
     _task_R: Tensor
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Record what each class's own constructor is called with: checkpoints need it."""
+        """Record the arguments of each class's own constructor, for checkpoints."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = record_arguments(cls.__init__)  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ class Algorithm(LightningModule):
         self.transforms = nn.ModuleList()
         """Change batches before an update learns from them, in this order: ``add_transform``."""
         self.quantities: dict[str, Callable[[], Tensor]] = {}
-        """What transforms may require, by name."""
+        """Quantities that transforms may require, by name."""
         self.updates: list[Update] = []
         """Every optimizer step that ``update`` makes; see ``make_update``."""
         self._saved_optimizers: list[Any] | None = None
@@ -179,7 +179,7 @@ class Algorithm(LightningModule):
 
     @property
     def untrained_summary(self) -> str:
-        """What the policy is given for tasks that are not trained; empty if there are none."""
+        """Description of the policy's input for untrained tasks; empty if there are none."""
         tasks = np.flatnonzero(self._is_untrained_T)
         if not len(tasks):
             return ""
@@ -197,7 +197,7 @@ class Algorithm(LightningModule):
         return f"The policy is given {given}"
 
     def make_networks(self) -> dict[str, nn.Module]:
-        """Build what ``reset_networks`` replaces: networks and gradient methods by attribute name.
+        """Build the parts that ``reset_networks`` replaces, by attribute name.
 
         PyTorch's global generator is seeded when this is called, and restored afterwards.
         """
@@ -223,7 +223,7 @@ class Algorithm(LightningModule):
         return self.action_mask_TA[task_B if task_B.ndim == 1 else task_B[:, :1]]
 
     def begin_iteration(self, collected: Rollout, progress: float) -> dict[str, Tensor]:
-        """Receive what an on-policy algorithm learns from next.
+        """Receive the rollout that an on-policy algorithm learns from next.
 
         Args:
             collected: the transitions of the iteration.
@@ -294,7 +294,7 @@ class Algorithm(LightningModule):
 
         Args:
             name: prefix of its metrics.
-            modules: what is trained.
+            modules: the trained modules.
             make_optimizer: builds the optimizer from the parameters.
             options: further arguments of ``Update``.
         """
@@ -327,7 +327,7 @@ class Algorithm(LightningModule):
         return optimizers
 
     def check_device(self, device: torch.device) -> None:
-        """Check before training that what was asked for can be done on the device.
+        """Check before training that the options work on the device.
 
         Raises:
             ConfigurationError: if it cannot.
@@ -340,7 +340,7 @@ class Algorithm(LightningModule):
     def act(
         self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
     ) -> ActOutput:
-        """Choose actions ``[E, A]`` between -1 and 1; what is not the task's own is 0.
+        """Choose actions ``[E, A]`` between -1 and 1; padding entries are 0.
 
         Returns:
             The actions; with the ``policy_fields`` where there are some and it explores.
@@ -431,7 +431,7 @@ class Algorithm(LightningModule):
         return {**self.acting_modules(), "transforms": self.transforms}
 
     def get_weights(self) -> dict[str, Any]:
-        """Return copies of what ``act`` needs, on the CPU: its networks' states, by name."""
+        """Return copies of the weights for ``act``, on the CPU: networks' states by name."""
         states = {name: part.state_dict() for name, part in self._acting_parts().items()}
         # a state that is no tensor, as running statistics in NumPy, is copied as well
         copied = copy.deepcopy(states)
@@ -443,7 +443,7 @@ class Algorithm(LightningModule):
         This is for an algorithm that acts and is not trained here: critics and optimizers stay.
 
         Args:
-            weights: what ``act`` needs.
+            weights: of the networks that act.
             weights_seq_no: number of updates that they have had.
 
         Raises:
@@ -503,7 +503,7 @@ class Algorithm(LightningModule):
         return batch
 
     def is_due(self, every: int) -> bool:
-        """Return whether what happens every so many updates happens in this one."""
+        """Return whether an action with this period is due in the present update."""
         return self.counters.updates % every == 0
 
     def noise_like(self, action_RnA: Tensor) -> Tensor:
@@ -512,7 +512,7 @@ class Algorithm(LightningModule):
         return torch.randn(action_RnA.shape, generator=generator, device=self.device)
 
     def reset_networks(self) -> None:
-        """Reinitialize what ``make_networks`` builds, and clear its optimizer state everywhere.
+        """Reinitialize the parts of ``make_networks``, and clear their optimizer states everywhere.
 
         Buffers (an encoder's statistics) stay, and so does everything else.
 
@@ -547,14 +547,14 @@ class Algorithm(LightningModule):
         return {f"train/{name}": value for name, value in self.mean_metrics.drain().items()}
 
     def images(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return images ``[H, W, 3]`` by name that show what is learned; here none."""
+        """Return images ``[H, W, 3]`` by name that show the learned model; here none."""
         return {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Do nothing: evaluation runs episodes, see ``callbacks/evaluation.py``."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what rebuilds the algorithm, and its state; keep hyper-parameters of plain values."""
+        """Add the algorithm's description and state; keep hyper-parameters of plain values."""
         warn_of_unknown(self._unknown_arguments)
         self._unknown_arguments = {}  # once is enough
         self.guard.read()  # skipped steps that only the device knows of are counted
@@ -576,7 +576,7 @@ class Algorithm(LightningModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Restore weights, buffers and what modules save beside them.
+        """Restore weights, buffers and the extra states of modules.
 
         Raises:
             ConfigurationError: if they are of other modules, or damaged.
@@ -585,7 +585,7 @@ class Algorithm(LightningModule):
             return super().load_state_dict(state_dict, strict, assign)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore what ``on_save_checkpoint`` added.
+        """Restore the state that ``on_save_checkpoint`` added.
 
         Raises:
             ConfigurationError: if the checkpoint is of other tasks or of another network.

@@ -248,7 +248,7 @@ class Distral(SAC):
 
 
 def _trained_parameters(networks: Sequence[nn.Module]) -> list[Parameter]:
-    """Return what is trained, in the order in which ``Update`` adds up the norms."""
+    """Return the trained parameters, in the order in which ``Update`` adds up the norms."""
     found = task_parameters(networks)
     return [*found.shared, *found.own]
 

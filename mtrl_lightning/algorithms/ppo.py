@@ -57,8 +57,8 @@ class PPO(Algorithm):
         spec: the tasks; filled in from the data.
         actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of the values, likewise.
-        encoder: maps observations to what actor and critic see; trained by the critic's loss. Its
-            statistics move between iterations only.
+        encoder: maps observations to features of actor and critic; trained by the critic's loss.
+            Its statistics move between iterations only.
         conditioning: how the task is given to actor and critic; None for each network's own, the
             one-hot. A ``conditioning`` among a network's options takes precedence.
         actor_gradient: how the tasks' actor losses become one gradient.

@@ -1,4 +1,4 @@
-"""What every auxiliary loss is.
+"""Base class of auxiliary losses.
 
 Shapes: ``R`` trained tasks.
 """
@@ -21,11 +21,11 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 
 AfterUpdate = Literal["critic", "targets"]
-"""What an auxiliary's step follows: the critics' update, or that of the targets, the last one."""
+"""An auxiliary's step follows the critics' update, or that of the targets, which is the last."""
 
 
 class LossInputs(NamedTuple):
-    """What an auxiliary loss is computed from, beside the batch."""
+    """Inputs of an auxiliary loss, beside the batch."""
 
     encoder: Encoder
     """It is trained by the loss."""
@@ -85,7 +85,7 @@ class Auxiliary(nn.Module):
         return self._statistics
 
     def images(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return images ``[H, W, 3]`` by name that show what is learned; here none."""
+        """Return images ``[H, W, 3]`` by name that show the learned model; here none."""
         return {}
 
     def make_optimizer(self, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:

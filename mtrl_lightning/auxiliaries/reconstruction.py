@@ -39,7 +39,7 @@ class Reconstruction(Auxiliary):
     The loss of a row is the mean squared error of ``decoder(z)`` plus
     ``latent_weight ||z||^2 / 2``. An image's bytes ``o`` are reconstructed as
     ``floor(o / 8) / 32 + U / 32 - 1 / 2`` with uniform noise ``U`` (Ho et al. 2019). A state vector
-    is reconstructed as it is; what pads a small body's does not count. The decoder mirrors the
+    is reconstructed as it is; padding does not count. The decoder mirrors the
     encoder. One Adam trains the encoder, another the decoder.
 
     Args:

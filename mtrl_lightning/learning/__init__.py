@@ -1,1 +1,1 @@
-"""How losses become learning: updates, targets, scales, statistics, and what they are made of."""
+"""How losses become learning: updates, targets, scales, statistics, and their parts."""

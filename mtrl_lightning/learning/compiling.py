@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(function: F, how: Compile) -> F:
     """Return the function compiled; with ``cudagraphs`` its kernels are launched as one graph.
 
-    What a graph returns is overwritten by its next call. Without gradients, as when a gradient
+    The result of a graph is overwritten by its next call. Without gradients, as when a gradient
     method computes losses a second time, the function is called as it is: another graph for that
     would cost more than it saves.
 
@@ -42,7 +42,7 @@ def compiled(function: F, how: Compile) -> F:
 
 
 def begin_graphs(optimizers: Iterable[Optimizer]) -> None:
-    """Give up gradients, so that CUDA graphs may write over what they returned before."""
+    """Give up gradients, so that CUDA graphs may overwrite their previous results."""
     for optimizer in optimizers:
         optimizer.zero_grad()
     torch.compiler.cudagraph_mark_step_begin()
@@ -57,7 +57,7 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
         is_one_pass: whether every loss is differentiated once.
 
     Raises:
-        ConfigurationError: naming what to change.
+        ConfigurationError: naming the option to change.
     """
     if how == "cudagraphs" and device.type != "cuda":
         raise ConfigurationError(

@@ -77,7 +77,7 @@ class Generators:
 
 
 def _checked_generator(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a generator; one of the CPU is tried, which finds out what is wrong."""
+    """Return the state of a generator; one of the CPU is tried, which raises for a damaged one."""
     state = value["state"].cpu()
     if value["device"] == "cpu":
         torch.Generator().set_state(state)

@@ -1,4 +1,4 @@
-"""What happens to an update whose gradient is not finite.
+"""The reaction to an update whose gradient is not finite.
 
 Shapes: ``R`` trained tasks.
 """
@@ -54,7 +54,7 @@ class DivergenceGuard:
         """Note one step.
 
         Args:
-            name: what was updated, such as ``critic``.
+            name: of the update, such as ``critic``.
             is_finite: whether the gradient was finite; a tensor if only the device knows.
             loss_R: the tasks' losses.
 

@@ -107,7 +107,7 @@ class NormalizeObservation(Transform):
     Args:
         spec: the tasks.
         clip: largest absolute value of the output, above 0; 10 in Stable-Baselines3.
-        epsilon: what is added to the variances, above 0; 1e-8 in Stable-Baselines3.
+        epsilon: added to the variances, above 0; 1e-8 in Stable-Baselines3.
         freeze_after: environment steps after which the statistics no longer change, at least 1;
             null to let them change as long as the run lasts.
     """
@@ -183,7 +183,7 @@ class NormalizeReward(RewardScale):
         discount: gamma of the returns, that of the critic.
         clip: largest absolute value of a reward after the division, above 0; 10 in
             Stable-Baselines3.
-        epsilon: what is added to the variances, above 0; 1e-8 in Stable-Baselines3.
+        epsilon: added to the variances, above 0; 1e-8 in Stable-Baselines3.
     """
 
     factor_T: Tensor

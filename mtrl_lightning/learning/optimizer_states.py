@@ -30,7 +30,7 @@ def check_optimizer(
     """Check that a saved state fits an optimizer.
 
     Args:
-        saved: what the optimizer's ``state_dict`` returned when it was saved.
+        saved: the optimizer's ``state_dict`` when it was saved.
         optimizer: which is to continue with it.
         parameters: of the optimizer, in its order.
         make_optimizer: builds an optimizer of the same kind; its state after one step shows what a
@@ -59,7 +59,7 @@ def replace_options(saved: Any, optimizer: Optimizer) -> None:
     A schedule's factor of the learning rate stays.
 
     Args:
-        saved: what the optimizer's ``state_dict`` returned when it was saved; it fits.
+        saved: the optimizer's ``state_dict`` when it was saved; it fits.
         optimizer: which is to continue with it.
     """
     own = optimizer.state_dict()["param_groups"]
@@ -93,7 +93,7 @@ def _is_switch(value: Any) -> bool:
 
 
 def _is_alike(name: str, found: Any, own: Any) -> bool:
-    """Return whether an option may differ so: numbers may, what is decided by a switch may not."""
+    """Return whether an option may differ so: numbers may, switches may not."""
     if name in IMPLEMENTATIONS:
         return _is_switch(found)
     if _is_number(own):

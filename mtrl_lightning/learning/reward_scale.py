@@ -55,7 +55,7 @@ class RewardScale(Transform):
         return batch._replace(reward_Rn=batch.reward_Rn * factor_T[batch.task_R1])
 
     def factors(self, **quantities: Tensor) -> Tensor | None:
-        """Return what each task's rewards are multiplied by, ``[T]``; None for 1."""
+        """Return the factor of each task's rewards, ``[T]``; None for 1."""
         return None
 
 

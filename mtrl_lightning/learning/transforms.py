@@ -1,4 +1,4 @@
-"""What is done to transitions before an algorithm learns from them.
+"""Changes of transitions before an algorithm learns from them.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``, ``D``
 observation.
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Transform(nn.Module):
     """Change sampled batches, such as their rewards; built by a factory ``(spec) -> Transform``.
 
-    The replay keeps what was received, so a transform whose numbers change applies to all of it.
+    The replay keeps transitions as received, so a transform whose numbers change applies to all of
+    it.
 
     Args:
         spec: the tasks.
@@ -62,7 +63,7 @@ class Transform(nn.Module):
         for each environment overrides this.
 
         Args:
-            states: what ``get_extra_state`` returned on all processes of the checkpoint.
+            states: of ``get_extra_state`` on all processes of the checkpoint.
             share: the rank, and the environments that it takes over.
         """
         return states[0]

@@ -29,7 +29,7 @@ from mtrl_lightning.resources import CPU
 from mtrl_lightning.spec import EnvSpec
 
 Extra = TypeVar("Extra")
-"""What a loss function returns beside the losses, for the caller."""
+"""Result of a loss function beside the losses, for the caller."""
 
 
 class Update:
@@ -44,12 +44,12 @@ class Update:
 
     Args:
         name: prefix of its metrics, such as ``critic``.
-        modules: what is trained, in the optimizer's order. A ``TaskModule`` says which of its
+        modules: the trained modules, in the optimizer's order. A ``TaskModule`` says which of its
             parameters tasks share; those of other modules, such as an encoder, are all shared.
         make_optimizer: builds the optimizer from the parameters.
         generators: the algorithm's random generators.
         metrics: receives the mean loss, and statistics of the gradient if there is a ``method``.
-        guard: what happens to steps that are not finite.
+        guard: decides about steps that are not finite.
         spec: the tasks; the losses are those of the trained ones.
         method: how the tasks' losses become one gradient; None for the mean of losses.
         max_grad_norm: global norm to which the gradient is clipped, above 0; None for no clipping.
@@ -87,7 +87,7 @@ class Update:
         self.grad_norm = torch.tensor(0.0)
         """Of the last gradient, before it is clipped; not finite if the step was left out."""
         self.parameters = [parameter for module in modules for parameter in module.parameters()]
-        """Everything that the optimizer has, also what is frozen."""
+        """All parameters of the optimizer, also frozen ones."""
         self._networks = [module for module in modules if isinstance(module, TaskModule)]
         self._trained = self.task_parameters.shared + self.task_parameters.own
         masks = any(
@@ -147,7 +147,7 @@ class Update:
                 it a second time, without a graph, so it must draw nothing.
 
         Returns:
-            What the losses came with.
+            The extra result of the losses.
 
         Raises:
             DivergenceError: if the gradient is not finite and the guard refuses to skip the step.
@@ -236,7 +236,7 @@ class Update:
         return False
 
     def _repair_networks(self, loss_R: Tensor) -> None:
-        """Let networks repair what a step cannot, also where the step was left out."""
+        """Let networks project their weights after a step, also where the step was left out."""
         if not self._networks:
             return
         if self._task_R.device != loss_R.device:
@@ -246,7 +246,7 @@ class Update:
             network.after_step(loss_R, self._task_R, draws)
 
     def _restore_method(self, state: Sequence[Tensor], is_finite: bool | Tensor) -> None:
-        """Undo what the gradient method learned from a step that was left out."""
+        """Restore the gradient method's state if the step was left out."""
         if is_finite is True:
             return
         for buffer, before in zip(self.method.buffers(), state, strict=True):
@@ -270,7 +270,7 @@ def _skips_on_device(optimizer: Optimizer) -> bool:
 
 
 def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
-    """Return what is trained, other modules before networks; frozen parameters are left out.
+    """Return the trained parameters, other modules before networks, without frozen ones.
 
     Args:
         modules: networks, and modules that all tasks share.

@@ -60,12 +60,12 @@ class Encoder(nn.Module):
         return self.out_dim - (0 if self.context is None else self.context.out_dim)
 
     def latent(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the features without the context's, ``[B, Z]``: what latent models predict."""
+        """Return the features without the context's, ``[B, Z]``: the targets of latent models."""
         features_BZ: Tensor = self(observation_BD, task_B)
         return features_BZ[..., : self.latent_dim]
 
     def shared_features(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return what ``project`` maps to the output, ``[B, F]``; here the output itself."""
+        """Return the input of ``project``, ``[B, F]``; here the output itself."""
         return self(observation_BD, task_B)  # type: ignore[no-any-return]
 
     def project(self, shared_BF: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ as float64, are PyTorch's: oneDNN's products gain nothing there.
 ROW_MULTIPLE = 64
 """The number of rows in the backward pass is rounded up to a multiple of this."""
 EPSILON = 1e-5
-"""What LayerNorm adds to the variance, as PyTorch's does by default."""
+"""Added to the variance by LayerNorm; PyTorch's default."""
 
 
 class HiddenLayers(nn.Sequential):
@@ -100,7 +100,7 @@ class _Parameters(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """What a layer's forward pass saves for the backward pass."""
+    """Results of a layer's forward pass that the backward pass needs."""
 
     output_BH: Tensor
     """After ReLU."""

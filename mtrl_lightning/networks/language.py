@@ -101,8 +101,8 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
         ConfigurationError: if the file cannot be used or has no embedding for a task.
     """
     embeddings = _read_embeddings(path)
-    found = [find_name(name, embeddings) for name in names]
-    for name, key in zip(names, found, strict=True):
+    keys = [find_name(name, embeddings) for name in names]
+    for name, key in zip(names, keys, strict=True):
         if key is None:
             nearest = ", ".join(difflib.get_close_matches(name, embeddings, n=3, cutoff=0))
             raise ConfigurationError(
@@ -110,7 +110,7 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
                 " Add the task to the file, or add it to descriptions of your own"
                 " and run python -m mtrl_lightning.networks.embed_descriptions"
             )
-    return np.stack([embeddings[key] for key in found if key is not None])
+    return np.stack([embeddings[key] for key in keys if key is not None])
 
 
 def find_name(name: str, known: Collection[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Multi-layer perceptron, and several networks of one architecture, such as twin critics.
+"""MLP, and several networks of one architecture, such as twin critics.
 
 Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D`` input features,
 ``Q`` members (critics).

@@ -47,7 +47,7 @@ class TaskModule(nn.Module):
         Args:
             loss_R: losses of the update, before they were masked.
             task_R: task of each loss.
-            generator: for random draws, on the network's device.
+            generator: of random numbers, on the network's device.
         """
 
 

@@ -174,7 +174,7 @@ def require_images(observation_space: Box, encoder: str) -> None:
         raise ConfigurationError(
             f"the encoder {encoder} takes images of bytes (uint8, 0 to 255),"
             f" and observations are {observation_space.dtype}:"
-            " leave out what changes them before the encoder"
+            " leave out the transforms that change them before the encoder"
         )
 
 

@@ -23,7 +23,7 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class Projection(nn.Module):
-    """Map shared features by ``tanh(LayerNorm(W x + b))``; what follows them stays as it is.
+    """Map shared features by ``tanh(LayerNorm(W x + b))``; entries after them are unchanged.
 
     ``W`` is initialized orthogonally, ``b`` with zeros.
 
@@ -119,7 +119,7 @@ class ProjectedNetwork(Network):
     """Apply a projection, which tasks share, and then a network.
 
     Args:
-        projection: maps what the network is given to its inputs.
+        projection: maps shared features to the network's inputs.
         network: the network.
     """
 
@@ -144,7 +144,7 @@ class ProjectedNetwork(Network):
         return super().last_shared_weight()
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
-        """Return what the network returns."""
+        """Return the network's result."""
         return self.network.mask_losses(loss_R)
 
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
@@ -166,7 +166,7 @@ def with_projection(
 
     Args:
         make_network: ``(in_dim, out_dim, spec) -> Network``.
-        encoder: what comes before it.
+        encoder: comes before it.
         out_dim: number of outputs.
         spec: the tasks.
     """

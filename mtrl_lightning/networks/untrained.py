@@ -1,4 +1,4 @@
-"""What a network is given for tasks that are evaluated without being trained.
+"""Inputs of networks for tasks that are evaluated without being trained.
 
 Parameters of a task that is never trained stay as they were initialized. So the mean over the
 trained tasks is used, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206): the
@@ -53,7 +53,7 @@ class MeanOfTrained:
     """Use the trained tasks' mean for the others while a policy acts.
 
     Args:
-        module: contains what depends on the task.
+        module: contains the parts that depend on the task.
         num_tasks: number of tasks, ``T``.
         train_tasks: the trained tasks.
 
@@ -98,7 +98,7 @@ class MeanOfTrained:
     ) -> Tensor:
         *features, task_B = args
         is_replaced_B = is_replaced_T.to(task_B.device)[task_B]
-        # `forward` and not a call, which would come here again
+        # `forward` and not a call, which would recurse
         if not features:
             task_R = torch.tensor(self._train_tasks, device=task_B.device)
             mean = module.forward(task_R).mean(0)

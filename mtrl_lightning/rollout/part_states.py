@@ -31,7 +31,7 @@ def reshard_states(
     Args:
         parts: the listeners or transforms.
         states: by name, of all saved ranks.
-        share: what the rank takes over.
+        share: the rank's part of the saved run.
     """
     return {
         name: part.reshard([state[name] for state in states], share)

@@ -1,4 +1,4 @@
-"""What ``Collector.sample`` returns, and how episodes are shared out among environments."""
+"""The result of ``Collector.sample``, and the division of episodes among environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtrl_lightning.types import Episode, Transitions
 
 
 class Sample(NamedTuple):
-    """What ``Collector.sample`` collected."""
+    """Result of ``Collector.sample``."""
 
     transitions: Transitions
     """All transitions, in the order of their steps."""

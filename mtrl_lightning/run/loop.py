@@ -31,7 +31,7 @@ AFTER_UPDATES = (
     "reset_networks",
     "save_last",
 )
-"""What happens after a vector step and its updates, in this order.
+"""Actions after a vector step and its updates, in this order.
 
 A callback registers each of its actions under one of these names in ``session.after_updates``.
 """

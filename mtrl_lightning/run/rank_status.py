@@ -27,7 +27,7 @@ class RankStatus(NamedTuple):
 
 
 def sync_ranks(session: Session, wants_stop: bool) -> None:
-    """Add up the counts of all processes, and exchange what each of them asks for.
+    """Add up the counts of all processes, and exchange the requests of each.
 
     One process has nothing to exchange.
 

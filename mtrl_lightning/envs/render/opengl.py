@@ -21,7 +21,7 @@ VARIABLE = "MUJOCO_GL"
 THREADS = "LP_NUM_THREADS"
 """With how many threads Mesa draws without a GPU; 0 draws in the calling one."""
 VARIABLES = (VARIABLE, "PYOPENGL_PLATFORM", THREADS)
-"""What choosing a library sets in a process; MuJoCo sets the second one."""
+"""Variables that choosing a library sets in a process; MuJoCo sets the second one."""
 RENDERERS = ("egl", "osmesa", "glfw")
 """Values of ``MUJOCO_GL`` on Linux, best first; the last one needs a screen."""
 PACKAGES = "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri, or apt-get install libosmesa6"
@@ -61,7 +61,7 @@ def find_renderer() -> str:
     It takes about a second the first time.
 
     Raises:
-        ConfigurationError: if ``MUJOCO_GL`` names what does not work, or nothing works. The message
+        ConfigurationError: if the library of ``MUJOCO_GL`` does not work, or none does. The message
             names Debian's packages.
     """
     return _find_renderer(os.environ.get(VARIABLE, ""))
