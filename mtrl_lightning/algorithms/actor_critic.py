@@ -1,4 +1,4 @@
-"""What off-policy algorithms with an actor and critics share: networks, targets, updates, resets.
+"""Base of off-policy algorithms with an actor and critics: networks, targets, updates, resets.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task in a batch, ``D`` observation, ``Z``
 features, ``F`` features that the actor shares, ``A`` action, ``Q`` critics, ``O`` outputs of a
@@ -57,18 +57,18 @@ class ActorCritic(Algorithm):
     """Learn critics by temporal differences, and an actor from the critics.
 
     A subclass says how the actor acts (``policy``) and learns (``actor_loss``, ``update_policy``),
-    and what the critics bootstrap from (``critic_target``).
+    and the target of the critics (``critic_target``).
 
     Args:
         spec: the tasks; filled in from the data.
         actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of each Q function, likewise.
-        encoder: maps observations to what actor and critics see; trained by the critic's loss.
+        encoder: maps observations to features of actor and critics; trained by the critic's loss.
         conditioning: how the task is given to actor and critics; None for each network's own, the
             one-hot. A ``conditioning`` among a network's options takes precedence.
         actor_gradient: how the tasks' actor losses become one gradient.
         critic_gradient: how the tasks' critic losses become one gradient.
-        value: what a critic's outputs mean, and how it learns.
+        value: the meaning of a critic's outputs, and its loss.
         task_weighting: how much each task's losses of actor and critic count.
         reward_scale: brings the tasks' rewards to one scale when they are sampled.
         transforms: further changes of sampled batches and of observations, after the reward scale.
@@ -227,6 +227,7 @@ class ActorCritic(Algorithm):
         if self.encoder.observe(batch.observation_RnD, batch.task_Rn):
             self.targets.copy_buffers()  # the target encoder needs the new statistics below
 
+        # critics and encoder: minimize the error to the bootstrapped target
         target = self._critic_target(batch, self.noise_like(batch.action_RnA))
         q = self.critic_update(lambda: self._critic_loss(batch, target))
         self.mean_metrics.add({"q": q})
@@ -242,15 +243,15 @@ class ActorCritic(Algorithm):
         self._update_auxiliaries("targets", batch)
 
     def update_policy(self, batch: TransitionBatch) -> None:
-        """Update the actor, and what depends on its actions, from a transformed batch."""
+        """Update the actor, and parts that depend on its actions, from a transformed batch."""
         raise NotImplementedError
 
     def critic_target(self, batch: TransitionBatch, noise_RnA: Tensor) -> CriticTarget:
-        """Return what the critics' loss bootstraps from, for the policy's next actions."""
+        """Return the bootstrap of the critics' loss, for the policy's next actions."""
         raise NotImplementedError
 
     actor_loss: Callable[..., tuple[Tensor, Any]]
-    """Returns each task's actor loss ``[R]``, and what ``update_policy`` needs beside it."""
+    """Returns each task's actor loss ``[R]``, and extra results for ``update_policy``."""
 
     def target_outputs(self, batch: TransitionBatch, action_RnA: Tensor) -> Tensor:
         """Return the target critics' outputs ``[Q, R, n, O]`` for next actions."""

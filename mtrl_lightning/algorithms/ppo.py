@@ -311,6 +311,7 @@ class PPO(Algorithm):
         self.critic_update(lambda: self._critic_loss(batch))
         old_log_prob_Rn = batch.extra["log_prob"]
         kl = advantages.approximate_kl(log_prob_Rn, old_log_prob_Rn)
+        # pi(a | s) / pi_old(a | s)
         ratio_Rn = (log_prob_Rn - old_log_prob_Rn).exp()
         is_clipped_Rn = (ratio_Rn - 1).abs() > self.clip
         self.mean_metrics.add(
@@ -324,9 +325,11 @@ class PPO(Algorithm):
         # bfloat16 has too few digits for the ratio of two probabilities
         with torch.autocast(batch.task_Rn.device.type, enabled=False):
             with torch.no_grad():
+                # only the critic's loss trains the encoder
                 z_RnZ = self.encoder(batch.observation_RnD, batch.task_Rn)
             output_RnO = per_task_forward(self.actor_gradient, self.actor, 0, z_RnZ, batch.task_Rn)
             policy = self._distribution(output_RnO, batch.task_Rn)
+            # densities are of the samples before they were clipped to [-1, 1], as at the collection
             log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"])
             entropy_Rn = policy.entropy()
         surrogate_R = advantages.surrogate_loss(
@@ -335,6 +338,7 @@ class PPO(Algorithm):
             batch.extra["advantage"],
             self.clip,
         )
+        # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
         loss_R = surrogate_R - self.entropy_coef * entropy_Rn.mean(1)
         return loss_R, (log_prob_Rn.detach(), entropy_Rn.detach().mean())
 

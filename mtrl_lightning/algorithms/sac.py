@@ -81,6 +81,7 @@ class SAC(ActorCritic):
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor and then the temperature, from a transformed batch."""
         noise_RnA = self.noise_like(batch.action_RnA)
+        # the temperature learns from the log densities before the actor's step
         log_prob_Rn = self.actor_update(lambda: self._actor_loss(batch, noise_RnA))
         if self.temperature_update is not None:
             self.temperature_update(lambda: self.temperature_loss(log_prob_Rn, batch.task_Rn))
@@ -88,12 +89,14 @@ class SAC(ActorCritic):
 
     @torch.no_grad()
     def critic_target(self, batch: TransitionBatch, noise_RnA: Tensor) -> CriticTarget:
-        """Return what the critics' loss bootstraps from, for the policy's next actions."""
+        """Return the bootstrap of the critics' loss, for the policy's next actions."""
+        # a' = tanh(mu + std noise) of the current policy at s'
         policy = self.policy(batch.next_observation_RnD, batch.task_Rn)
         action_RnA, log_prob_Rn = policy.sample(noise_RnA)
         cost_Rn = self.action_cost(
             policy, noise_RnA, log_prob_Rn, batch.next_observation_RnD, batch.task_Rn
         )
+        # soft value of s': Q'(s', a') - alpha log pi(a' | s')
         return CriticTarget(self.target_outputs(batch, action_RnA), cost_Rn)
 
     def action_cost(
@@ -104,7 +107,7 @@ class SAC(ActorCritic):
         observation_RnD: Tensor,
         task_Rn: Tensor,
     ) -> Tensor:
-        """Return what the policy pays for its actions, ``alpha log pi``, ``[R, n]``.
+        """Return the cost of the policy's actions, ``alpha log pi``, ``[R, n]``.
 
         Critics' targets and the actor's loss subtract it from the actions' values.
 
@@ -116,6 +119,7 @@ class SAC(ActorCritic):
             task_Rn: tasks.
         """
         with torch.no_grad():
+            # alpha is a constant here: it has a loss of its own
             alpha_R1 = self.temperature(task_Rn[:, :1]).exp()
         return alpha_R1 * log_prob_Rn
 
@@ -123,6 +127,7 @@ class SAC(ActorCritic):
         """Return each task's actor loss ``[R]``, and the actions' log densities ``[R, n]``."""
         output_Rn2A, z_RnZ = self.actor_outputs(batch)
         policy = self.distribution(output_Rn2A, batch.task_Rn)
+        # reparametrized: the loss has a gradient through the action
         action_RnA, log_prob_Rn = policy.sample(noise_RnA)
         cost_Rn = self.action_cost(
             policy, noise_RnA, log_prob_Rn, batch.observation_RnD, batch.task_Rn

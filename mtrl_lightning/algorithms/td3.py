@@ -103,11 +103,13 @@ class TD3(ActorCritic):
         """Return the target critics' outputs for the target policy's smoothed next actions."""
         shared_RnF = self.target_encoder.shared_features(batch.next_observation_RnD, batch.task_Rn)
         action_RnA = self.squashed(self.target_actor(shared_RnF, batch.task_Rn), batch.task_Rn)
+        # target policy smoothing: a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1)
         smoothed_RnA = losses.smoothed_action(
             action_RnA, noise_RnA, self._target_std, self._target_clip
         )
         next_action_RnA = zero_padding(smoothed_RnA, self.action_mask(batch.task_Rn))
         output_QRnO = self.target_outputs(batch, next_action_RnA)
+        # a deterministic policy has no entropy, so the actions have no cost
         return CriticTarget(output_QRnO, torch.zeros_like(batch.reward_Rn))
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
@@ -115,6 +117,7 @@ class TD3(ActorCritic):
         output_RnA, z_RnZ = self.actor_outputs(batch)
         action_RnA = self.squashed(output_RnA, batch.task_Rn)
         output_QRnO = self.critic_outputs_of(z_RnZ, action_RnA, batch.task_Rn)
+        # the gradient follows the first critic, not the smallest
         q_1Rn = self.value.q(output_QRnO[:1])
         return losses.deterministic_actor_loss(q_1Rn[0]), None
 

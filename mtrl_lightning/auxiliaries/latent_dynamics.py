@@ -34,7 +34,7 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 
 RewardFrom = Literal["features", "next_features"]
-"""What the reward model sees: features and action, or the predicted next features alone."""
+"""Input of the reward model: features and action, or the predicted next features alone."""
 
 
 class LatentDynamics(Auxiliary):
@@ -52,7 +52,7 @@ class LatentDynamics(Auxiliary):
         encoder: the encoder that the loss trains.
         transition: the transition model, ``(in_dim, latent_dim) -> TransitionModel``.
         width: size of the reward model's hidden layer; 512 in deep_bisim4control.
-        reward_from: what the reward model sees: ``features``, what ``T`` sees, as in
+        reward_from: input of the reward model: ``features``, the input of ``T``, as in
             deep_bisim4control; ``next_features``, a draw of ``T``, as in mtrl.
         weight_decay: of the models, at least 0; 1e-7 in deep_bisim4control.
         after: which update its step follows: ``critic`` in deep_bisim4control, ``targets`` in mtrl.
@@ -128,7 +128,7 @@ class LatentDynamics(Auxiliary):
 
 
 def model_inputs(z_RnZ: Tensor, context_RnC: Tensor | None, action_RnA: Tensor) -> Tensor:
-    """Return what the models see, ``[R, n, I]``.
+    """Return the input of the models, ``[R, n, I]``.
 
     The action is the last part, because zeros pad a small body's at its end.
     """

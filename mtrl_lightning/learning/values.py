@@ -1,4 +1,4 @@
-"""What a critic's outputs mean, and how they are learned.
+"""The meaning of a critic's outputs, and their loss.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``Q`` critics, ``O`` outputs of a critic.
 """
@@ -16,7 +16,7 @@ from mtrl_lightning.learning import losses
 
 
 class Value(nn.Module):
-    """What a critic's outputs mean; built by a factory ``() -> Value``."""
+    """The meaning of a critic's outputs; built by a factory ``() -> Value``."""
 
     out_dim: int
     """Outputs of a critic, ``O``."""
@@ -41,7 +41,7 @@ class Value(nn.Module):
             next_output_QRnO: of the target critics, for the policy's next actions; without a graph.
             reward_Rn: rewards.
             terminated_Rn: where nothing is bootstrapped.
-            next_cost_Rn: what the policy pays for its next actions: in SAC, the temperature times
+            next_cost_Rn: cost of the policy's next actions: in SAC, the temperature times
                 their log density.
             discount: gamma.
         """
