@@ -32,7 +32,8 @@ class Convolutions(Encoder):
         self.out_dim = self.layers(frames.flatten(1, 2)).shape[1]
 
     def forward(self, observation_BD, task_B):
-        return self.layers(observation_BD.flatten(1, 2) / 255)
+        picture_BCHW = observation_BD.flatten(0, -5).flatten(1, 2)
+        return self.layers(picture_BCHW / 255).view(*task_B.shape, self.out_dim)
 
 
 def trained(benchmark, root, steps, data, **options):

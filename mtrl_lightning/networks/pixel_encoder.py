@@ -89,8 +89,8 @@ class PixelEncoder(ProjectedEncoder):
         height, width = self._sizes[0]
         image_BCHW = observation_BD.reshape(-1, weight.shape[1], height, width)
         scaled_BCHW = image_BCHW.to(weight.dtype, memory_format=self._memory_format) / 255
-        features_BCHW = self.convolutions(scaled_BCHW)
-        return features_BCHW.flatten(1).view(*rows, -1)  # type: ignore[no-any-return]
+        features_BF: Tensor = self.convolutions(scaled_BCHW).flatten(1)
+        return features_BF.view(*rows, features_BF.shape[1])
 
     def make_decoder(self) -> nn.Module:
         """Return a decoder with transposed convolutions of the same sizes and strides."""

@@ -88,7 +88,7 @@ def test_ppo_and_observations_of_whole_numbers(tmp_path):
             self.out_dim = 12
 
         def forward(self, observation_BD, task_B):
-            return observation_BD.float().flatten(1) / 255
+            return observation_BD.float().flatten(-3) / 255
 
     spec = SPEC._replace(observation_space=Box(0, 255, (2, 3, 2), np.uint8))
     policy = LoadedPolicy(agent(spec, PPO, encoder=Pixels))

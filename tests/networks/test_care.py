@@ -18,7 +18,9 @@ from mtrl_lightning.networks.mlp import MLP
 from tests.networks import uniform
 from tests.networks.test_conditioning import (
     DTYPES,
+    GROUPED_TASKS,
     assert_gradients_of_many_losses_at_once,
+    assert_groups_equal_rows,
     assert_same_output_and_gradients,
     layers,
     randomize,
@@ -132,6 +134,11 @@ def test_a_row_does_not_depend_on_the_others():
     torch.testing.assert_close(
         torch.cat([encoder(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole
     )
+
+
+@pytest.mark.parametrize("tasks", GROUPED_TASKS)
+def test_groups_of_tasks_have_the_features_and_gradients_of_the_same_rows_in_any_order(tasks):
+    assert_groups_equal_rows(make().double(), tasks, lambda *rows: uniform(*rows, 5).double())
 
 
 def test_an_empty_batch_half_precision_and_many_losses_at_once():

@@ -19,6 +19,12 @@ from tests.networks import uniform
 from tests.specs import spec_of
 
 TASK_B = torch.tensor([2, 0, 2, 1, 3, 3, 0])
+GROUPED_TASKS = [
+    [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]],
+    [[0], [1], [2], [3]],
+    [[1, 1], [3, 3]],
+]
+"""Tasks of learning batches ``[R, n]``: of all tasks, and of two of them."""
 KINDS = [
     pytest.param(OneHot, id="one_hot"),
     pytest.param(NoConditioning, id="nothing"),
@@ -71,6 +77,39 @@ def assert_gradients_of_many_losses_at_once(module, out_BC):
             at_once, torch.autograd.grad(loss_B[i], parameters, **settings), strict=True
         ):
             torch.testing.assert_close(gradient[i], right, rtol=1e-5, atol=1e-6)
+
+
+def assert_groups_equal_rows(module, tasks, make_input=None):
+    """Compare groups of tasks ``[R, n]`` with the same rows in their order, and in others.
+
+    Args:
+        module: maps tasks, or an input and tasks, to a row for each.
+        tasks: ``[R, n]``.
+        make_input: takes ``R`` and ``n`` and returns the input ``[R, n, ...]``.
+    """
+    task_Rn = torch.tensor(tasks)
+    inputs = [] if make_input is None else [make_input(*task_Rn.shape)]
+    parameters = list(trained(module).values())
+    options = {"allow_unused": True, "materialize_grads": True}
+
+    def gradients(out_RnC):
+        if not parameters:
+            return []
+        weight_RnC = uniform(*out_RnC.shape, seed=77).to(out_RnC)
+        return torch.autograd.grad((out_RnC * weight_RnC).sum(), parameters, **options)
+
+    grouped_RnC = module(*inputs, task_Rn)
+    assert grouped_RnC.shape[:2] == task_Rn.shape
+    in_order_B = torch.arange(task_Rn.numel())
+    shuffled_B = torch.randperm(len(in_order_B), generator=torch.Generator().manual_seed(0))
+    wanted = gradients(grouped_RnC)
+    for order_B in (in_order_B, in_order_B.flip(0), shuffled_B):
+        rows = [x_Rn.flatten(0, 1)[order_B] for x_Rn in (*inputs, task_Rn)]
+        any_RnC = module(*rows)[order_B.argsort()].view_as(grouped_RnC)
+        tolerance = 1e-9 if grouped_RnC.dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(grouped_RnC, any_RnC, rtol=tolerance, atol=tolerance)
+        found = gradients(any_RnC)
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
 def layers(x_D, linears):
@@ -188,6 +227,12 @@ def test_a_row_does_not_depend_on_the_others(kind):
     torch.testing.assert_close(
         torch.cat([conditioning(TASK_B[i : i + 1]) for i in range(7)]), whole
     )
+
+
+@pytest.mark.parametrize("tasks", GROUPED_TASKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order(kind, tasks):
+    assert_groups_equal_rows(randomize(kind(spec_of(4))).double(), tasks)
 
 
 @pytest.mark.parametrize("kind", KINDS[2:])

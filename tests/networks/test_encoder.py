@@ -48,6 +48,24 @@ def test_identity_gives_what_it_gets():
     assert Identity(spec_of(4, SPACE)).out_dim == DIM
 
 
+@pytest.mark.parametrize("per_task", [False, True])
+def test_learning_batches_are_observed_and_standardized_as_the_same_rows_in_any_order(per_task):
+    grouped, any_order = (Standardize(spec_of(3, SPACE), per_task=per_task) for _ in range(2))
+    task_Rn = torch.tensor([[0] * 4, [2] * 4])
+    order_B = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    for batch in batches(5):
+        x_RnD = torch.from_numpy(batch).view(2, 4, DIM)
+        assert grouped.observe(x_RnD, task_Rn)
+        assert any_order.observe(x_RnD.flatten(0, 1)[order_B], task_Rn.flatten()[order_B])
+    for name, value in grouped.state_dict().items():
+        torch.testing.assert_close(value, any_order.state_dict()[name], rtol=1e-5, atol=1e-6)
+    out_RnD = grouped(x_RnD, task_Rn)
+    out_BD = grouped(x_RnD.flatten(0, 1)[order_B], task_Rn.flatten()[order_B])
+    assert torch.equal(out_RnD, out_BD[order_B.argsort()].view(2, 4, DIM))
+    assert not torch.allclose(out_RnD, x_RnD)
+    assert torch.equal(Identity(spec_of(3, SPACE))(x_RnD, task_Rn), x_RnD)
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 def test_the_statistics_are_those_of_all_rows_seen(count):
     data = batches(count)

@@ -28,6 +28,14 @@ def test_the_output_is_that_of_each_member(architecture, size):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_groups_of_tasks_have_the_outputs_of_their_rows(architecture):
+    ensemble, x_BD = make(architecture), uniform(6, 4)
+    q_QRn1 = ensemble(x_BD.view(3, 2, 4), TASK_B.view(3, 2))
+    assert q_QRn1.shape == (3, 3, 2, 1)
+    torch.testing.assert_close(q_QRn1.flatten(1, 2), ensemble(x_BD, TASK_B))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_members_begin_with_weights_of_their_own(architecture):
     ensemble = make(architecture)
     first, second = ensemble.members[0].state_dict(), ensemble.members[1].state_dict()

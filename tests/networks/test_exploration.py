@@ -62,6 +62,19 @@ def test_the_second_half_of_the_outputs_changes_the_deviation_within_the_bounds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_tasks_have_the_noise_of_their_rows(kind):
+    made = make(kind)
+    with torch.no_grad():
+        made.log_std_TA.copy_(0.3 * uniform(NUM_TASKS, ACTION_DIM))
+    output_RnO = uniform(2, 3, ACTION_DIM * made.outputs_per_action)
+    task_Rn = torch.tensor([[0] * 3, [2] * 3])
+    policy = made.distribution(output_RnO, task_Rn)
+    rows = made.distribution(output_RnO.flatten(0, 1), task_Rn.flatten())
+    for found, wanted in zip(policy[:2], rows[:2], strict=True):
+        assert torch.equal(found.expand(2, 3, -1).flatten(0, 1), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_is_left_behind(kind):
     made = make(kind)
     output_BO = torch.zeros(4, ACTION_DIM * made.outputs_per_action, dtype=torch.bfloat16)

@@ -106,6 +106,28 @@ def test_a_networks_output_is_split_into_means_and_clamped_deviations():
     assert policy.log_std_BA.tolist() == [[-20, 2], [-5, 1.5]]
 
 
+@pytest.mark.parametrize("kind", [SquashedGaussian, ClippedGaussian])
+@pytest.mark.parametrize("masked", [False, True])
+def test_groups_of_rows_have_the_numbers_of_the_rows(kind, masked):
+    mask_R1A = torch.tensor([[[True, True]], [[True, False]]]) if masked else None
+    mean, log_std, noise, other_mean = (uniform(2, 3, 2, seed=seed) for seed in range(4))
+
+    def numbers(*parts):
+        mean, log_std, noise, other_mean, mask = parts
+        policy, other = kind(mean, log_std, mask), kind(other_mean, log_std, mask)
+        found = [*policy.sample(noise), policy.mode()]
+        if kind is SquashedGaussian:
+            return [*found, policy.kl(other), policy.log_ratio(other, noise)]
+        return [*found, policy.log_prob(noise), policy.entropy()]
+
+    found = numbers(mean, log_std, noise, other_mean, mask_R1A)
+    mask_BA = mask_R1A.expand(2, 3, 2).flatten(0, 1) if masked else None
+    rows = [x_RnA.flatten(0, 1) for x_RnA in (mean, log_std, noise, other_mean)]
+    for number, wanted in zip(found, numbers(*rows, mask_BA), strict=True):
+        assert number.shape[:2] == (2, 3)
+        torch.testing.assert_close(number.flatten(0, 1), wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_half_precision_is_left_behind_at_once():
     output = torch.tensor([[0.5, 0.25]], dtype=torch.bfloat16)
     policy = SquashedGaussian.from_network(output, -20.0, 2.0)

@@ -28,7 +28,9 @@ from mtrl_lightning.networks.mixture import (
 from tests.networks import uniform
 from tests.networks.test_conditioning import (
     DTYPES,
+    GROUPED_TASKS,
     assert_gradients_of_many_losses_at_once,
+    assert_groups_equal_rows,
     assert_same_output_and_gradients,
     layers,
     randomize,
@@ -178,6 +180,12 @@ def test_what_tells_the_task_is_detached_and_all_else_learns(assignment, told_by
     assert not any(id(parameter) in learns for parameter in told.parameters())
     others = set(map(id, mixture.parameters())) - set(map(id, told.parameters()))
     assert others == learns
+
+
+@pytest.mark.parametrize("tasks", GROUPED_TASKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_tasks_have_the_features_and_gradients_of_the_same_rows_in_any_order(kind, tasks):
+    assert_groups_equal_rows(make(kind).double(), tasks, lambda *rows: uniform(*rows, 5).double())
 
 
 @pytest.mark.parametrize("kind", KINDS)

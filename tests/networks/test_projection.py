@@ -75,6 +75,41 @@ def test_the_layers_of_an_image_encoder(strides):
     torch.testing.assert_close(other(image_BD, TASK_B), encoder(image_BD, TASK_B))
 
 
+@pytest.mark.parametrize("context", [None, partial(Embedding, dim=2)])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_groups_of_tasks_have_the_features_of_the_same_rows_in_any_order(name, context):
+    make, space = ENCODERS[name]
+    encoder = make(spec_of(3, space), context=context)
+    x_RnD = observations(space).unflatten(0, (2, 2))
+    task_Rn = torch.tensor([[0, 0], [2, 2]])
+    order_B = torch.tensor([2, 0, 3, 1])
+    x_BD = x_RnD.flatten(0, 1)[order_B]
+    task_B = task_Rn.flatten()[order_B]
+    for method in (encoder, encoder.latent, encoder.shared_features):
+        found_RnZ = method(x_RnD, task_Rn)
+        any_BZ = method(x_BD, task_B)
+        assert found_RnZ.shape == (2, 2, any_BZ.shape[-1])
+        in_order_RnZ = any_BZ[order_B.argsort()].view_as(found_RnZ)
+        torch.testing.assert_close(found_RnZ, in_order_RnZ, rtol=1e-5, atol=1e-6)
+    shared_RnF = encoder.shared_features(x_RnD, task_Rn)
+    assert torch.equal(encoder.project(shared_RnF), encoder(x_RnD, task_Rn))
+    projection = encoder.make_projection()
+    projected_RnZ = projection(shared_RnF)
+    projected_BZ = projection(shared_RnF.flatten(0, 1))
+    torch.testing.assert_close(projected_RnZ.flatten(0, 1), projected_BZ, rtol=1e-5, atol=1e-6)
+    decoder = encoder.make_decoder()
+    z_RnZ = encoder.latent(x_RnD, task_Rn)
+    decoded_RnD = decoder(z_RnZ)
+    assert decoded_RnD.shape == x_RnD.shape
+    decoded_BD = decoder(z_RnZ.flatten(0, 1))
+    torch.testing.assert_close(decoded_RnD.flatten(0, 1), decoded_BD, rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_batch_of_images_passes():
+    encoder = PixelEncoder(spec_of(3, PIXELS), channels=4, out_dim=5)
+    assert encoder(observations(PIXELS)[:0], TASK_B[:0]).shape == (0, 5)
+
+
 def test_images_are_initialized_orthogonally():
     encoder = PixelEncoder(
         spec_of(1, Box(0, 255, (1, 3, 17, 17), np.uint8)), channels=4, strides=(1, 1)
@@ -124,6 +159,10 @@ def test_a_projected_network_shares_its_projection(kind):
     projected = ProjectedNetwork(Projection(7, 5), network)
     x_BF = torch.randn(4, 7)
     torch.testing.assert_close(projected(x_BF, TASK_B), network(projected.projection(x_BF), TASK_B))
+    x_RnF = torch.randn(2, 3, 7)
+    task_Rn = torch.tensor([[0] * 3, [2] * 3])
+    in_order_BO = projected(x_RnF.flatten(0, 1), task_Rn.flatten())
+    torch.testing.assert_close(projected(x_RnF, task_Rn).flatten(0, 1), in_order_BO)
     shared = [id(parameter) for parameter in projected.shared_parameters()]
     own = [id(p) for p in (*projected.projection.parameters(), *network.shared_parameters())]
     assert shared == own

@@ -65,6 +65,13 @@ def assert_mean(module, *features):
     torch.testing.assert_close(found_B, wanted_B, rtol=1e-5, atol=1e-6)
     assert (found_B - own_B).abs().amax(1)[UNTRAINED_B].min() > 1e-3, "not their own parameters"
     assert torch.equal(module(*features, TASK_B), own_B), "only while a policy acts"
+    # rows in groups
+    task_Tn = torch.arange(NUM_TASKS)[:, None].expand(-1, 3)
+    groups = [uniform(NUM_TASKS, 3, feature.shape[-1], seed=1) for feature in features]
+    found_Tn = acting(module, *groups, task_Tn)
+    rows_B = acting(module, *(group.flatten(0, 1) for group in groups), task_Tn.flatten())
+    assert found_Tn.shape[:2] == task_Tn.shape
+    torch.testing.assert_close(found_Tn.flatten(0, 1), rows_B, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +146,8 @@ def test_no_network_uses_parameters_of_untrained_tasks(make):
     assert not torch.allclose(own_BO[0], own_BO[1], atol=1e-4), "their parameters differ"
     found_BO = acting(network, x_BD, task_B)
     torch.testing.assert_close(found_BO[0], found_BO[1], rtol=1e-5, atol=1e-6)
+    grouped_BO = acting(network, x_BD[:, None], task_B[:, None])[:, 0]
+    torch.testing.assert_close(grouped_BO, found_BO, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +169,8 @@ def test_no_encoder_uses_parameters_of_untrained_tasks(make):
     assert not torch.allclose(own_BZ[0], own_BZ[1], atol=1e-4), "their parameters differ"
     found_BZ = acting(encoder, x_BD, task_B)
     torch.testing.assert_close(found_BZ[0], found_BZ[1], rtol=1e-5, atol=1e-6)
+    grouped_BZ = acting(encoder, x_BD[:, None], task_B[:, None])[:, 0]
+    torch.testing.assert_close(grouped_BZ, found_BZ, rtol=1e-5, atol=1e-6)
 
 
 def test_separate_networks_have_nothing_for_an_untrained_task():
