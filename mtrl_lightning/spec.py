@@ -84,6 +84,20 @@ class EnvSpec(NamedTuple):
         return _mask(self.num_tasks, self.action_space, self.action_sizes)
 
 
+def check_train_tasks(spec: EnvSpec) -> None:
+    """Check that the trained tasks ascend: groups of rows stand in the order of the tasks.
+
+    Raises:
+        ConfigurationError: if they do not, or none is trained.
+    """
+    ascending = sorted({*spec.train_tasks} & {*range(spec.num_tasks)})
+    if list(spec.train_tasks) != ascending or not ascending:
+        raise ConfigurationError(
+            f"the spec's train_tasks are {spec.train_tasks} of {spec.num_tasks} tasks: give the"
+            " indices of the trained tasks in ascending order, each once"
+        )
+
+
 def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
     if not sizes:
         return np.ones((num_tasks, *space.shape), np.bool_)

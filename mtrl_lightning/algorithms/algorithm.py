@@ -61,7 +61,7 @@ from mtrl_lightning.policy import ActOutput, Mode
 from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.saved import FORMAT, restoring
 from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, check_train_tasks
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class Algorithm(LightningModule):
     ) -> None:
         super().__init__()
         one_of(get_args(UntrainedTasks), untrained_tasks=untrained_tasks)
+        check_train_tasks(spec)
         own_arguments, all_arguments = recorded_arguments(self)
         check_factories(type(self), own_arguments)
         self.description = describe_algorithm(type(self), own_arguments)
@@ -384,9 +385,11 @@ class Algorithm(LightningModule):
         """Return ``(R, n)`` for the trained tasks in order or a single task; else ``(E,)``."""
         num_envs = len(task_E)
         num_rows, rest = divmod(num_envs, self.num_trained)
+        if not num_envs:
+            return (0,)
         if not rest and np.array_equal(task_E, np.repeat(self.spec.train_tasks, num_rows)):
             return self.num_trained, num_rows
-        if num_envs and (task_E == task_E[0]).all():
+        if (task_E == task_E[0]).all():
             return 1, num_envs
         return (num_envs,)
 

@@ -41,8 +41,9 @@ class Projection(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """Map ``[B, F + C]`` to ``[B, Z + C]``; ``C`` may be 0."""
-        # a product of rows with gaps between them is slow in three dimensions
-        z_BZ = torch.tanh(self.norm(self.linear(x_BF[..., : self.in_dim].contiguous())))
+        # in two dimensions: in three, a product of rows with gaps between them copies them
+        rows_BF = x_BF.flatten(0, -2)[:, : self.in_dim]
+        z_BZ = torch.tanh(self.norm(self.linear(rows_BF))).view(*x_BF.shape[:-1], self.out_dim)
         if x_BF.shape[-1] == self.in_dim:
             return z_BZ
         return torch.cat([z_BZ, x_BF[..., self.in_dim :].to(z_BZ.dtype)], dim=-1)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from mtrl_lightning.algorithms import PPO, SAC, Temperature
+from mtrl_lightning.envs.benchmarks.benchmark import check_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean
-from mtrl_lightning.networks import MLP, AppendTask, Embedding, Identity, OneHot
+from mtrl_lightning.networks import (
+    MLP,
+    AppendTask,
+    Embedding,
+    Identity,
+    MultiHead,
+    OneHot,
+    Separate,
+)
 from mtrl_lightning.spec import EnvSpec
 from tests.algorithms import make_sac, make_spec
 
@@ -99,3 +109,21 @@ def test_the_spec_of_one_task():
     assert (one.observation_sizes, one.action_sizes) == ((3,), ())
     assert one.observation_space == spec.observation_space
     torch.testing.assert_close(OneHot(one)(torch.tensor([0])), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("train_tasks", [(1, 0), (0, 0, 1), (0, 3), ()])
+def test_trained_tasks_that_do_not_ascend_are_refused(train_tasks):
+    spec = make_spec(3)._replace(train_tasks=train_tasks)
+    message = r"train_tasks are \(.*\) of 3 tasks: .* in ascending order"
+    with pytest.raises(ConfigurationError, match=message):
+        SAC(spec)
+    with pytest.raises(ConfigurationError, match=message):
+        check_spec(spec)
+
+
+@pytest.mark.parametrize("kind", [MultiHead, Separate, MLP])
+def test_no_environment_has_no_action(kind):
+    sac = make_sac(make_spec(3), actor=partial(kind, width=8, depth=1))
+    for mode in ("explore", "exploit", "random"):
+        action_EA = sac.act(np.zeros((0, 4)), np.zeros(0, np.int64), mode)
+        assert action_EA.shape == (0, 2)

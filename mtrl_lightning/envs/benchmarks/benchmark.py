@@ -16,7 +16,7 @@ from mtrl_lightning.envs.vector.actions import what_is_wrong
 from mtrl_lightning.envs.vector.arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, check_train_tasks, known_tasks
 
 
 class Benchmark(ABC):
@@ -291,6 +291,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
         )
+    check_train_tasks(spec)
     above(0, max_return=spec.max_return, hint=", the largest return of an episode, or None")
     _check_frame_stack(spec)
     _check_sizes(spec, "observation_sizes", spec.observation_space)
