@@ -666,17 +666,17 @@ class Server:
 
     def serve(self, indices: Sequence[int], seed: int) -> NoReturn:
         """Make changes and continue the run after each; end this process."""
-        from mtrl_lightning.run import launch
+        from mtrl_lightning.launch import start
 
-        locate = launch.locate_run
+        locate = start.locate_run
 
-        def fork_for_each(*args: Any, **options: Any) -> launch.RunLocation:
+        def fork_for_each(*args: Any, **options: Any) -> start.RunLocation:
             for index in [-1, *indices]:
                 if self._continues(index, seed):
                     return locate(*args, **options)
             os._exit(0)
 
-        launch.locate_run = fork_for_each
+        start.locate_run = fork_for_each
         self._copy_base()
         total = STEPS.get(self._name, STEPS["sac"])[1]
         arguments = ["fit", f"--resume={self._run}", f"--rollout.total_steps={total}"]

@@ -24,7 +24,7 @@ DEAD = {
     r"session\.is_training": "set by the loop, when training starts",
     r"loop\._next_action": "the rest of the list is done when a continued run starts",
     r"MetricsCallback\._csv_fingerprint": "of the checkpoint that is continued",
-    r"OptionsCallback\._former": "options of the checkpoint that is continued",
+    r"OptionsCallback\._previous": "options of the checkpoint that is continued",
     r"EvaluationCallback\._evaluators\.": "each evaluation resets them by the episode's number",
     r"algorithm\.generators\._": "made when first used; their states are compared",
     r"InterruptionCallback\._former": "handlers of this process",

@@ -1003,6 +1003,6 @@ def test_an_object_that_only_a_reset_makes_is_refused_when_it_is_saved():
     state = EnvState(arm)
     arm.episode = Memory(1, np.zeros(1))
     with pytest.raises(
-        ConfigurationError, match=r"Arm\.episode is a Memory, which a new environment has none of"
+        ConfigurationError, match=r"Arm\.episode is a Memory, and a new environment has none"
     ):
         state.get()
