@@ -27,7 +27,7 @@ DEAD = {
     r"OptionsCallback\._previous": "options of the checkpoint that is continued",
     r"EvaluationCallback\._evaluators\.": "each evaluation resets them by the episode's number",
     r"algorithm\.generators\._": "made when first used; their states are compared",
-    r"InterruptionCallback\._former": "handlers of this process",
+    r"InterruptionCallback\._replaced_handlers": "handlers of this process",
     r"'target_encoder'\._seen": "it observes nothing itself, and gets copies of the statistics",
     r"(CheckpointCallback|session\.checkpoints)\.(folder|_saved_at)": "set by the continuation",
     r"(CheckpointCallback|session\.checkpoints)\._manifests_of_files": "read again",
