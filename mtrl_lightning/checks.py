@@ -83,6 +83,12 @@ def one_of(
             raise ConfigurationError(f"{prefix}{name} is {value!r}: give one of {names}{hint}")
 
 
+def nearest_multiples(number: int, divisor: int) -> str:
+    """Return the multiples of the divisor around a number that is none, for an error message."""
+    below = number // divisor * divisor
+    return " or ".join(str(multiple) for multiple in (below, below + divisor) if multiple)
+
+
 def _check(
     is_allowed: Callable[[Any], bool], wanted: str, prefix: str, hint: str, options: dict[str, Any]
 ) -> None:

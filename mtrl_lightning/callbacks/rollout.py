@@ -13,7 +13,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
-from mtrl_lightning.checks import above, at_least
+from mtrl_lightning.checks import above, at_least, nearest_multiples
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.learning.reward_scale import RewardScale
@@ -379,8 +379,7 @@ def check_envs_per_task(envs_per_task: int, num_processes: int) -> None:
     """
     if envs_per_task % num_processes == 0:
         return
-    below = envs_per_task // num_processes * num_processes
-    near = " or ".join(str(n) for n in (below, below + num_processes) if n)
+    near = nearest_multiples(envs_per_task, num_processes)
     raise ConfigurationError(
         f"rollout.envs_per_task is {envs_per_task} for {num_processes} processes, and each steps"
         f" the same number of environments of every task: give {near}"

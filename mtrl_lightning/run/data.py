@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from mtrl_lightning.checkpoints.parts import MOVED
+from mtrl_lightning.checks import nearest_multiples
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
@@ -297,11 +298,9 @@ def check_share(batch_size: int, num_tasks: int, num_processes: int) -> None:
     of_each = num_tasks * num_processes
     if batch_size % of_each == 0:
         return
-    below = batch_size // of_each * of_each
-    near = " or ".join(str(number) for number in (below, below + of_each) if number)
     raise ConfigurationError(
         f"data.batch_size {batch_size} cannot be shared out equally among {num_processes} processes"
-        f" and {num_tasks} tasks: give {near}"
+        f" and {num_tasks} tasks: give {nearest_multiples(batch_size, of_each)}"
     )
 
 
