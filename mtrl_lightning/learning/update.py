@@ -151,12 +151,18 @@ class Update:
 
         Raises:
             DivergenceError: if the gradient is not finite and the guard refuses to skip the step.
+            ValueError: if there is not one loss per trained task.
         """
         optimizer = self.optimizer
         assert optimizer is not None, "configure_optimizer comes before the first step"
         with without_gradients(self._frozen):
             # 1. losses of this rank's rows
             own_loss_R, extra = losses()
+        if own_loss_R.shape != self._task_R.shape:
+            raise ValueError(
+                f"the losses of {self.name} have the shape {list(own_loss_R.shape)}: return one"
+                f" number per trained task, {list(self._task_R.shape)}"
+            )
         # a method that weighs by losses has to see those of the joined batch
         loss_R = distributed.global_losses(own_loss_R) if self._needs_values else own_loss_R
         device = loss_R.device.type

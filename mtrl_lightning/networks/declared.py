@@ -37,9 +37,11 @@ def check_declared(
         ConfigurationError: if it takes no learning batch, or ``own_tasks`` or ``shared_parameters``
             is missing or incomplete.
     """
-    if num_tasks < 2 or torch.is_inference_mode_enabled():
+    if torch.is_inference_mode_enabled():
         return
     _check_groups(network, in_dim, num_tasks)
+    if num_tasks < 2:
+        return
     kind = type(network).__name__
     try:
         forgotten = _own_parameters(network, in_dim, num_tasks, replaces=True)
@@ -136,8 +138,9 @@ def _check_groups(network: nn.Module, in_dim: int, num_tasks: int) -> None:
         ConfigurationError: if it does not.
     """
     like = next(network.parameters(), torch.zeros(()))
-    x_RnD = torch.zeros(2, NUM_ROWS, in_dim).to(like)
-    task_Rn = torch.tensor([[0], [num_tasks - 1]], device=like.device).expand(2, NUM_ROWS)
+    tasks = sorted({0, num_tasks - 1})
+    x_RnD = torch.zeros(len(tasks), NUM_ROWS, in_dim).to(like)
+    task_Rn = torch.tensor(tasks, device=like.device)[:, None].expand(-1, NUM_ROWS)
     try:
         with torch.no_grad(), _evaluating(network):
             network(x_RnD.flatten(0, 1), task_Rn.flatten())

@@ -54,6 +54,8 @@ class OnePerTask(Network):
         index_T = torch.zeros(spec.num_tasks, dtype=torch.int64)
         index_T[owners] = torch.arange(len(owners))
         self.register_buffer("index_T", index_T, persistent=False)
+        self._trained = [owners.index(task) for task in spec.train_tasks if task in owners]
+        """Indices of the trained tasks' networks, in the order of the losses."""
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
@@ -92,14 +94,17 @@ class OnePerTask(Network):
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the losses ``[R]``, each masked by the network of its task."""
-        masked = map(_masked_loss, self.members, loss_R.split(1))
+        masked = map(_masked_loss, self._trained_members(), loss_R.split(1))
         return torch.cat(list(masked))
 
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
         """Let each network change its parameters by its own loss."""
-        for member, loss_1 in zip(self.members, loss_R.split(1), strict=True):
+        for member, loss_1 in zip(self._trained_members(), loss_R.split(1), strict=True):
             assert isinstance(member, Network)
             member.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
+
+    def _trained_members(self) -> list[nn.Module]:
+        return [self.members[index] for index in self._trained]
 
     def _compute_by_task(self, x_RnD: Tensor, task_Rn: Tensor) -> Tensor:
         members = list(self.members)

@@ -124,6 +124,8 @@ def test_a_network_that_takes_no_learning_batch_is_refused_at_construction(kind,
     message = rf"{kind.__name__} does not map features \[2, 8, 4\] .*{cause}.* dim=-1"
     with pytest.raises(ConfigurationError, match=message):
         kind(4, 2, spec_of(3))
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__} .* features \[1, 8, 4\]"):
+        kind(4, 2, spec_of(1))
 
 
 @pytest.mark.parametrize("num_tasks", [2, 3, 8])

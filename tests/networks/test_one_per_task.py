@@ -113,6 +113,22 @@ def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
     assert seen == [(0, [0.5], [0]), (1, [3.0], [0]), (2, [0.25], [0])]
 
 
+def test_trained_tasks_have_their_own_networks_where_others_are_not_trained():
+    spec = spec_of(NUM_TASKS, train_tasks=(0, 2))
+    make_member = partial(PaCo, **SMALL, max_loss=1.0)
+    network = OnePerTask(IN_DIM, OUT_DIM, spec, make=make_member)
+    first, untrained, last = network.members
+    last._max_loss = 10.0
+    loss_R = torch.tensor([3.0, 3.0])
+    assert network.mask_losses(loss_R).tolist() == [0, 3.0]
+    seen = []
+    first.after_step = lambda loss, *_: seen.append(("first", loss.item()))
+    untrained.after_step = lambda loss, *_: seen.append(("untrained", loss.item()))
+    last.after_step = lambda loss, *_: seen.append(("last", loss.item()))
+    network.after_step(torch.tensor([0.5, 0.25]), torch.tensor([0, 2]), torch.Generator())
+    assert seen == [("first", 0.5), ("last", 0.25)]
+
+
 def test_one_network_for_all_sees_no_task():
     network = OneForAll(IN_DIM, OUT_DIM, spec_of(3), make=partial(MultiHead, **SMALL))
     x_BD = uniform(5, IN_DIM)
