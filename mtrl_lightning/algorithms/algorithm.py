@@ -358,7 +358,7 @@ class Algorithm(LightningModule):
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
         # [R, n] as in a learning batch, where the environments' order allows it, or [E]
-        rows = self._rows(task_E)
+        rows = self._leading_shape(task_E)
         task_B = to_device(task_E.reshape(rows), self.device)
         observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
         for transform in self.transforms:
@@ -381,15 +381,16 @@ class Algorithm(LightningModule):
             for name, column_B in fields.items()
         }
 
-    def _rows(self, task_E: npt.NDArray[np.int64]) -> tuple[int, ...]:
-        """Return ``(R, n)`` for the trained tasks in order or a single task; else ``(E,)``."""
+    def _leading_shape(self, task_E: npt.NDArray[np.int64]) -> tuple[int, ...]:
+        """Return ``(R, n)`` for the trained tasks in order or a single task; else ``(E,)``.
+
+        Networks with parameters per task compute groups in one product.
+        """
         num_envs = len(task_E)
-        num_rows, rest = divmod(num_envs, self.num_trained)
-        if not num_envs:
-            return (0,)
-        if not rest and np.array_equal(task_E, np.repeat(self.spec.train_tasks, num_rows)):
+        num_rows = num_envs // self.num_trained
+        if num_rows and np.array_equal(task_E, np.repeat(self.spec.train_tasks, num_rows)):
             return self.num_trained, num_rows
-        if (task_E == task_E[0]).all():
+        if num_envs and (task_E == task_E[0]).all():
             return 1, num_envs
         return (num_envs,)
 

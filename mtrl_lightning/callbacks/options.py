@@ -211,8 +211,9 @@ def _is_same(value: Any, other: Any) -> bool:
 def _class_named(path: Any) -> type | None:
     """Return the class that an import path names; None if it is not imported already."""
     module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
-    # a checkpoint may name any module, and importing one would execute it
-    named = getattr(sys.modules.get(module), name, None)
+    # a checkpoint may name any module: importing one would execute it, and so would getattr of a
+    # module that imports its names when they are asked for
+    named = getattr(sys.modules.get(module), "__dict__", {}).get(name)
     return named if isinstance(named, type) else None
 
 

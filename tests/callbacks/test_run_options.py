@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from functools import partial
+from types import ModuleType
 
 import pytest
 from lightning.pytorch import Callback
@@ -16,6 +18,7 @@ from mtrl_lightning.callbacks import (
     MetricsCallback,
     read_metrics,
 )
+from mtrl_lightning.callbacks.options import _is_same
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.networks import MLP
@@ -184,3 +187,20 @@ def test_the_replay_is_deleted_when_the_run_has_ended_by_itself(command_line, ca
     assert "--replay.restore false" in capsys.readouterr().err
     run(360, "--ckpt_path=last", "--replay.restore=false")
     assert steps_of(folder)[-1] >= 360
+
+
+def test_a_class_of_two_import_paths_is_one_option_and_no_module_is_asked_for_it(monkeypatch):
+    noise = {"class_path": "mtrl_lightning.networks.StateNoise"}
+    assert _is_same(noise, {"class_path": "mtrl_lightning.networks.StateDependentStd"})
+    assert not _is_same(noise, {"class_path": "mtrl_lightning.networks.TaskNoise"})
+    asked = []
+
+    def import_when_asked(name):
+        asked.append(name)
+        raise AttributeError(name)
+
+    lazy = ModuleType("lazy")
+    lazy.__getattr__ = import_when_asked
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    assert not _is_same("lazy.Thing", "lazy.Other")
+    assert "Thing" not in asked
