@@ -85,7 +85,7 @@ def one_of(
 
 def nearest_multiples(number: int, divisor: int) -> str:
     """Return the multiples of the divisor around a number that is none, for an error message."""
-    below = number // divisor * divisor
+    below = max(0, number // divisor) * divisor
     return " or ".join(str(multiple) for multiple in (below, below + divisor) if multiple)
 
 

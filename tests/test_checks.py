@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrl_lightning.checks import above, at_least, increasing, one_of, within
+from mtrl_lightning.checks import above, at_least, increasing, nearest_multiples, one_of, within
 from mtrl_lightning.errors import ConfigurationError
 
 
@@ -83,6 +83,13 @@ def test_what_is_no_number_never_passes(
     assert message(check, *args, tau=math.nan).startswith("tau is nan: give")
     assert message(check, *args, tau=np.float64("nan")).startswith("tau is nan: give")
     assert message(check, *args, tau="1").startswith("tau is '1': give")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(191, "189 or 192"), (2, "3"), (0, "3"), (-5, "3"), (4, "3 or 6")]
+)
+def test_the_nearest_multiples_are_above_zero(number: int, expected: str) -> None:
+    assert nearest_multiples(number, 3) == expected
 
 
 def test_the_checks_import_no_torch() -> None:

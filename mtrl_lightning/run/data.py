@@ -277,10 +277,9 @@ class MultiTaskData(LightningDataModule):
 def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
     rows, rest = divmod(batch_size, num_tasks)
     if rest or rows < 1:
-        near = sorted({max(rows, 1) * num_tasks, max(rows + 1, 1) * num_tasks})
         raise ConfigurationError(
             f"batch_size {batch_size} cannot be shared out equally among {num_tasks} tasks:"
-            f" give {' or '.join(map(str, near))}"
+            f" give {nearest_multiples(batch_size, num_tasks)}"
         )
     if capacity // num_tasks < rows:
         raise ConfigurationError(
