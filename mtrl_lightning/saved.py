@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 
 FORMAT = 3
-"""Version of what a checkpoint holds."""
+"""Version of the checkpoint's format."""
 HINT = "the file is damaged; continue from another checkpoint"
 """How a message about a value of a checkpoint ends."""
 LARGEST_COUNT = 2**53

@@ -84,7 +84,7 @@ def _bind(
 
 
 def recorded_arguments(built: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the constructors of an object that is being built were called with.
+    """Return the arguments of the constructors of an object that is being built.
 
     Call it in the base's constructor, and once.
 
@@ -100,7 +100,7 @@ def recorded_arguments(built: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     for call, base_call in pairwise(calls):
         if call.more is None:
             break
-        # what a class passes to its base by itself is no option of the class
+        # arguments that a class sets for its base are not options of the class
         options = base_call.defaults | passed_on.keys()
         inherited.append({n: v for n, v in base_call.named.items() if n in options})
     own = {name: value for call in reversed(inherited) for name, value in call.items()}
@@ -140,7 +140,7 @@ def type_hints(called: Any) -> dict[str, Any]:
 
 
 def called_by(factory: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Return what a factory calls, None if that is not known, and with which keyword arguments."""
+    """Return a factory's class or function, None if unknown, and its keyword arguments."""
     if not isinstance(factory, partial):
         return factory, {}
     if not factory.args:

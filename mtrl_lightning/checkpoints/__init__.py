@@ -1,4 +1,4 @@
-"""The checkpoint file: what it holds, how it is read and verified. Nothing in it is executed."""
+"""The checkpoint file: its parts, reading and verification. Nothing in it is executed."""
 
 from mtrl_lightning.checkpoints.reading import (
     check_complete,

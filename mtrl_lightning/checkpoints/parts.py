@@ -96,7 +96,7 @@ def manifests_of(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the manifests of the replay files that a checkpoint needs, one of each rank.
 
     Raises:
-        ConfigurationError: if one is not what a run saves.
+        ConfigurationError: if one is damaged.
     """
     if RANKS in checkpoint:
         manifests = [part["data"].get("replay") for part in parts_of(checkpoint)]

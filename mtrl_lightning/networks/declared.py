@@ -144,7 +144,7 @@ def _check_groups(network: nn.Module, in_dim: int, num_tasks: int) -> None:
     try:
         with torch.no_grad(), _evaluating(network):
             network(x_RnD.flatten(0, 1), task_Rn.flatten())
-    except RuntimeError:  # in_dim is not what it receives, as behind a projection of its own
+    except RuntimeError:  # behind a projection it receives other features than in_dim
         return
     try:
         with torch.no_grad(), _evaluating(network):

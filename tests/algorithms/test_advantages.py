@@ -269,7 +269,8 @@ def test_the_value_loss_equals_a_loop_over_the_rows(draw):
         for task in range(num_tasks):
             total = 0.0
             for row in range(rows):
-                value, target = value_Rn[task, row].item(), target_Rn[task, row].item()
+                value = value_Rn[task, row].item()
+                target = target_Rn[task, row].item()
                 error = (value - target) ** 2
                 if clip is not None:
                     old = old_value_Rn[task, row].item()

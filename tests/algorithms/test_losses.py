@@ -90,7 +90,8 @@ def test_the_critics_loss_by_hand():
 
 
 def test_the_critics_loss_is_the_sum_of_the_mean_squared_errors(draw):
-    q_QRn, target_Rn = draw(NUM_CRITICS, *SHAPE), draw(*SHAPE)
+    q_QRn = draw(NUM_CRITICS, *SHAPE)
+    target_Rn = draw(*SHAPE)
     whole = sum(torch.nn.functional.mse_loss(q_Rn, target_Rn) for q_Rn in q_QRn)
     torch.testing.assert_close(losses.critic_loss(q_QRn, target_Rn).mean(), whole)
 

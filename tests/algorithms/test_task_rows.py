@@ -37,7 +37,8 @@ class Noting(nn.Linear):
 
 @pytest.mark.parametrize("method", [PCGrad(spec_of(T)), None])
 def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone(method):
-    network, x_RnD = Noting(), uniform(T, ROWS, 2)
+    network = Noting()
+    x_RnD = uniform(T, ROWS, 2)
     out_RnD = per_task_forward(method, network, 0, x_RnD)
     assert network.calls == [(1, ROWS)] * T
     torch.testing.assert_close(out_RnD, nn.functional.linear(x_RnD, network.weight, network.bias))
@@ -70,7 +71,8 @@ def test_the_tasks_may_be_in_another_dimension():
 
 
 def test_each_task_gets_its_rows_of_every_tensor():
-    x_RnD, task_Rn = uniform(T, ROWS, 2), torch.tensor([1, 3, 4])[:, None].expand(T, ROWS)
+    x_RnD = uniform(T, ROWS, 2)
+    task_Rn = torch.tensor([1, 3, 4])[:, None].expand(T, ROWS)
     given = []
 
     def noting(x_1nD, task_1n):

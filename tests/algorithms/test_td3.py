@@ -158,7 +158,8 @@ def test_the_critics_learn_the_target_computed_by_hand(value, reduction):
     loss_R, _ = td3.critic_loss(BATCH, target)
     wanted = [0.0, 0.0]
     for (task, row), y in zip(ROWS, targets_by_hand(reduction), strict=True):
-        z, a = 1.5 * BATCH.observation_RnD[task, row].item(), BATCH.action_RnA[task, row].item()
+        z = 1.5 * BATCH.observation_RnD[task, row].item()
+        a = BATCH.action_RnA[task, row].item()
         for w in CRITICS:
             wanted[task] += (w[0] * z + w[1] * a + w[2] - y) ** 2 / 2
     assert loss_R.tolist() == close(wanted)

@@ -38,7 +38,8 @@ def all_rows():
 
 
 def test_a_scalar_value_is_the_output_and_learns_by_squared_error():
-    output, following = draws(Q, R, ROWS, 1, seed=4), draws(Q, R, ROWS, 1, seed=5)
+    output = draws(Q, R, ROWS, 1, seed=4)
+    following = draws(Q, R, ROWS, 1, seed=5)
     given = arguments()
     wanted_R = [0.0] * R
     for row in all_rows():
@@ -69,7 +70,8 @@ def projection(probabilities, values, low, high):
 
 def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
-    output, following = draws(Q, R, ROWS, NUM_BINS, seed=4), draws(Q, R, ROWS, NUM_BINS, seed=5)
+    output = draws(Q, R, ROWS, NUM_BINS, seed=4)
+    following = draws(Q, R, ROWS, NUM_BINS, seed=5)
     given = arguments()
     bins = [-2.0, -1.0, 0.0, 1.0, 2.0]
     wanted_R = [0.0] * R
@@ -186,7 +188,8 @@ def test_bins_out_of_range_are_refused(options):
 
 def test_scalar_is_what_the_losses_say():
     given = arguments()
-    output, following = draws(Q, R, ROWS, 1, seed=4), draws(Q, R, ROWS, 1, seed=5)
+    output = draws(Q, R, ROWS, 1, seed=4)
+    following = draws(Q, R, ROWS, 1, seed=5)
     target = losses.critic_target(
         given["reward_Rn"],
         given["terminated_Rn"],
