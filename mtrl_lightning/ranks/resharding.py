@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from mtrl_lightning.checkpoints.parts import RANKS, manifests_of, parts_of, with_part
 from mtrl_lightning.errors import ConfigurationError
