@@ -43,6 +43,7 @@ from benchmarks.measuring import (
 from benchmarks.trial import COMMAND
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.formats import markdown
 from mtrl_lightning.reports.comparison import (
     Comparison,
     Curves,
@@ -52,7 +53,6 @@ from mtrl_lightning.reports.comparison import (
     table,
 )
 from mtrl_lightning.reports.comparison_plot import plot_comparison
-from mtrl_lightning.reports.formats import markdown
 from mtrl_lightning.reports.methods import Method
 from mtrl_lightning.reports.record import read_run
 from mtrl_lightning.runs import run_lock

@@ -33,7 +33,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import (
 from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
 from mtrl_lightning.envs.names import callable_name, plain_values
-from mtrl_lightning.errors import ConfigurationError, most_similar
+from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
 from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
@@ -348,8 +348,8 @@ def _similar_option(name: str) -> str:
     for section in SECTIONS:
         for option in options_of(section):
             known.setdefault(option, f"{section}={{{option!r}: ...}}")
-    similar = most_similar(name, known)
-    return ": see help(train)" if similar is None else f": did you mean {known[similar]}?"
+    similar = closest(name, known)
+    return f": did you mean {known[similar[0]]}?" if similar else ": see help(train)"
 
 
 def _set(given: dict[str, dict[str, Any]], option: str, value: Any, argument: str) -> None:

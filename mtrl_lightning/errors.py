@@ -62,10 +62,22 @@ class RankLostError(RuntimeError):
         self.is_silent = is_silent
 
 
-def most_similar(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar of some names; None if none is similar."""
-    similar = difflib.get_close_matches(name, list(names), n=1)
-    return similar[0] if similar else None
+def closest(name: str, known: Iterable[str], num: int = 1) -> list[str]:
+    """Return the known names that are similar to a misspelled one, the most similar first.
+
+    Args:
+        name: as it was given.
+        known: the names that exist.
+        num: how many to return at most.
+    """
+    return difflib.get_close_matches(name, list(known), n=num, cutoff=0.5)
+
+
+def name_hint(name: str, known: Iterable[str]) -> str:
+    """Return the hint of an error about an unknown name: similar names, or all if none is."""
+    known = list(known)
+    similar = closest(name, known, num=3)
+    return f"did you mean {', '.join(similar)}?" if similar else f"known: {', '.join(known)}"
 
 
 def requirement(package: str) -> str:

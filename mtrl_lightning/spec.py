@@ -5,7 +5,6 @@ Shapes: ``T`` tasks, ``R`` trained tasks, ``D`` observation, ``A`` action.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.schema import Field
 
 
@@ -118,9 +117,7 @@ def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     names = [_with_version(name, known) for name in names]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-            hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
-            raise ConfigurationError(f"unknown task {name!r}: {hint}")
+            raise ConfigurationError(f"unknown task {name!r}: {name_hint(name, known)}")
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")

@@ -260,7 +260,7 @@ def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, opti
             ToyReach(2),
             SAC,
             {"replay": {"zzz": 3}},
-            "replay has no option 'zzz': its options are sa",
+            "replay has no option 'zzz': known: sa",
         ),
         (ToyReach(2), SAC, {"data": 3}, r"data is 3: give a dictionary .* data=\{...\}"),
         (

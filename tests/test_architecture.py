@@ -34,6 +34,7 @@ BASE = {
     "counters",
     "schedules",
     "errors",
+    "formats",
     "resources",
     "precision",
     "progress",

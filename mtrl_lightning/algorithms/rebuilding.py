@@ -7,7 +7,6 @@ others only where the caller trusts their module.
 from __future__ import annotations
 
 import collections.abc
-import difflib
 import importlib
 import inspect
 import math
@@ -29,7 +28,7 @@ from mtrl_lightning.algorithms.description import (
     is_import_path,
     qualified_name,
 )
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.saved import count
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
@@ -114,8 +113,7 @@ def _check_names(called: Any, names: Iterable[Any], where: str) -> None:
         return
     for name in names:
         if name not in parameters:
-            near = difflib.get_close_matches(str(name), parameters, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(parameters)}"
+            hint = name_hint(str(name), parameters)
             raise ConfigurationError(
                 f"{called.__qualname__} takes no argument {name!r}, which is in {where}: {hint}"
             )

@@ -10,14 +10,13 @@ concern the process or its output, such as ``deterministic``, ``profiler`` or ``
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.ranks.strategy import RanksStrategy
 
 DEFAULT_MAX_EPOCHS = 1000
@@ -135,7 +134,7 @@ def check_early_stopping(trainer: Trainer, known: Sequence[str]) -> None:
         if not isinstance(callback, EarlyStopping) or not callback.strict:
             continue
         if callback.monitor not in known:
-            near = difflib.get_close_matches(str(callback.monitor), known, n=3, cutoff=0.6)
+            near = closest(str(callback.monitor), known, num=3)
             named = near or known[:6] or ["none, as nothing is evaluated"]
             raise ConfigurationError(
                 f"EarlyStopping monitors {callback.monitor!r}, which no evaluation has: give a"

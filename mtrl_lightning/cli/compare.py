@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
+from mtrl_lightning.formats import markdown
 from mtrl_lightning.reports.comparison import (
     bands_of,
     compare_runs,
@@ -20,7 +21,6 @@ from mtrl_lightning.reports.comparison import (
 )
 from mtrl_lightning.reports.comparison_plot import plot_comparison
 from mtrl_lightning.reports.comparison_report import comparison_page
-from mtrl_lightning.reports.formats import markdown
 from mtrl_lightning.reports.page import write_page
 from mtrl_lightning.reports.run_report import REPORT
 from mtrl_lightning.runs import ensure_writable

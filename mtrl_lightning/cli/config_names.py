@@ -6,10 +6,9 @@ checkout the folder lies beside the package, and a wheel has it inside. PyTorch 
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, closest
 
 SUFFIX = ".yaml"
 SWEEPS = "sweep"
@@ -85,7 +84,7 @@ def nearest(wanted: str, names: list[str]) -> str | None:
     last_parts = {name.rsplit("/", 1)[-1]: name for name in reversed(names)}
     for wanted_part in (wanted, wanted.rsplit("/", 1)[-1]):
         for candidates in ({name: name for name in names}, last_parts):
-            similar = difflib.get_close_matches(wanted_part, candidates, n=1, cutoff=0.75)
+            similar = closest(wanted_part, candidates)
             if similar:
                 return candidates[similar[0]]
     return None

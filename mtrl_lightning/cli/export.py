@@ -6,7 +6,6 @@ PyTorch is imported when the command runs.
 from __future__ import annotations
 
 import argparse
-import difflib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from mtrl_lightning.cli.play import (
     named_classes,
 )
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.export.names import FORMATS, MINARI, POLICY_FILES
 from mtrl_lightning.runs import config_file_of, ensure_writable, run_folder_of
 
@@ -74,7 +73,7 @@ def _format(text: str) -> str:
     """
     if text in FORMATS:
         return text
-    near = difflib.get_close_matches(text.lower(), FORMATS, n=2, cutoff=0.4)
+    near = closest(text.lower(), FORMATS, num=2)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise argparse.ArgumentTypeError(
         f"unknown format {text!r}: {hint}There are {', '.join(FORMATS)}"

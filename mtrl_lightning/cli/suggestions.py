@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -10,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrl_lightning.errors import most_similar
+from mtrl_lightning.errors import closest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -57,25 +56,25 @@ def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
     options = sorted({name for parser in parsers for name in _options_of(parser)})
     found = {unknown: tip for unknown, tip in option_tips(message, options)}
     for unknown in UNKNOWN_KEY.findall(message):
-        similar = most_similar(unknown, options)
-        if similar is not None:
-            found[unknown] = f"did you mean {similar}? There is no option {unknown}"
+        similar = closest(unknown, options)
+        if similar:
+            found[unknown] = f"did you mean {similar[0]}? There is no option {unknown}"
     for unknown in UNACCEPTED.findall(message):
         for path in CLASS_PATH.findall(message):
-            similar = most_similar(unknown, _arguments_of(path))
-            if similar not in (None, unknown):  # a base class may have it
+            similar = closest(unknown, _arguments_of(path))
+            if similar and similar[0] != unknown:  # a base class may have it
                 class_name = path.rpartition(".")[2]
-                found[unknown] = f"did you mean {similar}? {class_name} has no option {unknown}"
+                found[unknown] = f"did you mean {similar[0]}? {class_name} has no option {unknown}"
     for groups in UNKNOWN_CLASS.findall(message):
         unknown = "".join(groups)
-        similar = most_similar(unknown, _class_names())
-        if similar is not None:
-            found[unknown] = f"did you mean {similar}? No class is called {unknown}"
+        similar = closest(unknown, _class_names())
+        if similar:
+            found[unknown] = f"did you mean {similar[0]}? No class is called {unknown}"
     found |= dict(_tips_without_dashes(message, options))
     for unknown, choices in UNKNOWN_COMMAND.findall(message):
-        similar = most_similar(unknown, re.findall(r"\w+", choices))
-        if similar is not None:
-            found[unknown] = f"did you mean {similar}? There is no command {unknown}"
+        similar = closest(unknown, re.findall(r"\w+", choices))
+        if similar:
+            found[unknown] = f"did you mean {similar[0]}? There is no command {unknown}"
     for unknown in UNKNOWN_MODULE.findall(message):
         found[unknown] = (
             f"there is no module {unknown} in the working directory {Path.cwd()}"
@@ -99,7 +98,7 @@ def option_tips(message: str, options: Collection[str]) -> Iterator[tuple[str, s
     """
     for unknown in re.findall(r"(?<!\S)--([\w.]+)", "".join(UNRECOGNIZED.findall(message))):
         full = sorted(name for name in options if name.startswith(unknown))[:MAX_COMPLETIONS]
-        similar = full or difflib.get_close_matches(unknown, options, n=1)
+        similar = full or closest(unknown, options)
         if similar:
             yield unknown, f"did you mean {' or '.join(similar)}? There is no option {unknown}"
 

@@ -20,8 +20,8 @@ import numpy as np
 from mtrl_lightning import __version__
 from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT, TORCHSCRIPT
 from mtrl_lightning.export.policy import TOLERANCE, Comparison
+from mtrl_lightning.formats import markdown, number
 from mtrl_lightning.loading import LoadedPolicy
-from mtrl_lightning.reports.formats import markdown, number
 from mtrl_lightning.reports.record import is_evaluation, is_run, read_run
 from mtrl_lightning.spec import EnvSpec
 

@@ -20,7 +20,7 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.common import SessionCallback
-from mtrl_lightning.errors import ConfigurationError, most_similar
+from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.run.data import MultiTaskData
 
 CALLBACKS: dict[str, type[SessionCallback]] = {
@@ -70,11 +70,9 @@ def complete(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
                 f" {section}={{...}} (see help(train))"
             )
         names = [*inspect.signature(kind).parameters]
-        listed = ", ".join(names)
         for name in options:
             if name not in names:
-                similar = most_similar(name, names)
-                hint = f"did you mean {similar}?" if similar else f"its options are {listed}"
+                hint = name_hint(name, names)
                 raise ConfigurationError(f"{section} has no option {name!r}: {hint}")
         completed[section] = options_of(section) | dict(options)
     return completed

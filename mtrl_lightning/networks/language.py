@@ -5,7 +5,6 @@ Shapes: ``B`` batch, ``C`` embedding, ``T`` tasks.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.spec import EnvSpec
 
@@ -104,9 +103,9 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
     keys = [find_name(name, embeddings) for name in names]
     for name, key in zip(names, keys, strict=True):
         if key is None:
-            nearest = ", ".join(difflib.get_close_matches(name, embeddings, n=3, cutoff=0))
+            hint = name_hint(name, embeddings)
             raise ConfigurationError(
-                f"{path} has no embedding of the task {name}; nearest are {nearest}."
+                f"{path} has no embedding of the task {name}: {hint}"
                 " Add the task to the file, or add it to descriptions of your own"
                 " and run python -m mtrl_lightning.networks.embed_descriptions"
             )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.formats import (
+from mtrl_lightning.formats import (
     UNKNOWN,
     number,
     signed_with_interval,

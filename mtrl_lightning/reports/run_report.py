@@ -11,8 +11,8 @@ from urllib.parse import quote
 import numpy as np
 import yaml
 
+from mtrl_lightning.formats import number, whole
 from mtrl_lightning.reports.defaults import differences
-from mtrl_lightning.reports.formats import number, whole
 from mtrl_lightning.reports.metrics_file import Curve, minutes_until, seconds_of_rows
 from mtrl_lightning.reports.page import (
     MINUTES,

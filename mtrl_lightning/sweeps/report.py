@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mtrl_lightning.formats import UNKNOWN
 from mtrl_lightning.reports.budget import TimeBudget
-from mtrl_lightning.reports.formats import UNKNOWN
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.reports.page import (
     STEPS,

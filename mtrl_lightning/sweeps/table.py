@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mtrl_lightning.reports import formats
-from mtrl_lightning.reports.formats import UNKNOWN, number, whole, with_interval
+from mtrl_lightning import formats
+from mtrl_lightning.formats import UNKNOWN, number, whole, with_interval
 from mtrl_lightning.reports.statistics import interquartile_mean, interval
 from mtrl_lightning.runs import replacing
 from mtrl_lightning.sweeps.runs import Outcome

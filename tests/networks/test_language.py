@@ -104,7 +104,7 @@ def test_a_task_without_an_embedding_is_named_with_its_nearest(file):
     assert (
         path in message
         and "the task door-opened-v3" in message
-        and "nearest are door-open-v1" in message
+        and "did you mean door-open-v1" in message
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.formats import markdown
 from mtrl_lightning.reports.comparison import (
     Curves,
     bands_of,
@@ -18,7 +19,6 @@ from mtrl_lightning.reports.comparison import (
     summarize,
     table,
 )
-from mtrl_lightning.reports.formats import markdown
 from mtrl_lightning.reports.methods import effective, make_labels
 from mtrl_lightning.reports.metrics_file import MetricsReader, minutes_until, read_metrics
 from mtrl_lightning.reports.record import read_run

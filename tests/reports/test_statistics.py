@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu, trim_mean
 
+from mtrl_lightning.formats import with_interval
 from mtrl_lightning.reports import statistics
-from mtrl_lightning.reports.formats import with_interval
 from mtrl_lightning.reports.statistics import (
     curve_intervals,
     difference_of_means,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ from gymnasium.spaces import Box
 from mtrl_lightning.checks import above
 from mtrl_lightning.envs.vector.actions import what_is_wrong
 from mtrl_lightning.envs.vector.arrays import array_fields
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec, check_train_tasks, known_tasks
 
@@ -262,9 +261,7 @@ def check_split(split: str, splits: Sequence[str]) -> None:
         ConfigurationError: naming the nearest ones.
     """
     if split not in splits:
-        near = difflib.get_close_matches(split, splits, n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(splits)}"
-        raise ConfigurationError(f"unknown split {split!r}: {hint}")
+        raise ConfigurationError(f"unknown split {split!r}: {name_hint(split, splits)}")
 
 
 def check_spec(spec: EnvSpec) -> EnvSpec:

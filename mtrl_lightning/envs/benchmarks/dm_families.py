@@ -6,7 +6,6 @@ Block MDPs" (arXiv 2007.07206).
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 import xml.etree.ElementTree as ET
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.envs.benchmarks.dm_control import MAX_HORIZON, SuiteTasks
 from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite, load
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, name_hint
 
 INTERPOLATION = "eval_interpolation"
 EXTRAPOLATION = "eval_extrapolation"
@@ -203,9 +202,7 @@ class DMControlFamily(SuiteTasks):
         fast: bool = True,
     ) -> None:
         if family not in FAMILIES:
-            near = difflib.get_close_matches(family, FAMILIES, n=3, cutoff=0.4)
-            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(FAMILIES)}"
-            raise ConfigurationError(f"unknown family {family!r}: {hint}")
+            raise ConfigurationError(f"unknown family {family!r}: {name_hint(family, FAMILIES)}")
         self.family = FAMILIES[family]
         trained = self.family.train if train is None else train
         by_split = {

@@ -24,7 +24,7 @@ from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.render.pixels import Pixels
 from mtrl_lightning.envs.state.state import layers_of
 from mtrl_lightning.envs.vector import actions, observations
-from mtrl_lightning.errors import ConfigurationError, most_similar
+from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.spec import EnvSpec
 
 MakeWrapper: TypeAlias = Callable[[gym.Env], gym.Env]
@@ -336,8 +336,8 @@ def _imported(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        similar = most_similar(name, gymnasium_wrappers.__all__)
-        hint = "" if similar is None else f"; did you mean {GYMNASIUM}.{similar}?"
+        similar = closest(name, gymnasium_wrappers.__all__)
+        hint = f"; did you mean {GYMNASIUM}.{similar[0]}?" if similar else ""
         raise ConfigurationError(
             f"data.wrappers names {path!r}, which cannot be imported"
             f" ({type(error).__name__}: {error}){hint}"
