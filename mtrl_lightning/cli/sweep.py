@@ -16,8 +16,8 @@ from mtrl_lightning.errors import ConfigurationError
 HELP = "Train the configurations of a sweep file of W&B on this machine, and compare them."
 DESCRIPTION = (
     f"{HELP} Each trial is a run of its own; a killed sweep continues when the command is given"
-    " again. ROOT/NAME gets sweep.db (Optuna's database), sweep.csv, sweep.png, report.html and a"
-    " folder for each trial. Options after -- are those of fit, for every run."
+    " again. ROOT/NAME gets sweep.db (Optuna's database), sweep.csv, plots and a folder for each"
+    " trial. Options after -- are those of fit, for every run."
 )
 FIT_OPTIONS = "--"
 """Separates the options of ``fit`` from those of ``sweep``."""
@@ -98,7 +98,6 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
     Raises:
         ConfigurationError: if the sweep cannot be run; with the remedy.
     """
-    from mtrl_lightning.sweeps.report import SweepReport
     from mtrl_lightning.sweeps.study import import_optuna
     from mtrl_lightning.sweeps.sweep import StoppedError, SweepOptions, run_sweep
     from mtrl_lightning.sweeps.sweep_file import read_sweep_file
@@ -131,21 +130,22 @@ def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
         threads=threads_per_run(options.jobs),
         seed=options.draw_seed,
     )
-    report = SweepReport(given, where.folder)
     try:
-        study = run_sweep(
-            given, where, checked.logged_every, say=_say, on_trial_end=report.write_if_affordable
-        )
+        study = run_sweep(given, where, checked.logged_every, say=_say)
     except StoppedError as stopped:
         print("Interrupted; its runs are saved. The same command continues the sweep")
         return 128 + stopped.number
-    from mtrl_lightning.sweeps.picture import draw
+    import matplotlib
 
+    from mtrl_lightning.sweeps.plots import write_plots
+
+    matplotlib.use("agg")  # no window, whatever MPLBACKEND says
     rows = rows_of(study, given)
     print(text_table(rows, given))
     print(write_table(rows, given, where.folder))
-    print(draw(study, given, rows, where.folder))
-    print(report.write(study, rows))
+    for path in write_plots(study, given, where.folder):
+        print(path)
+    print(f"optuna-dashboard sqlite:///{study.path} shows the trials in a browser")
     return 0
 
 

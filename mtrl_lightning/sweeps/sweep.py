@@ -94,7 +94,6 @@ def run_sweep(
     evaluation_every: int = 1,
     program: Sequence[str] = PROGRAM,
     say: Callable[[str], None] = print,
-    on_trial_end: Callable[[Study], None] = lambda study: None,
 ) -> Study:
     """Train configurations until there are as many as wanted, and return the study.
 
@@ -106,7 +105,6 @@ def run_sweep(
         evaluation_every: environment steps between two evaluations, in which Hyperband counts.
         program: what starts a run.
         say: what prints a line.
-        on_trial_end: is called with the study whenever a trial is finished.
 
     Raises:
         ConfigurationError: if the folder is in use or of another sweep, no run logs the metric, or
@@ -117,7 +115,7 @@ def run_sweep(
     ensure_writable(options.folder)
     with run_lock(options.folder), _signals_raise():
         study = Study(options.folder, sweep, options.seed, evaluation_every)
-        _Runner(sweep, options, study, program, say, on_trial_end).run()
+        _Runner(sweep, options, study, program, say).run()
     return study
 
 
@@ -131,14 +129,12 @@ class _Runner:
         study: Study,
         program: Sequence[str],
         say: Callable[[str], None],
-        on_trial_end: Callable[[Study], None],
     ) -> None:
         self._sweep = sweep
         self._options = options
         self._study = study
         self._program = program
         self._say = say
-        self._on_trial_end = on_trial_end
         self._states = import_optuna().trial.TrialState
         self._open: list[_OpenTrial] = []
         self._has_seen_metric = False
@@ -298,7 +294,6 @@ class _Runner:
             study.tell(one.trial, state=self._states.PRUNED)
         else:
             study.tell(one.trial, statistics.fmean(o["best"] for o in one.outcomes.values()))
-        self._on_trial_end(self._study)
 
     def _check_failures(self) -> None:
         finished = [trial for trial in self._study.trials if trial.state.is_finished()]

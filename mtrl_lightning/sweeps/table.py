@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ from mtrl_lightning.formats import UNKNOWN, number, whole, with_interval
 from mtrl_lightning.reports.statistics import interquartile_mean, interval
 from mtrl_lightning.runs import replacing
 from mtrl_lightning.sweeps.runs import Outcome
-from mtrl_lightning.sweeps.study import ERROR, Study, import_optuna, outcomes_of
+from mtrl_lightning.sweeps.study import ERROR, Study, outcomes_of
 from mtrl_lightning.sweeps.sweep_file import SweepFile
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ MAX_WIDTH = 28
 """Characters of a value in the printed table."""
 DECIMALS = 3
 """Of results, in which trials may differ by little."""
-MIN_TRIALS = 4
-"""Complete trials without which the importance of a parameter is not estimated."""
 NO_PART_OF_A_NAME = ("model", "init_args")
 """Parts of the names of options that are left out in the table."""
 
@@ -122,30 +119,6 @@ def short_names(names: list[str]) -> dict[str, str]:
                 break
         short[name] = ".".join(tail)
     return short
-
-
-def importances(study: Study, sweep: SweepFile, rows: Sequence[Row]) -> dict[str, float]:
-    """Return how much of the differences each parameter that varies explains, by PED-ANOVA.
-
-    Args:
-        study: with the trials.
-        sweep: what the sweep file says.
-        rows: the trials.
-
-    Returns:
-        Shares by the parameters' full names; empty with too few complete trials.
-    """
-    complete = [row for row in rows if row.state == "complete"]
-    varied = [
-        parameter.name
-        for parameter in sweep.parameters
-        if len({row.parameters.get(parameter.name) for row in complete}) > 1
-    ]
-    if len(complete) < MIN_TRIALS or not varied:
-        return {}
-    importance = import_optuna().importance
-    evaluator = importance.PedAnovaImportanceEvaluator()
-    return importance.get_param_importances(study.study, evaluator=evaluator, params=varied)
 
 
 def write_table(rows: list[Row], sweep: SweepFile, folder: Path) -> Path:

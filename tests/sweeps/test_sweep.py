@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,15 +18,13 @@ import yaml
 
 from mtrl_lightning.cli import sweep as command
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.metrics_file import read_metrics
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
-from tests.reports.test_pages import Parsed, in_chromium
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install -e '.[sweep]'")
 
+from mtrl_lightning.sweeps import plots  # noqa: E402
 from mtrl_lightning.sweeps import sweep as sweeps  # noqa: E402
-from mtrl_lightning.sweeps.picture import draw  # noqa: E402
-from mtrl_lightning.sweeps.report import SweepReport, mean_curve  # noqa: E402
+from mtrl_lightning.sweeps.plots import write_plots  # noqa: E402
 from mtrl_lightning.sweeps.sweep import StoppedError, SweepOptions, run_sweep  # noqa: E402
 from mtrl_lightning.sweeps.table import (  # noqa: E402
     rows_of,
@@ -185,23 +184,25 @@ def test_weak_trials_end_early_by_their_first_seed(tmp_path, monkeypatch):
     assert rows[2].state == "pruned" and rows[2].env_steps == 200
 
 
-def test_ctrl_c_lets_the_runs_save_and_end(tmp_path, monkeypatch):
+def test_ctrl_c_lets_the_runs_save_and_end(tmp_path):
     given = sweep_file(tmp_path, "--seconds=0.1", **grid([1.0], steps={"value": 1000}))
 
-    def stop(text):
-        if "started" in text:
-            signal.setitimer(signal.ITIMER_REAL, 0.6)
+    metrics = tmp_path / "try/trial_0000/run/version_0/metrics.csv"
 
-    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        with pytest.raises(StoppedError) as stopped:
-            run_sweep(given, SweepOptions(tmp_path, "try"), 100, FAKE, stop)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    def interrupt():
+        while not metrics.exists() or metrics.read_text().count("\n") < 3:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(StoppedError) as stopped:
+        run(given, tmp_path)
+    thread.join()
     assert stopped.value.number == signal.SIGINT
-    size = (tmp_path / "try/trial_0000/run/version_0/metrics.csv").stat().st_size
+    size = metrics.stat().st_size
     time.sleep(0.3)
-    assert (tmp_path / "try/trial_0000/run/version_0/metrics.csv").stat().st_size == size
+    assert metrics.stat().st_size == size
 
 
 def test_failed_trials_are_named_and_three_at_the_start_end_the_sweep(tmp_path):
@@ -317,50 +318,35 @@ def test_a_search_by_earlier_results_does_not_depend_on_kills(tmp_path):
     assert after[:2] == before and len(after) == 3
 
 
-def test_picture_and_page_show_history_importance_and_every_trial(tmp_path):
+def test_plots_show_the_complete_trials(tmp_path):
     given = sweep_file(tmp_path)
     folder = tmp_path / "try"
-    report = SweepReport(given, folder)
-    written = []
-
-    def write(study):
-        report.write_if_affordable(study)
-        written.append((folder / "report.html").exists())
-
-    options = SweepOptions(tmp_path, "try", trials=5, jobs=2)
-    study = run_sweep(given, options, 100, FAKE, str, write)
-    assert len(written) == 5, "the page is tried whenever a trial is finished"
-    rows = rows_of(study, given)
-    path = draw(study, given, rows, folder)
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
-    pages = [run / "report.html" for run in folder.glob("trial_*/run/version_0")]
-    pages[0].touch()
-    page = report.write(study)
-    parsed = Parsed(page.read_text())
-    (linked,) = [attributes["href"] for tag, attributes in parsed.attributes if tag == "a"]
-    assert folder / linked == pages[0], "of the runs that have a page"
-    shown = " ".join(parsed.texts)
-    assert "5 trials: 5 complete" in shown and "random search for the largest eval/r" in shown
-    assert f"mtrl-lightning fit -c base --gain={rows[0].parameters['gain']}" in shown
-    assert "share of the differences" in shown and "log_uniform_values" in shown
-    marks, best = parsed.data["history-data"]["groups"][0]["curves"]
-    assert marks["marks"] and sorted(marks["x"]) == best["x"] == [0, 1, 2, 3, 4]
-    assert best["y"][-1] == pytest.approx(rows[0].value, rel=1e-4)
-    (group,) = parsed.data["curves-data"]["groups"]
-    curves = read_metrics(folder / f"trial_{rows[0].trial:04d}/run/version_0")
-    assert group["curves"][0]["x"] == curves["eval/return"][0]
-    gain, kind, _ = (parsed.data[f"parameter-{n}-data"] for n in range(3))
-    assert gain["axes"][0]["log"] and kind["axes"][0]["labels"] == ["one", "two", "True", "3"]
-    drawn = in_chromium(page)
-    # a curve of each trial and the best so far; points of the history and of three parameters
-    assert drawn.count("<polyline") == 5 + 1 and drawn.count("<circle") == 5 * 4
+    study = run(given, tmp_path, trials=3, jobs=2)
+    names = ["history", "curves", "slices", "parallel"]
+    assert list(plots._plots(study.study, "m")) == names, "too few trials for importances"
+    study = run(given, tmp_path, trials=5, jobs=2)
+    paths = write_plots(study, given, folder)
+    assert [path.stem for path in paths] == [*names[:2], "importances", *names[2:]]
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
 
 
-def test_curves_of_seeds_are_averaged_as_far_as_all_have_got():
-    steps, values = mean_curve([([0, 10, 20], [0.0, 1.0, 2.0]), ([0, 20, 40], [2.0, 4.0, 6.0])])
-    assert (steps, values) == ([0, 10, 20], [1.0, 2.0, 3.0])
-    assert mean_curve([]) == ([], [])
-    assert mean_curve([([5], [1.0]), ([9], [1.0])]) == ([], [])
+def test_plots_name_parameters_shortly_and_need_none(tmp_path):
+    long = "model.init_args.critic.init_args.layers"
+    given = sweep_file(tmp_path, **grid([1.0], **{long: {"values": [1, 2]}}))
+    study = run(given, tmp_path)
+    copy = plots._with_short_names(study.study, given)
+    (first, second) = copy.trials
+    assert (first.params["layers"], second.params["layers"]) == (1, 2) and long not in first.params
+    assert [one.value for one in copy.trials] == [one.value for one in study.trials]
+    given = sweep_file(
+        tmp_path, "--gain=1", "--steps=3", parameters={"seed_everything": {"values": [1]}}
+    )
+    study = run(given, tmp_path / "seeds", trials=1)
+    paths = write_plots(study, given, tmp_path / "seeds" / "try")
+    assert [path.stem for path in paths] == ["history", "curves"]
+    failed = run(given._replace(command=(*given.command, "--fail=yes")), tmp_path / "c", trials=1)
+    assert write_plots(failed, given, tmp_path / "c" / "try") == []
 
 
 @pytest.mark.parametrize(
