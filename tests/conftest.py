@@ -18,6 +18,7 @@ from mtrl_lightning.callbacks.curves import CurvesCallback
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports import render
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)
@@ -91,7 +92,9 @@ def short_train(benchmark, algorithm, *, total_steps, **options):
 
 @pytest.fixture(autouse=True)
 def no_curves(request, monkeypatch):
-    """Leave out ``curves.png`` in this process, a fifth of a short run's time.
+    """Leave out ``curves.png`` and the charts of ``report.html`` in this process.
+
+    They take a third of a short run's time.
 
     Tests that are marked ``curves`` have it.
     """
@@ -101,6 +104,7 @@ def no_curves(request, monkeypatch):
 
 def leave_out_curves(monkeypatch):
     monkeypatch.setattr(CurvesCallback, "_plot", lambda callback: None)
+    monkeypatch.setattr(render, "svg_of", lambda chart, prefix: "")
 
 
 def skip_without_renderer():

@@ -15,7 +15,6 @@ import yaml
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.config_names import config_names
-from mtrl_lightning.reports.server import ReportServer
 from tests.conftest import ROOT, parser, resolve, short_train, skip_without_renderer
 from tests.test_benchmarks_learning import TINY
 
@@ -62,7 +61,6 @@ SHORT = {
     "validate": ["--evaluation.num_episodes=1", "--evaluation.num_workers=0"],
     "clear": [],
     "compare": [],
-    "watch": ["--port=0"],
     "sweep": [],
     "export": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
@@ -86,7 +84,6 @@ EXPECTED = {
     "validate": "average",
     "clear": "To delete",
     "compare": "comparison: report.html",
-    "watch": "http://127.0.0.1:",
     "sweep": "mtrl-lightning fit -c ",
     "export": "Exported",
     "play": "Videos in",
@@ -124,7 +121,6 @@ def run(command, *extra, folder):
             if command not in (FIRST, QUICKSTART):
                 options += IN_PROCESS
         patch.chdir(folder)
-        patch.setattr(ReportServer, "serve_forever", lambda server: None)
         patch.setattr(sys, "argv", ["mtrl-lightning", *words, *options])
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             main()

@@ -12,15 +12,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.images import log_image
 from mtrl_lightning.reports.budget import TimeBudget
+from mtrl_lightning.reports.charts import draw_band, format_axes, line_style, plain_text
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
+from mtrl_lightning.reports.record import is_bounded, is_evaluation
 from mtrl_lightning.runs import replacing
 
 QUANTITIES = ("success", "return", "score")
 """Plotted quantities, where an evaluation measured them."""
-BOUNDED = ("success", "score")
-"""Quantities between 0 and 1."""
-LINE_STYLES = ("-", "--", ":")
-"""Each is used with all of Matplotlib's ten colours before the next."""
 MAX_LEGEND_ENTRIES = 30
 """A row with more curves has no legend."""
 
@@ -37,14 +35,17 @@ def plot_curves(run_folder: str | Path) -> Path:
     Returns:
         The path of the plot, ``curves.png`` in the same folder.
     """
-    # imported here because it takes a second
-    from cycler import cycler
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
-
-    lines = cycler(linestyle=LINE_STYLES) * rcParams["axes.prop_cycle"]
-    curves = read_metrics(run_folder)
     path = Path(run_folder) / "curves.png"
+    with plain_text():
+        figure = _figure(read_metrics(run_folder))
+        with replacing(path) as unfinished:
+            figure.savefig(unfinished, dpi=120)
+    return path
+
+
+def _figure(curves: dict[str, Curve]) -> Any:
+    from matplotlib.figure import Figure  # takes a second to import
+
     splits = _splits(curves)
     quantities = [
         name for name in QUANTITIES if any(f"{split}/{name}" in curves for split in splits)
@@ -56,60 +57,50 @@ def plot_curves(run_folder: str | Path) -> Path:
         handles: list[Any] = []
         all_axes = part.subplots(1, len(quantities), squeeze=False)[0]
         for axes, quantity in zip(all_axes, quantities, strict=True):
-            axes.set_prop_cycle(lines)
             if len(shown) > 1:
                 _plot_averages(axes, curves, shown, quantity)
             else:
                 _plot_tasks(axes, curves, shown[0], quantity)
             title = shown[0] if len(rows) > 1 and len(shown) == 1 else "evaluation"
-            _label(axes, quantity, title)
+            axes.set(xlabel="environment steps, all tasks", ylabel=f"{title} {quantity}")
+            format_axes(axes, is_bounded(quantity))
             handles = axes.get_legend_handles_labels()
         if handles and len(handles[0]) <= MAX_LEGEND_ENTRIES:
             part.legend(*handles, loc="outside right upper", fontsize="small", handlelength=3.5)
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, dpi=120)
-    return path
+    return figure
 
 
 def _splits(curves: dict[str, Curve]) -> list[str]:
     """Return the prefixes of the metrics of each evaluated split."""
-    parts = [name.split("/") for name in curves]
-    prefixes = {
-        part[0]
-        for part in parts
-        if len(part) == 2 and (part[0] == "eval" or part[0].startswith("eval_"))
-    }
-    return sorted(prefixes) or ["eval"]
+    names = {name.partition("/")[0] for name in curves if is_evaluation(name)}
+    return sorted(names) or ["eval"]
 
 
 def _plot_averages(
     axes: Any, curves: dict[str, Curve], splits: Sequence[str], quantity: str
 ) -> None:
     """Plot the average over each split's tasks."""
-    for split in splits:
+    for index, split in enumerate(splits):
         if f"{split}/{quantity}" in curves:
-            axes.plot(*curves[f"{split}/{quantity}"], marker=".", linewidth=2.5, label=split)
+            _plot(axes, curves[f"{split}/{quantity}"], split, index, linewidth=2.5)
 
 
 def _plot_tasks(axes: Any, curves: dict[str, Curve], split: str, quantity: str) -> None:
     """Plot a split's tasks and their average."""
     average = f"{split}/{quantity}"
-    for name in sorted(name for name in curves if name.startswith(f"{average}/")):
-        label = name.removeprefix(f"{average}/")
-        axes.plot(*curves[name], marker=".", linewidth=1, label=label)
+    names = sorted(name for name in curves if name.startswith(f"{average}/"))
+    for index, name in enumerate(names):
+        _plot(axes, curves[name], name.removeprefix(f"{average}/"), index, linewidth=1)
     if average in curves:
-        axes.plot(*curves[average], color="black", linestyle="-", linewidth=2.5, label="average")
+        steps, values = curves[average]
+        style = line_style(0, len(steps)) | {"color": "black", "linewidth": 2.5}
+        draw_band(axes, steps, (values, None), style, "average")
 
 
-def _label(axes: Any, quantity: str, title: str) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    axes.set(xlabel="environment steps, all tasks", ylabel=f"{title} {quantity}")
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.3)
-    if quantity in BOUNDED:
-        axes.set_ylim(-0.03, 1.03)
+def _plot(axes: Any, curve: Curve, label: str, index: int, linewidth: float) -> None:
+    steps, values = curve
+    style = line_style(index, len(steps)) | {"linewidth": linewidth}
+    draw_band(axes, steps, (values, None), style, label)
 
 
 class CurvesCallback(SessionCallback):

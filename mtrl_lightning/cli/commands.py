@@ -14,7 +14,6 @@ from mtrl_lightning.errors import ConfigurationError
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
     "compare": "mtrl_lightning.cli.compare",
-    "watch": "mtrl_lightning.cli.watch",
     "sweep": "mtrl_lightning.cli.sweep",
     "export": "mtrl_lightning.cli.export",
     "list": "mtrl_lightning.cli.config_list",

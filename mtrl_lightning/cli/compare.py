@@ -21,14 +21,13 @@ from mtrl_lightning.reports.comparison import (
 )
 from mtrl_lightning.reports.comparison_plot import plot_comparison
 from mtrl_lightning.reports.comparison_report import comparison_page
-from mtrl_lightning.reports.page import write_page
-from mtrl_lightning.reports.run_report import REPORT
+from mtrl_lightning.reports.render import REPORT, write_page
 from mtrl_lightning.runs import ensure_writable
 
 HELP = "Compare runs over seeds: a table, learning curves with intervals, a page and a CSV."
 DESCRIPTION = (
     "Compare the evaluations of runs. Runs whose options differ in the seed alone are one method."
-    " Print a table, with 95 % intervals of a bootstrap over the seeds, and write a picture, the"
+    " Print a table, with 95 % intervals of a bootstrap over the seeds, and write a plot, the"
     " curves and the table as CSV, and a page to look at in a browser. The first method is what the"
     " others are compared with."
 )

@@ -5,25 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrl_lightning.reports.comparison import (
-    Band,
-    Bands,
-    Comparison,
-    Curves,
-    table,
-    task_table,
-)
-from mtrl_lightning.reports.page import (
-    MINUTES,
-    STEPS,
-    chart,
-    curve,
-    html_table,
-    page,
-    section,
-    text,
-)
+from mtrl_lightning.reports.charts import STEPS, Chart, Curve
+from mtrl_lightning.reports.comparison import Band, Bands, Comparison, table, task_table
 from mtrl_lightning.reports.record import is_bounded
+from mtrl_lightning.reports.render import Page, Section, Table
 
 EXPLANATION = (
     "At the end and over training: interquartile mean over seeds and tasks, with its 95 %"
@@ -39,7 +24,7 @@ def comparison_page(
     bands: Bands,
     rows: Sequence[Mapping[str, Any]],
     threshold: float | None,
-) -> str:
+) -> Page:
     """Return the page of a comparison.
 
     Args:
@@ -49,62 +34,16 @@ def comparison_page(
         threshold: with which it was called.
     """
     metric = comparison.metric
-    curves = comparison.curves
-    title = f"{metric} of {len(curves)} methods after {comparison.end:,} env steps"
-    has_minutes = all(one.minutes_SN is not None for one in curves.values())
-    axes = [STEPS, MINUTES] if has_minutes else [STEPS]
-    average = chart("average", metric, [_group(metric, curves, bands.average)], axes=axes)
-    parts = [f"<h1>{text(title)}</h1>"]
-    parts += [f'<div class="warning">{text(warning)}</div>' for warning in comparison.warnings]
-    explanation = f'<p class="faint">{text(EXPLANATION)}</p>'
-    parts += [
-        section("Average over tasks", average),
-        section("Methods", html_table(table(rows, threshold)), explanation),
-        section("Performance profile", _profiles(comparison, bands)),
-        section("Tasks", html_table(task_table(comparison)), _task_charts(comparison, bands)),
-        section("Runs", _runs(comparison)),
+    averages = [_chart(comparison, metric, bands.average)]
+    if all(one.minutes_SN is not None for one in comparison.curves.values()):
+        averages.append(_chart(comparison, metric, bands.average, by_minutes=True))
+    profiles = [
+        Curve(label, bands.thresholds_K, band.value_N, index, band.bounds_N2)
+        for index, (label, band) in enumerate(bands.profiles.items())
     ]
-    return page(title, parts)
-
-
-def _group(metric: str, curves: Mapping[str, Curves], bands: Mapping[str, Band]) -> dict[str, Any]:
-    drawn = []
-    for label, band in bands.items():
-        one = curves[label]
-        minutes_N = None if one.minutes_SN is None else one.minutes_SN.mean(0)
-        name = f"{label} ({len(one.scores_STN)} seeds)"
-        drawn.append(curve(name, one.env_steps_N, band.value_N, minutes_N, band.bounds_N2))
-    return {"name": metric, "curves": drawn, "bounded": is_bounded(metric)}
-
-
-def _profiles(comparison: Comparison, bands: Bands) -> str:
-    curves = [
-        curve(label, bands.thresholds_K, band.value_N, bounds_N2=band.bounds_N2)
-        for label, band in bands.profiles.items()
-    ]
-    group = {"name": "profile", "curves": curves, "bounded": True, "xlabel": "threshold"}
-    axes = [{"name": f"threshold of {comparison.metric}", "key": "x"}]
-    caption = f"share of runs and tasks whose {comparison.metric} at the end is above the threshold"
-    drawn = chart("profile", "Performance profile", [group], axes=axes)
-    return f'<p class="faint">{text(caption)}</p>\n{drawn}'
-
-
-def _task_charts(comparison: Comparison, bands: Bands) -> str:
-    charts = [
-        chart(
-            f"task-{place}",
-            task,
-            [_group(task, comparison.curves, of_methods)],
-            small=True,
-            legend=False,
-        )
-        for place, (task, of_methods) in enumerate(bands.tasks.items())
-    ]
-    return f'<div class="charts">{"".join(charts)}</div>'
-
-
-def _runs(comparison: Comparison) -> str:
-    """Return a table of the options in which methods differ, and one of their runs."""
+    profile = Chart("share above the threshold", profiles, True, f"threshold of {metric}")
+    meaning = f"share of runs and tasks whose {metric} at the end is above the threshold"
+    tasks = [_chart(comparison, task, of_methods) for task, of_methods in bands.tasks.items()]
     methods = comparison.methods
     names = list(dict.fromkeys(name for method in methods for name in method.options))
     options = [["option", *(method.label for method in methods)]]
@@ -115,5 +54,29 @@ def _runs(comparison: Comparison) -> str:
         for method in methods
         for run in method.runs
     ]
-    shown = html_table(options, num_texts=len(methods) + 1) if names else ""
-    return f"{shown}\n<p></p>\n{html_table(runs, num_texts=3)}"
+    sections = [
+        Section("Average over tasks", charts=averages),
+        Section("Methods", [EXPLANATION], table=Table(table(rows, threshold))),
+        Section("Performance profile", [meaning], [profile]),
+        Section("Tasks", charts=tasks, table=Table(task_table(comparison))),
+        Section("Runs", table=Table(runs, num_texts=3)),
+    ]
+    if names:
+        differing = Table(options, num_texts=len(methods) + 1)
+        sections.insert(-1, Section("Options that differ", table=differing))
+    title = f"{metric} of {len(methods)} methods after {comparison.end:,} env steps"
+    return Page(title, [], sections, comparison.warnings)
+
+
+def _chart(
+    comparison: Comparison, title: str, bands: Mapping[str, Band], by_minutes: bool = False
+) -> Chart:
+    """Return the methods' curves, by env steps or by the mean minutes of the seeds."""
+    curves = []
+    for index, (label, band) in enumerate(bands.items()):
+        env_steps_N, scores_STN, minutes_SN = comparison.curves[label]
+        x_N = minutes_SN.mean(0) if by_minutes and minutes_SN is not None else env_steps_N
+        name = f"{label} ({len(scores_STN)} seeds)"
+        curves.append(Curve(name, x_N, band.value_N, index, band.bounds_N2))
+    xlabel = "minutes of training" if by_minutes else STEPS
+    return Chart(title, curves, is_bounded(comparison.metric), xlabel)

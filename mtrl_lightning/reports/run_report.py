@@ -5,34 +5,33 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any
 
 import numpy as np
 import yaml
 
-from mtrl_lightning.formats import number, whole
+from mtrl_lightning.formats import UNKNOWN, number, whole
+from mtrl_lightning.reports.charts import Chart
+from mtrl_lightning.reports.charts import Curve as DrawnCurve
 from mtrl_lightning.reports.defaults import differences
-from mtrl_lightning.reports.metrics_file import Curve, minutes_until, seconds_of_rows
-from mtrl_lightning.reports.page import (
-    MINUTES,
-    STEPS,
-    bars,
-    chart,
-    curve,
-    html_table,
-    page,
-    section,
-    text,
+from mtrl_lightning.reports.metrics_file import minutes_until, seconds_of_rows
+from mtrl_lightning.reports.record import RunRecord, is_bounded, is_evaluation, read_run
+from mtrl_lightning.reports.render import (
+    REPORT,
+    Details,
+    Link,
+    Page,
+    Section,
+    Table,
+    Trend,
+    trend,
     write_page,
 )
-from mtrl_lightning.reports.record import RunRecord, is_bounded, is_evaluation, read_run
 
-REPORT = "report.html"
 ACTIVITIES = {
     "act": "choosing actions",
     "step": "waiting for environments",
-    "sample": "drawing batches",
+    "sample": "sampling batches",
     "update": "updates",
     "evaluate": "evaluations",
     "checkpoint": "checkpoints",
@@ -43,30 +42,25 @@ FAULTS = {
     "dropped_transitions": "transitions dropped with them",
     "skipped_updates": "updates skipped, as a gradient was not finite",
 }
+FILES = ("curves.png", "metrics.csv", "config.yaml", "hparams.yaml")
 TEMPERATURE = "train/temperature"
 EPISODES = "rollout/episodes"
+SPEEDS = ("time/env_steps_per_second", "time/updates_per_second")
 CONFLICTS = ("conflicts", "cosine", "weight_min", "weight_max")
 """Ends of the names of what gradient methods log."""
+QUANTITIES = ("success", "score", "return", "length")
+"""Metrics are in this order, others after them."""
 SHOWN_VIDEOS = 12
 ALL_TASKS = "all_tasks"
 """Name of the video of all tasks side by side."""
 
 
-class Status(NamedTuple):
-    """What only a server of the page knows."""
-
-    state: str
-    """Changes whenever the page would."""
-    seconds: float
-    """Between two questions whether it has."""
-    is_running: bool
-
-
-def write_report(run_folder: str | Path) -> Path:
+def write_report(run_folder: str | Path, refresh_seconds: int = 0) -> Path:
     """Write ``report.html`` into a run's folder.
 
     Args:
         run_folder: the folder with ``metrics.csv``.
+        refresh_seconds: after which a browser loads the page again; 0 for never.
 
     Returns:
         The path of the page.
@@ -75,178 +69,151 @@ def write_report(run_folder: str | Path) -> Path:
         ConfigurationError: if it is not the folder of a run.
     """
     path = Path(run_folder) / REPORT
-    write_page(path, run_page(read_run(Path(run_folder))))
+    write_page(path, run_page(read_run(Path(run_folder)), refresh_seconds))
     return path
 
 
-def run_page(run: RunRecord, status: Status | None = None) -> str:
+def run_page(run: RunRecord, refresh_seconds: int = 0) -> Page:
     """Return the page of a run.
 
     Args:
         run: what its folder records.
-        status: of a run whose page is served; None for a file.
+        refresh_seconds: see ``write_report``.
     """
-    title = f"{run.name}/{run.folder.resolve().name}"
-    parts = [_head(run, title, status)]
-    parts += [
-        part
-        for part in (
-            _evaluations(run),
-            *_task_tables(run),
-            _videos(run.folder),
-            _charts(run),
-            _times(run),
-            _faults(run),
-            _options(run),
-        )
-        if part
+    trained = {TEMPERATURE, *_conflicts(run)}
+    rollouts = [name for name in _base_names(run, "rollout") if name not in trained]
+    losses = [name for name in _base_names(run, "train") if name not in trained]
+    sections = [
+        _evaluations(run),
+        *_task_tables(run),
+        _videos(run.folder),
+        _section(run, "Temperatures", [TEMPERATURE]),
+        _section(run, "Gradient conflicts", _conflicts(run)),
+        _section(run, "Training episodes", sorted(rollouts, key=_order)),
+        _section(run, "Learning", losses),
+        _times(run),
+        _faults(run),
+        _options(run),
+        _files(run.folder),
     ]
-    if status is None:
-        return page(title, parts)
-    return page(title, parts, status.state, status.seconds)
+    return Page(
+        f"{run.name}/{run.folder.resolve().name}",
+        _facts(run, refresh_seconds),
+        [section for section in sections if section is not None],
+        refresh_seconds=refresh_seconds,
+    )
 
 
-def _head(run: RunRecord, title: str, status: Status | None) -> str:
-    made = run.env_steps
-    total = run.total_steps
-    steps = f"{made:,} env steps"
-    if total:
-        steps = f"{made:,} of {total:,} env steps ({min(1.0, made / total):.0%})"
+def _facts(run: RunRecord, refresh_seconds: int) -> list[str]:
+    steps = f"{run.env_steps:,} env steps"
+    if run.total_steps:
+        share = min(1.0, run.env_steps / run.total_steps)
+        steps = f"{run.env_steps:,} of {run.total_steps:,} env steps ({share:.0%})"
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     facts = [steps, f"written {now}"]
     if run.seed is not None:
         facts.insert(1, f"seed {run.seed}")
-    if status is not None:
-        facts[-1] = "in training" if status.is_running else "not in training"
-    protocol = ", ".join(f"{key} {value}" for key, value in run.protocol.items())
-    versions = ", ".join(f"{key} {value}" for key, value in run.versions.items())
-    return "\n".join(
-        [
-            f"<h1>{text(title)}</h1>",
-            f"<div>{text(' · '.join(facts))}</div>",
-            f'<div class="faint">{text(protocol)}</div>',
-            f'<div class="faint">{text(versions)}</div>',
-            '<div class="warning" id="watched" hidden></div>' if status is not None else "",
-        ]
-    )
+    if refresh_seconds:
+        facts.append(f"in training: the page is loaded again every {refresh_seconds} seconds")
+    recorded = (run.protocol, run.versions)
+    return [
+        " · ".join(facts),
+        *(", ".join(f"{key} {value}" for key, value in one.items()) for one in recorded if one),
+    ]
 
 
-def _evaluations(run: RunRecord) -> str:
+def _evaluations(run: RunRecord) -> Section:
     metrics = run.evaluated()
     if not metrics:
-        return section("Evaluation", "<p>There is none yet.</p>")
-    groups = [_group(run, metric, run.tasks_of(metric)) for metric in _preferred_first(metrics)]
-    return section("Evaluation", chart("evaluation", "Evaluation", groups, axes=_axes(run)))
+        return Section("Evaluation", ["There is none yet."])
+    return Section("Evaluation", charts=[_chart(run, name) for name in sorted(metrics, key=_order)])
 
 
-def _preferred_first(metrics: Sequence[str]) -> list[str]:
-    """Return metrics with success first and the success in the last step after the return."""
-    order = ("success", "score", "return", "length")
-
-    def place(metric: str) -> tuple[int, str]:
-        quantity = metric.partition("/")[2]
-        return (order.index(quantity) if quantity in order else len(order), metric)
-
-    return sorted(metrics, key=place)
+def _order(metric: str) -> tuple[int, str]:
+    quantity = metric.partition("/")[2]
+    place = QUANTITIES.index(quantity) if quantity in QUANTITIES else len(QUANTITIES)
+    return place, metric
 
 
-def _axes(run: RunRecord) -> list[dict[str, str]]:
-    return [STEPS, MINUTES] if minutes_until([0], run.curves) is not None else [STEPS]
+def _section(run: RunRecord, title: str, metrics: Sequence[str]) -> Section | None:
+    """Return a section with a chart for each metric that was logged."""
+    logged = [name for name in metrics if name in run.curves or run.tasks_of(name)]
+    return Section(title, charts=[_chart(run, name) for name in logged]) if logged else None
 
 
-def _group(run: RunRecord, metric: str, tasks: Sequence[str] = ()) -> dict[str, Any]:
+def _chart(run: RunRecord, metric: str) -> Chart:
     """Return a metric's curves: of each task, and the average."""
-    curves = [_curve(run, f"{metric}/{task}", task) for task in tasks]
+    tasks = run.tasks_of(metric)
+    curves = [
+        DrawnCurve(task, *run.curves[f"{metric}/{task}"], index) for index, task in enumerate(tasks)
+    ]
     if metric in run.curves:
-        curves.append(_curve(run, metric, "average" if tasks else metric, bold=bool(tasks)))
-    return {"name": metric, "curves": curves, "bounded": is_bounded(metric)}
+        index = None if tasks else 0
+        curves.append(DrawnCurve("average", *run.curves[metric], index))
+    return Chart(metric, curves, is_bounded(metric))
 
 
-def _curve(run: RunRecord, metric: str, name: str, bold: bool = False) -> dict[str, Any]:
-    steps, values = run.curves[metric]
-    return curve(name, steps, values, minutes_until(steps, run.curves), bold=bold)
-
-
-def _task_tables(run: RunRecord) -> Iterator[str]:
+def _task_tables(run: RunRecord) -> Iterator[Section]:
     """Yield a table of the last evaluation for each split."""
     by_split: dict[str, list[str]] = {}
-    for metric in _preferred_first(run.evaluated()):
+    for metric in sorted(run.evaluated(), key=_order):
         by_split.setdefault(metric.partition("/")[0], []).append(metric)
     for split, metrics in by_split.items():
         tasks = sorted({task for metric in metrics for task in run.tasks_of(metric)})
-        head = ["task"]
-        for metric in metrics:
-            head += [metric.partition("/")[2], "best"]
         trained = [
             metric
             for metric in ("rollout/success", "rollout/return", EPISODES, TEMPERATURE)
             if any(f"{metric}/{task}" in run.curves for task in tasks)
         ]
-        lines = [[*head, *trained]]
-        for task, suffix in [*((t, f"/{t}") for t in tasks), ("average", "")]:
-            cells = [task]
+        head = ["task"]
+        for metric in metrics:
+            head += [metric.partition("/")[2], "best"]
+        lines: list[list[str | Trend]] = [[*head, *trained]]
+        for task, suffix in [*((task, f"/{task}") for task in tasks), ("average", "")]:
+            cells: list[str | Trend] = [task]
             for metric in metrics:
-                steps_and_values = run.curves.get(f"{metric}{suffix}")
-                cells += [_last(steps_and_values), _best(steps_and_values)]
-            for metric in trained:
-                last = _last_value(run.curves.get(f"{metric}{suffix}"))
-                cells.append(whole(last) if metric == EPISODES else number(last))
+                cells += _last_and_best(run, metric, suffix)
+            cells += [_last(run, metric, suffix) for metric in trained]
             lines.append(cells)
-        curves = [run.curves[f"{one}/{task}"] for one in metrics for task in run.tasks_of(one)]
-        last = max(steps[-1] for steps, _ in curves)
-        caption = f'<p class="faint">{text(split)}, after {last:,} env steps</p>'
-        yield section("Tasks", caption, html_table(lines))
+        curves = [run.curves[f"{name}/{task}"] for name in metrics for task in run.tasks_of(name)]
+        end = max(steps[-1] for steps, _ in curves)
+        yield Section("Tasks", [f"{split}, after {end:,} env steps"], table=Table(lines))
 
 
-def _last(found: Curve | None) -> str:
-    return number(_last_value(found))
+def _last_and_best(run: RunRecord, metric: str, suffix: str) -> list[str | Trend]:
+    """Return the last value of a metric with its curve, and the best value."""
+    if f"{metric}{suffix}" not in run.curves:
+        return [UNKNOWN, UNKNOWN]
+    values = run.curves[f"{metric}{suffix}"][1]
+    best = float(np.fmax.reduce(values))
+    low = 0.0 if is_bounded(metric) else float(np.fmin.reduce(values))
+    high = 1.0 if is_bounded(metric) else best
+    return [trend(number(values[-1]), values, low, high), number(best)]
 
 
-def _last_value(found: Curve | None) -> float | None:
-    return None if found is None else found[1][-1]
-
-
-def _best(found: Curve | None) -> str:
-    return number(None if found is None else float(np.fmax.reduce(found[1])))
-
-
-def _charts(run: RunRecord) -> str:
-    """Return the charts of what is logged while a run trains."""
-    shown = [
-        _chart_of(run, "temperatures", "Temperatures", [TEMPERATURE]),
-        _chart_of(run, "conflicts", "Gradient conflicts", _conflicts(run)),
-        _chart_of(run, "episodes", "Training episodes", _preferred_first(_named(run, "rollout"))),
-        _chart_of(run, "learning", "Learning", _named(run, "train")),
-    ]
-    return "\n".join(one for one in shown if one)
-
-
-def _chart_of(run: RunRecord, name: str, title: str, metrics: Sequence[str]) -> str:
-    groups = []
-    for metric in metrics:
-        tasks = run.tasks_of(metric)
-        if tasks or metric in run.curves:
-            groups.append(_group(run, metric, tasks))
-    return section(title, chart(name, title, groups, axes=_axes(run))) if groups else ""
+def _last(run: RunRecord, metric: str, suffix: str) -> str:
+    if f"{metric}{suffix}" not in run.curves:
+        return UNKNOWN
+    value = run.curves[f"{metric}{suffix}"][1][-1]
+    return whole(value) if metric == EPISODES else number(value)
 
 
 def _conflicts(run: RunRecord) -> list[str]:
     return [name for name in _base_names(run) if name.endswith(CONFLICTS)]
 
 
-def _named(run: RunRecord, room: str) -> list[str]:
-    """Return the metrics of a group that no other chart shows."""
-    others = {TEMPERATURE, *_conflicts(run)}
-    return [n for n in _base_names(run) if n.partition("/")[0] == room and n not in others]
+def _base_names(run: RunRecord, group: str | None = None) -> list[str]:
+    """Return the names of a group's metrics, without the tasks at their ends.
 
-
-def _base_names(run: RunRecord) -> list[str]:
-    """Return the names of all metrics but evaluations', without the tasks at their ends."""
+    Args:
+        run: which logged them.
+        group: before the slash; None for all groups but evaluations.
+    """
     names: dict[str, None] = {}
     tasks = {task for metric in run.evaluated() for task in run.tasks_of(metric)}
     ends = tuple(f"/{task}" for task in sorted(tasks, key=len, reverse=True))
     for name in run.curves:
-        if not is_evaluation(name):
+        if not is_evaluation(name) and group in (None, name.partition("/")[0]):
             end = next((end for end in ends if name.endswith(end)), "")
             names[name.removesuffix(end)] = None
     return sorted(names)
@@ -260,52 +227,53 @@ def shares_of_time(run: RunRecord) -> dict[str, float]:
     total = seconds.sum()
     shares = {}
     for name in ACTIVITIES:
-        steps_and_values = run.curves.get(f"time/{name}_fraction")
-        if steps_and_values is not None and total and len(steps_and_values[1]) == len(seconds):
-            shares[name] = float(seconds @ np.array(steps_and_values[1]) / total)
+        curve = run.curves.get(f"time/{name}_fraction")
+        if curve is not None and total and len(curve[1]) == len(seconds):
+            shares[name] = float(seconds @ np.array(curve[1]) / total)
     return shares
 
 
-def _times(run: RunRecord) -> str:
-    shares = {ACTIVITIES[name]: share for name, share in shares_of_time(run).items()}
+def _times(run: RunRecord) -> Section | None:
     minutes = minutes_until([run.env_steps], run.curves)
     if minutes is None:
-        return ""
+        return None
+    shares = [(ACTIVITIES[name], share) for name, share in shares_of_time(run).items()]
     rate = run.env_steps / (60 * minutes[0]) if minutes[0] else 0.0
-    total = f"<p>{minutes[0]:.1f} minutes, {rate:,.0f} env steps per second on average</p>"
-    speeds = _chart_of(
-        run, "speed", "Speed", ["time/env_steps_per_second", "time/updates_per_second"]
+    return Section(
+        "Where the time went",
+        [f"{minutes[0]:.1f} minutes, {rate:,.0f} env steps per second on average"],
+        [_chart(run, name) for name in SPEEDS if name in run.curves],
+        sorted(shares, key=lambda item: -item[1]),
     )
-    return section("Where the time went", total, bars(shares)) + speeds
 
 
-def _faults(run: RunRecord) -> str:
+def _faults(run: RunRecord) -> Section | None:
     counts = {
-        what: run.curves[f"fault/{name}"][1][-1]
-        for name, what in FAULTS.items()
+        fault: run.curves[f"fault/{name}"][1][-1]
+        for name, fault in FAULTS.items()
         if f"fault/{name}" in run.curves
     }
     if not counts:
-        return ""
+        return None
     if not any(counts.values()):
-        return section("Faults survived", "<p>None.</p>")
-    lines = [["fault", "count"], *([what, f"{count:,.0f}"] for what, count in counts.items())]
-    return section("Faults survived", html_table(lines))
+        return Section("Faults survived", ["None."])
+    lines = [["fault", "count"], *([fault, whole(count)] for fault, count in counts.items())]
+    return Section("Faults survived", table=Table(lines))
 
 
-def _options(run: RunRecord) -> str:
+def _options(run: RunRecord) -> Section | None:
     if not run.options:
-        return ""
+        return None
     lines = [["option", "value", "default"]]
     lines += [
-        [one.name, _value_text(one.value), _value_text(one.default)]
-        for one in differences(run.options)
+        [name, _value_text(value), _value_text(default)]
+        for name, value, default in differences(run.options)
     ]
     everything = yaml.safe_dump(run.options, sort_keys=False, allow_unicode=True)
-    return section(
+    return Section(
         "Options that differ from the defaults",
-        html_table(lines, num_texts=3),
-        f"<details><summary>all options</summary><pre>{text(everything)}</pre></details>",
+        table=Table(lines, num_texts=3),
+        details=Details("all options", everything),
     )
 
 
@@ -313,26 +281,29 @@ def _value_text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _videos(folder: Path) -> str:
+def _videos(folder: Path) -> Section | None:
     """Return the newest videos, and links to the others."""
     by_step = sorted({path.parent for path in folder.glob("videos/**/*.mp4")}, reverse=True)
     if not by_step:
-        return ""
+        return None
     newest = sorted(by_step[0].glob("*.mp4"), key=lambda path: (path.stem != ALL_TASKS, path.stem))
-    shown = [
-        f'<figure><video controls preload="none" src="{_link(path, folder)}"></video>'
-        f"<figcaption>{text(path.parent.name)} {text(path.stem)}</figcaption></figure>"
-        for path in newest[:SHOWN_VIDEOS]
-    ]
-    others = [*newest[SHOWN_VIDEOS:], *(p for step in by_step[1:] for p in sorted(step.glob("*")))]
-    links = [
-        f'<li><a href="{_link(path, folder)}">{text(path.relative_to(folder))}</a></li>'
-        for path in others
-        if path.suffix == ".mp4"
-    ]
-    more = f"<details><summary>others</summary><ul>{''.join(links)}</ul></details>" if links else ""
-    return section("Videos", f'<div class="videos">{"".join(shown)}</div>', more)
+    others = [path for step in by_step[1:] for path in sorted(step.glob("*.mp4"))]
+    return Section(
+        "Videos",
+        videos=[
+            Link(f"{path.parent.name} {path.stem}", path.relative_to(folder).as_posix())
+            for path in newest[:SHOWN_VIDEOS]
+        ],
+        links=[_link(path, folder) for path in [*newest[SHOWN_VIDEOS:], *others]],
+    )
 
 
-def _link(path: Path, folder: Path) -> str:
-    return text(quote(path.relative_to(folder).as_posix()))
+def _files(folder: Path) -> Section:
+    return Section(
+        "Files", links=[_link(folder / n, folder) for n in FILES if (folder / n).exists()]
+    )
+
+
+def _link(path: Path, folder: Path) -> Link:
+    name = path.relative_to(folder).as_posix()
+    return Link(name, name)

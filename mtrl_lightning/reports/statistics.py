@@ -2,8 +2,7 @@
 
 They are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 Precipice", and of its library rliable, which does not import beside current versions of what it
-needs (pandas 3). One thing differs: where a quarter of the scores is no whole number, a score at
-the cut counts in part here, and rliable cuts fewer scores.
+needs (pandas 3). The numbers are the same.
 
 Shapes: ``S`` seeds, ``T`` tasks, ``K`` thresholds, ``N`` resamples.
 """
@@ -32,18 +31,18 @@ class Interval(NamedTuple):
 
 
 def interquartile_mean(scores: Scores) -> float:
-    """Return the mean of the middle half of all scores; a score at the cut counts in part."""
+    """Return the mean of the middle half of all scores.
+
+    A quarter of the scores, rounded down to whole scores, is cut at each end, as in rliable.
+    """
     return float(_interquartile_means(np.asarray(scores).reshape(1, -1))[0])
 
 
 def _interquartile_means(scores_NK: Scores) -> Scores:
     """Return the interquartile mean of each row."""
-    ordered_NK = np.sort(scores_NK, axis=1)
-    count = ordered_NK.shape[1]
-    cut = count / 4
-    edges = np.arange(count + 1)
-    weights_K = np.diff(np.clip(edges, cut, count - cut))
-    return ordered_NK @ weights_K / weights_K.sum()
+    from scipy.stats import trim_mean  # takes a second to import
+
+    return np.asarray(trim_mean(scores_NK, 0.25, axis=1))
 
 
 def interval(scores_ST: Scores, generator: np.random.Generator) -> Interval:

@@ -118,7 +118,6 @@ def names_with(word, group):
 OPTION_OF = {
     "play": ("first", "first_episode"),
     "compare": ("across", "across_protocols"),
-    "watch": ("ever", "every"),
     "sweep": ("dry", "dry_run"),
     "export": ("fold", "folder"),
     "clear": ("replay", "replay_only"),
@@ -131,7 +130,7 @@ OPTION_OF = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_abbreviated_option_is_refused_with_its_full_name(command, capsys):
     given, meant = OPTION_OF[command]
-    needed = {"export": ["--to=onnx"], "compare": ["a"], "watch": ["a"], "sweep": ["a"]}
+    needed = {"export": ["--to=onnx"], "compare": ["a"], "sweep": ["a"]}
     shell = ["bash"] if command == "completion" else []
     with pytest.raises(SystemExit) as exit_info:
         main([command, *needed.get(command, shell), f"--{given}"])
@@ -273,7 +272,6 @@ def test_shells_complete_commands_options_and_configurations(tmp_path, monkeypat
         (["clear", "--rep"], "--replay_only"),
         (["play", "--first"], "--first_episode"),
         (["compare", "--across"], "--across_protocols"),
-        (["wat"], "watch"),
         (["sweep", "sweep/learn"], "sweep/learning_rates"),
         (["sweep", "--dry"], "--dry_run"),
     ):

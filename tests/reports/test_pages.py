@@ -1,13 +1,10 @@
 """Pages of runs and comparisons: what they hold, escaped, and what a browser makes of them."""
 
 import html
-import http.client
 import json
 import re
 import shutil
 import subprocess
-import threading
-from contextlib import contextmanager
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -17,19 +14,20 @@ import yaml
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import ReportCallback, report
-from mtrl_lightning.cli import watch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports import budget
+from mtrl_lightning.reports.charts import Chart, Curve, svg_of
 from mtrl_lightning.reports.comparison import bands_of, compare_runs, summarize
 from mtrl_lightning.reports.comparison_report import comparison_page
 from mtrl_lightning.reports.defaults import differences
-from mtrl_lightning.reports.page import MAX_POINTS, chart, curve, page
 from mtrl_lightning.reports.record import read_run
+from mtrl_lightning.reports.render import Trend, legend, render, trend
 from mtrl_lightning.reports.run_report import run_page, shares_of_time, write_report
-from mtrl_lightning.reports.server import ReportServer
 from tests.reports.folders import make_run, options_of
 
-EVIL = "</script><b>x</b>&\"'"
+pytestmark = pytest.mark.curves
+
+EVIL = "</text></svg></script><b>x</b>&\"' $\\frac{$ {{ 7*7 }} #010203"
 LOGGED = [
     {
         "env_steps": step,
@@ -44,6 +42,8 @@ LOGGED = [
     for step, share in ((100, 0.5), (300, 0.25))
 ]
 VOID = {"meta", "br", "link"}
+METRICS_OF_MANY = ("eval/success", "eval/return", "rollout/return", "train/temperature")
+WIDTHS = (400, 700, 1400)
 
 
 class Parsed(HTMLParser):
@@ -84,6 +84,12 @@ def run(tmp_path):
     return folder
 
 
+def charts_of(text):
+    """The charts of a page as SVG, by their titles."""
+    found = re.findall(r"<figcaption>([^<]*)</figcaption>\s*(<svg.*?</svg>)", text, re.DOTALL)
+    return {html.unescape(title): svg for title, svg in found}
+
+
 def test_the_page_of_a_run_holds_all_that_was_logged(run):
     for name in ("step_000000000200/reach.mp4", "step_000000000300/all_tasks.mp4"):
         (run / "videos" / name).parent.mkdir(parents=True)
@@ -94,7 +100,7 @@ def test_the_page_of_a_run_holds_all_that_was_logged(run):
     shown = " ".join(parsed.texts)
     assert f"{EVIL}/version_0" in shown and "300 of 400 env steps (75%) · seed 1" in shown
     cells = parsed.texts
-    place = cells.index("reach")
+    place = cells.index("reach", cells.index("task"))
     assert cells[place + 1 : place + 5] == ["0.25", "0.50", "25.00", "50.00"], "last and best"
     assert "environments rebuilt after a fault" in cells and "2" in cells
     for option, value, default in (
@@ -104,19 +110,23 @@ def test_the_page_of_a_run_holds_all_that_was_logged(run):
     ):
         place = cells.index(option)
         assert cells[place + 1 : place + 3] == [value, default]
-    groups = {name: one["groups"] for name, one in parsed.data.items()}
-    names = {name: [group["name"] for group in of_chart] for name, of_chart in groups.items()}
-    assert names["evaluation-data"] == ["eval/success", "eval/return"]
-    assert names["temperatures-data"] == ["train/temperature"]
-    assert names["conflicts-data"] == ["train/critic_conflicts"]
-    assert names["learning-data"] == ["train/critic_loss"]
-    curves = {one["name"]: one for one in groups["evaluation-data"][0]["curves"]}
-    assert list(curves) == [*sorted(["reach", EVIL]), "average"]
-    assert curves["reach"]["y"] == [0, 0.5, 0.25] and curves["average"]["bold"]
-    assert curves["reach"]["minutes"] == [0.16667, 0.33333, 0.5]
-    assert {one["name"] for one in groups["temperatures-data"][0]["curves"]} == {"reach", EVIL}
+    charts = {title: re.findall(r'<path d="M', svg) for title, svg in charts_of(text).items()}
+    assert list(charts) == [
+        "eval/success",
+        "eval/return",
+        "train/temperature",
+        "train/critic_conflicts",
+        "rollout/return",
+        "train/critic_loss",
+        "time/env_steps_per_second",
+    ]
+    names = [name for name in ("reach", EVIL, "average") if cells.count(name) >= 2]
+    assert names == ["reach", EVIL, "average"], "in the legend and in the table"
+    assert text.count("<polyline") == 3 * 2, "tasks and average, success and return"
+    assert "Evaluation" in cells and 'http-equiv="refresh"' not in text
+    assert {"metrics.csv", "config.yaml"} <= set(cells), "links to the files"
     sources = [one["src"] for tag, one in parsed.attributes if tag == "video"]
-    links = [one["href"] for tag, one in parsed.attributes if tag == "a"]
+    links = [one["href"] for tag, one in parsed.attributes if tag == "a"][:1]
     assert sources == ["videos/step_000000000300/all_tasks.mp4"]
     assert links == ["videos/step_000000000200/reach.mp4"]
 
@@ -130,16 +140,6 @@ def test_counts_are_whole_numbers(run):
     assert {"650", "325"} <= set(texts) and not {"650.00", "325.00"} & set(texts)
 
 
-def test_tables_break_no_words_and_charts_have_the_width_of_the_screen(run):
-    """A column is as wide as its longest word, and a text of a chart has its size in pixels."""
-    text = write_report(run).read_text()
-    (cells,) = re.findall(r"^th, td \{(.*?)\}", text, re.DOTALL | re.MULTILINE)
-    assert "overflow-wrap: break-word" in cells
-    tables = text.count("<table>")
-    assert tables > 2 and text.count('<div class="scroll"><table>') == tables
-    assert "holder.clientWidth" in text and 'addEventListener("resize"' in text
-
-
 def test_the_time_is_shared_by_how_long_rows_took(tmp_path):
     rows = [
         {"env_steps": steps, "time/env_steps_per_second": rate, "time/update_fraction": share}
@@ -150,29 +150,106 @@ def test_the_time_is_shared_by_how_long_rows_took(tmp_path):
 
 
 def test_nothing_that_a_run_names_is_markup_and_nothing_is_loaded(run):
-    text = run_page(read_run(run))
-    assert EVIL not in text and "<b>" not in text
-    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)[^\s\"]+", text) == []
-    loading = [
-        (tag, one)
-        for tag, one in Parsed(text).attributes
-        if tag in ("link", "img", "iframe") or (tag == "script" and "src" in one)
+    text = render(run_page(read_run(run)))
+    assert EVIL not in text and "<b>" not in text and "{{ 7*7 }}" in text
+    assert re.findall(r"https?://[^\s\"]+", text) == []
+    parsed = Parsed(text)
+    tags = {tag for tag, _ in parsed.attributes}
+    assert not tags & {"script", "link", "img", "iframe", "object", "b"}
+    assert all(not name.startswith("on") for _, one in parsed.attributes for name in one)
+    (policy,) = re.findall(r'Security-Policy" content="(.*?)"', text)
+    assert policy.startswith("default-src 'none';") and "script-src" not in policy
+
+
+def test_a_label_of_a_chart_is_text(tmp_path):
+    svg = svg_of(Chart(EVIL, [Curve("a", [0, 1], [0, 1], 0)], xlabel=EVIL), "a-")
+    parsed = Parsed(svg)
+    assert EVIL in parsed.texts, "a dollar sign is no formula"
+    (label,) = [one["aria-label"] for _, one in parsed.attributes if "aria-label" in one]
+    assert label == EVIL
+    assert {tag for tag, _ in parsed.attributes} <= {
+        "svg",
+        "g",
+        "defs",
+        "path",
+        "use",
+        "text",
+        "clippath",
+        "rect",
+    }
+
+
+def test_every_chart_has_its_own_ids_and_the_same_run_gives_the_same_charts(run):
+    page = run_page(read_run(run))
+    text = render(page)
+    ids = re.findall(r' id="(.*?)"', text)
+    used = re.findall(r"""(?:url\(|href=")#([\w-]+)""", text)
+    assert len(set(ids)) == len(ids) > 7 and set(used) == set(ids)
+    assert render(page) == text
+
+
+def points_of(svg, color):
+    """Coordinates of the line of a color."""
+    (path,) = [
+        path
+        for path, style in re.findall(r'<path d="([^"]*)"[^>]*style="([^"]*)"', svg)
+        if f"stroke: {color};" in style
+        and style.startswith("fill: none")
+        and "url" not in path
+        and path.count("L") > 1
     ]
-    assert loading == []
+    return np.array(re.findall(r"[ML] (\S+) (\S+)", path), float)
 
 
-def test_charts_hold_few_points_and_no_value_that_json_lacks():
-    steps = np.arange(10_000)
-    made = curve("a", steps, np.where(steps == 0, np.nan, steps / 3))
-    assert len(made["x"]) == MAX_POINTS and made["x"][-1] == 9_999 and made["y"][-1] == 3333.0
-    assert made["y"][0] is None
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        chart("a", "a", [{"name": "a", "curves": [{"y": [float("nan")]}]}])
+def test_a_line_is_where_its_values_are():
+    """By hand: values 0, 0.5, 1 and steps 0, 100, 300 have proportional distances."""
+    curves = [
+        Curve("a", [0, 100, 300], [0.0, 0.5, 0.25], 1),
+        Curve("mean", [0, 100, 300], [1, 1, 1]),
+    ]
+    svg = svg_of(Chart("a", curves, is_bounded=True), "a-")
+    x, y = points_of(svg, "#ff7f0e").T
+    assert (x[2] - x[0]) == pytest.approx(3 * (x[1] - x[0]), abs=0.3)
+    assert y[0] > y[2] > y[1], "upwards"
+    assert (y[0] - y[1]) == pytest.approx(2 * (y[0] - y[2]), abs=0.3)
+    height = 0.77 * 180 / 1.06  # of 0 to 1 in the axes, which leave 3 % free on both sides
+    assert y[0] - y[1] == pytest.approx(height / 2, abs=0.2)
+    assert "#010203" not in svg and "stroke: currentColor; stroke-width: 2.2" in svg
+
+
+def test_a_value_that_is_not_finite_leaves_a_gap_and_a_single_one_is_a_point():
+    gap = [0.0, 1.0, float("nan"), 1.0, 0.5]
+    svg = svg_of(Chart("a", [Curve("a", range(5), gap, 0)]), "a-")
+    (path,) = [d for d in re.findall(r'd="([^"]*)"', svg) if d.count("M") == 2 and "z" not in d]
+    assert path.count("L") == 2
+    alone = svg_of(Chart("a", [Curve("a", [3], [0.5], 0)]), "a-")
+    assert re.search(r'<use [^>]*style="fill: #1f77b4', alone)
+    assert trend("0.50", gap, 0.0, 1.0) == Trend("0.50", ["0,20.0 25,0.0", "75,0.0 100,10.0"])
+    assert trend("-", [np.nan], np.nan, np.nan).lines == []
+
+
+def test_long_curves_and_many_tasks_have_pages_of_a_bounded_size(tmp_path):
+    """Fifty tasks, 2,000 rows: as large as a photograph, and every task has its curve."""
+    rng = np.random.default_rng(0)
+    tasks = [f"task-{index}" for index in range(50)]
+    rows = [
+        {
+            "env_steps": step,
+            **{f"{metric}/{task}": rng.random() for metric in METRICS_OF_MANY for task in tasks},
+            **{metric: rng.random() for metric in METRICS_OF_MANY},
+        }
+        for step in range(0, 2_000_000, 1_000)
+    ]
+    text = write_report(make_run(tmp_path / "run", {}, (), extra=rows)).read_text()
+    assert len(text) < 100_000 * len(METRICS_OF_MANY)
+    assert text.count("<polyline") == 51 * 2
+    entries = list(legend(run_page(read_run(tmp_path / "run")).sections[0].charts))
+    assert [entry.name for entry in entries] == ["each task: see the table of tasks", "average"]
 
 
 def test_a_run_from_python_without_evaluations_has_a_page(tmp_path):
     folder = make_run(tmp_path / "run", {}, options=None)
-    assert "There is none yet." in run_page(read_run(folder))
+    assert "There is none yet." in render(run_page(read_run(folder)))
 
 
 def test_a_task_may_lack_a_metric_and_a_metric_every_value(tmp_path, recwarn):
@@ -182,11 +259,11 @@ def test_a_task_may_lack_a_metric_and_a_metric_every_value(tmp_path, recwarn):
         {"env_steps": 500, "eval/success": 0.5, "eval/success/reach": 0.5, "eval/length": "nan"},
     ]
     folder = make_run(tmp_path / "run", {}, (), extra=rows)
-    texts = Parsed(run_page(read_run(folder))).texts
+    texts = Parsed(render(run_page(read_run(folder)))).texts
     assert "eval, after 500 env steps" in texts, "those of the last evaluation of any task"
     head = texts.index("task")
     assert texts[head : head + 7] == ["task", "success", "best", "return", "best", "length", "best"]
-    push, reach = texts.index("push"), texts.index("reach")
+    push, reach = texts.index("push", head), texts.index("reach", head)
     assert texts[push : push + 7] == ["push", "-", "-", "3.00", "3.00", "nan", "nan"]
     assert texts[reach : reach + 7] == ["reach", "0.50", "0.50", "1.00", "1.00", "-", "-"]
     assert not recwarn.list
@@ -209,7 +286,7 @@ def test_a_task_may_lack_a_metric_and_a_metric_every_value(tmp_path, recwarn):
 )
 def test_options_of_any_form_have_a_page_and_are_compared(changed, run, tmp_path, capsys):
     (run / "config.yaml").write_text(yaml.safe_dump({**options_of(1), **changed}))
-    assert "Evaluation" in run_page(read_run(run))
+    assert "Evaluation" in render(run_page(read_run(run)))
     main(["compare", str(run), "--no_intervals", f"--folder={tmp_path}"])
     assert "eval/success of 2 tasks" in capsys.readouterr().out
 
@@ -219,7 +296,7 @@ def test_a_page_imports_nothing_of_other_packages(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     model = {"class_path": "own_options.Own", "init_args": {"a": "own_options.make"}}
     (run / "config.yaml").write_text(yaml.safe_dump({**options_of(1), "model": model}))
-    assert "own_options.Own" in run_page(read_run(run))
+    assert "own_options.Own" in render(run_page(read_run(run)))
 
 
 @pytest.mark.parametrize(
@@ -274,52 +351,46 @@ def of_comparison(tmp_path):
             make_run(folder, scores, options=options_of(seed, tau=tau))
     comparison = compare_runs([str(tmp_path / "compared")])
     rows = summarize(comparison.curves, 0.8)
-    return comparison_page(comparison, bands_of(comparison), rows, 0.8)
+    return render(comparison_page(comparison, bands_of(comparison), rows, 0.8))
 
 
 def test_the_page_of_a_comparison_holds_curves_tables_and_warnings(tmp_path):
-    parsed = Parsed(of_comparison(tmp_path))
-    shown = " ".join(parsed.texts)
+    text = of_comparison(tmp_path)
+    shown = " ".join(Parsed(text).texts)
     assert "eval/success of 2 methods after 300 env steps" in shown
     assert "intervals of fewer than 3 seeds" in shown and "model.init_args.tau 0.1 0.2" in shown
-    (group,) = parsed.data["average-data"]["groups"]
-    assert [one["name"] for one in group["curves"]] == ["tau 0.1 (2 seeds)", "tau 0.2 (2 seeds)"]
-    assert group["curves"][0]["low"][-1] <= group["curves"][0]["y"][-1]
-    assert {"profile-data", "task-0-data", "task-1-data"} <= set(parsed.data)
+    assert "tau 0.1 (2 seeds) tau 0.2 (2 seeds)" in shown, "the legend"
+    charts = re.findall(r"<figcaption>([^<]*)</figcaption>\s*(<svg.*?</svg>)", text, re.DOTALL)
+    titles = [title for title, _ in charts]
+    assert titles == ["eval/success", "eval/success", "share above the threshold", "push", "reach"]
+    for _, svg in charts:
+        assert len(re.findall(r"fill-opacity: 0.15", svg)) == 2, "an interval for each method"
+    assert "minutes of training" in charts[1][1]
 
 
-USE = """
-const num_lines = document.querySelectorAll("polyline").length;
-const chart = document.getElementById("evaluation");
-const svg = chart.querySelector("svg");
-const box = svg.getBoundingClientRect();
-const there = {clientX: box.left + 0.99 * box.width, clientY: box.top + 20};
-svg.dispatchEvent(new PointerEvent("pointermove", there));
-const shown = chart.querySelector(".tip").innerText;
-chart.querySelector(".legend button").click();
-const left = [...svg.querySelectorAll("polyline")].map((line) => line.dataset.name);
-const [group, axis] = chart.querySelectorAll("select");
-axis.value = "minutes";
-axis.dispatchEvent(new Event("change"));
-const label = [...svg.querySelectorAll("text")].at(-1).textContent;
-group.value = "eval/return";
-group.dispatchEvent(new Event("change"));
-const marks = [...svg.querySelectorAll(".axis text")].map((text) => text.textContent);
+MEASURE = """
+const page = document.documentElement;
+const [cell] = document.querySelectorAll("td");
+const texts = [...document.querySelectorAll("figure svg text")];
+const heights = texts.map((text) => text.getBoundingClientRect().height);
 const found = document.createElement("pre");
 found.id = "found";
-found.textContent = JSON.stringify({num_lines, shown, left, label, marks});
+found.textContent = JSON.stringify({
+  window: window.innerWidth, page: page.scrollWidth, cell: cell.getBoundingClientRect().width,
+  smallest: Math.min(...heights), charts: document.querySelectorAll("figure svg").length,
+});
 document.body.appendChild(found);
 """
 
 
-def in_chromium(path):
-    """Return what a page is after its script has run."""
+def in_chromium(path, width=1200):
+    """Return what a page is in a browser, after a script of a test has run."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     options += [f"--user-data-dir={path.parent / 'profile'}", "--no-first-run", "--dump-dom"]
-    line = [program, *options, "--window-size=1200,900", path.as_uri()]
+    line = [program, *options, f"--window-size={width},900", path.as_uri()]
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:
@@ -328,103 +399,26 @@ def in_chromium(path):
     return done.stdout
 
 
-def test_a_browser_draws_the_charts_and_answers_the_pointer(run, tmp_path):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_page_is_readable_on_a_telephone_and_on_a_large_screen(width, run):
+    """Nothing is wider than the window, no column one letter wide, no text below 10 pixels."""
     text = write_report(run).read_text()
     without_policy = re.sub(r"<meta http-equiv[^>]*>", "", text)
     used = run / "used.html"
-    used.write_text(without_policy.replace("</body>", f"<script>{USE}</script></body>"))
-    (found,) = re.findall(r'<pre id="found">(.*?)</pre>', in_chromium(used), re.DOTALL)
+    used.write_text(without_policy.replace("</body>", f"<script>{MEASURE}</script></body>"))
+    (found,) = re.findall(r'<pre id="found">(.*?)</pre>', in_chromium(used, width), re.DOTALL)
     found = json.loads(html.unescape(found))
-    # evaluation, temperatures, conflicts, episodes, learning, speed
-    assert found["num_lines"] == 3 + 2 + 1 + 1 + 1 + 1
-    assert "environment steps 300" in found["shown"] and "reach 0.25" in found["shown"]
-    assert f"{EVIL} 0.75" in found["shown"] and "average 0.5" in found["shown"]
-    assert found["left"] == ["reach", "average"] and found["label"] == "minutes"
-    assert found["marks"][:2] == ["0", "10"]
-
-
-def test_a_browser_draws_a_comparison_with_intervals(tmp_path):
-    path = tmp_path / "comparison.html"
-    path.write_text(of_comparison(tmp_path))
-    drawn = in_chromium(path)
-    num_charts = 4  # average, profile, two tasks
-    assert drawn.count("<polyline") == drawn.count("<polygon") == 2 * num_charts
-
-
-@contextmanager
-def served(folder, seconds=5.0):
-    with ReportServer(folder, 0, seconds) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def get(server, path, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
-
-
-def test_a_run_is_served_as_it_goes_on(run, monkeypatch):
-    (run / "videos").mkdir()
-    (run / "videos" / "a.mp4").write_bytes(b"film")
-    before = sorted(path.name for path in run.iterdir())
-    with served(run) as server:
-        assert server.server_address[0] == "127.0.0.1"
-        status, text = get(server, "/")
-        (state,) = re.findall(r'<body data-state="(\w+)" data-seconds="5">', text)
-        assert status == 200 and "not in training" in text
-        with monkeypatch.context() as patched:  # a page is made once for what the files hold
-            patched.setattr("mtrl_lightning.reports.server.read_run", None)
-            assert get(server, "/") == (200, text)
-        assert json.loads(get(server, "/state")[1]) == {"state": state}
-        assert get(server, "/videos/a.mp4") == (200, "film")
-        for path in ("/config.yaml", "/../version_0/videos/a.txt", "/%2e%2e/a.mp4", "/none.mp4"):
-            assert get(server, path)[0] == 404
-        assert get(server, "/", Host="elsewhere.org")[0] == 403
-        assert sorted(path.name for path in run.iterdir()) == before
-        with (run / "metrics.csv").open("a") as file:
-            file.write("400" + "," * 12 + "\n")
-        assert json.loads(get(server, "/state")[1]) != {"state": state}
-        (run / "metrics.csv").write_text("env_steps,a\nx,1\n")
-        status, text = get(server, "/")
-        assert status == 503 and "cannot be read" in text
-
-
-def test_watch_says_where_the_page_is_and_what_is_wrong(run, capsys, monkeypatch):
-    def end(self, *args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ReportServer, "serve_forever", end)
-    main(["watch", str(run.parent), "--port=0"])
-    assert re.search(r"version_0: http://127\.0\.0\.1:\d+/ \(Ctrl", capsys.readouterr().out)
-    with ReportServer(run, 0, 5.0) as server:
-        taken = server.server_address[1]
-        for arguments, message in (
-            ([str(run), f"--port={taken}"], f"port {taken} cannot be used (is taken by another"),
-            ([str(run), "--port=70000"], "port 70000 cannot be used"),
-            ([str(run), "--every=0"], "--every is 0"),
-            ([str(run.parent / "none")], "there is no folder"),
-        ):
-            with pytest.raises(SystemExit) as exit_info:
-                watch.main(arguments)
-            assert exit_info.value.code == 2 and message in capsys.readouterr().err
+    assert found["charts"] == 7 and found["page"] <= found["window"]
+    assert found["cell"] > 60 and found["smallest"] >= 10
 
 
 @pytest.fixture
 def callback(run, monkeypatch):
     """The callback of a run that has just begun, with a clock that is set by hand."""
-    clock = SimpleNamespace(now=0.0, cost=0.1, written=0)
+    clock = SimpleNamespace(now=0.0, cost=1.0, written=0)
 
-    def write(folder):
+    def write(folder, refresh_seconds):
+        clock.refresh_seconds = refresh_seconds
         clock.now += clock.cost
         clock.written += 1
 
@@ -438,17 +432,27 @@ def callback(run, monkeypatch):
 
 def test_a_page_is_left_out_where_it_would_take_too_much_of_the_run(callback):
     written = []
-    for now in (1.0, 5.0, 19.0, 21.0, 29.0, 31.0):
+    for now in (1.0, 59.0, 61.0, 199.0, 201.0, 299.0, 301.0):
         callback.clock.now = now
         callback.write_if_affordable()
         written.append(callback.clock.written)
-    assert written == [1, 1, 1, 2, 2, 3], "one per cent of the time is one page in ten seconds"
+    assert written == [0, 0, 1, 1, 2, 2, 3], "one per cent of the time is 1 s in 100 s"
+    assert callback.clock.refresh_seconds == 60
     callback.on_train_end(None, None)
     assert callback.clock.written == 4, "the last one is written in any case"
+    assert callback.clock.refresh_seconds == 0
+
+
+def test_only_the_page_of_a_run_in_training_is_loaded_again(run):
+    again = '<meta http-equiv="refresh" content="60">'
+    text = write_report(run, refresh_seconds=60).read_text()
+    assert again in text and "in training" in text
+    text = write_report(run).read_text()
+    assert 'http-equiv="refresh"' not in text and "in training" not in text
 
 
 def test_a_page_that_cannot_be_written_is_said_once(callback, monkeypatch):
-    def fail(folder):
+    def fail(folder, refresh_seconds):
         raise RuntimeError("no page")
 
     monkeypatch.setattr(report, "write_report", fail)
@@ -457,7 +461,3 @@ def test_a_page_that_cannot_be_written_is_said_once(callback, monkeypatch):
         callback.on_train_end(None, None)
         callback.on_train_end(None, None)
     assert len(seen) == 1
-
-
-def test_a_page_needs_no_state_to_be_a_file():
-    assert "<body>" in page("a", [])

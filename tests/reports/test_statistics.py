@@ -43,7 +43,9 @@ def generator():
     [
         ([5.0], 5.0),
         ([0.0, 1.0, 2.0, 30.0], 1.5),
-        ([1.0, 2.0, 3.0, 4.0, 100.0], (0.75 * 2 + 3 + 0.75 * 4) / 2.5),
+        ([1.0, 2.0, 4.0], 7 / 3),
+        ([1.0, 2.0, 3.0, 5.0, 100.0], 10 / 3),
+        ([9.0, 1.0, 2.0, 4.0, 3.0, 100.0, 8.0], 26 / 5),
         ([[7.0, -90.0], [5.0, 90.0]], 6.0),
     ],
 )
@@ -51,8 +53,10 @@ def test_the_interquartile_mean_by_hand(scores, wanted):
     assert interquartile_mean(np.array(scores)) == pytest.approx(wanted)
 
 
-def test_the_interquartile_mean_is_the_trimmed_mean_of_whole_quarters():
-    scores = np.random.default_rng(1).normal(size=(6, 4))
+def test_the_interquartile_mean_cuts_whole_scores_as_rliable_does():
+    scores = np.random.default_rng(1).normal(size=(6, 5))
+    ordered = sorted(scores.ravel())
+    assert interquartile_mean(scores) == pytest.approx(sum(ordered[7:23]) / 16)
     assert interquartile_mean(scores) == pytest.approx(trim_mean(scores, 0.25, axis=None))
 
 
