@@ -12,7 +12,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.images import log_image
 from mtrl_lightning.reports.budget import TimeBudget
-from mtrl_lightning.reports.charts import draw_band, format_axes, line_style, plain_text
+from mtrl_lightning.reports.charts import (
+    draw_band,
+    format_axes,
+    format_steps,
+    line_style,
+    plain_text,
+)
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.reports.record import is_bounded, is_evaluation
 from mtrl_lightning.runs import replacing
@@ -64,6 +70,7 @@ def _figure(curves: dict[str, Curve]) -> Any:
             title = shown[0] if len(rows) > 1 and len(shown) == 1 else "evaluation"
             axes.set(xlabel="environment steps, all tasks", ylabel=f"{title} {quantity}")
             format_axes(axes, is_bounded(quantity))
+            format_steps(axes)
             handles = axes.get_legend_handles_labels()
         if handles and len(handles[0]) <= MAX_LEGEND_ENTRIES:
             part.legend(*handles, loc="outside right upper", fontsize="small", handlelength=3.5)

@@ -108,16 +108,19 @@ def draw_band(
         axes.fill_between(x_N, low_N, high_N, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def format_axes(axes: Any, is_bounded: bool, in_steps: bool = True) -> None:
-    """Draw a grid, the range of values between 0 and 1, and env steps as ``50k`` and ``1M``."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator  # takes a second to import
-
+def format_axes(axes: Any, is_bounded: bool) -> None:
+    """Draw a grid, and show the whole range of values between 0 and 1."""
     axes.grid(alpha=0.3)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    if in_steps:
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if is_bounded:
         axes.set_ylim(-0.03, 1.03)
+
+
+def format_steps(axes: Any) -> None:
+    """Show environment steps as ``50k`` and ``1M``."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator  # takes a second to import
+
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def has_many_curves(chart: Chart) -> bool:
@@ -160,7 +163,9 @@ def svg_of(chart: Chart, prefix: str) -> str:
         for curve in chart.curves:
             _draw(axes, curve, has_many_curves(chart))
         axes.set_xlabel(chart.xlabel)
-        format_axes(axes, chart.is_bounded, in_steps=chart.xlabel == STEPS)
+        format_axes(axes, chart.is_bounded)
+        if chart.xlabel == STEPS:
+            format_steps(axes)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=NO_METADATA)

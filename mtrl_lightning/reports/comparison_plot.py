@@ -11,6 +11,7 @@ from mtrl_lightning.reports.charts import (
     MARKED_POINTS,
     draw_band,
     format_axes,
+    format_steps,
     line_style,
     plain_text,
 )
@@ -62,6 +63,7 @@ def _plot_averages(part: Any, comparison: Comparison, bands: Bands) -> None:
     _plot_bands(by_steps, curves, bands.average)
     by_steps.set(xlabel="environment steps, all tasks", ylabel=_label(comparison))
     format_axes(by_steps, is_score)
+    format_steps(by_steps)
     if has_minutes:
         by_minutes = all_axes[1]
         for i, (label, one) in enumerate(curves.items()):
@@ -70,7 +72,7 @@ def _plot_averages(part: Any, comparison: Comparison, bands: Bands) -> None:
             draw_band(by_minutes, minutes_N, band, line_style(i, len(minutes_N)))
         by_minutes.set(xlabel="minutes of training, mean of the seeds")
         by_minutes.sharey(by_steps)
-        format_axes(by_minutes, is_score, in_steps=False)
+        format_axes(by_minutes, is_score)
     for i, band in enumerate(bands.profiles.values()):
         draw_band(profiles, bands.thresholds_K, band, line_style(i, MARKED_POINTS + 1))
     profiles.set(
@@ -78,7 +80,7 @@ def _plot_averages(part: Any, comparison: Comparison, bands: Bands) -> None:
         ylabel="share of runs and tasks above it",
         title=f"performance profile after {comparison.end:,} env steps",
     )
-    format_axes(profiles, is_bounded=True, in_steps=False)
+    format_axes(profiles, is_bounded=True)
     part.legend(*by_steps.get_legend_handles_labels(), loc="outside upper left", ncols=3)
 
 
@@ -90,6 +92,7 @@ def _plot_tasks(
         _plot_bands(axes, comparison.curves, bands.tasks[task])
         axes.set_title(task, fontsize="medium")
         format_axes(axes, is_bounded(comparison.metric))
+        format_steps(axes)
     for axes in all_axes[len(tasks) :]:
         axes.set_visible(False)
 

@@ -54,7 +54,6 @@ class Parsed(HTMLParser):
         self.open = []
         self.texts = []
         self.attributes = []
-        self.data = {}
         self.feed(text)
         self.close()
         assert self.open == []
@@ -68,10 +67,8 @@ class Parsed(HTMLParser):
         assert self.open.pop()[0] == tag
 
     def handle_data(self, data):
-        tag, attrs = self.open[-1] if self.open else ("", {})
-        if attrs.get("type") == "application/json":
-            self.data[attrs["id"]] = json.loads(data)
-        elif tag not in ("script", "style") and data.strip():
+        tag = self.open[-1][0] if self.open else ""
+        if tag not in ("script", "style") and data.strip():
             self.texts.append(data)
 
 
