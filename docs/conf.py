@@ -1,6 +1,7 @@
 """How Sphinx builds these pages: ``python -m sphinx -n -W --keep-going docs docs/_build``."""
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,14 @@ def prefer_constructors() -> None:
             vars(algorithm)["__annotations__"].pop(argument, None)
 
 
+def link_readmes(app: Any, page: str, source: list[str]) -> None:
+    """Link a README outside of these pages as a file: Sphinx takes it for a page that is missing."""
+    link = re.compile(r"\[([^\]]+)\]\((\.\./\S+?/README\.md)(#[\w-]+)?\)")
+    source[0] = link.sub(lambda m: f"{{download}}`{m[1].replace('`', '')} <{m[2]}>`", source[0])
+
+
 def setup(app: Any) -> None:
     """Connect what is above."""
+    app.connect("source-read", link_readmes)
     app.connect("autodoc-process-docstring", prepare_attribute, priority=100)
     prefer_constructors()
