@@ -61,7 +61,7 @@ def prefer_constructors() -> None:
 
 
 def link_readmes(app: Any, page: str, source: list[str]) -> None:
-    """Link a README outside of these pages as a file: Sphinx takes it for a page that is missing."""
+    """Link READMEs outside of these pages as files: Sphinx takes them for missing pages."""
     link = re.compile(r"\[([^\]]+)\]\((\.\./\S+?/README\.md)(#[\w-]+)?\)")
     source[0] = link.sub(lambda m: f"{{download}}`{m[1].replace('`', '')} <{m[2]}>`", source[0])
 

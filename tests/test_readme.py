@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -157,10 +156,10 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
     test = ".venv/bin/python -m pytest -n 2"
     assert first.startswith(venv) and first.endswith(f" && .venv/bin/{FIRST}")
     assert second.startswith(venv) and second.endswith(f" && {test}")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = (ROOT / "pyproject.toml").read_text()
     for command in INSTALL:
         (extra,) = re.findall(r'-c constraints\.txt -e "\.\[(\w+)\]"', command)
-        assert extra in extras["optional-dependencies"]
+        assert f"\n{extra} = [" in project
 
 
 def test_the_python_code_learns_as_a_script_without_a_main_guard(tmp_path):
