@@ -1,6 +1,6 @@
 """How fast a whole training run is, beside Stable-Baselines3 and a plain PyTorch loop.
 
-``python -m benchmarks.end_to_end`` trains ``configs/experiment/mt10_mtmhsac.yaml``
+``python -m benchmarks.end_to_end`` trains ``configs/experiment/mtmhsac.yaml``
 through the command line, as users do, in both precisions; Stable-Baselines3's SAC on the same
 MetaWorld environments with the same sizes (batch, layers, twin critics, learning rates, one update
 a vector step); and a plain PyTorch loop of our algorithm on Gymnasium's vector environments
@@ -50,7 +50,7 @@ from benchmarks.measuring import (
 from benchmarks.upstream import names_of, tasks_option
 from mtrl_lightning.envs.vector.vector import default_num_workers
 
-CONFIG = Path("configs/experiment/mt10_mtmhsac.yaml")
+CONFIG = Path("configs/experiment/mtmhsac.yaml")
 NETWORKS = ("actor", "critic")
 
 

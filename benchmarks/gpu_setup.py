@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.pixels import Encoding
 
-PROTOCOL = ("experiment/mt10_mtsac",)
+PROTOCOL = ("experiment/mtsac",)
 TOY = ("base", "env/toy", "algorithm/mtsac", "encoder/identity", "network/mlp", "gradient/mean")
 NARROW = {f"model.init_args.{name}.init_args.width": 8 for name in ("actor", "critic")}
 

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.gradients`` measures one update of multi-task multi-head SAC
 (critics, actor, temperatures, targets), with the same gradient method for actor and critics and the
-numbers of ``configs/experiment/mt10_mtmhsac.yaml``, on batches that are there already. The methods
+numbers of ``configs/experiment/mtmhsac.yaml``, on batches that are there already. The methods
 take turns in one process; each is shown as a multiple of the mean's time.
 """
 

@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 class Hyperparameters(NamedTuple):
-    """Of the algorithm; the defaults are those of ``experiment/mt10_mtmhsac``."""
+    """Of the algorithm; the defaults are those of ``experiment/mtmhsac``."""
 
     learning_rate: float = 3e-4
     """Of actor, critics and temperatures."""

@@ -3,7 +3,7 @@
 ``python -m benchmarks.scaling`` measures ranks on the cores at hand, each with one thread on a core
 of its own where there are enough (with fewer cores, ranks share them, which the table says):
 
-  updates    one update of multi-task multi-head SAC as in ``configs/experiment/mt10_mtmhsac.yaml``,
+  updates    one update of multi-task multi-head SAC as in ``configs/experiment/mtmhsac.yaml``,
              with 1, 2 and 4 ranks: strong scaling (the ranks share one batch) and weak scaling (a
              batch for each rank), split into compute, reduction and waiting for other ranks
   methods    bytes and messages that each gradient method reduces in an update, with its time
@@ -116,7 +116,7 @@ def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--configs",
         nargs="+",
-        default=["experiment/mt10_mtmhsac", "quickstart"],
+        default=["experiment/mtmhsac", "quickstart"],
         help="whole runs (default %(default)s)",
     )
     add(

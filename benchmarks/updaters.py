@@ -95,7 +95,7 @@ class Work:
 
 
 def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
-    """Return SAC as in ``configs/experiment/mt10_mtmhsac.yaml``, with further options."""
+    """Return SAC as in ``configs/experiment/mtmhsac.yaml``, with further options."""
     network = partial(MultiHead, width=work.width, depth=work.depth)
     actor = partial(network, output_bound=1e-3)
     critic = partial(network, output_bound=3e-3, layer_norm=work.layer_norm)

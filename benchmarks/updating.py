@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.updating`` measures one update of multi-task multi-head SAC
 (critics, actor, temperatures, targets) on batches that are there already, with the numbers of
-``configs/experiment/mt10_mtmhsac.yaml``:
+``configs/experiment/mtmhsac.yaml``:
 
   direct    ``SAC.training_step`` called in a loop
   trainer   the same, called by Lightning's trainer without our callbacks: the difference is

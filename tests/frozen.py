@@ -54,7 +54,7 @@ ON_POLICY = [
 ]
 NETWORKS = ("film", "mlp", "mlp_residual", "moore", "multi_head", "paco", "separate")
 GRADIENTS = ("aligned_mtl", "cagrad", "fairgrad", "famo", "gradnorm", "nash_mtl", "pcgrad")
-ENCODERS = ("care", "mixture_gate", "mlp_context", "standardize", "task_embedding")
+ENCODERS = ("care", "mixture", "mlp_context", "standardize", "task_embedding")
 
 
 def configs(

@@ -890,7 +890,7 @@ def test_the_plain_loop_learns_what_sac_does():
 
 
 def test_the_measured_model_is_that_of_the_experiment():
-    wanted = resolve("experiment/mt10_mtmhsac")["model"]["init_args"]
+    wanted = resolve("experiment/mtmhsac")["model"]["init_args"]
     sac = make_sac(replace(WORK, width=400, depth=3, tasks=10, batch_size=1280))
     for name, value in wanted.items():
         if not isinstance(value, dict):

@@ -11,7 +11,7 @@ from tests.test_exact_continuation import assert_same_end
 
 FAMILY = (
     "base",
-    "env/hipbmdp_cartpole_pole",
+    "env/hipbmdp",
     "algorithm/mtsac",
     "network/multi_head",
     "gradient/mean",

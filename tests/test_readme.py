@@ -334,10 +334,11 @@ def test_what_the_table_for_users_of_mtrl_names_are_options():
     for stack in (
         ["network/multi_head_mtrl"],
         ["network/mlp", "encoder/care"],
-        ["network/mlp", "encoder/mixture_cluster"],
+        ["network/mlp", "encoder/mixture"],
         ["network/mlp", "encoder/task_encoder"],
         ["network/mlp", "encoder/pixels"],
         ["network/mlp", "algorithm/distral"],
+        ["network/mlp", "env/hipbmdp"],
     ):
         names = ("base", "env/metaworld_mt10", "algorithm/mtsac", *stack, "gradient/gradnorm")
         found |= set(options_of(resolve(*names)))

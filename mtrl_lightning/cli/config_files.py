@@ -4,13 +4,14 @@ A file's top-level key ``extends`` names one file or a list of files, relative t
 ``-c FILE`` is then exactly ``-c EXTENDED_1 -c EXTENDED_2 ... -c FILE``: what comes later overrides
 what comes earlier, by the rules of jsonargparse. The key itself is not part of the configuration.
 Where no such file exists, the name of a configuration of the package, such as ``env/toy``, is
-accepted, both after ``-c`` and in ``extends``.
+accepted, both after ``-c`` and in ``extends``. A former name is replaced, with a warning.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import warnings
 from argparse import Action
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
 from mtrl_lightning.cli.arguments import rewritten
-from mtrl_lightning.cli.config_names import find_config, hint_of, named_config
+from mtrl_lightning.cli.config_names import find_config, former_name, hint_of, named_config
 from mtrl_lightning.cli.help_texts import only_groups, own_groups
 from mtrl_lightning.errors import ConfigurationError
 
@@ -44,38 +45,71 @@ def is_sweep_file(path: Path) -> bool:
     return isinstance(content, dict) and {"method", "parameters"} <= set(content)
 
 
-def extended_files(path: str | Path) -> list[Path]:
-    """Return the file and all files that it extends, in the order in which they are applied.
+def parts_of(given: str) -> list[Path | str]:
+    """Return what ``-c GIVEN`` applies: files, and YAML for the options of a former name.
 
     Args:
-        path: a YAML file.
+        given: a YAML file, or the name of a configuration.
 
     Raises:
-        ConfigurationError: if an extended file is missing, if files extend each other in a cycle,
-            or if ``extends`` is neither a file nor a list of files.
+        ConfigurationError: if it or an extended file is missing, if it describes a sweep, if files
+            extend each other in a cycle, or if ``extends`` is neither a file nor a list of files.
     """
-    return _extended_files(Path(path), ())
+    if not Path(given).is_file() and former_name(given) is not None:
+        return _former_parts(given, ())
+    path = find_config(given)
+    if is_sweep_file(path):
+        raise ConfigurationError(
+            f"{given} is a sweep file, no configuration of one run: mtrl-lightning sweep {given}"
+        )
+    return _file_parts(path, ())
 
 
-def _extended_files(path: Path, extending: tuple[Path, ...]) -> list[Path]:
+def _former_parts(name: str, extending: tuple[Path, ...]) -> list[Path | str]:
+    now = former_name(name)
+    assert now is not None, name
+    warnings.warn(
+        f"{name} is a former name, which the next release no longer takes: give {now}",
+        FutureWarning,
+        stacklevel=2,
+    )
+    parts: list[Path | str] = []
+    for config in now.configs:
+        path = named_config(config)
+        assert path is not None, config
+        parts += _file_parts(path, extending)
+    return [*parts, *(_yaml_of(key, value) for key, value in now.options.items())]
+
+
+def _yaml_of(key: str, value: str) -> str:
+    """Return a configuration of one option: ``{a: {b: value}}`` for the key ``a.b``."""
+    content: Any = value
+    for part in reversed(key.split(".")):
+        content = {part: content}
+    return yaml.safe_dump(content)
+
+
+def _file_parts(path: Path, extending: tuple[Path, ...]) -> list[Path | str]:
+    """Return the file after all files that it extends."""
     if path.resolve() in [file.resolve() for file in extending]:
         cycle = " -> ".join(str(file) for file in (*extending, path))
         raise ConfigurationError(
             f"configuration files extend each other in a cycle: {cycle}; remove one {KEY}"
         )
-    files: list[Path] = []
+    parts: list[Path | str] = []
     for name in _names_of(path):
         file = path.parent / name
-        if not file.is_file():
-            named = named_config(name)
-            if named is None:
-                raise ConfigurationError(
-                    f"{path} extends {name}, and there is no file {file}{hint_of(name)}."
-                    f" {KEY} takes names and paths relative to the file that it stands in"
-                )
-            file = named
-        files += _extended_files(file, (*extending, path))
-    return [*files, path]
+        found = file if file.is_file() else named_config(name)
+        if found is not None:
+            parts += _file_parts(found, (*extending, path))
+        elif former_name(name) is not None:
+            parts += _former_parts(name, (*extending, path))
+        else:
+            raise ConfigurationError(
+                f"{path} extends {name}, and there is no file {file}{hint_of(name)}."
+                f" {KEY} takes names and paths relative to the file that it stands in"
+            )
+    return [*parts, path]
 
 
 def _names_of(path: Path) -> list[str]:
@@ -114,14 +148,8 @@ class ExtendingConfigFile(ActionConfigFile):
         if not isinstance(values, str) or FILE_OR_NAME.fullmatch(values) is None:
             super().__call__(parser, cfg, values, option_string)
             return
-        path = find_config(values)
-        if is_sweep_file(path):
-            raise ConfigurationError(
-                f"{values} is a sweep file, no configuration of one run:"
-                f" mtrl-lightning sweep {values}"
-            )
-        for file in extended_files(path):
-            super().__call__(parser, cfg, str(file), option_string)
+        for part in parts_of(values):
+            super().__call__(parser, cfg, str(part), option_string)
             cfg.pop(KEY, None)
 
 

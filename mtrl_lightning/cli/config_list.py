@@ -13,7 +13,7 @@ from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.cli.config_names import config_names, configs_folder, nearest
 from mtrl_lightning.errors import ConfigurationError
 
-HELP = "Print the configurations that -c and sweep take by name, by group, with what each is."
+HELP = "Print the configurations that -c and sweep take by name, by group, a line for each."
 GROUPS = (
     "",
     "env",
@@ -30,6 +30,8 @@ GROUPS = (
 COMPLETE = "complete, or parts of every run"
 """Title of the files that belong to no group."""
 INDENT = 4
+MIN_DESCRIPTION = 30
+"""Columns, in however narrow a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "word",
         nargs="?",
         metavar="GROUP_OR_WORD",
-        help="print only this group, such as env, or the configurations whose name contains this"
-        " word, such as mt10; if no name does, those whose description does",
+        help="print the whole descriptions of this group, such as env, or of the configurations"
+        " whose name contains this word, such as mt10; if no name does, whose description does",
     )
 
 
@@ -63,7 +65,8 @@ def listing(word: str | None = None, width: int = 100) -> str:
     """Return the text that ``list`` prints.
 
     Args:
-        word: a group, or a part of the names or the descriptions that are printed; None for all.
+        word: a group, or a part of the names or the descriptions that are printed; None for all,
+            with one line each.
         width: columns of a line.
 
     Raises:
@@ -74,9 +77,11 @@ def listing(word: str | None = None, width: int = 100) -> str:
         groups.setdefault(name.rpartition("/")[0], []).append(name)
     order = [one for one in GROUPS if one in groups]
     order += [one for one in groups if one not in order]
+    if word is None:
+        return "\n\n".join(_overview(one, groups[one], width) for one in order)
     if word in groups:
         order = [word]
-    elif word is not None:
+    else:
         names = _names_with(word)
         groups = {one: [name for name in groups[one] if name in names] for one in order}
         order = [one for one in order if groups[one]]
@@ -98,6 +103,17 @@ def _names_with(word: str) -> list[str]:
             f" {', '.join(groups)}, or a part of a name"
         )
     return described
+
+
+def _overview(group: str, names: list[str], width: int) -> str:
+    """Return a line for each name, with as much of its description as there is space."""
+    longest = max(len(name) for name in names)
+    lines = [group or COMPLETE]
+    for name in names:
+        start = f"  {name:<{longest}}  "
+        space = max(width - len(start), MIN_DESCRIPTION)
+        lines.append(start + textwrap.shorten(_description(name), space, placeholder=" ..."))
+    return "\n".join(lines)
 
 
 def _section(group: str, names: list[str], width: int) -> str:

@@ -16,7 +16,7 @@ from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import EnvStepWandbLogger
 from mtrl_lightning.cli import completion, config_list, doctor, lightning_cli
 from mtrl_lightning.cli.commands import COMMANDS
-from mtrl_lightning.cli.config_names import config_names, find_config
+from mtrl_lightning.cli.config_names import FORMER_NAMES, config_names, find_config
 from mtrl_lightning.errors import ConfigurationError, requirement
 from mtrl_lightning.launch.quiet import LOGGER, quiet
 from tests.conftest import CONFIGS, ROOT, SMALL, config_args
@@ -67,13 +67,17 @@ def test_a_name_does_not_leave_the_folder_of_configurations():
         find_config("env/../../tests/nothing")
 
 
-def test_list_names_every_configuration_with_its_comment(capsys):
+def test_list_has_a_line_for_every_configuration_and_none_for_former_names(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     main(["list"])
     printed = capsys.readouterr().out.splitlines()
-    assert {f"  {name}" for name in config_names()} <= set(printed)
-    place = printed.index("  env/toy")
-    assert "Three points to be moved to three goals" in printed[place + 1]
-    assert not any("mtrl-lightning fit" in line for line in printed)
+    lines = [line for line in printed if line.startswith("  ")]
+    assert sorted(line.split()[0] for line in lines) == sorted(config_names())
+    assert max(len(line) for line in lines) <= 80
+    (toy,) = (line for line in lines if line.startswith("  env/toy "))
+    assert toy.split(maxsplit=1)[1].startswith("Three points to be moved")
+    assert toy.endswith(" ...")
+    assert not FORMER_NAMES.keys() & {line.split()[0] for line in lines}
     headings = [line for line in printed if line and not line.startswith(" ")]
     assert headings[:3] == [config_list.COMPLETE, "env", "algorithm"]
     assert headings[-2:] == ["logger", "sweep"]
@@ -105,8 +109,7 @@ def test_list_finds_a_part_of_a_name_or_else_of_a_description(capsys):
     ]
     assert listed(capsys, "pcgrad") == [
         "gradient/pcgrad",
-        "experiment/mt10_mtrl_pcgrad",
-        "experiment/mt50_mtrl_pcgrad",
+        "experiment/mtrl_pcgrad",
     ]
     assert "env/dmc21" in listed(capsys, "control suite")
 

@@ -16,7 +16,7 @@ WAITING = {
     # the two experts that the gate does not choose for any task, and those whose words no task has,
     # learn nothing
     "mixture_gate": ("encoder.experts",),
-    "mixture_cluster": ("encoder.experts",),
+    "mixture_clusters": ("encoder.experts",),
     # auxiliaries alone train a context
     "mlp_context": ("encoder.context",),
 }

@@ -470,5 +470,5 @@ def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
     command.main([seeds, "--dry_run", "--", "--rollout.total_steps=9"])
     printed = capsys.readouterr().out
     assert printed.strip() == (
-        "mtrl-lightning fit -c experiment/mt10_mtmhsac --rollout.total_steps=9 --seed_everything=1"
+        "mtrl-lightning fit -c experiment/mtmhsac --rollout.total_steps=9 --seed_everything=1"
     )
