@@ -110,7 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {*ROOMS, "export", "loading", "run", "runs", "__version__"},
     "__main__": {"cli"},
-    "sweeps": {"reports", "runs", "cli", "envs", "rollout", "__main__"},
+    "sweeps": {"reports", "runs", "__main__"},
     "runs": set(),
     "distributed": set(),  # the former names of two files
     "strategy": set(),

@@ -8,20 +8,26 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.config_names import find_config
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, Interrupted
+
+if TYPE_CHECKING:
+    from mtrl_lightning.sweeps.sweep_file import SweepFile
 
 HELP = "Train the configurations of a sweep file of W&B on this machine, and compare them."
 DESCRIPTION = (
     f"{HELP} Each trial is a run of its own; a killed sweep continues when the command is given"
-    " again. ROOT/NAME gets sweep.db (Optuna's database), sweep.csv, plots and a folder for each"
-    " trial. Options after -- are those of fit, for every run."
+    " again. ROOT/NAME gets sweep.db (Optuna's database), sweep.csv, sweep.md, plots and a folder"
+    " for each trial. Options after -- are those of fit, for every run."
 )
 FIT_OPTIONS = "--"
 """Separates the options of ``fit`` from those of ``sweep``."""
 SWEEP_FILE = "SWEEP_FILE"
+LOGGED = ("train/", "rollout/", "time/", "fault/", "system/")
+"""Beginnings of the names of metrics that runs log beside those of evaluations."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,74 +85,131 @@ def main(args: Sequence[str] | None = None) -> None:
         " [-- FIT_OPTION ...]",
     )
     add_arguments(parser)
-    given = list(sys.argv[2:] if args is None else args)
-    place = given.index(FIT_OPTIONS) if FIT_OPTIONS in given else len(given)
-    options = parser.parse_args(given[:place])
+    words = list(sys.argv[2:] if args is None else args)
+    index = words.index(FIT_OPTIONS) if FIT_OPTIONS in words else len(words)
+    options = parser.parse_args(words[:index])
     with mistakes_end_the_program():
-        code = sweep(options, tuple(given[place + 1 :]))
-    if code:
-        sys.exit(code)
+        _sweep(options, tuple(words[index + 1 :]))
 
 
-def sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> int:
-    """Check a sweep, run it, and show what it found; return the exit code.
+def _sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> None:
+    """Check a sweep, run it, and show its results.
 
     Args:
         options: of the command line.
         fit_options: options of ``fit`` for every run.
 
     Raises:
-        ConfigurationError: if the sweep cannot be run; with the remedy.
+        ConfigurationError: if the sweep cannot be run; with what to do.
     """
-    from mtrl_lightning.sweeps.study import import_optuna
-    from mtrl_lightning.sweeps.sweep import StoppedError, SweepOptions, run_sweep
+    from mtrl_lightning.sweeps.plots import write_plots
+    from mtrl_lightning.sweeps.study import DATABASE
+    from mtrl_lightning.sweeps.sweep import SweepOptions, run_sweep
     from mtrl_lightning.sweeps.sweep_file import read_sweep_file
-    from mtrl_lightning.sweeps.table import rows_of, text_table, write_table
+    from mtrl_lightning.sweeps.table import printed_table, rows_of, write_tables
 
-    given = read_sweep_file(find_config(options.file), fit_options)
+    file = read_sweep_file(find_config(options.file), fit_options)
     if options.seeds is not None:
-        given = given._replace(seeds=tuple(range(1, options.seeds + 1)))
-    trials = options.trials or given.run_cap
-    if trials is None and given.method != "grid":
+        file = file._replace(seeds=tuple(range(1, options.seeds + 1)))
+    trials = options.trials or file.run_cap
+    if trials is None and file.method != "grid":
         raise ConfigurationError(
-            f"{given.path} is a {given.method} search, which has no end: give --trials"
+            f"{file.path} is a {file.method} search, which has no end: give --trials"
         )
-    if not options.dry_run:
-        import_optuna()
-    from mtrl_lightning.sweeps.check import check_sweep  # imports PyTorch
-
-    checked = check_sweep(given)
+    metric_every = check_sweep(file)
     if options.dry_run:
-        for values in given.corners:
-            print(f"mtrl-lightning {shlex.join(given.arguments(values, given.seeds[0]))}")
-        return 0
-    for note in given.notes:
-        print(f"note: {note}")
-    where = SweepOptions(
+        for values in file.corners:
+            print(f"mtrl-lightning {shlex.join(file.arguments(values, file.seeds[0]))}")
+        return
+    if file.has_target:
+        print("note: metric.target ends a sweep of W&B, not this one")
+    sweep_options = SweepOptions(
         root=options.root,
-        name=options.name or given.name,
+        name=options.name or file.name,
         trials=trials,
         jobs=options.jobs,
         threads=threads_per_run(options.jobs),
         seed=options.draw_seed,
     )
     try:
-        study = run_sweep(given, where, checked.logged_every, say=_say)
-    except StoppedError as stopped:
+        study = run_sweep(file, sweep_options, metric_every)
+    except Interrupted:
         print("Interrupted; its runs are saved. The same command continues the sweep")
-        return 128 + stopped.number
+        raise
     import matplotlib
 
-    from mtrl_lightning.sweeps.plots import write_plots
-
     matplotlib.use("agg")  # no window, whatever MPLBACKEND says
-    rows = rows_of(study, given)
-    print(text_table(rows, given))
-    print(write_table(rows, given, where.folder))
-    for path in write_plots(study, given, where.folder):
+    folder = sweep_options.folder
+    rows = rows_of(study, file)
+    print(printed_table(rows, file))
+    for path in (*write_tables(rows, file, folder), *write_plots(study, file, folder)):
         print(path)
-    print(f"optuna-dashboard sqlite:///{study.path} shows the trials in a browser")
-    return 0
+    print(f"optuna-dashboard sqlite:///{folder / DATABASE} shows the trials in a browser")
+
+
+def check_sweep(sweep: SweepFile) -> int:
+    """Parse configurations that have every choice, and the ends of every range, of a sweep.
+
+    Args:
+        sweep: content of the sweep file.
+
+    Returns:
+        Environment steps between two values of the metric.
+
+    Raises:
+        ConfigurationError: if an option or a value is not accepted, or no run logs the metric.
+    """
+    from mtrl_lightning.cli.lightning_cli import build_parser  # imports PyTorch
+    from mtrl_lightning.reports.record import is_evaluation
+
+    parser = build_parser()
+    arguments = [sweep.arguments(values, sweep.seeds[0]) for values in sweep.corners]
+    configs = [_parse(parser, one, sweep) for one in arguments]
+    config = configs[0].fit
+    if is_evaluation(sweep.metric):
+        names = _evaluated(config)
+        if sweep.metric not in names:
+            averages = [name for name in names if name.count("/") == 1]
+            raise ConfigurationError(
+                f"{sweep.path}: metric.name is {sweep.metric!r}, which no evaluation of these tasks"
+                f" has: give one of {', '.join(averages)}, or that of a task, such as {names[-1]}"
+            )
+        return config.evaluation.every
+    if not sweep.metric.startswith(LOGGED):
+        raise ConfigurationError(
+            f"{sweep.path}: metric.name is {sweep.metric!r}, which no run logs: give one of an"
+            f" evaluation, such as eval/success, or one that begins with {', '.join(LOGGED)}"
+        )
+    return config.metrics.every
+
+
+def _parse(parser: Any, arguments: list[str], sweep: SweepFile) -> Any:
+    from jsonargparse import ArgumentError
+
+    from mtrl_lightning.cli.suggestions import suggestions
+
+    try:
+        return parser.parse_args(arguments)
+    except (ArgumentError, ConfigurationError) as error:
+        found = suggestions(str(error), parser._subcommands_action._name_parser_map.values())
+        tips = "".join(f"\ntip: {one}" for one in found)
+        raise ConfigurationError(
+            f"the program does not accept a run of {sweep.path}:\n"
+            f"  mtrl-lightning {shlex.join(arguments)}\n{error}{tips}"
+        ) from error
+
+
+def _evaluated(config: Any) -> list[str]:
+    """Return the names of the metrics of a configuration's evaluations."""
+    from jsonargparse import ArgumentParser
+
+    from mtrl_lightning.envs import Benchmark
+    from mtrl_lightning.rollout.evaluator import metric_names
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Benchmark, "benchmark")
+    parsed = parser.parse_object({"benchmark": config.data.benchmark.as_dict()})
+    return metric_names(parser.instantiate_classes(parsed).benchmark)
 
 
 def threads_per_run(jobs: int) -> int:
@@ -160,19 +223,15 @@ def threads_per_run(jobs: int) -> int:
     """
     from mtrl_lightning.envs.vector.vector import usable_cores
 
-    given = os.environ.get("OMP_NUM_THREADS")
-    if not given:
+    variable = os.environ.get("OMP_NUM_THREADS")
+    if not variable:
         return max(1, usable_cores() // jobs)
-    outermost = given.split(",")[0].strip()  # a list has one number per level of nested parallelism
+    outermost = variable.split(",")[0].strip()  # one number per level of nested parallelism
     if not outermost.isdecimal() or int(outermost) < 1:
         raise ConfigurationError(
-            f"OMP_NUM_THREADS is {given!r}: give the threads of a run, such as 4, or unset it"
+            f"OMP_NUM_THREADS is {variable!r}: give the threads of a run, such as 4, or unset it"
         )
     return int(outermost)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def _positive(text: str) -> int:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrl_lightning.runs import replacing
-from mtrl_lightning.sweeps.study import Study, import_optuna
-from mtrl_lightning.sweeps.sweep_file import SweepFile
+from mtrl_lightning.sweeps.sweep_file import SweepFile, import_optuna
 from mtrl_lightning.sweeps.table import short_names
 
 if TYPE_CHECKING:
@@ -20,20 +19,24 @@ PLOTS = "plots"
 """The plots' folder in that of the sweep."""
 MIN_TRIALS = 4
 """Complete trials without which the importance of a parameter is not estimated."""
-STYLE = {"figure.figsize": (10, 5), "axes.titlesize": "medium", "axes.labelsize": "small"}
+STYLE: dict[Any, Any] = {
+    "figure.figsize": (10, 5),
+    "axes.titlesize": "medium",
+    "axes.labelsize": "small",
+}
 
 
-def write_plots(study: Study, sweep: SweepFile, folder: Path) -> list[Path]:
+def write_plots(study: optuna.Study, sweep: SweepFile, folder: Path) -> list[Path]:
     """Draw a sweep's complete trials as PNG files and return their paths; none without trials.
 
     Args:
         study: with the trials.
-        sweep: what the sweep file says.
+        sweep: content of the sweep file.
         folder: of the sweep.
     """
     from matplotlib import pyplot  # takes a second to import
 
-    shown = _with_short_names(study.study, sweep)
+    shown = _with_short_names(study, sweep)
     drawn = _plots(shown, sweep.metric)
     paths = []
     with pyplot.rc_context(STYLE), warnings.catch_warnings():
@@ -80,7 +83,7 @@ def _plots(study: optuna.Study, metric: str) -> dict[str, Callable[[], Any]]:
 def _with_short_names(study: optuna.Study, sweep: SweepFile) -> optuna.Study:
     """Return the finished trials with names of parameters that fit beside a plot."""
     optuna = import_optuna()
-    names = short_names([parameter.name for parameter in sweep.parameters])
+    names = short_names(list(sweep.parameters))
     copy = optuna.create_study(direction=study.direction)
     for trial in study.get_trials(deepcopy=False):
         if not trial.state.is_finished():

@@ -1,7 +1,4 @@
-"""A sweep file, in the format of W&B: what is varied, how it is chosen, and the command of a run.
-
-PyTorch is not imported.
-"""
+"""A sweep file in W&B's format: parameters with their distributions, and the command of a run."""
 
 from __future__ import annotations
 
@@ -12,76 +9,61 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from mtrl_lightning.checks import one_of
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.checks import at_least, one_of
+from mtrl_lightning.errors import ConfigurationError, import_optional
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 Value = str | int | float | bool
-"""A value of a parameter, as it is stored; its text is what the command line has."""
+"""A parameter's value, as Optuna stores it; its text is given on the command line."""
 
 SEED = "seed_everything"
 """The parameter whose values are the seeds of every configuration."""
 METHODS = ("grid", "random", "bayes")
-KEYS = {
-    "program",
-    "project",
-    "entity",
-    "name",
+KEYS = (
+    "command",
     "description",
+    "early_terminate",
+    "entity",
     "method",
     "metric",
+    "name",
     "parameters",
-    "command",
-    "early_terminate",
+    "program",
+    "project",
     "run_cap",
-}
+)
 """Keys of a sweep file that are understood here."""
-CHOICES = ("categorical", "constant")
-RANGES = {
-    "uniform": (float, False),
-    "q_uniform": (float, False),
-    "log_uniform": (float, True),
-    "log_uniform_values": (float, True),
-    "int_uniform": (int, False),
+DISTRIBUTIONS = {
+    "constant": {"value"},
+    "categorical": {"values"},
+    "uniform": {"min", "max"},
+    "q_uniform": {"min", "max", "q"},
+    "log_uniform": {"min", "max"},
+    "log_uniform_values": {"min", "max"},
+    "int_uniform": {"min", "max"},
 }
-"""Distributions between two numbers: the type of a value, and whether its logarithm is drawn."""
-WANDB_LOGGER = "logger/wandb"
+"""Distributions of W&B that are understood here, and the keys of each."""
+WANDB_LOGGER = re.compile(r"(.*[/=\\])?logger[/\\]wandb(\.yaml)?")
 """The configuration that is left out of the command: there is no account here."""
 VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 DEFAULT_ETA = 3
 
 
-class Parameter(NamedTuple):
-    """What is varied, by the name of its option."""
+def import_optuna() -> Any:
+    """Import Optuna.
 
-    name: str
-    choices: tuple[Value, ...] = ()
-    """Its values; empty for a range."""
-    low: float = 0.0
-    high: float = 0.0
-    kind: type = float
-    """Type of the values of a range."""
-    is_log: bool = False
-    """Whether the logarithm of a range's value is drawn."""
-    step: float | None = None
-    """Distance between the values of a range; None for any value."""
-
-    @property
-    def corners(self) -> tuple[Value, ...]:
-        """The values that are tried before a sweep starts: all choices, or a range's ends."""
-        return self.choices or (self.kind(self.low), self.kind(self.high))
-
-    def allows(self, value: Any) -> bool:
-        """Return whether a value is a choice, or of the range's type and within it."""
-        if self.choices:
-            return any(type(one) is type(value) and one == value for one in self.choices)
-        if not isinstance(value, (int, float)) or type(value) is not self.kind:
-            return False
-        is_end = any(math.isclose(value, end) for end in (self.low, self.high))  # rounded
-        return is_end or self.low <= value <= self.high
+    Raises:
+        ConfigurationError: if it is not installed.
+    """
+    optuna = import_optional("optuna", '"mtrl_lightning[sweep]"')
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
 
 
 class Hyperband(NamedTuple):
@@ -94,7 +76,7 @@ class Hyperband(NamedTuple):
 
 
 class SweepFile(NamedTuple):
-    """What a sweep file says."""
+    """The content of a sweep file."""
 
     path: Path
     name: str
@@ -102,38 +84,37 @@ class SweepFile(NamedTuple):
     """How configurations are chosen: ``grid``, ``random`` or ``bayes``."""
     metric: str
     is_maximized: bool
-    parameters: tuple[Parameter, ...]
+    parameters: dict[str, BaseDistribution]
+    """Optuna's distributions by the names of the options."""
     seeds: tuple[int | None, ...]
-    """Seeds of every configuration; None for that of the command."""
+    """Seeds of every configuration; None for the command's own."""
     command: tuple[str, ...]
-    """What follows the program, with ``${args}`` where the parameters stand."""
+    """The arguments of the program, with ``${args}`` where the parameters are inserted."""
     hyperband: Hyperband | None
     run_cap: int | None
-    notes: tuple[str, ...]
-    """What has an effect with W&B only."""
+    has_target: bool
+    """Whether the file has ``metric.target``, which ends a sweep of W&B and not this one."""
 
     @property
     def grid(self) -> list[dict[str, Value]]:
-        """All combinations of the choices, in a fixed order."""
-        names = [parameter.name for parameter in self.parameters]
-        chosen = itertools.product(*(parameter.choices for parameter in self.parameters))
-        return [dict(zip(names, values, strict=True)) for values in chosen]
+        """All combinations of the choices, in the order of the file."""
+        choices = itertools.product(*map(_corners, self.parameters.values()))
+        return [dict(zip(self.parameters, values, strict=True)) for values in choices]
 
     @property
     def corners(self) -> list[dict[str, Value]]:
-        """Few configurations that have every choice, and the ends of every range."""
-        values = {parameter.name: parameter.corners for parameter in self.parameters}
-        number = max((len(one) for one in values.values()), default=1)
+        """Few configurations that together have every choice and the ends of every range."""
+        values = {name: _corners(one) for name, one in self.parameters.items()}
+        number = max(map(len, values.values()), default=1)
         return [{name: one[k % len(one)] for name, one in values.items()} for k in range(number)]
 
     def identity(self) -> dict[str, Any]:
         """Return what must not change while a sweep is continued, as plain values."""
+        to_json = import_optuna().distributions.distribution_to_json
         parts = self._asdict()
-        for name in ("path", "name", "run_cap", "notes"):
+        for name in ("path", "name", "run_cap", "has_target"):
             del parts[name]
-        parts["parameters"] = {
-            one.name: {**one._asdict(), "kind": one.kind.__name__} for one in self.parameters
-        }
+        parts["parameters"] = {name: to_json(one) for name, one in self.parameters.items()}
         return json.loads(json.dumps(parts))
 
     def arguments(self, values: Mapping[str, Value], seed: int | None = None) -> list[str]:
@@ -141,12 +122,18 @@ class SweepFile(NamedTuple):
 
         Args:
             values: of the parameters, by name.
-            seed: of the run; None for that of the command.
+            seed: of the run; None for the command's own.
         """
-        given = [f"--{name}={value}" for name, value in values.items()]
-        own_seed = [] if seed is None else [f"--{SEED}={seed}"]
+        options = [f"--{name}={value}" for name, value in values.items()]
+        seed_option = [] if seed is None else [f"--{SEED}={seed}"]
         index = self.command.index("${args}")
-        return [*self.command[:index], *given, *self.command[index + 1 :], *own_seed]
+        return [*self.command[:index], *options, *self.command[index + 1 :], *seed_option]
+
+
+def _corners(distribution: Any) -> tuple[Value, ...]:
+    """Return all choices of a parameter, or the two ends of its range."""
+    choices = getattr(distribution, "choices", None)
+    return choices or (distribution.low, distribution.high)
 
 
 def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
@@ -154,10 +141,11 @@ def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
 
     Args:
         path: a YAML file in the format of W&B.
-        options: of ``fit``, which every run of this machine gets besides.
+        options: of ``fit``, added to every run.
 
     Raises:
-        ConfigurationError: if it says what is not understood here; the message names the remedy.
+        ConfigurationError: if the file cannot be read or a part of it is not understood here; with
+            what to write instead.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -168,20 +156,31 @@ def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
             f"{path} is no sweep file, which has method, metric, parameters and command:"
             " see configs/sweep, or mtrl-lightning list sweep"
         )
-    unknown = sorted(set(content) - KEYS)
+    unknown = sorted(map(str, content.keys() - set(KEYS)))
     if unknown:
         raise ConfigurationError(
-            f"{path}: {', '.join(unknown)} is not understood; a sweep file has"
-            f" {', '.join(sorted(KEYS))}"
+            f"{path}: {', '.join(unknown)} is not understood; a sweep file has {', '.join(KEYS)}"
         )
     method: Any = content.get("method")
     one_of(METHODS, method=method, prefix=f"{path}: ")
-    metric, is_maximized, notes = _metric_of(path, content.get("metric"))
-    given = content["parameters"]
-    if not isinstance(given, dict) or not given:
-        raise ConfigurationError(f"{path}: parameters is {given!r}: give options of fit by name")
-    parameters = [_parameter_of(path, name, one) for name, one in given.items() if name != SEED]
-    ranges = [one.name for one in parameters if not one.choices]
+    metric = content.get("metric")
+    if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
+        raise ConfigurationError(
+            f"{path}: metric is {metric!r}: give {{name: eval/success, goal: maximize}}"
+        )
+    goal = metric.get("goal", "minimize")
+    one_of(("maximize", "minimize"), goal=goal, prefix=f"{path}: metric.")
+    run_cap = content.get("run_cap")
+    at_least(1, run_cap=run_cap, prefix=f"{path}: ")
+    entries = content["parameters"]
+    if not isinstance(entries, dict) or not entries:
+        raise ConfigurationError(f"{path}: parameters is {entries!r}: give options of fit by name")
+    parameters = {
+        name: _distribution(f"{path}: parameter {name}", entry)
+        for name, entry in entries.items()
+        if name != SEED
+    }
+    ranges = [name for name, one in parameters.items() if not hasattr(one, "choices")]
     if method == "grid" and ranges:
         raise ConfigurationError(
             f"{path}: a grid needs values for {', '.join(ranges)}: give values: [...], or method:"
@@ -191,76 +190,82 @@ def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
         path=path,
         name=str(content.get("name", path.stem)),
         method=method,
-        metric=metric,
-        is_maximized=is_maximized,
-        parameters=tuple(parameters),
-        seeds=_seeds_of(path, given.get(SEED)),
-        command=_command_of(path, content.get("command"), options),
-        hyperband=_hyperband_of(path, content.get("early_terminate")),
-        run_cap=content.get("run_cap"),
-        notes=notes,
+        metric=metric["name"],
+        is_maximized=goal == "maximize",
+        parameters=parameters,
+        seeds=_seeds(path, entries.get(SEED)),
+        command=_command(path, content.get("command"), options),
+        hyperband=_hyperband(path, content.get("early_terminate")),
+        run_cap=run_cap,
+        has_target="target" in metric,
     )
 
 
-def _metric_of(path: Path, given: Any) -> tuple[str, bool, tuple[str, ...]]:
-    """Return the metric's name, whether it is maximized, and notes."""
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+def _distribution(where: str, entry: Any) -> Any:
+    """Return Optuna's distribution of one parameter.
+
+    Args:
+        where: the file and the parameter, for messages.
+        entry: of the file.
+    """
+    if not isinstance(entry, dict) or "parameters" in entry:
         raise ConfigurationError(
-            f"{path}: metric is {given!r}: give {{name: eval/success, goal: maximize}}"
+            f"{where} is {entry!r}: give {{values: [...]}} or min and max. A dictionary of"
+            " parameters is not understood: give each its full name, such as model.init_args.tau"
         )
-    goal = given.get("goal", "minimize")
-    one_of(("maximize", "minimize"), goal=goal, prefix=f"{path}: metric.")
-    notes = ("metric.target ends a sweep of W&B, not this one",) if "target" in given else ()
-    return given["name"], goal == "maximize", notes
+    name: Any = entry.get("distribution", _default_distribution(entry))
+    one_of(DISTRIBUTIONS, distribution=name, prefix=f"{where}: ", hint="; others need W&B")
+    entry = {**({"q": 1} if name == "q_uniform" else {}), **entry}
+    if entry.keys() - {"distribution"} != DISTRIBUTIONS[name]:
+        raise ConfigurationError(
+            f"{where} is {entry!r}: give values, value, or min and max. The distribution {name} has"
+            f" {', '.join(sorted(DISTRIBUTIONS[name]))}, and nothing else has an effect here"
+        )
+    if "min" in entry:
+        return _range(where, name, entry)
+    values = entry["values"] if "values" in entry else [entry["value"]]
+    if not isinstance(values, list) or not values:
+        raise ConfigurationError(f"{where}: values is {values!r}: give a list")
+    choices = [_value(where, value) for value in values]
+    return import_optuna().distributions.CategoricalDistribution(choices)
 
 
-def _parameter_of(path: Path, name: str, given: Any) -> Parameter:
-    """Return a parameter; ``given`` is its entry in the file."""
-    where = f"{path}: parameter {name}"
-    if not isinstance(given, dict):
-        raise ConfigurationError(f"{where} is {given!r}: give {{values: [...]}} or min and max")
-    if "parameters" in given:
-        raise ConfigurationError(
-            f"{where} has parameters of its own, which W&B passes on as one dictionary: give each"
-            " its full name, such as model.init_args.tau"
-        )
-    if "value" in given or "values" in given:
-        values = given["values"] if "values" in given else [given["value"]]
-        if not isinstance(values, list) or not values:
-            raise ConfigurationError(f"{where}: values is {values!r}: give a list")
-        if "probabilities" in given:
-            raise ConfigurationError(f"{where}: probabilities have an effect with W&B only")
-        return Parameter(name, tuple(_value_of(where, value) for value in values))
-    if not {"min", "max"} <= set(given):
-        raise ConfigurationError(f"{where} is {given!r}: give values, value, or min and max")
-    low = given["min"]
-    high = given["max"]
-    for bound, value in (("min", low), ("max", high)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _default_distribution(entry: dict[str, Any]) -> str:
+    """Return the distribution that W&B takes for an entry that does not name one."""
+    if "value" in entry:
+        return "constant"
+    if "values" in entry:
+        return "categorical"
+    are_whole = all(isinstance(entry.get(bound), int) for bound in ("min", "max"))
+    return "int_uniform" if are_whole else "uniform"
+
+
+def _range(where: str, name: str, entry: dict[str, Any]) -> Any:
+    """Return Optuna's distribution between two numbers; ``name`` is W&B's."""
+    optuna = import_optuna().distributions
+    kinds = (int,) if name == "int_uniform" else (int, float)
+    for key, value in entry.items():
+        if key != "distribution" and type(value) not in kinds:
             raise ConfigurationError(
-                f"{where}: {bound} is {value!r}: give a number (YAML takes 1e-4 for a text, 1.0e-4"
-                " for a number)"
+                f"{where}: {key} is {value!r}: give {' or '.join(one.__name__ for one in kinds)}"
+                " (YAML takes 1e-4 for a text, 1.0e-4 for a number)"
             )
-    are_whole = isinstance(low, int) and isinstance(high, int)
-    name_of = given.get("distribution", "int_uniform" if are_whole else "uniform")
-    if name_of not in RANGES:
-        raise ConfigurationError(
-            f"{where}: distribution {name_of!r} has an effect with W&B only: give one of"
-            f" {', '.join([*CHOICES, *RANGES])}"
-        )
-    if name_of == "log_uniform":  # its bounds are natural logarithms
+    low = entry["min"]
+    high = entry["max"]
+    if name == "log_uniform":  # its bounds are natural logarithms
         low = math.exp(low)
         high = math.exp(high)
-    kind, is_log = RANGES[name_of]
-    if not low < high or (is_log and low <= 0):
-        wanted = "0 < min < max" if is_log else "min < max"
-        raise ConfigurationError(f"{where}: min is {low} and max {high}: give {wanted}")
-    step = given.get("q", 1) if name_of == "q_uniform" else None
-    return Parameter(name, (), low, high, kind, is_log, step)
+    try:
+        if name == "int_uniform":
+            return optuna.IntDistribution(low, high)
+        is_log = name.startswith("log_")
+        return optuna.FloatDistribution(low, high, log=is_log, step=entry.get("q"))
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: min is {low} and max {high}: {error}") from error
 
 
-def _value_of(where: str, value: Any) -> Value:
-    """Return a value of the file; lists and dictionaries as the text that W&B passes on."""
+def _value(where: str, value: Any) -> Value:
+    """Return a value of the file; a list as the text that W&B passes on."""
     if value is None:
         raise ConfigurationError(
             f'{where} has the value null, which W&B passes on as None: write "null"'
@@ -270,45 +275,46 @@ def _value_of(where: str, value: Any) -> Value:
             f"{where} has a dictionary, which W&B passes on as Python prints it: write it as text,"
             f" '{json.dumps(value)}'"
         )
-    return str(value) if isinstance(value, list) else value
+    return value if isinstance(value, (str, int, float)) else str(value)
 
 
-def _seeds_of(path: Path, given: Any) -> tuple[int | None, ...]:
+def _seeds(path: Path, entry: Any) -> tuple[int | None, ...]:
     """Return the seeds of every configuration."""
-    if given is None:
+    if entry is None:
         return (None,)
-    seeds = _parameter_of(path, SEED, given).choices
+    seeds = getattr(_distribution(f"{path}: parameter {SEED}", entry), "choices", ())
     if not seeds or not all(type(seed) is int for seed in seeds):
         raise ConfigurationError(
-            f"{path}: {SEED} is {given!r}: give values: [1, 2, 3], the seeds of every configuration"
+            f"{path}: {SEED} is {entry!r}: give values: [1, 2, 3], the seeds of every configuration"
         )
-    return tuple(int(seed) for seed in seeds)
+    return seeds
 
 
-def _command_of(path: Path, given: Any, options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what follows the program, without W&B's logger."""
-    words = [str(word) for word in given] if isinstance(given, list) else []
+def _command(path: Path, entry: Any, options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the arguments of the program, without W&B's logger and with ``options``."""
+    words = [str(word) for word in entry] if isinstance(entry, list) else []
     if "fit" not in words or words.count("${args}") != 1:
         raise ConfigurationError(
-            f"{path}: command is {given!r}: give a list with fit, its configurations and options,"
-            ' and "${args}" once, where the parameters stand. Only ${args} passes on booleans'
-            " rightly"
+            f"{path}: command is {entry!r}: give a list with fit, its configurations and options,"
+            ' and "${args}" once, where the parameters are inserted. Only ${args} passes on'
+            " booleans correctly"
         )
     kept: list[str] = []
     for word in words[words.index("fit") :]:
-        if kept and kept[-1] in ("-c", "--config") and _is_wandb_logger(word):
+        is_logger = WANDB_LOGGER.fullmatch(word) is not None
+        if is_logger and kept and kept[-1] in ("-c", "--config"):
             kept.pop()
-        elif not (word.startswith(("-c=", "--config=")) and _is_wandb_logger(word)):
-            kept.append(VARIABLE.sub(lambda found: _variable(path, found[1]), word))
-    place = kept.index("${args}")
-    return (*kept[:place], *options, *kept[place:])
+        elif not (is_logger and word.startswith(("-c=", "--config="))):
+            kept.append(VARIABLE.sub(lambda match: _variable(path, match[1]), word))
+    index = kept.index("${args}")
+    return (*kept[:index], *options, *kept[index:])
 
 
 def _variable(path: Path, name: str) -> str:
-    """Return the value of an environment variable, in whose place W&B leaves an unset one's name.
+    """Return the value of an environment variable of the command.
 
     Raises:
-        ConfigurationError: if it is not set.
+        ConfigurationError: if it is not set; W&B would insert its name.
     """
     if name not in os.environ:
         raise ConfigurationError(
@@ -317,27 +323,22 @@ def _variable(path: Path, name: str) -> str:
     return os.environ[name]
 
 
-def _is_wandb_logger(word: str) -> bool:
-    name = word.split("=")[-1].replace("\\", "/").removesuffix(".yaml")
-    return name == WANDB_LOGGER or name.endswith(f"/{WANDB_LOGGER}")
-
-
-def _hyperband_of(path: Path, given: Any) -> Hyperband | None:
+def _hyperband(path: Path, entry: Any) -> Hyperband | None:
     """Return when weak runs end early; None for never."""
-    if given is None:
+    if entry is None:
         return None
     where = f"{path}: early_terminate"
-    if not isinstance(given, dict) or given.get("type") != "hyperband":
+    if not isinstance(entry, dict) or entry.get("type") != "hyperband":
         raise ConfigurationError(
-            f"{where} is {given!r}: give {{type: hyperband, min_iter: 3, eta: 3}}"
+            f"{where} is {entry!r}: give {{type: hyperband, min_iter: 3, eta: 3}}"
         )
-    eta = given.get("eta", DEFAULT_ETA)
-    min_iter = given.get("min_iter")
-    if min_iter is None and {"max_iter", "s"} <= set(given):
-        min_iter = max(1, round(given["max_iter"] / eta ** given["s"]))
+    eta = entry.get("eta", DEFAULT_ETA)
+    min_iter = entry.get("min_iter")
+    if min_iter is None and {"max_iter", "s"} <= entry.keys():
+        min_iter = max(1, round(entry["max_iter"] / eta ** entry["s"]))
     if type(min_iter) is not int or min_iter < 1 or type(eta) is not int or eta < 2:
         raise ConfigurationError(
-            f"{where} is {given!r}: give min_iter (or max_iter and s), evaluations before the first"
+            f"{where} is {entry!r}: give min_iter (or max_iter and s), evaluations before the first"
             " decision, and eta above 1, whole numbers"
         )
     return Hyperband(min_iter, eta)

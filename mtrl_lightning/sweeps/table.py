@@ -1,56 +1,41 @@
-"""What a sweep found: the table of its trials, with intervals over seeds. No PyTorch."""
+"""The table of a sweep's trials, with intervals over seeds. No PyTorch."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtrl_lightning import formats
-from mtrl_lightning.formats import UNKNOWN, number, whole, with_interval
+from mtrl_lightning.formats import UNKNOWN, markdown, number, text_table, whole, with_interval
 from mtrl_lightning.reports.statistics import interquartile_mean, interval
 from mtrl_lightning.runs import replacing
-from mtrl_lightning.sweeps.runs import Outcome
-from mtrl_lightning.sweeps.study import ERROR, Study, outcomes_of
+from mtrl_lightning.sweeps.study import ERROR, Outcome, outcomes_of
 from mtrl_lightning.sweeps.sweep_file import SweepFile
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.trial import FrozenTrial
 
 TABLE = "sweep.csv"
 MAX_ROWS = 20
 """Trials of the printed table, the best first."""
 MAX_WIDTH = 28
-"""Characters of a value in the printed table."""
+"""Characters of a value in a table of text."""
 DECIMALS = 3
 """Of results, in which trials may differ by little."""
-NO_PART_OF_A_NAME = ("model", "init_args")
-"""Parts of the names of options that are left out in the table."""
+STATES = ("complete", "pruned", "fail")
+"""States of a finished trial, in the order of the table; a pruned one ended early."""
+LEFT_OUT = ("model", "init_args")
+"""Parts of the names of options that the table leaves out."""
 
-
-class Row(NamedTuple):
-    """A trial of the table."""
-
-    trial: int
-    state: str
-    """``complete``, ``pruned`` (ended early) or ``fail``."""
-    value: float | None
-    """The metric's best value of each seed, averaged; of a pruned trial its last one."""
-    middle: float | None
-    """Interquartile mean over seeds and tasks, at each seed's best value."""
-    low: float | None
-    """Lower end of the 95 % bootstrap interval of that; None with one seed."""
-    high: float | None
-    last: float | None
-    """The metric's last value, averaged over seeds."""
-    seeds: int
-    env_steps: int | None
-    """Environment steps at the best value, averaged; those at the end of a pruned trial."""
-    parameters: dict[str, Any]
-    error: str
-    """Why it failed."""
+Row = dict[str, Any]
+"""A trial: ``trial`` its number, ``state``, ``value`` (the metric's best value of each seed,
+averaged; of a pruned trial the last one), ``middle``, ``low``, ``high`` (interquartile mean over
+seeds and tasks at each seed's best value with its 95 % bootstrap interval, None with one seed),
+``last`` (the metric's last value, averaged), ``seeds``, ``env_steps`` at the best value, the values
+of the parameters, and ``error``."""
 
 
 def rows_of(study: Study, sweep: SweepFile) -> list[Row]:
@@ -58,39 +43,39 @@ def rows_of(study: Study, sweep: SweepFile) -> list[Row]:
 
     Args:
         study: with the trials.
-        sweep: what the sweep file says.
+        sweep: content of the sweep file.
     """
-    rows = [_row_of(trial) for trial in study.trials if trial.state.is_finished()]
+    trials = study.get_trials(deepcopy=False)
+    rows = [_row(trial, sweep) for trial in trials if trial.state.is_finished()]
     sign = -1 if sweep.is_maximized else 1
-    places = {"complete": 0, "pruned": 1, "fail": 2}
-    return sorted(rows, key=lambda row: (places[row.state], sign * (row.value or 0.0), row.trial))
+    return sorted(
+        rows,
+        key=lambda row: (STATES.index(row["state"]), sign * (row["value"] or 0.0), row["trial"]),
+    )
 
 
-def _row_of(trial: FrozenTrial) -> Row:
-    state = trial.state.name.lower()
-    outcomes = outcomes_of(trial.user_attrs) if state == "complete" else []
-    low: float | None = None
-    high: float | None = None
-    middle: float | None = None
+def _row(trial: FrozenTrial, sweep: SweepFile) -> Row:
+    outcomes = outcomes_of(trial.user_attrs) if trial.state.name == "COMPLETE" else []
+    low = high = middle = None
     if outcomes:
         scores_ST = _scores(outcomes)
         middle = interquartile_mean(scores_ST)
         if len(outcomes) > 1:
             low, high = interval(scores_ST, np.random.default_rng(0))
     steps = [one.env_steps for one in outcomes] or list(trial.intermediate_values)[-1:]
-    return Row(
-        trial=trial.number,
-        state=state,
-        value=trial.value,
-        middle=middle,
-        low=low,
-        high=high,
-        last=float(np.mean([one.last for one in outcomes])) if outcomes else None,
-        seeds=len(outcomes),
-        env_steps=round(float(np.mean(steps))) if steps else None,
-        parameters=dict(trial.params),
-        error=trial.user_attrs.get(ERROR, ""),
-    )
+    return {
+        "trial": trial.number,
+        "state": trial.state.name.lower(),
+        "value": trial.value,
+        "middle": middle,
+        "low": low,
+        "high": high,
+        "last": float(np.mean([one.last for one in outcomes])) if outcomes else None,
+        "seeds": len(outcomes),
+        "env_steps": round(float(np.mean(steps))) if steps else None,
+        **{name: trial.params.get(name) for name in sweep.parameters},
+        "error": trial.user_attrs.get(ERROR, ""),
+    }
 
 
 def _scores(outcomes: list[Outcome]) -> np.ndarray:
@@ -107,10 +92,7 @@ def short_names(names: list[str]) -> dict[str, str]:
     Args:
         names: full names of options, such as ``model.init_args.tau``.
     """
-    parts = {
-        name: [part for part in name.split(".") if part not in NO_PART_OF_A_NAME] or [name]
-        for name in names
-    }
+    parts = {name: [p for p in name.split(".") if p not in LEFT_OUT] or [name] for name in names}
     short = {}
     for name, own in parts.items():
         for count in range(1, len(own) + 1):
@@ -121,56 +103,61 @@ def short_names(names: list[str]) -> dict[str, str]:
     return short
 
 
-def write_table(rows: list[Row], sweep: SweepFile, folder: Path) -> Path:
-    """Write all trials as a CSV file and return its path.
+def _cells(rows: list[Row], sweep: SweepFile) -> list[list[str]]:
+    """Return the header and the rows of the table as texts."""
+    names = short_names(list(sweep.parameters))
+    results = [sweep.metric, "IQM [95 % interval]", "last", "seeds", "env steps"]
+    lines = [["trial", "state", *results, *names.values()]]
+    lines += [
+        [
+            str(row["trial"]),
+            row["state"],
+            number(row["value"], DECIMALS),
+            with_interval(row["middle"], (row["low"], row["high"]), DECIMALS),
+            number(row["last"], DECIMALS),
+            str(row["seeds"] or UNKNOWN),
+            whole(row["env_steps"]),
+            *(_cell(row[name]) for name in names),
+        ]
+        for row in rows
+    ]
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_WIDTH else f"...{text[3 - MAX_WIDTH :]}"
+
+
+def write_tables(rows: list[Row], sweep: SweepFile, folder: Path) -> list[Path]:
+    """Write all trials as ``sweep.csv`` and ``sweep.md``, and return their paths.
 
     Args:
         rows: the trials.
-        sweep: what the sweep file says.
+        sweep: content of the sweep file.
         folder: of the sweep.
     """
-    names = [parameter.name for parameter in sweep.parameters]
-    columns = [name for name in Row._fields if name not in ("parameters", "error")]
     path = folder / TABLE
     with replacing(path) as unfinished, unfinished.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*columns, *names, "error"])
-        for row in rows:
-            cells = [getattr(row, name) for name in columns]
-            chosen = [row.parameters.get(name, "") for name in names]
-            writer.writerow(["" if cell is None else cell for cell in (*cells, *chosen, row.error)])
-    return path
+        writer = csv.DictWriter(file, rows[0] if rows else ["trial"])
+        writer.writeheader()
+        writer.writerows(rows)
+    page = path.with_suffix(".md")
+    with replacing(page) as unfinished:
+        unfinished.write_text(markdown(_cells(rows, sweep)) + "\n", encoding="utf-8")
+    return [path, page]
 
 
-def result_names(sweep: SweepFile) -> list[str]:
-    """Return the names of the columns of ``result_cells``."""
-    return [sweep.metric, "IQM [95 % interval]", "last", "seeds", "env steps"]
-
-
-def result_cells(row: Row) -> list[str]:
-    """Return what a trial came to as texts."""
-    return [
-        number(row.value, DECIMALS),
-        with_interval(row.middle, (row.low, row.high), DECIMALS),
-        number(row.last, DECIMALS),
-        str(row.seeds or UNKNOWN),
-        whole(row.env_steps),
-    ]
-
-
-def text_table(rows: list[Row], sweep: SweepFile) -> str:
-    """Return the best trials as a text table.
+def printed_table(rows: list[Row], sweep: SweepFile) -> str:
+    """Return the best trials as a text table, and why the others failed.
 
     Args:
         rows: the trials, the best first.
-        sweep: what the sweep file says.
+        sweep: content of the sweep file.
     """
-    names = short_names([parameter.name for parameter in sweep.parameters])
-    lines = [["trial", "state", *result_names(sweep), *names.values()]]
-    for row in rows[:MAX_ROWS]:
-        chosen = [_cell(row.parameters.get(name, UNKNOWN)) for name in names]
-        lines.append([str(row.trial), row.state, *result_cells(row), *chosen])
-    text = [formats.text_table(lines)]
+    text = [text_table(_cells(rows[:MAX_ROWS], sweep))]
     if len(rows) > MAX_ROWS:
         text.append(f"... and {len(rows) - MAX_ROWS} more in {TABLE}")
     what = "largest" if sweep.is_maximized else "smallest"
@@ -178,10 +165,5 @@ def text_table(rows: list[Row], sweep: SweepFile) -> str:
         f"{sweep.metric}: the {what} value of a run, averaged over seeds; IQM: interquartile mean"
         " over seeds and tasks there, with the 95 % bootstrap interval over seeds"
     )
-    text += [f"trial {row.trial} {row.error}" for row in rows if row.error]
+    text += [f"trial {row['trial']} {row['error']}" for row in rows if row["error"]]
     return "\n".join(text)
-
-
-def _cell(value: Any) -> str:
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= MAX_WIDTH else f"...{text[3 - MAX_WIDTH :]}"
