@@ -24,6 +24,7 @@ FILES = (
     "CONTRIBUTING.md",
     "MANIFEST.in",
     "setup.cfg",
+    "setup.py",
     "constraints.txt",
     "cli.py",
 )
@@ -104,9 +105,10 @@ def test_the_wheel_has_the_package_and_nothing_else(names):
 
 def test_every_file_of_the_package_and_the_configurations_are_in_the_wheel(names):
     package = ROOT / "mtrl_lightning"
-    files = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    expected = {path.relative_to(ROOT).as_posix() for path in files}
-    assert {f"mtrl_lightning/reports/assets/report.{end}" for end in ("css", "js")} <= expected
+    files = [path for path in package.rglob("*") if path.suffix not in (".pyc", ".md")]
+    expected = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()}
+    assets = "py.typed", "reports/assets/report.html.jinja", "networks/data/embeddings.json"
+    assert {f"mtrl_lightning/{name}" for name in assets} <= expected
     expected |= {
         f"mtrl_lightning/{path.relative_to(ROOT).as_posix()}"
         for path in ROOT.glob("configs/**/*.yaml")
@@ -121,7 +123,7 @@ def test_the_installed_program_works_outside_the_repository(wheel, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     path = {"PYTHONPATH": str(installed)}
-    assert "\n  env/toy\n" in run([program, "list"], elsewhere, **path)
+    assert "\n  env/toy " in run([program, "list"], elsewhere, **path)
     line = [sys.executable, "-m", "mtrl_lightning", "doctor"]
     printed = run(line, elsewhere, MUJOCO_GL="none", **path)
     assert f"{mtrl_lightning.__version__} in {installed / 'mtrl_lightning'}\n" in printed
@@ -129,6 +131,17 @@ def test_the_installed_program_works_outside_the_repository(wheel, tmp_path):
     options = [word for name in configs for word in ("-c", name)]
     run([program, "fit", *options, *SMALL, "--rollout.total_steps=320"], elsewhere, **path)
     assert (elsewhere / "runs" / "run" / "version_0" / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_the_wheel_supports_the_documented_pythons_and_pins_no_version(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith("METADATA"))
+        metadata = opened.read(name).decode()
+    assert "Requires-Python: <3.14,>=3.11" in metadata
+    required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    assert [line for line in required if "==" in line.partition(";")[0]] == []
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert {"metaworld==", "mujoco==", "dm_control=="} <= set(re.findall(r"^\w+==", pinned, re.M))
 
 
 def test_the_version_is_the_same_everywhere(capsys):

@@ -65,7 +65,7 @@ from mtrl_lightning.spec import EnvSpec, check_train_tasks
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from mtrl_lightning.ranks.resharding import Rules, Share
 

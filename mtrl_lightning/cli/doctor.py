@@ -24,7 +24,7 @@ from mtrl_lightning.envs.render.opengl import VARIABLE, find_renderer
 from mtrl_lightning.errors import ConfigurationError, requirement
 
 HELP = "Print what this machine offers to training, and what to do where something is missing."
-PYTHONS = ((3, 10), (3, 13))
+PYTHONS = ((3, 11), (3, 13))
 """The first and the last supported version."""
 REQUIRED = ("torch", "lightning", "jsonargparse", "gymnasium", "numpy", "scipy", "psutil")
 OPTIONAL = {
