@@ -1,4 +1,10 @@
-"""What the benchmarks share: alternating rounds, medians and ratios with spread, the machine."""
+"""What the benchmarks share: options, processes that take turns, statistics, and the result.
+
+Every variant of a comparison is measured once per round, in turn, so that other load on the machine
+hits all alike. Only ratios within a run can be compared with another machine.
+
+PyTorch is imported where it is needed: processes that only step environments do without it.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +15,25 @@ import importlib.util
 import json
 import os
 import platform
+import select
+import shlex
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.precision import ProductTimes, time_products
+from mtrl_lightning.formats import UNKNOWN, number, text_table, with_interval
+
+if TYPE_CHECKING:
+    from mtrl_lightning.precision import ProductTimes
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = (
@@ -35,26 +46,553 @@ PACKAGES = (
     "shimmy",
     "stable_baselines3",
 )
-START_TIME = time.monotonic()
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+START_TIME = time.monotonic()
+PRECISIONS = ("32-true", "bf16-mixed")
+COMMAND = ["-m", "mtrl_lightning"]
+NEVER = 10**12
+"""Environment steps that no run reaches: an interval, or a run's end."""
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
+"""How many of each unit a second has."""
+PIPE = "BENCHMARK_PIPE"
+"""Environment variable with the descriptor that a process writes its windows to."""
+WINDOW_TIMEOUT = 900.0
+"""Seconds to wait for a window, or for the end of start-up and warm-up."""
+
+
+# ---- options ----
+
+
+def positive(text: str) -> int:
+    """Return a number from the command line that must be 1 or more."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return value
+
+
+def option_and_value(text: str) -> str:
+    """Return an option of the command line with its value, as ``--also`` takes it."""
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text}: takes OPTION=VALUE, as rollout.num_workers=0")
+    return text
+
+
+def parser_of(
+    name: str,
+    description: str | None,
+    *,
+    rounds: int | None = 5,
+    minutes: float | None = None,
+    device: bool = False,
+    precisions: bool = False,
+    threads: bool = False,
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that benchmarks have in common.
+
+    Args:
+        name: of the benchmark's module.
+        description: for ``--help``.
+        rounds: default of ``--rounds``; None for a program without it.
+        minutes: default of ``--minutes``; None for a program without it.
+        device: whether it has ``--device``.
+        precisions: whether it has ``--precisions``.
+        threads: whether it has ``--threads``.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print the result as JSON, or write it to a file and print tables",
+    )
+    if rounds is not None:
+        text = "each measures every variant once, in turn (default %(default)s)"
+        add("--rounds", type=positive, default=rounds, help=text)
+    if minutes is not None:
+        text = "after which no further round starts (default %(default)s)"
+        add("--minutes", type=float, default=minutes, help=text)
+    if device:
+        import torch
+
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        add("--device", choices=["cpu", "cuda"], default=found, help="(default %(default)s)")
+    if precisions:
+        text = "each a variant of ours (default both, without bf16-mixed where it is slower)"
+        add("--precisions", nargs="+", choices=PRECISIONS, help=text)
+    if threads:
+        text = "of PyTorch (default its own choice, one per core)"
+        add("--threads", type=positive, help=text)
+    return parser
+
+
+def parse(
+    parser: argparse.ArgumentParser,
+    args: Sequence[str] | None,
+    check: Callable[[argparse.Namespace], None] = lambda options: None,
+) -> argparse.Namespace:
+    """Return the options, with ``command`` and ``notes`` added.
+
+    Args:
+        parser: of ``parser_of``.
+        args: the command line's words; None for those of this process.
+        check: raises ``ConfigurationError``, which ends the program as a wrong option does.
+    """
+    options = parser.parse_args(args)
+    words = sys.argv[1:] if args is None else args
+    options.command = shlex.join([*parser.prog.split(), *words])
+    options.notes = []
+    try:
+        check(options)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    if "precisions" in options and options.precisions is None:
+        _choose_precisions(options)
+    return options
+
+
+def _choose_precisions(options: argparse.Namespace) -> None:
+    """Set both precisions, but not a bfloat16 that is slower, which is noted."""
+    options.precisions = list(PRECISIONS)
+    times = slow_bfloat16(options.device)
+    if times is not None:
+        options.precisions.remove("bf16-mixed")
+        options.notes.append(
+            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long"
+            " in bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
+        )
+
+
+def slow_bfloat16(device: str) -> ProductTimes | None:
+    """Return the times of matrix products if bfloat16 is slower than float32 there, else None.
+
+    Args:
+        device: ``cpu`` or ``cuda``, where nothing is timed.
+    """
+    from mtrl_lightning.precision import time_products
+
+    times = time_products() if device == "cpu" else None
+    return times if times is not None and times.is_bfloat16_slower else None
+
+
+def require(module: str, instead: str) -> None:
+    """Check that a baseline is installed.
+
+    Args:
+        module: the baseline's name.
+        instead: what to do without it.
+
+    Raises:
+        ConfigurationError: with the command that installs it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise ConfigurationError(
+            f'{module} is not installed: pip install "mtrl_lightning[bench]", or {instead}'
+        )
+
+
+def check_files(paths: Sequence[str | Path]) -> None:
+    """Check that configuration files exist.
+
+    Raises:
+        ConfigurationError: with the first that does not.
+    """
+    for path in paths:
+        if not Path(path).is_file():
+            raise ConfigurationError(f"{path} does not exist: start in the repository's folder")
+
+
+# ---- statistics ----
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median, the smallest and the largest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, float]:
+    """Return the spread of the ratios of each round."""
+    return spread([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def quickest(seconds: Mapping[str, Sequence[float]], names: Sequence[str]) -> str | None:
+    """Return the name with the smallest median; None if none of the names was measured."""
+    measured = [name for name in names if name in seconds]
+    return min(measured, key=lambda name: statistics.median(seconds[name]), default=None)
+
+
+def rows_of(
+    seconds: Mapping[str, Sequence[float]],
+    references: Sequence[str | None] = (),
+    unit: str = "ms",
+) -> list[dict[str, Any]]:
+    """Return a row per variant: the spread of its rounds, and its speed beside the references.
+
+    Args:
+        seconds: of each variant's rounds.
+        references: names of variants; those that were not measured are left out.
+        unit: of the times in the rows, a name in ``UNITS``.
+    """
+    known = [name for name in dict.fromkeys(references) if name is not None and name in seconds]
+    rows = []
+    for name, values in seconds.items():
+        scaled = [value * UNITS[unit] for value in values]
+        row: dict[str, Any] = {"variant": name, unit: spread(scaled)}
+        row |= {f"times as fast as {other}": ratios(seconds[other], values) for other in known}
+        rows.append(row | {"rounds": scaled})
+    return rows
+
+
+def alternate(
+    variants: Mapping[str, Callable[[], float]], rounds: int, minutes: float = float("inf")
+) -> dict[str, list[float]]:
+    """Measure every variant once per round, in turn.
+
+    Args:
+        variants: each measures itself and returns seconds.
+        rounds: at least 1.
+        minutes: since the program's start, after which no further round starts.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for k in range(rounds):
+        if k > 0 and time.monotonic() - START_TIME > minutes * 60:
+            say(f"{k} of {rounds} rounds: the time is over")
+            break
+        for name, measure in variants.items():
+            seconds[name].append(measure())
+    return seconds
+
+
+def timed(call: Callable[[], Any], calls: int) -> Callable[[], float]:
+    """Return a function that measures the seconds of one call, as the mean of several."""
+
+    def measure() -> float:
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize()
+        return (time.perf_counter() - start) / calls
+
+    return measure
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if one is used."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+# ---- processes that take turns ----
+
+
+class Pacer:
+    """Run a window of steps for each line of the standard input, and write its seconds as JSON.
+
+    Args:
+        steps: of a window: vector steps, or updates.
+        settle: steps before the first window.
+        drain: returns the seconds spent on named things since the last call.
+        about: is written when it is ready for the first window.
+        examine: returns further results after a window; its time does not count.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        settle: int,
+        drain: Callable[[], dict[str, float]] = dict,
+        about: Mapping[str, Any] | None = None,
+        examine: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._steps = steps
+        self._left = settle
+        self._drain = drain
+        self._about = dict(about or {})
+        self._examine = examine
+        self._out = os.fdopen(int(os.environ[PIPE]), "w", buffering=1)
+        self._start_time: float | None = None
+
+    def tick(self) -> bool:
+        """Count a step that is about to begin; wait at a window's end; False after the last."""
+        if self._left == 0:
+            synchronize()
+            self._out.write(json.dumps(self._measured()) + "\n")
+            if not sys.stdin.readline():
+                return False
+            self._drain()
+            self._left = self._steps
+            self._start_time = time.perf_counter()
+        self._left -= 1
+        return True
+
+    def _measured(self) -> dict[str, Any]:
+        if self._start_time is None:
+            return self._about
+        seconds = time.perf_counter() - self._start_time
+        shares = {name: spent / seconds for name, spent in self._drain().items()}
+        return {"seconds": seconds, "shares": shares, **self._examine()}
+
+
+class Variant:
+    """A process that runs one window at a time and waits between them.
+
+    Args:
+        name: in the table.
+        command: to start; it has to use a ``Pacer``.
+        folder: for the file of its output.
+        timeout: seconds to wait for a window, or for the end of start-up and warm-up.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], folder: Path, timeout: float = WINDOW_TIMEOUT
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.ready_seconds = 0.0
+        """From the start to the end of the warm-up."""
+        self.about: dict[str, Any] = {}
+        """What it wrote when it was ready."""
+        self.memory_mib = 0.0
+        """Of all its processes, after the last window of ``take_turns``."""
+        self._timeout = timeout
+        self._log = folder / f"{name.replace(' ', '_').replace(',', '')}.log"
+        self._windows: list[dict[str, Any]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._results = -1
+        self._rest = b""
+
+    def start(self) -> None:
+        """Start it and wait until its warm-up is over.
+
+        Raises:
+            RuntimeError: if it ends before that, with the end of its output.
+        """
+        self._results, written = os.pipe()
+        start = time.monotonic()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment(**{PIPE: str(written)}),
+                pass_fds=[written],
+                start_new_session=True,
+            )
+        os.close(written)
+        self.about = self._answer()
+        self.ready_seconds = time.monotonic() - start
+
+    def window(self) -> float:
+        """Let it run a window; return the window's seconds.
+
+        Raises:
+            RuntimeError: if it ends, with the end of its output.
+        """
+        self._windows.append(self.ask("go"))
+        return self._windows[-1]["seconds"]
+
+    def ask(self, request: str) -> dict[str, Any]:
+        """Send a line; return the answer."""
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # reported with its output by _answer
+            self._process.stdin.write(f"{request}\n".encode())
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None
+        end = time.monotonic() + self._timeout
+        while b"\n" not in self._rest:
+            readable, _, _ = select.select([self._results], [], [], 1.0)
+            read = os.read(self._results, 65536) if readable else b""
+            self._rest += read
+            is_over = (readable and not read) or self._process.poll() is not None
+            if is_over or time.monotonic() > end:
+                break
+        line, _, self._rest = self._rest.partition(b"\n")
+        if not line:
+            printed = self._log.read_text()[-3000:]
+            raise RuntimeError(f"{self.name} gave no answer; it printed:\n{printed}")
+        return json.loads(line)
+
+    def shares(self) -> dict[str, float]:
+        """Return the median share of the time that named things took, largest first."""
+        windows = [window["shares"] for window in self._windows]
+        names = {name for shares in windows for name in shares}
+        medians = {n: statistics.median(shares.get(n, 0.0) for shares in windows) for n in names}
+        return dict(sorted(medians.items(), key=lambda item: -item[1]))
+
+    def memory(self) -> float:
+        """Return the MiB that it takes with all its processes."""
+        assert self._process is not None
+        return proportional_set_size(self._process.pid)
+
+    def close(self) -> None:
+        """End it with all that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            os.close(self._results)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+
+def call_of(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    """Return the command that calls a function of a benchmark in a process of its own."""
+    module = Path(sys.modules[function.__module__].__file__ or "").stem
+    name = function.__name__
+    code = f"import json, sys; from benchmarks.{module} import {name}"
+    return [sys.executable, "-c", f"{code}; {name}(**json.loads(sys.argv[1]))", json.dumps(options)]
+
+
+@contextlib.contextmanager
+def started(variants: Sequence[Variant]) -> Iterator[None]:
+    """Start processes one after the other, and end them.
+
+    Raises:
+        ConfigurationError: if two have the same name.
+    """
+    names = [variant.name for variant in variants]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"give each variant once: {', '.join(names)}")
+    with contextlib.ExitStack() as stack:
+        for variant in variants:
+            say(f"{variant.name}: start-up and warm-up")
+            stack.callback(variant.close)
+            variant.start()
+        yield
+
+
+def take_turns(
+    variants: Sequence[Variant], rounds: int, minutes: float = float("inf")
+) -> dict[str, list[float]]:
+    """Start processes, run their windows in turn, and end them; return the windows' seconds."""
+    with started(variants):
+        say(f"{rounds} rounds")
+        seconds = alternate({one.name: one.window for one in variants}, rounds, minutes)
+        for one in variants:
+            one.memory_mib = one.memory()
+    return seconds
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a process that imports these benchmarks, wherever it starts."""
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
+def proportional_set_size(pid: int | None = None) -> float:
+    """Return the MiB of a process and its descendants; shared pages are divided among sharers."""
+    total = 0
+    process = psutil.Process(pid)
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            memory = one.memory_full_info()
+            total += getattr(memory, "pss", memory.uss)  # only Linux has the proportional size
+    return total / 2**20
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the program as an error does, so that no process is left."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+# ---- the result ----
+
+
+def program(
+    name: str,
+    options_of: Callable[[Sequence[str] | None], argparse.Namespace],
+    measure: Callable[[argparse.Namespace], Mapping[str, Any]],
+    text_of: Callable[[Mapping[str, Any]], str] | None = None,
+) -> Callable[..., int]:
+    """Return a benchmark's ``main``, which measures, prints, and returns the exit code.
+
+    Args:
+        name: of the benchmark.
+        options_of: returns the options of the command line.
+        measure: returns the content of the JSON, mostly ``tables``.
+        text_of: returns the content as text; None for its tables.
+    """
+
+    def main(args: Sequence[str] | None = None) -> int:
+        end_on_sigterm()
+        options = options_of(args)
+        for note in options.notes:
+            say(note)
+        measured = measure(options)  # may add to the notes
+        content = {**heading(name, options), **measured}
+        publish(content, (text_of or text_of_tables)(content), options.json)
+        return 0
+
+    return main
+
+
+def heading(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the first entries of every result: command, commit, machine, settings."""
+    own = ("json", "command", "notes")
+    settings = {
+        key: value if isinstance(value, (int, float, str, list, type(None))) else str(value)
+        for key, value in vars(options).items()
+        if key not in own
+    }
+    return {
+        "benchmark": name,
+        "command": options.command,
+        "commit": commit(),
+        "machine": machine(),
+        "settings": settings,
+        "notes": options.notes,
+    }
+
+
+def commit() -> str:
+    """Return the commit of the clone, and whether files were changed."""
+    revision = _git("rev-parse", "HEAD")
+    is_changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return f"{revision or 'unknown'}{' with changes' if is_changed else ''}"
+
+
+def _git(*words: str) -> str:
+    try:
+        ended = subprocess.run(
+            ["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ended.stdout.strip() if ended.returncode == 0 else ""
 
 
 def machine() -> dict[str, Any]:
-    """Return what the numbers were measured on: hardware, versions, threads."""
+    """Return the hardware and the versions of a measurement."""
+    import torch
+
     flags = _cpu_info("flags").split()
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
+    has_gpu = torch.cuda.is_available()
     return {
         "cpu": _cpu_info("model name") or platform.processor() or platform.machine(),
         "cpu_features": [flag for flag in CPU_FLAGS if flag in flags],
         "cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name(0) if has_gpu else None,
+        "cuda": torch.version.cuda if has_gpu else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
         **versions,
     }
 
@@ -69,287 +607,55 @@ def _cpu_info(key: str) -> str:
 
 def described(found: Mapping[str, Any]) -> str:
     """Return the machine in one line."""
-    hardware = [
-        f"{found['cpu']} ({' '.join(found['cpu_features'])})",
-        f"{found['cores']} cores",
-        found["gpu"],
-    ]
-    left_out = ("cpu", "cpu_features", "cores", "memory_gib", "gpu", "system")
-    return ", ".join(
-        [*filter(None, hardware), *(f"{k} {v}" for k, v in found.items() if k not in left_out)]
-    )
+    hardware = [f"{found['cpu']} ({' '.join(found['cpu_features'])})", f"{found['cores']} cores"]
+    if found["gpu"]:
+        hardware.append(found["gpu"])
+    names = ("python", "torch", *PACKAGES)
+    return ", ".join([*hardware, *(f"{name} {found[name]}" for name in names if name in found)])
 
 
-PRECISIONS = ("32-true", "bf16-mixed")
-NEVER = 10**12
-"""Environment steps that no run reaches: an interval, or a run's end."""
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a process that imports these benchmarks, wherever it is started.
-
-    Args:
-        variables: further environment variables.
-    """
-    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
-
-
-def slow_bfloat16(device: str) -> ProductTimes | None:
-    """Return the times of matrix products if bfloat16 is slower than float32 there, else None.
-
-    Args:
-        device: ``cpu`` or ``cuda``, where nothing is timed.
-    """
-    times = time_products() if device == "cpu" else None
-    return times if times is not None and times.is_bfloat16_slower else None
-
-
-def add_precisions(parser: argparse.ArgumentParser) -> None:
-    """Add ``--precisions``, whose default ``choose_precisions`` sets."""
-    parser.add_argument(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        help="of ours, each a variant (default both, without bf16-mixed where it is slower)",
-    )
-
-
-def choose_precisions(options: argparse.Namespace) -> None:
-    """Set ``options.precisions`` where none were given: both, but not a bfloat16 that is slower.
-
-    ``options.left_out`` is set to a sentence that says so, or to nothing.
-    """
-    options.left_out = ""
-    if options.precisions is not None:
+def publish(content: Mapping[str, Any], text: str, json_file: str | None) -> None:
+    """Print the result as JSON for ``-``; else print tables, and write JSON to a file if given."""
+    if json_file == "-":
+        print(json.dumps(content))
         return
-    options.precisions = list(PRECISIONS)
-    times = slow_bfloat16(options.device)
-    if times is not None:
-        options.precisions.remove("bf16-mixed")
-        options.left_out = (
-            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long"
-            " in bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
-        )
-        say(options.left_out)
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(content, indent=1) + "\n")
+    print(f"{described(content['machine'])}\n{content['command']}, {content['commit']}\n\n{text}")
 
 
-def positive(text: str) -> int:
-    """Return a number from the command line that must be 1 or more."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
-    return number
+def text_of_tables(content: Mapping[str, Any]) -> str:
+    """Return the notes and tables of a result."""
+    tables = [table_text(table) for table in content["tables"]]
+    return "\n\n".join([*content["notes"], *tables])
 
 
-def option_and_value(text: str) -> str:
-    """Return an option of the command line with its value, as ``--also`` takes it."""
-    if "=" not in text:
-        raise argparse.ArgumentTypeError(f"{text}: takes OPTION=VALUE, as rollout.num_workers=0")
-    return text
+def table_text(table: Mapping[str, Any]) -> str:
+    """Return a table with its title: a column per entry of its rows, but for the rounds."""
+    rows = table["rows"]
+    columns = [name for name in dict.fromkeys(key for row in rows for key in row)]
+    columns = [name for name in columns if name not in ("rounds", "command")]
+    lines = [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
+    return f"{table['title']}\n{text_table(lines, num_texts=1)}"
 
 
-def parser_of(name: str, text: str | None, repeats: int | None = None) -> argparse.ArgumentParser:
-    """Return a parser with the options of all benchmarks; ``--repeats`` only with a default."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}",
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object in place of the table"
-    )
-    if repeats is not None:
-        text = "rounds, each measuring every variant once (default %(default)s)"
-        parser.add_argument("--repeats", type=positive, default=repeats, help=text)
-    return parser
+def cell(value: Any) -> str:
+    """Return a value of a row as text.
 
-
-@contextlib.contextmanager
-def refusing(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """End the program as a wrong option does where a ``ConfigurationError`` is raised."""
-    try:
-        yield
-    except ConfigurationError as error:
-        parser.error(str(error))
-
-
-def require(module: str, instead: str) -> None:
-    """Check that a peer is installed.
-
-    Args:
-        module: the peer's name.
-        instead: what to do without it.
-
-    Raises:
-        ConfigurationError: naming the command that installs it.
+    Spreads are ``median [smallest, largest]``; shares of the time are percentages.
     """
-    if importlib.util.find_spec(module) is None:
-        raise ConfigurationError(
-            f'{module} is not installed: pip install "mtrl_lightning[bench]", or {instead}'
-        )
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median, the smallest and the largest."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def times_as_fast(seconds: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
-    """Return how many times as fast as a reference something is, round by round, as a spread.
-
-    Args:
-        seconds: of each round.
-        reference: seconds of the same rounds.
-    """
-    return spread([b / a for a, b in zip(seconds, reference, strict=True)])
-
-
-def alternate(
-    variants: Mapping[str, Callable[[], float]], repeats: int, minutes: float = float("inf")
-) -> dict[str, list[float]]:
-    """Measure every variant once per round, in turn, so that other load hits all alike.
-
-    Args:
-        variants: each measures itself and returns seconds.
-        repeats: number of rounds, at least 1.
-        minutes: since the program's start, after which no further round is started.
-    """
-    found: dict[str, list[float]] = {name: [] for name in variants}
-    for k in range(repeats):
-        if k > 0 and time.monotonic() - START_TIME > minutes * 60:
-            say(f"{k} of {repeats} rounds: the time is over")
-            break
-        for name, measure in variants.items():
-            found[name].append(measure())
-    return found
-
-
-def quickest(seconds: Mapping[str, Sequence[float]], names: Sequence[str]) -> str | None:
-    """Return the name with the smallest median; None if none of the names was measured."""
-    return min(
-        (n for n in names if n in seconds),
-        key=lambda n: statistics.median(seconds[n]),
-        default=None,
-    )
-
-
-def results(
-    seconds: Mapping[str, Sequence[float]], references: Sequence[str | None], scale: float = 1e3
-) -> list[dict[str, Any]]:
-    """Return a row for each variant: its rounds, their spread, and its speed beside the references.
-
-    Args:
-        seconds: of each variant's rounds.
-        references: names of variants, of which None are left out.
-        scale: of what is shown, 1e3 for milliseconds.
-    """
-    rows = []
-    for name, values in seconds.items():
-        scaled = [value * scale for value in values]
-        ratios = {
-            r: times_as_fast(values, seconds[r]) for r in dict.fromkeys(references) if r is not None
-        }
-        rows.append(
-            {"variant": name, "rounds": scaled, **spread(scaled), "times_as_fast_as": ratios}
-        )
-    return rows
-
-
-def proportional_set_size(pid: int | None = None) -> float:
-    """Return the MiB of a process and its descendants; shared pages are divided among sharers."""
-    total = 0
-    process = psutil.Process(pid)
-    for one in (process, *process.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            found = one.memory_full_info()
-            total += getattr(found, "pss", found.uss)  # only Linux knows the proportional size
-    return total / 2**20
-
-
-def table(lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells as text, the first of them a header; numbers are right-aligned."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    return "\n".join([text[0], "-" * len(text[0]), *text[1:]])
-
-
-def shown(found: Mapping[str, float], digits: int = 2) -> str:
-    """Return a spread as text: ``median [min, max]``."""
-    return f"{found['median']:.{digits}f} [{found['min']:.{digits}f}, {found['max']:.{digits}f}]"
-
-
-def shares(fractions: Mapping[str, float]) -> str:
-    """Return shares of the time as text, such as ``update 60%, step 30%``."""
-    return ", ".join(f"{name} {part:.0%}" for name, part in fractions.items()) or "-"
-
-
-def report(
-    title: str, rows: Sequence[Mapping[str, Any]], unit: str, columns: Sequence[str] = ()
-) -> str:
-    """Return a table of ``results``.
-
-    Args:
-        title: what is compared.
-        rows: what ``results`` returned, perhaps with more in it.
-        unit: of the medians.
-        columns: further entries of the rows to show.
-    """
-    references = list(dict.fromkeys(r for row in rows for r in row["times_as_fast_as"]))
-    lines = [["variant", unit, *(f"times as fast as {r}" for r in references), *columns]]
-    for row in rows:
-        ratios = [shown(row["times_as_fast_as"][r]) for r in references]
-        lines.append(
-            [row["variant"], shown(row), *ratios, *(str(row.get(c, "-")) for c in columns)]
-        )
-    return f"{title}: median [smallest, largest] of {len(rows[0]['rounds'])} rounds\n{table(lines)}"
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, Mapping):
+        if "median" in value:
+            decimals = 2 if abs(value["median"]) >= 0.1 else 4
+            return with_interval(value["median"], (value["min"], value["max"]), decimals)
+        return ", ".join(f"{name} {part:.0%}" for name, part in value.items()) or UNKNOWN
+    if isinstance(value, float):
+        return number(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def say(text: str) -> None:
     """Print progress with the seconds since the program's start."""
     print(f"[{time.monotonic() - START_TIME:5.0f} s] {text}", file=sys.stderr, flush=True)
-
-
-def end_on_sigterm() -> None:
-    """Let a signal end the program as an error does, so that no process is left."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-
-
-def heading(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the JSON of every benchmark begins with."""
-    settings = {
-        k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "json"
-    }
-    return {"benchmark": name, "machine": machine(), "settings": settings}
-
-
-def program(
-    parse: Callable[[Sequence[str] | None], argparse.Namespace],
-    measure: Callable[[argparse.Namespace], Mapping[str, Any]],
-    text_of: Callable[[Any], str],
-) -> Callable[[Sequence[str] | None], int]:
-    """Return a benchmark's ``main``, which measures, prints, and returns the exit code.
-
-    Args:
-        parse: returns the options.
-        measure: returns the JSON's content.
-        text_of: returns the content as tables.
-    """
-
-    def main(args: Sequence[str] | None = None) -> int:
-        options = parse(args)
-        content = measure(options)
-        finish(content, text_of(content), options.json)
-        return 0
-
-    return main
-
-
-def finish(content: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """Print the JSON, or the machine and the tables."""
-    print(json.dumps(content) if as_json else f"{described(content['machine'])}\n\n{text}")

@@ -1,137 +1,158 @@
-"""How fast observed images are drawn, beside dm_control's ``physics.render``.
+"""How fast observed images are rendered, beside dm_control's physics.render.
 
-``python -m benchmarks.rendering`` draws tasks of the DeepMind Control Suite in three ways:
+  dm_control  physics.render as papers use it: shadows, reflections, several samples of a pixel
+  papers      Pixels with all three, which has to render the same images
+  ours        Pixels with its defaults: without them
 
-  dm_control          ``physics.render`` as papers use it: with shadows, reflections and several
-                      samples of a pixel
-  ours, as in papers  ``Pixels`` with all three, which shall draw the same images
-  ours                ``Pixels`` with its defaults: without them
-
-Each is a process of its own; those of a table take turns. The simulation steps between two frames.
-Also shown is the mean difference of the first image's bytes from those of dm_control. ``ours``
-shall draw at least 8 times as many frames per second as dm_control.
+Each variant is a process, since a library keeps its context in its process. The simulation steps
+between two frames. Also shown: the mean difference of the first image's bytes from dm_control's.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.drawers import KINDS, Drawing
-from benchmarks.entrants import Entrant, of_module, started
 from benchmarks.measuring import (
-    alternate,
-    end_on_sigterm,
-    heading,
+    Pacer,
+    Variant,
+    call_of,
+    parse,
     parser_of,
     positive,
     program,
-    refusing,
-    report,
-    results,
+    rows_of,
     say,
     spread,
+    take_turns,
 )
-from mtrl_lightning.envs.render.opengl import find_renderer
+from mtrl_lightning.envs.render.opengl import VARIABLE, find_renderer
 
+KINDS = ("dm_control", "papers", "ours")
 TASKS = ("cartpole-swingup", "cheetah-run", "walker-walk")
-DM_CONTROL = KINDS["dm_control"]
-WANTED = 8.0
-"""Times as many frames per second as dm_control that ours shall draw."""
-ENLARGED = 3
-"""Pixels of a side in the image file for each pixel that is observed."""
 
 
-def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of("rendering", __doc__, repeats=5)
+    parser = parser_of("rendering", __doc__)
     add = parser.add_argument
     add("--tasks", nargs="+", default=list(TASKS), help="each a table (default %(default)s)")
-    add("--variants", nargs="+", choices=list(KINDS), default=list(KINDS), help="(default all)")
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
     add("--size", type=positive, default=84, help="of an image's side (default %(default)s)")
     add("--frames", type=positive, default=50, help="of a window (default %(default)s)")
     add("--settle", type=int, default=5, help="before the first window (default %(default)s)")
-    add(
-        "--image",
-        type=Path,
-        metavar="FILE",
-        help="also write the first images of the last task side by side",
-    )
-    options = parser.parse_args(args)
-    with refusing(parser):
-        options.renderer = find_renderer()
-    return options
+    return parse(parser, args, _check)
+
+
+def _check(options: argparse.Namespace) -> None:
+    options.renderer = find_renderer()
+
+
+# ---- the process of a variant ----
+
+
+def render_in_windows(
+    kind: str, task: str, size: int, renderer: str, steps: int, settle: int
+) -> None:
+    """Render until no further window is requested; the function of a variant's process.
+
+    Args:
+        kind: one of ``KINDS``.
+        task: of the DeepMind Control Suite, such as ``walker-walk``.
+        size: pixels of an image's side.
+        renderer: value of ``MUJOCO_GL``.
+        steps: frames of a window.
+        settle: frames before the first window.
+    """
+    os.environ[VARIABLE] = renderer  # dm_control reads it when it is imported
+    import mujoco
+
+    if kind == "dm_control":
+        data, render = of_dm_control(task, size)
+    else:
+        data, render = of_pixels(task, size, like_papers=kind == "papers")
+    pacer = Pacer(steps, settle, about={"image": render().ravel().tolist()})
+    while pacer.tick():
+        mujoco.mj_step(data.model, data)
+        render()
+
+
+def of_dm_control(task: str, size: int) -> tuple[Any, Callable[[], npt.NDArray]]:
+    """Return dm_control's simulation after its first reset, and its renderer."""
+    from dm_control import suite
+
+    from mtrl_lightning.envs.benchmarks.dm_control import CAMERAS
+
+    domain, _, name = task.partition("-")
+    environment: Any = suite.load(domain, name, task_kwargs={"random": 0})
+    environment.reset()
+    physics = environment.physics
+    camera = CAMERAS.get(domain, 0)
+    return physics.data.ptr, lambda: physics.render(size, size, camera_id=camera)
+
+
+def of_pixels(task: str, size: int, like_papers: bool) -> tuple[Any, Callable[[], npt.NDArray]]:
+    """Return our simulation of the same episode, and its renderer."""
+    from mtrl_lightning.envs import DMControl, Pixels
+    from mtrl_lightning.envs.render.drawing import Quality
+
+    quality = Quality(*[like_papers] * 3)
+    benchmark = Pixels(DMControl([task]), size, **quality._asdict())
+    env: Any = benchmark.make_env(0, "eval", seed=0)
+    env.reset(seed=0)
+    return env.unwrapped.data, env.draw
+
+
+# ---- the comparison ----
 
 
 def compare(task: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Let the variants take turns; return one table's content."""
+    """Let the variants take turns; return a table."""
     say(task)
-    entrants = []
-    for kind in options.variants:
-        drawing = Drawing(
-            kind, task, options.size, options.renderer, options.frames, options.settle
-        )
-        entrants.append(Entrant(KINDS[kind], kind, of_module("drawers", asdict(drawing)), folder))
-    with started(entrants):
-        seconds = alternate({one.name: one.window for one in entrants}, options.repeats)
+    shared = {
+        "task": task,
+        "size": options.size,
+        "renderer": options.renderer,
+        "steps": options.frames,
+        "settle": options.settle,
+    }
+    variants = [
+        Variant(kind, call_of(render_in_windows, {"kind": kind, **shared}), folder)
+        for kind in options.variants
+    ]
+    windows = take_turns(variants, options.rounds)
+    seconds = {
+        name: [value / options.frames for value in values] for name, values in windows.items()
+    }
     shape = (options.size, options.size, 3)
-    images = {one.name: np.reshape(one.about["image"], shape) for one in entrants}
-    a_frame = {name: [value / options.frames for value in found] for name, found in seconds.items()}
-    rows = results(a_frame, [DM_CONTROL] if DM_CONTROL in a_frame else [])
+    images = {one.name: np.reshape(one.about["image"], shape) for one in variants}
+    rows = rows_of(seconds, ["dm_control"])
     for row in rows:
-        row["frames_per_second"] = spread([1e3 / value for value in row["rounds"]])
-        if DM_CONTROL in images:
-            difference = np.abs(images[row["variant"]] - images[DM_CONTROL])
-            row["difference"] = float(difference.mean())
-    if options.image is not None and task == options.tasks[-1]:
-        write_image(options.image, list(images.values()))
-    return {"task": task, "unit": "ms", "results": rows}
-
-
-def write_image(path: Path, images: Sequence[npt.NDArray]) -> None:
-    """Write images side by side, enlarged."""
-    from PIL import Image
-
-    gap = np.full((images[0].shape[0], 4, 3), 255)
-    joined = np.concatenate([part for image in images for part in (gap, image)][1:], axis=1)
-    large = joined.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
-    Image.fromarray(large.astype(np.uint8)).save(path, optimize=True)
+        name = row["variant"]
+        row["frames/s"] = spread([1 / value for value in seconds[name]])
+        if "dm_control" in images:
+            difference = np.abs(images[name] - images["dm_control"])
+            row["mean difference of 255"] = float(difference.mean())
+    renderer = options.renderer or "own library"
+    title = f"{task}: ms per frame of {options.size} x {options.size}, {renderer}"
+    return {"title": title, "task": task, "rows": rows}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the JSON's content."""
-    with tempfile.TemporaryDirectory(prefix="rendering-") as folder:
-        tables = [compare(task, options, Path(folder)) for task in options.tasks]
-    return {**heading("rendering", options), "wanted_times_as_fast": WANTED, "tables": tables}
-
-
-def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    settings = content["settings"]
-    parts = []
-    for found in content["tables"]:
-        rows = []
-        for row in found["results"]:
-            shown = {"frames/s": f"{row['frames_per_second']['median']:,.0f}"}
-            if "difference" in row:
-                shown["mean difference"] = f"{row['difference']:.2f} of 255"
-            rows.append({**row, **shown})
-        size = settings["size"]
-        title = f"{found['task']}, {size} x {size}, {settings['renderer'] or 'own library'}"
-        parts.append(report(title, rows, found["unit"], ("frames/s", "mean difference")))
-    return "\n\n".join(parts)
+    with tempfile.TemporaryDirectory(prefix="rendering-") as folder:
+        return {"tables": [compare(task, options, Path(folder)) for task in options.tasks]}
 
 
-main = program(parse, measure, text_of)
+main = program("rendering", options_of, measure)
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main(None))
+    sys.exit(main())

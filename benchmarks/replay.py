@@ -1,235 +1,500 @@
-"""What the replay costs: adding transitions, drawing batches, and memory.
+"""What the replay costs: adding transitions, sampling batches, memory, and saving.
 
-``python -m benchmarks.replay`` fills four replays with transitions of MetaWorld's sizes and takes
-turns with them:
+Parts (``--parts``):
 
-  ours   draws the same number of transitions of every task
-  sb3    Stable-Baselines3's, with the one-hot in the observation and MetaWorld's float64; draws
-         from all transitions
-  rings  NumPy arrays as in the plain loop, with the one-hot; draws as ours does
-  naive  a list of tuples, as one writes it first; draws from all transitions
-
-It shows the microseconds of adding a vector step and of drawing a batch, the bytes of a transition,
-and the share that drawing has of an update (``SAC.training_step`` on a batch of that size), which
-shall be below 5 %.
+  sampling  a replay of MetaWorld's sizes beside Stable-Baselines3's (sb3), and the share that
+            sampling has of an update of SAC. With --device cuda ours is measured in the host's
+            memory too, with and without pinned memory
+  frames    a replay of images that keeps each frame once, beside one of stacks
+  saving    a checkpoint's replay files beside torch.save and torch.load of the same arrays; every
+            write waits for the disk
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import itertools
+import os
+import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from gymnasium.spaces import Box
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.measuring import (
-    add_precisions,
     alternate,
-    choose_precisions,
-    end_on_sigterm,
-    heading,
+    parse,
     parser_of,
     positive,
     program,
-    refusing,
-    report,
+    ratios,
     require,
-    results,
+    rows_of,
     say,
-    shown,
     spread,
+    timed,
 )
-from benchmarks.pacing import synchronize
-from benchmarks.replays import NaiveReplay, make_replays
-from benchmarks.updaters import Work, direct_update, make_batches, make_sac
-from mtrl_lightning.resources import keep_freed_memory
+from benchmarks.updates import ACTION, OBSERVATION, Work, direct_update, make_batches, make_sac
+from mtrl_lightning.envs import DMControl, MetaWorld, Pixels, VectorEnv
+from mtrl_lightning.errors import import_optional
+from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
+from mtrl_lightning.replay.sizes import replay_bytes
+from mtrl_lightning.replay.storage import RingStorage, Storage, bytes_needed
+from mtrl_lightning.resources import CPU, keep_freed_memory
+from mtrl_lightning.schema import STORED, transition_fields
+from mtrl_lightning.types import Transitions
 
-KINDS = ("ours", "sb3", "rings", "naive")
-SHARE = 0.05
-"""Of an update, below which drawing a batch shall stay."""
+PARTS = ("sampling", "frames", "saving")
+KINDS = ("ours", "sb3")
+IMAGE_TASKS = ("cartpole-swingup", "cheetah-run", "walker-walk", "finger-spin")
+RECORDED = 100
+"""Vector steps of images that are recorded, and added over and over."""
+MILLION = 1_000_000
+CHECKPOINTS = 10
+"""Checkpoints in a measurement of saving."""
 
 
-def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of("replay", __doc__, repeats=7)
+    parser = parser_of("replay", __doc__, device=True, precisions=True, threads=True)
     add = parser.add_argument
-    add(
-        "--tasks",
-        nargs="+",
-        type=positive,
-        default=[10, 50],
-        help="each a table (default %(default)s)",
-    )
-    add("--rows", type=positive, default=128, help="of a batch for each task (default %(default)s)")
-    add(
-        "--capacity",
-        type=positive,
-        default=200_000,
-        help="transitions that are held (default %(default)s)",
-    )
+    add("--parts", nargs="+", choices=PARTS, default=["sampling"], help="(default %(default)s)")
     add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
-    add(
-        "--calls",
-        type=positive,
-        default=50,
-        help="of drawing in a round; ten times as many of adding (default %(default)s)",
-    )
-    add("--updates", type=positive, default=3, help="in a round (default %(default)s)")
-    add(
-        "--width",
-        type=positive,
-        default=400,
-        help="of the updated networks' hidden layers (default %(default)s)",
-    )
-    add(
-        "--depth",
-        type=positive,
-        default=3,
-        help="number of their hidden layers (default %(default)s)",
-    )
-    add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    add_precisions(parser)
-    add("--threads", type=int, help="PyTorch's (default its own choice, one per core)")
-    options = parser.parse_args(args)
-    with refusing(parser):
-        if "sb3" in options.variants:
-            require("stable_baselines3", "leave it out with --variants ours rings naive")
-    choose_precisions(options)
-    return options
+    text = "numbers of tasks of sampling, each a table (default %(default)s)"
+    add("--tasks", nargs="+", type=positive, default=[10, 50], help=text)
+    add("--rows", type=positive, default=128, help="per task of a batch (default %(default)s)")
+    text = "transitions (default 200000; frames 4000, saving 1000000)"
+    add("--capacity", type=positive, help=text)
+    text = "in a round: samples, ten times as many additions (default %(default)s)"
+    add("--calls", type=positive, default=50, help=text)
+    add("--width", type=positive, default=400, help="of the updated networks (default %(default)s)")
+    text = "of images, tasks of dm_control (default %(default)s)"
+    add("--image_tasks", nargs="+", default=list(IMAGE_TASKS), help=text)
+    text = "per task of a batch of images (default %(default)s)"
+    add("--image_rows", type=positive, default=32, help=text)
+    add("--size", type=positive, default=84, help="of an image's side (default %(default)s)")
+    text = "on the disk that is measured (default the system's temporary one)"
+    add("--folder", type=Path, help=text)
+    return parse(parser, args, _check)
 
 
-def timed(call: Callable[[], Any], calls: int) -> Callable[[], float]:
-    """Return what measures the seconds of one of several calls."""
-
-    def measure() -> float:
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronize()
-        return (time.perf_counter() - start) / calls
-
-    return measure
+def _check(options: argparse.Namespace) -> None:
+    if "sampling" in options.parts and "sb3" in options.variants:
+        require("stable_baselines3", "leave it out with --variants ours")
 
 
-def measured(num_tasks: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return one table's content."""
-    say(f"{num_tasks} tasks: filling")
-    work = Work(
-        tasks=num_tasks,
-        batch_size=options.rows * num_tasks,
-        width=options.width,
-        depth=options.depth,
-        precision="32-true",
-        compile="none",
-        device=options.device,
-        threads=options.threads,
-        steps=0,
-        settle=0,
-    )
-    replays = make_replays(options.variants, work, options.capacity)
-    measures: dict[str, Callable[[], float]] = {}
-    for name, replay in replays.items():
-        measures[f"{name}, add"] = timed(replay.add, 10 * options.calls)
-    for name, replay in replays.items():
-        calls = max(1, options.calls // 10) if isinstance(replay, NaiveReplay) else options.calls
-        measures[f"{name}, draw"] = timed(replay.draw, calls)
-    measures |= {f"update {p}": updates(work, p, options.updates) for p in options.precisions}
-    say(f"{num_tasks} tasks: {options.repeats} rounds")
+def turns(
+    calls: dict[str, tuple[Callable[[], Any], int]], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return the seconds of calls in turn, after one round that is not counted.
+
+    Args:
+        calls: what is measured, and how often in a round.
+        options: of the program.
+    """
+    measures = {name: timed(call, times) for name, (call, times) in calls.items()}
     alternate(measures, 1)  # memory is touched, code is loaded
-    seconds = alternate(measures, options.repeats)
-    tables = {}
-    for what in ("add", "draw"):
-        found = {name: seconds[f"{name}, {what}"] for name in replays}
-        tables[what] = results(found, ["sb3"] if "sb3" in found else [], scale=1e6)
-    shares = {
-        precision: {
-            name: spread(
-                [
-                    a / b
-                    for a, b in zip(
-                        seconds[f"{name}, draw"], seconds[f"update {precision}"], strict=True
-                    )
-                ]
-            )
-            for name in replays
-        }
-        for precision in options.precisions
-    }
-    sizes = {name: replay.bytes_per_transition for name, replay in replays.items()}
-    milliseconds = {p: spread([s * 1e3 for s in seconds[f"update {p}"]]) for p in shares}
+    return alternate(measures, options.rounds)
+
+
+def part_of(seconds: dict[str, list[float]], what: str) -> dict[str, list[float]]:
+    """Return the entries whose name begins with a word, by the rest of their names."""
+    prefix = f"{what}: "
     return {
-        "tasks": num_tasks,
-        "batch_size": work.batch_size,
-        "unit": "us",
-        "results": tables,
-        "share_of_update": shares,
-        "update_ms": milliseconds,
-        "bytes_per_transition": sizes,
+        name.removeprefix(prefix): values
+        for name, values in seconds.items()
+        if name.startswith(prefix)
     }
 
 
-def updates(work: Work, precision: str, number: int) -> Callable[[], float]:
-    """Return what measures an update."""
+# ---- sampling ----
+
+
+class OurReplay:
+    """``ReplayBuffer``.
+
+    Args:
+        work: sizes.
+        capacity: transitions held.
+        device: whose memory holds them.
+    """
+
+    def __init__(self, work: Work, capacity: int, device: str) -> None:
+        self.buffer = ReplayBuffer(work.spec, capacity, device=torch.device(device))
+        task_E = np.arange(work.tasks)
+        observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks)
+        self._step = Transitions(
+            observation_ED,
+            action_EA,
+            reward_E,
+            next_ED,
+            terminated_E,
+            terminated_E,
+            task_E,
+            task_E,
+        )
+        self._batch_size = work.batch_size
+        for _ in range(capacity // work.tasks):
+            self.add()
+        held = self.buffer.capacity
+        self.bytes_per_transition = bytes_needed(self.buffer.storage.fields, held) / held
+
+    def add(self) -> None:
+        """Add a vector step."""
+        self.buffer.add(self._step)
+
+    def sample(self) -> Any:
+        """Sample the same number of transitions of every task."""
+        return self.buffer.sample(self._batch_size)
+
+
+class SB3Replay:
+    """Stable-Baselines3's ``ReplayBuffer``, with the one-hot and MetaWorld's float64.
+
+    Args:
+        work: sizes.
+        capacity: transitions held.
+    """
+
+    def __init__(self, work: Work, capacity: int) -> None:
+        sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
+        spaces = (
+            Box(-np.inf, np.inf, (OBSERVATION + work.tasks,), np.float64),
+            Box(-1.0, 1.0, (ACTION,), np.float32),
+        )
+        kind = sb3.common.buffers.ReplayBuffer
+        self._buffer = kind(capacity, *spaces, device=work.device, n_envs=work.tasks)
+        observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks, True)
+        infos: list[dict[str, Any]] = [{} for _ in range(work.tasks)]
+        self._step = (observation_ED, next_ED, action_EA, reward_E, terminated_E, infos)
+        self._batch_size = work.batch_size
+        for _ in range(capacity // work.tasks):
+            self.add()
+        arrays = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+        num_bytes = sum(getattr(self._buffer, name).nbytes for name in arrays)
+        self.bytes_per_transition = num_bytes / (self._buffer.buffer_size * work.tasks)
+
+    def add(self) -> None:
+        """Add a vector step."""
+        self._buffer.add(*self._step)
+
+    def sample(self) -> Any:
+        """Sample from all transitions."""
+        return self._buffer.sample(self._batch_size)
+
+
+def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...]:
+    """Return a vector step's columns, with MetaWorld's shapes and types."""
+    generator = np.random.default_rng(0)
+    observation_ED, next_ED = generator.standard_normal((2, num_tasks, OBSERVATION))
+    if one_hot:
+        code = np.eye(num_tasks)
+        observation_ED = np.concatenate([observation_ED, code], 1)
+        next_ED = np.concatenate([next_ED, code], 1)
+    action_EA = generator.uniform(-1, 1, (num_tasks, ACTION)).astype(np.float32)
+    reward_E = generator.standard_normal(num_tasks)
+    return observation_ED, action_EA, reward_E, next_ED, np.zeros(num_tasks, np.bool_)
+
+
+class _Batches(IterableDataset):
+    """Sample batches without an end.
+
+    Args:
+        sample: samples a batch.
+    """
+
+    def __init__(self, sample: Callable[[], Any]) -> None:
+        self._sample = sample
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self._sample()
+
+
+def stream(sample: Callable[[], Any], device: str, pin_memory: bool) -> Callable[[], Any]:
+    """Return a call that samples a batch through a loader and copies it to the device."""
+    batches = iter(DataLoader(_Batches(sample), batch_size=None, pin_memory=pin_memory))
+    return lambda: move_data_to_device(next(batches), torch.device(device))
+
+
+def make_replays(work: Work, capacity: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return filled replays by their names."""
+    made: dict[str, Any] = {}
+    if "ours" in options.variants:
+        made["ours"] = OurReplay(work, capacity, work.device)
+        if work.device == "cuda":
+            made["ours, on the host"] = OurReplay(work, capacity, CPU.type)
+    if "sb3" in options.variants:
+        made["sb3"] = SB3Replay(work, capacity)
+    return made
+
+
+def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the tables of adding and of sampling."""
+    say(f"{num_tasks} tasks: filling")
+    capacity = options.capacity or 200_000
+    batch_size = options.rows * num_tasks
+    work = Work(num_tasks, batch_size, options.width, 3, options.device)
+    replays = make_replays(work, capacity, options)
+    calls = {}
+    for name, replay in replays.items():
+        calls[f"add: {name}"] = (replay.add, 10 * options.calls)
+        calls[f"sample: {name}"] = (replay.sample, options.calls)
+    if "ours, on the host" in replays:
+        sample = replays["ours, on the host"].sample
+        for pin in (False, True):
+            name = f"sample: ours, on the host, {'pinned' if pin else 'copied'}"
+            calls[name] = (stream(sample, options.device, pin), options.calls)
+    for precision in options.precisions:
+        calls[f"update: {precision}"] = (update_of(work, precision), 3)
+    say(f"{num_tasks} tasks: {options.rounds} rounds")
+    seconds = turns(calls, options)
+    added = rows_of(part_of(seconds, "add"), ["sb3"], "us")
+    for row in added:
+        row["bytes per transition"] = replays[row["variant"]].bytes_per_transition
+    sampled = rows_of(part_of(seconds, "sample"), ["sb3"], "us")
+    updates = part_of(seconds, "update")
+    for row in sampled:
+        for precision, values in updates.items():
+            own = seconds[f"sample: {row['variant']}"]
+            row[f"share of an update {precision}"] = ratios(own, values)
+    where = f"{num_tasks} tasks, {capacity:,} transitions, on {options.device}"
+    return [
+        {"title": f"us to add a vector step; {where}", "rows": added},
+        {"title": f"us to sample a batch of {batch_size:,}; {where}", "rows": sampled},
+        {"title": "ms per update of SAC", "rows": rows_of(updates)},
+    ]
+
+
+def update_of(work: Work, precision: str) -> Callable[[], Any]:
+    """Return an update of SAC on a batch that is there already."""
     chosen = Work(**{**vars(work), "precision": precision})
-    update = direct_update(chosen, make_sac(chosen))
-    batch = make_batches(chosen)[0]
-    return timed(lambda: update(batch), number)
+    return partial(direct_update(chosen, make_sac(chosen)), make_batches(chosen)[0])
+
+
+# ---- frames ----
+
+
+def recorded(benchmark: Pixels) -> list[Transitions]:
+    """Return the transitions of some vector steps with random actions."""
+    task_E = np.arange(benchmark.spec.num_tasks)
+    envs = VectorEnv(benchmark, task_E.tolist(), num_workers=0)
+    generator = np.random.default_rng(0)
+    observation_ED, _ = envs.reset(seed=0)
+    steps = []
+    for _ in range(RECORDED):
+        action_EA = generator.uniform(-1, 1, envs.action_space.shape).astype(np.float32)
+        envs.send(action_EA)
+        step = envs.receive()
+        steps.append(
+            Transitions(
+                observation_ED,
+                action_EA,
+                step.reward_E,
+                step.next_observation_ED,
+                step.terminated_E,
+                step.truncated_E,
+                task_E,
+                task_E,
+            )
+        )
+        observation_ED = step.observation_ED
+    envs.close()
+    return steps
+
+
+def frame_tables(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the tables of a replay of frames beside one of stacks."""
+    say("frames: recording and filling")
+    benchmark = Pixels(DMControl(options.image_tasks), options.size)
+    spec = benchmark.spec
+    capacity = options.capacity or 4_000
+    batch_size = options.image_rows * spec.num_tasks
+    source = itertools.cycle(recorded(benchmark))
+    buffers = {
+        "stacks": ReplayBuffer(spec, capacity, storage=RingStorage),
+        "frames": ReplayBuffer(spec, capacity),
+    }
+    for transitions in itertools.islice(source, capacity // spec.num_tasks):
+        for buffer in buffers.values():
+            buffer.add(transitions)
+    calls: dict[str, tuple[Callable[[], Any], int]] = {}
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for name, buffer in buffers.items():
+            write, read = files_of(buffer.storage, Path(folder) / name)
+            calls[f"add: {name}"] = (partial(add_next, buffer, source), options.calls)
+            calls[f"sample: {name}"] = (partial(buffer.sample, batch_size), options.calls)
+            calls[f"write all: {name}"] = (write, 1)
+            calls[f"read all: {name}"] = (read, 1)
+        say(f"frames: {options.rounds} rounds")
+        seconds = turns(calls, options)
+        fields = buffers["stacks"].storage.fields
+        memory = {
+            "stacks": bytes_needed(fields, MILLION),
+            "frames": replay_bytes(spec, fields, spec.num_tasks, MILLION // spec.num_tasks),
+        }
+        for name, buffer in buffers.items():
+            manifest = ReplaySnapshots(Path(folder) / name).save(buffer.storage)
+            files = [Path(folder) / name / chunk["file"] for chunk in manifest["chunks"]]
+            used = sum(file.stat().st_size for file in files) / len(buffer)
+            gib = {"GiB of memory": memory[name] / 2**30, "GiB of disk": used * MILLION / 2**30}
+            rows.append({"a million transitions": name, **gib})
+    where = f"{capacity:,} transitions of {options.size} x {options.size}, batch {batch_size}"
+    tables = [
+        {
+            "title": f"{unit} to {what}; {where}",
+            "rows": rows_of(part_of(seconds, what), ["stacks"], unit),
+        }
+        for what, unit in {"add": "us", "sample": "us", "write all": "ms", "read all": "ms"}.items()
+    ]
+    return [*tables, {"title": "memory", "rows": rows}]
+
+
+def add_next(buffer: ReplayBuffer, source: Iterator[Transitions]) -> None:
+    """Add the next vector step."""
+    buffer.add(next(source))
+
+
+def files_of(storage: Storage, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return functions that write all that is held into chunk files, and that read them."""
+    manifest: dict[str, Any] = {}
+
+    def write() -> None:
+        manifest.update(ReplaySnapshots(folder).save(storage))
+
+    def read() -> None:
+        ReplaySnapshots(folder).load(manifest, storage)
+
+    return write, read
+
+
+# ---- saving ----
+
+
+def saving_table(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the table of saving and loading a replay of MT10's sizes."""
+    capacity = options.capacity or MILLION
+    rounds = []
+    for k in range(options.rounds):
+        say(f"saving: round {k + 1} of {options.rounds}")
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            rounds.append(measure_saving(Path(folder), capacity))
+    rows = []
+    for what in rounds[0]:
+        values = [found[what] for found in rounds]
+        name, _, unit = what.rpartition(", ")
+        row = {"variant": name, "s": spread(values), "rounds": values}
+        rows.append(row if unit == "s" else {"variant": name, "MiB": statistics.median(values)})
+    return {"title": f"saving and loading {capacity:,} transitions of MT10", "rows": rows}
+
+
+def measure_saving(folder: Path, capacity: int) -> dict[str, float]:
+    """Return seconds and MiB of one round, by names that end with the unit."""
+    spec = MetaWorld("MT10").spec
+    fields = transition_fields(spec)
+    generator = np.random.default_rng(0)
+    storage = RingStorage(fields, spec.num_tasks, capacity // spec.num_tasks)
+    every = capacity // CHECKPOINTS
+    snapshots = ReplaySnapshots(folder / "ahead")
+    longest = 0.0
+    saves = []
+    sizes = []
+    for _ in range(CHECKPOINTS):  # chunks that are full are written before the checkpoint
+        before = used(folder)
+        waits = []
+        for _ in range(10):
+            fill(storage, every // 10, generator)
+            waits.append(timed(lambda: snapshots.write_full_chunk(storage, wait=False), 1)())
+        waits.append(timed(lambda: snapshots.save(storage), 1)())
+        longest = max(longest, *waits)
+        saves.append(sum(waits))
+        sizes.append((used(folder) - before) / 2**20)
+    fresh = ReplaySnapshots(folder / "fresh")
+    path = folder / "torch.pt"
+    columns = columns_of(storage)
+    found = {
+        "the replay in memory, MiB": bytes_needed(fields, capacity) / 2**20,
+        "files of the first checkpoint, MiB": sizes[0],
+        "the first checkpoint, s": saves[0],
+        "the tenth checkpoint, s": saves[-1],
+        "the longest wait of a step, s": longest,
+        "all at once, s": timed(lambda: fresh.save(storage), 1)(),
+        "torch.save, s": timed(lambda: torch_save(columns, path), 1)(),
+    }
+    manifest = fresh.save(storage)
+    empty = RingStorage(fields, spec.num_tasks, storage.capacity)
+    found["load, s"] = timed(lambda: ReplaySnapshots(folder / "fresh").load(manifest, empty), 1)()
+    found["torch.load, s"] = timed(lambda: torch_load(columns, path), 1)()
+    return found
+
+
+def fill(storage: RingStorage, rows: int, generator: np.random.Generator) -> None:
+    """Add random transitions of all tasks, in parts."""
+    per_task = rows // storage.num_envs
+    for start in range(0, per_task, 1000):
+        n = min(1000, per_task - start)
+        ring_N = np.repeat(np.arange(storage.num_envs), n)
+        N = len(ring_N)
+        observation_ND = generator.standard_normal((N, OBSERVATION))
+        action_NA = generator.uniform(-1, 1, (N, ACTION)).astype(np.float32)
+        reward_N = generator.standard_normal(N)
+        columns = (observation_ND, action_NA, reward_N, observation_ND, np.zeros(N, np.bool_))
+        storage.add(ring_N, dict(zip(STORED, columns, strict=True)))
+
+
+def columns_of(storage: RingStorage) -> dict[str, torch.Tensor]:
+    """Return a copy of all rows, ring by ring."""
+    columns = storage.to_columns(storage.added_E - storage.size_E, storage.added_E)
+    return {name: torch.as_tensor(column) for name, column in columns.items()}
+
+
+def torch_save(columns: dict[str, torch.Tensor], path: Path) -> None:
+    """Save as one would without this package, and wait for the disk."""
+    with path.open("wb") as file:
+        torch.save(columns, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def torch_load(columns: dict[str, torch.Tensor], path: Path) -> None:
+    """Load into memory that is there."""
+    for name, column in torch.load(path, weights_only=True).items():
+        columns[name].copy_(column)
+
+
+def used(folder: Path) -> int:
+    """Return the bytes of a folder's files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the JSON's content."""
+    """Return the tables."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     keep_freed_memory()  # as a run does; all variants gain from it
-    random.seed(0)
-    np.random.seed(0)  # Stable-Baselines3 draws from the global generator
-    tables = [measured(number, options) for number in options.tasks]
-    return {
-        **heading("replay", options),
-        "threads": torch.get_num_threads(),
-        "wanted_share_of_update": SHARE,
-        "tables": tables,
-    }
+    np.random.seed(0)  # Stable-Baselines3 samples with the global generator
+    tables: list[dict[str, Any]] = []
+    if "sampling" in options.parts:
+        for number in options.tasks:
+            tables += sampling_tables(number, options)
+    if "frames" in options.parts:
+        tables += frame_tables(options)
+    if "saving" in options.parts:
+        tables.append(saving_table(options))
+    return {"tables": tables}
 
 
-def text_of(content: dict[str, Any]) -> str:
-    """Return the tables."""
-    left_out = content["settings"]["left_out"]
-    parts = [left_out] if left_out else []
-    for found in content["tables"]:
-        where = f"{found['tasks']} tasks, {content['settings']['capacity']:,} transitions held"
-        parts.append(report(f"adding a vector step; {where}", found["results"]["add"], "us"))
-        rows = [
-            {
-                **row,
-                "bytes per transition": f"{found['bytes_per_transition'][row['variant']]:,.0f}",
-                **{
-                    f"of an update {p}": f"{share[row['variant']]['median']:.1%}"
-                    for p, share in _shares(found)
-                },
-            }
-            for row in found["results"]["draw"]
-        ]
-        columns = ("bytes per transition", *(f"of an update {p}" for p, _ in _shares(found)))
-        parts.append(
-            report(f"drawing a batch of {found['batch_size']}; {where}", rows, "us", columns)
-        )
-        updates = ", ".join(f"{shown(value)} ms in {p}" for p, value in found["update_ms"].items())
-        parts.append(f"an update takes {updates}, with {content['threads']} threads of PyTorch")
-    return "\n\n".join(parts)
-
-
-def _shares(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return list(found["share_of_update"].items())
-
-
-main = program(parse, measure, text_of)
+main = program("replay", options_of, measure)
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main(None))
+    sys.exit(main())

@@ -1,120 +1,91 @@
 """How fast a suite's environments are stepped, beside Gymnasium's vector environments.
 
-``python -m benchmarks.stepping`` steps MetaWorld's tasks with random actions, with ``--benchmark
-dm_control`` those of the DeepMind Control Suite, and with the name of a family, such as
-``--benchmark walker_friction``, its tasks. It does so through our ``VectorEnv`` with several
-numbers of workers (0 steps in the learner's process), with our cheaper code for the suite and with
-the suite's own, and through Gymnasium's ``SyncVectorEnv`` and ``AsyncVectorEnv``. These are made as
-MetaWorld makes them (``gymnasium.make_vec("Meta-World/MT10", ...)``), or of Shimmy's wrapper of
-dm_control, flattened and padded to one size. All have MetaWorld's reward v2, horizon 500 and 50
-goals per task, or dm_control's horizon 1000 and no action repeat, and begin the next episode in the
-step that ends one.
+  ours       our VectorEnv with several numbers of workers (0: in the learner's process)
+  original   the same with the suite's own code in place of our faster code
+  sync       gymnasium.make_vec of MetaWorld, or SyncVectorEnv of Shimmy's wrapper of dm_control
+  async      likewise, each environment in a process of its own
 
-The gain over ``AsyncVectorEnv`` has two factors, shown as ``stepping x code``: how much faster our
-``VectorEnv`` steps the suite's own code, and how much faster it is with the cheaper code.
-
-Each variant is a process of its own; those of a table take turns. Also shown are the seconds from
-the start of a variant to its first observations, the milliseconds of a reset of one environment,
-and the memory of its processes (shared pages are divided among those that share them), in total and
-per environment, less what the process took before it made them.
+All step random actions with the same protocol (MetaWorld: reward v2, horizon 500, 50 goals per
+task; dm_control: horizon 1000, no action repeat). Each variant is a process. "stepping" and "code"
+split the gain over async: by our VectorEnv with the suite's own code, and by our faster code.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.entrants import Entrant, of_module, started
+import gymnasium as gym
+import numpy as np
+
+from benchmarks.environments import NAMED, metaworld_vector, names_of, suite_vector
 from benchmarks.measuring import (
-    alternate,
-    end_on_sigterm,
-    heading,
+    Pacer,
+    Variant,
+    call_of,
+    parse,
     parser_of,
     positive,
     program,
-    report,
-    results,
+    proportional_set_size,
+    ratios,
+    rows_of,
     say,
     spread,
-    times_as_fast,
+    take_turns,
 )
-from benchmarks.steppers import Walk
-from benchmarks.upstream import NAMED, names_of
-from mtrl_lightning.envs.benchmarks.dm_control import DMC19, DMC21
+from mtrl_lightning.envs import DMControl, DMControlFamily, MetaWorld
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs.benchmarks.dm_control import DMC19, DMC21, SuiteTasks
+from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
-from mtrl_lightning.envs.vector.vector import usable_cores
+from mtrl_lightning.envs.vector.vector import VectorEnv, usable_cores
+from mtrl_lightning.errors import ConfigurationError, import_optional
 
-KINDS = ("ours", "slow", "sync", "async")
+KINDS = ("ours", "original", "sync", "async")
+SYNC = "gymnasium sync"
 ASYNC = "gymnasium async"
-SUITES = {"metaworld": "MetaWorld"} | dict.fromkeys(["dm_control", *FAMILIES], "dm_control")
-"""The suite whose code is stepped, by benchmark."""
-SLOW = {suite: f" with {suite}'s code" for suite in SUITES.values()}
-"""In the names of variants of ours that step the suite's own code."""
 TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19, 21]} | {
     name: [len(family.train + family.interpolation + family.extrapolation)]
     for name, family in FAMILIES.items()
 }
 """Numbers of tasks of the tables, the last one the largest, by benchmark."""
+ACTIONS = 64
+"""Random actions of a vector step that are used in turn."""
 
 
-def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of("stepping", __doc__, repeats=5)
+    parser = parser_of("stepping", __doc__)
     add = parser.add_argument
+    text = f"{', '.join(TASKS)} (default %(default)s)"
+    add("--benchmark", choices=list(TASKS), default="metaworld", metavar="NAME", help=text)
+    text = "numbers of tasks, each a table (default 1 10 25 50, or 1 19 21, or all of a family)"
+    add("--tasks", nargs="+", type=positive, help=text)
     workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
-    add(
-        "--benchmark",
-        choices=list(TASKS),
-        default="metaworld",
-        metavar="NAME",
-        help=f"whose tasks: {', '.join(TASKS)} (default %(default)s)",
-    )
-    add(
-        "--tasks",
-        nargs="+",
-        type=positive,
-        help="numbers of tasks, each a table: up to 50 of MetaWorld, 21 of dm_control, all of a"
-        " family (default 1 10 25 50, or 1 19 21, or 8)",
-    )
-    add(
-        "--workers",
-        nargs="+",
-        type=int,
-        default=workers,
-        help="of ours, each a variant (default %(default)s)",
-    )
-    add(
-        "--variants",
-        nargs="+",
-        choices=KINDS,
-        default=list(KINDS),
-        help="slow is ours with the suite's own code and the last number of workers (default all)",
-    )
-    add(
-        "--env_steps",
-        type=positive,
-        default=2_000,
-        help="of a window, over all environments (default %(default)s)",
-    )
-    add(
-        "--settle",
-        type=int,
-        default=20,
-        help="vector steps before the first window (default %(default)s)",
-    )
-    options = parser.parse_args(args)
+    text = "of ours, each a variant; original has the last (default %(default)s)"
+    add("--workers", nargs="+", type=int, default=workers, help=text)
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
+    text = "of a window, over all environments (default %(default)s)"
+    add("--env_steps", type=positive, default=2_000, help=text)
+    text = "vector steps before the first window (default %(default)s)"
+    add("--settle", type=int, default=20, help=text)
+    return parse(parser, args, _check)
+
+
+def _check(options: argparse.Namespace) -> None:
     numbers = TASKS[options.benchmark]
     options.tasks = options.tasks or numbers
-    if not all(1 <= number <= max(numbers) for number in options.tasks):
-        parser.error(f"--tasks takes numbers from 1 to {max(numbers)}")
+    if max(options.tasks) > max(numbers):
+        raise ConfigurationError(f"--tasks takes numbers from 1 to {max(numbers)}")
     if options.benchmark in FAMILIES and options.tasks != numbers:
-        parser.error(f"--tasks is {max(numbers)} for a family, all of its tasks")
-    return options
+        raise ConfigurationError(f"--tasks is {max(numbers)} for a family, all of its tasks")
 
 
 def tasks_of(number: int, benchmark: str = "metaworld") -> list[str]:
@@ -128,133 +99,153 @@ def tasks_of(number: int, benchmark: str = "metaworld") -> list[str]:
     return list(names_of([NAMED[min(size for size in NAMED if size >= number)]])[:number])
 
 
-def name_of(workers: int, slow: str = "") -> str:
-    """Return the name of a variant of ours; ``slow`` says whose code it steps if not ours."""
-    return f"ours{slow}, {workers} workers"
+# ---- the process of a variant ----
 
 
-def entrants(number: int, steps: int, options: argparse.Namespace, folder: Path) -> list[Entrant]:
-    """Return the variants of one table, not started yet."""
-    walks: dict[str, Walk] = {}
+def step_in_windows(
+    kind: str, benchmark: str, tasks: list[str], workers: int, steps: int, settle: int
+) -> None:
+    """Step until no further window is requested; the function of a variant's process.
 
-    def add(name: str, kind: Any, workers: int = 0, fast: bool = True) -> None:
-        tasks = tasks_of(number, options.benchmark)
-        walks[name] = Walk(
-            kind,
-            tasks,
-            workers,
-            fast,
-            steps,
-            options.settle,
-            benchmark=options.benchmark,
-        )
+    Args:
+        kind: one of ``KINDS``.
+        benchmark: ``metaworld``, ``dm_control`` or a family.
+        tasks: of ``tasks_of``.
+        workers: of ours.
+        steps: vector steps of a window.
+        settle: vector steps before the first window.
+    """
+    if benchmark == "metaworld":  # its import belongs to no variant
+        import_optional("metaworld", "metaworld")
+    else:
+        import_suite()
+    gym.logger.min_level = gym.logger.ERROR
+    before = proportional_set_size()
+    start = time.perf_counter()
+    envs, step = build(kind, benchmark, tasks, workers)
+    envs.reset(seed=1)
+    about = {"s to build": time.perf_counter() - start}
+    generator = np.random.default_rng(0)
+    shape = (envs.num_envs, *envs.single_action_space.shape)  # type: ignore[misc]
+    recorded = [generator.uniform(-1, 1, shape).astype(np.float32) for _ in range(ACTIONS)]
+    actions = itertools.cycle(recorded)
+    step(next(actions))
+    memory = proportional_set_size()
+    start = time.perf_counter()
+    envs.reset(seed=2)
+    about["ms per reset"] = (time.perf_counter() - start) * 1e3 / envs.num_envs
+    about["MiB"] = memory
+    about["MiB per environment"] = (memory - before) / envs.num_envs
+    pacer = Pacer(steps, settle, about=about)
+    while pacer.tick():
+        step(next(actions))
+    envs.close()
 
-    # no more workers than environments
-    numbers = list(dict.fromkeys(min(workers, number) for workers in options.workers))
-    for workers in numbers if "ours" in options.variants else []:
-        add(name_of(workers), "ours", workers)
-    if "slow" in options.variants:
-        slow = SLOW[SUITES[options.benchmark]]
-        add(name_of(numbers[-1], slow), "ours", numbers[-1], fast=False)
-    for kind in ("sync", "async"):
-        if kind in options.variants:
-            add(f"gymnasium {kind}", kind)
+
+def build(
+    kind: str, benchmark: str, tasks: list[str], workers: int
+) -> tuple[gym.vector.VectorEnv, Callable[[Any], Any]]:
+    """Return the environments of a variant, and the function that steps them."""
+    if kind in ("sync", "async"):
+        strategy: Any = kind
+        if benchmark == "metaworld":
+            theirs = metaworld_vector(tasks, strategy)
+        else:
+            theirs = suite_vector(make_suite(benchmark, tasks, is_fast=False), strategy)
+        return theirs, theirs.step
+    made: Benchmark
+    if benchmark == "metaworld":
+        names: Any = tasks[0] if len(tasks) == 1 else tasks
+        made = MetaWorld(names, fast=kind == "ours")
+    else:
+        made = make_suite(benchmark, tasks, is_fast=kind == "ours")
+    envs = VectorEnv(made, range(made.spec.num_tasks), seed=1, num_workers=workers)
+
+    def step(action_EA: Any) -> Any:  # as a collector does
+        envs.send(action_EA)
+        return envs.receive()
+
+    return envs, step
+
+
+def make_suite(benchmark: str, tasks: list[str], is_fast: bool) -> SuiteTasks:
+    """Return dm_control's tasks or a family, without action repeat."""
+    if benchmark == "dm_control":
+        names: Any = tasks[0] if len(tasks) == 1 else tasks
+        return DMControl(names, action_repeat=1, fast=is_fast)
+    return DMControlFamily(benchmark, action_repeat=1, fast=is_fast)
+
+
+# ---- the comparison ----
+
+
+def variants_of(
+    number: int, steps: int, options: argparse.Namespace, folder: Path
+) -> list[Variant]:
+    """Return the variants of a table, not started yet."""
+    workers = list(dict.fromkeys(min(value, number) for value in options.workers))
+    kinds: dict[str, tuple[str, int]] = {}
+    if "ours" in options.variants:
+        kinds |= {f"ours, {value} workers": ("ours", value) for value in workers}
+    if "original" in options.variants:
+        kinds[f"original, {workers[-1]} workers"] = ("original", workers[-1])
+    kinds |= {f"gymnasium {k}": (k, 0) for k in ("sync", "async") if k in options.variants}
+    shared = {
+        "benchmark": options.benchmark,
+        "tasks": tasks_of(number, options.benchmark),
+        "steps": steps,
+        "settle": options.settle,
+    }
     return [
-        Entrant(name, walk.kind, of_module("steppers", asdict(walk)), folder)
-        for name, walk in walks.items()
+        Variant(name, call_of(step_in_windows, {"kind": kind, "workers": value, **shared}), folder)
+        for name, (kind, value) in kinds.items()
     ]
 
 
 def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Let the variants take turns; return one table's content."""
+    """Let the variants take turns; return a table."""
     say(f"{number} tasks")
     steps = max(5, options.env_steps // number)
-    taking_part = entrants(number, steps, options, folder)
-    with started(taking_part):
-        seconds = alternate(
-            {entrant.name: entrant.window for entrant in taking_part}, options.repeats
-        )
-    a_step = {name: [value / steps for value in values] for name, values in seconds.items()}
-    rows = results(a_step, [name for name in ("gymnasium sync", ASYNC) if name in a_step])
-    for row, entrant in zip(rows, taking_part, strict=True):
-        row["env_steps_per_second"] = spread([number * 1e3 / value for value in row["rounds"]])
-        row |= entrant.about
-        row["gain_over_async"] = gain_over_async(row["variant"], a_step)
-    return {"tasks": number, "steps": steps, "unit": "ms per vector step", "results": rows}
+    variants = variants_of(number, steps, options, folder)
+    windows = take_turns(variants, options.rounds)
+    seconds = {name: [value / steps for value in values] for name, values in windows.items()}
+    rows = rows_of(seconds, [SYNC, ASYNC])
+    for row, variant in zip(rows, variants, strict=True):
+        row |= split_gain(variant.name, seconds)
+        row["env steps/s"] = spread([number / value for value in seconds[variant.name]])
+        row |= variant.about
+    title = f"{options.benchmark}, {number} tasks, windows of {steps} vector steps"
+    return {"title": title, "tasks": number, "steps": steps, "rows": rows}
 
 
-def gain_over_async(
-    name: str, seconds: Mapping[str, Sequence[float]]
-) -> dict[str, dict[str, float]] | None:
+def split_gain(name: str, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     """Split how many times as fast as ``AsyncVectorEnv`` a variant of ours is into two factors.
 
     Args:
         name: of the variant.
-        seconds: a vector step of each variant, by rounds.
+        seconds: of a vector step of each variant, by rounds.
 
     Returns:
         ``stepping``: times as fast as ``AsyncVectorEnv``, both with the suite's own code;
-        ``code``: times as fast with the cheaper code as with the suite's. None if no variant steps
-        the suite's own code with as many workers, or ``AsyncVectorEnv`` was not measured.
+        ``code``: times as fast with our code as with the suite's. Nothing if no variant steps the
+        suite's own code with as many workers, or ``AsyncVectorEnv`` was not measured.
     """
-    candidates = [name.replace("ours,", f"ours{suite},") for suite in SLOW.values()]
-    slow = next((found for found in candidates if found in seconds), name)
-    if slow == name or ASYNC not in seconds:
-        return None
+    original = name.replace("ours", "original")
+    if original == name or original not in seconds or ASYNC not in seconds:
+        return {}
     return {
-        "stepping": times_as_fast(seconds[slow], seconds[ASYNC]),
-        "code": times_as_fast(seconds[name], seconds[slow]),
+        "stepping": ratios(seconds[ASYNC], seconds[original]),
+        "code": ratios(seconds[original], seconds[name]),
     }
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the JSON's content."""
-    with tempfile.TemporaryDirectory(prefix="stepping-") as folder:
-        tables = [compare(number, options, Path(folder)) for number in options.tasks]
-    return {
-        **heading("stepping", options),
-        "tables": tables,
-    }
-
-
-def split_shown(gain: Mapping[str, Mapping[str, float]] | None) -> str:
-    """Return both factors of ``gain_over_async`` as text."""
-    if gain is None:
-        return "-"
-    return f"{gain['stepping']['median']:.2f} x {gain['code']['median']:.2f}"
-
-
-def text_of(content: dict[str, Any]) -> str:
     """Return the tables."""
-    parts = []
-    for found in content["tables"]:
-        rows = [
-            {
-                **row,
-                "stepping x code": split_shown(row["gain_over_async"]),
-                "env steps/s": f"{row['env_steps_per_second']['median']:,.0f}",
-                "s to build": f"{row['build_seconds']:.1f}",
-                "ms a reset": f"{row['reset_seconds'] * 1e3 / found['tasks']:.1f}",
-                "MiB": f"{row['memory_mib']:,.0f}",
-                "MiB per environment": f"{row['memory_mib_per_env']:.1f}",
-            }
-            for row in found["results"]
-        ]
-        title = f"{found['tasks']} tasks, windows of {found['steps']} vector steps"
-        columns = (
-            "stepping x code",
-            "env steps/s",
-            "s to build",
-            "ms a reset",
-            "MiB",
-            "MiB per environment",
-        )
-        parts.append(report(title, rows, found["unit"], columns))
-    return "\n\n".join(parts)
+    with tempfile.TemporaryDirectory(prefix="stepping-") as folder:
+        return {"tables": [compare(number, options, Path(folder)) for number in options.tasks]}
 
 
-main = program(parse, measure, text_of)
+main = program("stepping", options_of, measure)
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main(None))
+    sys.exit(main())

@@ -1,34 +1,20 @@
-r"""How long a run takes to a success of 0.8, beside Stable-Baselines3's SAC and a plain loop.
+"""How long a run takes to a success of 0.8, beside Stable-Baselines3's SAC and a plain loop.
 
-``python -m benchmarks.time_to_success`` trains each contestant with each seed on each set of tasks,
-one run at a time: seed 1 of all contestants, then seed 2, and so on. All runs have the same cores.
+  ours            the command line with configs/quickstart.yaml (SAC)
+  ours_ppo        the command line with configs/quickstart_ppo.yaml
+  sb3             Stable-Baselines3's SAC with its defaults, one environment per task
+  sb3_quickstart  the same with the quickstart's hyper-parameters and environments
+  sb3_updates     the same with as many updates per vector step as environments
+  plain           the plain PyTorch loop (plain_sac.py) with the quickstart's hyper-parameters
 
-- ``ours``: the command line with ``configs/quickstart.yaml``.
-- ``ours_ppo``: the command line with ``configs/quickstart_ppo.yaml``, which shows what the choice
-  of the algorithm makes; no peer has its hyper-parameters.
-- ``sb3``: Stable-Baselines3's SAC with its defaults, one environment per task, the task's one-hot
-  in the observation, and our number of random steps before it learns.
-- ``sb3_quickstart``: the same with the quickstart's hyper-parameters: batch, networks, learning
-  rate, discount, tau, first temperature, replay, copies of each environment.
-- ``sb3_updates``: as ``sb3_quickstart``, with as many updates per vector step as environments.
-- ``plain``: the plain PyTorch loop (``plain_sac.py``) with the quickstart's hyper-parameters.
+One run at a time on the same cores: seed 1 of all variants, then seed 2. Between windows all run
+the same test episodes. A run has reached the threshold at the first of two evaluations in a row
+whose mean over tasks is at least that; it ends there, or after --minutes. Minutes begin with the
+process (imports, environments, random steps, our checkpoints); test episodes do not count. The
+baselines step MetaWorld's own environments with our goals.
 
-After every 9,000 env steps (``--every``; 12,000 of PPO) the same test episodes are run for all of
-them, by this package's evaluation: best actions, success in any step, the goals of training. A run
-has reached the threshold at the first of two evaluations in a row whose mean over tasks is at least
-that; it ends there, or at the first evaluation after ``--minutes``. Minutes are counted from the
-start of the process: imports, building environments, random steps, and our checkpoints are in them,
-test episodes are not. The peers step MetaWorld's own environments with our goals.
-
-The two sets are the quickstart's tasks and three harder ones of MT10, which need the arm to find
-and move a mechanism: door-open, button-press-topdown, window-open. ``--tasks`` gives others.
-
-Results are written to the folder after each run. Called with the same folder again, finished runs
-are read, and an interrupted one starts from its beginning, since its minutes must be of one piece.
-By default these are 24 runs of at most 15 minutes each, besides test episodes: five hours and more.
-
-    python -m benchmarks.time_to_success --cores 0 1 --contestants ours sb3_quickstart \
-        --tasks reach drawer-close coffee-button --tasks door-open button-press-topdown window-open
+Results are written after each run; with the same folder, finished runs are read, and an interrupted
+one starts again. The default takes five hours and more.
 """
 
 from __future__ import annotations
@@ -36,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -47,22 +34,26 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from benchmarks.contestants import Job
-from benchmarks.entrants import Entrant, of_command_line, of_module, started
+from benchmarks import baselines
+from benchmarks.baselines import SACJob
+from benchmarks.environments import names_of, tasks_option
 from benchmarks.measuring import (
+    COMMAND,
     NEVER,
-    end_on_sigterm,
-    heading,
+    Variant,
+    call_of,
+    check_files,
     machine,
+    parse,
     parser_of,
     positive,
     program,
-    refusing,
     require,
     say,
+    started,
 )
 from benchmarks.plain_sac import Hyperparameters
-from benchmarks.upstream import names_of, tasks_option
+from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import UNKNOWN, markdown
@@ -71,14 +62,15 @@ from mtrl_lightning.reports.comparison_plot import draw_band, format_steps, line
 from mtrl_lightning.runs import replacing
 
 CONFIG = Path("configs/quickstart.yaml")
+PPO_CONFIG = Path("configs/quickstart_ppo.yaml")
+PPO_UPDATES = 256
+"""Of PPO between test episodes: two iterations of it, which have 12,000 env steps."""
 TASKS = (
     ("reach", "drawer-close", "coffee-button"),
     ("door-open", "button-press-topdown", "window-open"),
 )
-PPO_CONFIG = Path("configs/quickstart_ppo.yaml")
-PPO_UPDATES = 256
-"""Of PPO between test episodes: two iterations of it, which have 12,000 env steps."""
-CONTESTANTS = {
+"""The quickstart's tasks, and three harder ones of MT10, where the arm moves a mechanism."""
+VARIANTS = {
     "ours": "this package, SAC",
     "ours_ppo": "this package, PPO",
     "sb3": "Stable-Baselines3 SAC, its defaults",
@@ -87,122 +79,70 @@ CONTESTANTS = {
     "plain": "plain loop, the quickstart's hyper-parameters",
 }
 """Their names in the table."""
-OURS = ("ours", "ours_ppo")
-SB3 = ("sb3", "sb3_quickstart", "sb3_updates")
+OURS = {"ours": CONFIG, "ours_ppo": PPO_CONFIG}
 IN_A_ROW = 2
 """Evaluations at the threshold that count as reaching it: one may be luck."""
 MEASURES = {"env_steps": "env steps", "updates": "updates", "minutes": "minutes"}
-WINDOW_SECONDS = 3_600.0
-"""After which a contestant counts as hung; many updates take long on a slow machine."""
+WINDOW_TIMEOUT = 3_600.0
+"""Seconds after which a variant counts as hung; many updates take long on a slow machine."""
 
 
-def parse(args: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of("time_to_success", __doc__)
+    parser = parser_of("time_to_success", __doc__, rounds=None, threads=True)
     add = parser.add_argument
-    add(
-        "--contestants",
-        nargs="+",
-        choices=list(CONTESTANTS),
-        default=list(CONTESTANTS),
-        help="(default all)",
-    )
-    add(
-        "--tasks",
-        nargs="+",
-        action="append",
-        help="a set of tasks; several sets by several of it (default the two sets above)",
-    )
-    add(
-        "--config",
-        type=Path,
-        default=CONFIG,
-        help="SAC with MLPs; the peers have its hyper-parameters (default %(default)s)",
-    )
-    add("--seeds", type=positive, default=2, help="runs of each contestant (default %(default)s)")
-    add("--threshold", type=float, default=0.8, help="of the mean over tasks (default %(default)s)")
-    add(
-        "--minutes",
-        type=float,
-        default=15.0,
-        help="of training, after which a run ends (default %(default)s)",
-    )
-    add(
-        "--every",
-        type=positive,
-        default=9_000,
-        help="env steps between two evaluations (default %(default)s)",
-    )
-    add(
-        "--num_episodes",
-        type=positive,
-        default=10,
-        help="test episodes per task in an evaluation (default %(default)s)",
-    )
+    add("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    text = "a set of tasks; several sets by several of it (default two sets of three)"
+    add("--tasks", nargs="+", action="append", help=text)
+    text = "SAC with MLPs, whose hyper-parameters the baselines have (default %(default)s)"
+    add("--config", type=Path, default=CONFIG, help=text)
+    add("--seeds", type=positive, default=2, help="runs of each variant (default %(default)s)")
+    text = "of the mean over tasks (default %(default)s)"
+    add("--threshold", type=float, default=0.8, help=text)
+    text = "of training, after which a run ends (default %(default)s)"
+    add("--minutes", type=float, default=15.0, help=text)
+    text = "env steps between two evaluations (default %(default)s; PPO 12000)"
+    add("--every", type=positive, default=9_000, help=text)
+    text = "test episodes per task in an evaluation (default %(default)s)"
+    add("--num_episodes", type=positive, default=10, help=text)
     add("--horizon", type=positive, default=200, help="of an episode (default %(default)s)")
-    add(
-        "--cores",
-        nargs="+",
-        type=int,
-        help="numbers of the cores that every run is bound to (default all)",
-    )
-    add(
-        "--peer_threads",
-        type=positive,
-        help="PyTorch's threads for the peers (default one per core)",
-    )
-    add(
-        "--peer_environments",
-        choices=["metaworld", "ours"],
-        default="metaworld",
-        help="what the peers step: MetaWorld's own code or our faster code (default %(default)s)",
-    )
-    add(
-        "--sb3_vector",
-        choices=["dummy", "subproc"],
-        default="dummy",
-        help="Stable-Baselines3's vector environment (default %(default)s)",
-    )
-    add(
-        "--folder",
-        type=Path,
-        default=Path("runs/time_to_success"),
-        help="of the results (default %(default)s)",
-    )
-    options = parser.parse_args(args)
+    add("--cores", nargs="+", type=int, help="that every run is bound to (default all)")
+    text = "that the baselines step: MetaWorld's code or our faster one (default %(default)s)"
+    choices = ["metaworld", "ours"]
+    add("--baseline_environments", choices=choices, default="metaworld", help=text)
+    text = "environments of Stable-Baselines3 (default %(default)s)"
+    add("--vector", choices=["sync", "async"], default="sync", help=text)
+    text = "of the results (default %(default)s)"
+    add("--folder", type=Path, default=Path("runs/time_to_success"), help=text)
+    return parse(parser, args, _check)
+
+
+def _check(options: argparse.Namespace) -> None:
     options.tasks = options.tasks or [list(tasks) for tasks in TASKS]
-    if not options.config.is_file():
-        parser.error(
-            f"{options.config} is not there: start in the repository's folder, or give --config"
-        )
-    with refusing(parser):
-        if not {*SB3}.isdisjoint(options.contestants):
-            require("stable_baselines3", "leave it out with --contestants ours plain")
-        for tasks in options.tasks:
-            names_of(tasks)
-        recipe_of(options.config)
-        _check_cores(options.cores)
-    return options
-
-
-def _check_cores(cores: Sequence[int] | None) -> None:
-    if cores is None:
+    check_files([options.config])
+    if any(name.startswith("sb3") for name in options.variants):
+        require("stable_baselines3", "leave it out with --variants ours plain")
+    for tasks in options.tasks:
+        names_of(tasks)
+    recipe_of(options.config)
+    if options.cores is None:
         return
     if not hasattr(os, "sched_setaffinity"):
         raise ConfigurationError("--cores needs Linux: leave it out to use all cores")
     usable = os.sched_getaffinity(0)
-    missing = [core for core in cores if core not in usable]
-    if missing:
-        raise ConfigurationError(
-            f"--cores {missing[0]}: this process may use {', '.join(map(str, sorted(usable)))}"
-        )
+    for core in options.cores:
+        if core not in usable:
+            known = ", ".join(map(str, sorted(usable)))
+            raise ConfigurationError(f"--cores {core}: this process may use {known}")
+
+
+# ---- the runs ----
 
 
 class Recipe(NamedTuple):
-    """The hyper-parameters of a configuration, as far as the peers have them."""
+    """The hyper-parameters of a configuration, as far as the baselines have them."""
 
-    copies: int
-    """Of each task's environment."""
+    envs_per_task: int
     batch_size: int
     capacity: int
     warmup_steps: int
@@ -216,161 +156,160 @@ def recipe_of(config: Path) -> Recipe:
     """Read the hyper-parameters of a configuration of SAC with MLPs.
 
     Raises:
-        ConfigurationError: if one is missing.
+        ConfigurationError: if one is missing, or if there is not one update per vector step.
     """
     given = yaml.safe_load(config.read_text())
     try:
         model = given["model"]["init_args"]
         actor = model["actor"]["init_args"]
-        hyperparameters = Hyperparameters(
-            learning_rate=model["actor_optimizer"]["init_args"]["lr"],
-            epsilon=model["actor_optimizer"]["init_args"].get("eps", 1e-8),
-            discount=model["discount"],
-            tau=model["tau"],
-            temperature=model["temperature"]["init_args"]["initial"],
-        )
-        updates_per_step = given["rollout"].get("updates_per_step", 1)
-        if updates_per_step != 1:
-            raise ConfigurationError(
-                f"{config} has rollout.updates_per_step {updates_per_step}: give a file with 1,"
-                " which the peers make"
-            )
-        return Recipe(
-            copies=given["rollout"]["envs_per_task"],
+        adam = model["actor_optimizer"]["init_args"]
+        recipe = Recipe(
+            envs_per_task=given["rollout"]["envs_per_task"],
             batch_size=given["data"]["batch_size"],
             capacity=given["data"]["capacity"],
             warmup_steps=given["rollout"]["warmup_steps"],
             width=actor["width"],
             depth=actor["depth"],
-            hyperparameters=hyperparameters,
+            hyperparameters=Hyperparameters(
+                learning_rate=adam["lr"],
+                epsilon=adam.get("eps", 1e-8),
+                discount=model["discount"],
+                tau=model["tau"],
+                temperature=model["temperature"]["init_args"]["initial"],
+            ),
         )
     except (KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{config} does not set {error}, which the peers need:"
+            f"{config} does not set {error}, which the baselines need:"
             f" give all hyper-parameters that {CONFIG} has"
         ) from error
+    updates_per_step = given["rollout"].get("updates_per_step", 1)
+    if updates_per_step != 1:
+        raise ConfigurationError(
+            f"{config} has rollout.updates_per_step {updates_per_step}: give a file with 1, which"
+            " the baselines make"
+        )
+    return recipe
 
 
-def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) -> Job:
-    """Return what a contestant trains: a peer by itself, ours by the command line.
-
-    Args:
-        name: of the contestant.
-        tasks: the set.
-        seed: of the run.
-        options: of this program.
+def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) -> SACJob:
+    """Return the work of a variant: a baseline by itself, ours by the command line.
 
     Raises:
         ConfigurationError: if there are more environments than env steps between evaluations.
     """
     recipe = recipe_of(options.config)
-    copies = recipe.copies
-    hyperparameters = recipe.hyperparameters
-    sizes = {"width": recipe.width, "depth": recipe.depth, "batch_size": recipe.batch_size}
-    capacity = recipe.capacity
-    if name == "sb3":
-        copies = 1
-        hyperparameters = Hyperparameters(epsilon=1e-8)  # the others' defaults are SB3's
-        sizes = {"width": 256, "depth": 2, "batch_size": 256}
-        capacity = 1_000_000
-    num_envs = len(names_of(tasks)) * copies
+    if name == "sb3":  # the other defaults of the plain loop are Stable-Baselines3's
+        defaults = Hyperparameters(epsilon=1e-8)
+        recipe = recipe._replace(envs_per_task=1, batch_size=256, hyperparameters=defaults)
+        recipe = recipe._replace(capacity=1_000_000, width=256, depth=2)
+    num_envs = len(names_of(tasks)) * recipe.envs_per_task
     if options.every < num_envs:
         raise ConfigurationError(
             f"--every {options.every}: give at least {num_envs}, one step of each environment"
         )
-    return Job(
+    return SACJob(
         tasks=tasks,
-        **sizes,
-        capacity=capacity,
+        width=recipe.width,
+        depth=recipe.depth,
+        device="cpu",
+        threads=options.threads or usable_cores(),
+        settle=0,
+        vector="sync" if name == "plain" else options.vector,
+        environments="ours" if options.baseline_environments == "ours" else "our goals",
+        envs_per_task=recipe.envs_per_task,
+        horizon=options.horizon,
+        seed=seed,
+        batch_size=recipe.batch_size,
+        capacity=recipe.capacity,
         warmup=-(-recipe.warmup_steps // num_envs),
         steps=options.every // num_envs,
-        settle=0,
-        device="cpu",
-        threads=options.peer_threads or usable_cores(),
-        seed=seed,
         updates=num_envs if name == "sb3_updates" else 1,
-        hyperparameters=hyperparameters._asdict(),
+        hyperparameters=recipe.hyperparameters._asdict(),
         num_episodes=options.num_episodes,
-        copies=copies,
-        horizon=options.horizon,
-        fast=options.peer_environments == "ours",
     )
 
 
-def entrant_of(name: str, job: Job, options: argparse.Namespace, folder: Path) -> Entrant:
-    """Return a contestant, not started yet.
-
-    Args:
-        name: of the contestant.
-        job: what it trains.
-        options: of this program.
-        folder: of what it prints, and of our run.
-    """
-    if name in OURS:
-        given = {
-            "root": folder,
-            "seed_everything": job.seed,
-            "trainer.accelerator": job.device,
-            "trainer.enable_progress_bar": "false",
-            "data.benchmark.init_args.tasks": tasks_option(job.tasks),
-            "data.benchmark.init_args.horizon": job.horizon,
-            "rollout.total_steps": NEVER,
-            "evaluation.every": NEVER,  # test episodes are run between windows instead
-        }
-        config = config_of(name, options)
-        updates = PPO_UPDATES if name == "ours_ppo" else job.steps
-        command = of_command_line([config], given, updates, job.settle, job.num_episodes)
-        return Entrant(name, "ours", command, folder, WINDOW_SECONDS)
-    kind = name.partition("_")[0]
-    more: dict[str, Any] = {"kind": kind, "vector": options.sb3_vector}
-    if kind == "plain":
-        more |= {"vector": "sync", "bf16": False}
-    command = of_module("contestants", asdict(job) | more)
-    return Entrant(name, kind, command, folder, WINDOW_SECONDS)
+def variant_of(name: str, job: SACJob, options: argparse.Namespace, folder: Path) -> Variant:
+    """Return a variant, not started yet; ``folder`` is that of its output and of our run."""
+    if name not in OURS:
+        kind = "plain" if name == "plain" else "sb3_sac"
+        command = call_of(baselines.train, {"kind": kind, "job": asdict(job)})
+        return Variant(name, command, folder, WINDOW_TIMEOUT)
+    given = {
+        "root": folder,
+        "seed_everything": job.seed,
+        "trainer.accelerator": job.device,
+        "data.benchmark.init_args.tasks": tasks_option(job.tasks),
+        "data.benchmark.init_args.horizon": job.horizon,
+        "evaluation.every": NEVER,  # test episodes are run between windows instead
+    }
+    updates = PPO_UPDATES if name == "ours_ppo" else job.steps
+    config = config_of(name, options)
+    arguments = paced_arguments([config], given, updates, job.settle, job.num_episodes)
+    return Variant(name, [sys.executable, *COMMAND, *arguments], folder, WINDOW_TIMEOUT)
 
 
 def config_of(name: str, options: argparse.Namespace) -> Path:
-    """Return the configuration that one of ours trains."""
+    """Return the configuration of one of ours."""
     return PPO_CONFIG if name == "ours_ppo" else options.config
 
 
-def train(name: str, job: Job, options: argparse.Namespace) -> dict[str, Any]:
-    """Train a contestant until it has reached the threshold or its time is over.
-
-    Args:
-        name: of the contestant.
-        job: what it trains.
-        options: of this program.
+def train(name: str, job: SACJob, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train a variant until it has reached the threshold or its time is over.
 
     Returns:
-        Its evaluations, with env steps, updates, minutes and success of each task, and the minutes
-        of start-up and random steps.
+        Its evaluations, with env steps, updates, minutes and success of each task.
     """
     evaluations: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="time_to_success-") as folder:
-        entrant = entrant_of(name, job, options, Path(folder))
-        with started([entrant]):
-            ready_minutes = entrant.ready_seconds / 60
-            minutes = ready_minutes
+        variant = variant_of(name, job, options, Path(folder))
+        with started([variant]):
+            minutes = variant.ready_seconds / 60
             while not evaluations or (
                 minutes < options.minutes and reached_at(evaluations, options.threshold) is None
             ):
-                answer = entrant.ask("go")
+                answer = variant.ask("go")
                 minutes += answer["seconds"] / 60
-                evaluations.append(
-                    {
-                        "env_steps": answer["env_steps"],
-                        "updates": answer["updates"],
-                        "minutes": minutes,
-                        "success": answer["success"],
-                    }
-                )
+                found = {key: answer[key] for key in ("env_steps", "updates", "success")}
+                evaluations.append({**found, "minutes": minutes})
                 say(
-                    f"{name}, seed {job.seed}: success {mean_success(evaluations[-1]):.2f} after"
-                    f" {answer['env_steps']:,} env steps, {answer['updates']:,} updates and"
+                    f"{name}, seed {job.seed}: success {mean_success(found):.2f} after"
+                    f" {found['env_steps']:,} env steps, {found['updates']:,} updates and"
                     f" {minutes:.1f} minutes"
                 )
-    return {"ready_minutes": ready_minutes, "evaluations": evaluations}
+    return evaluations
+
+
+def train_or_read(
+    name: str, tasks: list[str], seed: int, options: argparse.Namespace, folder: Path
+) -> list[dict[str, Any]]:
+    """Return the evaluations of a run, from its file if it is finished.
+
+    Raises:
+        ConfigurationError: if the file is of a run with other options.
+    """
+    path = folder / f"{name}_{seed}.json"
+    job = job_of(name, tasks, seed, options)
+    settings = {key: getattr(options, key) for key in ("threshold", "minutes", "every")}
+    made_with = {"job": asdict(job), **settings}
+    if name in OURS:
+        made_with["config"] = yaml.safe_load(config_of(name, options).read_text())
+    if path.exists():
+        written = json.loads(path.read_text())
+        if written["made_with"] != made_with:
+            raise ConfigurationError(
+                f"{path} is of a run with other options: give another --folder"
+            )
+        return written["evaluations"]
+    evaluations = train(name, job, options)
+    content = {"made_with": made_with, "machine": machine(), "evaluations": evaluations}
+    with replacing(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1))
+    return evaluations
+
+
+# ---- statistics ----
 
 
 def mean_success(evaluation: Mapping[str, Any]) -> float:
@@ -379,11 +318,11 @@ def mean_success(evaluation: Mapping[str, Any]) -> float:
 
 
 def reached_at(evaluations: Sequence[Mapping[str, Any]], threshold: float) -> int | None:
-    """Return the place of the first of two evaluations in a row at the threshold, or None."""
+    """Return the index of the first of two evaluations in a row at the threshold, or None."""
     is_above = reaches([mean_success(evaluation) for evaluation in evaluations], threshold)
-    for place in range(len(is_above) - IN_A_ROW + 1):
-        if all(is_above[place : place + IN_A_ROW]):
-            return place
+    for index in range(len(is_above) - IN_A_ROW + 1):
+        if all(is_above[index : index + IN_A_ROW]):
+            return index
     return None
 
 
@@ -401,17 +340,17 @@ class Bound(NamedTuple):
 def median(bounds: Sequence[Bound]) -> Bound:
     """Return the median, given in ascending order; runs that did not reach it come last."""
     middle = bounds[(len(bounds) - 1) // 2 : len(bounds) // 2 + 1]
-    value = sum(bound.value for bound in middle) / len(middle)
+    value = statistics.mean(bound.value for bound in middle)
     return Bound(value, any(bound.is_lower for bound in middle))
 
 
 def summarize(
     runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], threshold: float
 ) -> list[dict[str, Any]]:
-    """Return a row for each contestant: what it took to the threshold, and times ours.
+    """Return a row for each variant: what it took to the threshold, and times ours.
 
     Args:
-        runs: evaluations of each seed, by the contestant's name.
+        runs: evaluations of each seed, by the variant's name.
         threshold: of the mean over tasks.
 
     Returns:
@@ -420,22 +359,17 @@ def summarize(
     rows: list[dict[str, Any]] = []
     for name, seeds in runs.items():
         places = [reached_at(evaluations, threshold) for evaluations in seeds]
-        row: dict[str, Any] = {
-            "contestant": name,
-            "seeds": len(seeds),
-            "reached": sum(place is not None for place in places),
-        }
+        reached = sum(place is not None for place in places)
+        row: dict[str, Any] = {"variant": name, "seeds": len(seeds), "reached": reached}
         for measure in MEASURES:
-            bounds = sorted(
-                (
-                    Bound(evaluations[-1 if place is None else place][measure], place is None)
-                    for evaluations, place in zip(seeds, places, strict=True)
-                ),
-                key=lambda bound: (bound.is_lower, bound.value),
-            )
+            bounds = [
+                Bound(evaluations[-1 if place is None else place][measure], place is None)
+                for evaluations, place in zip(seeds, places, strict=True)
+            ]
+            bounds.sort(key=lambda bound: (bound.is_lower, bound.value))
             row[measure] = {"median": median(bounds), "min": bounds[0], "max": bounds[-1]}
         rows.append(row)
-    ours = next((row for row in rows if row["contestant"] == "ours"), None)
+    ours = next((row for row in rows if row["variant"] == "ours"), None)
     for row in rows:
         row["times_ours"] = {measure: _ratio(row, ours, measure) for measure in MEASURES}
     return rows
@@ -448,66 +382,24 @@ def _ratio(row: Mapping[str, Any], ours: Mapping[str, Any] | None, measure: str)
     return Bound(theirs.value / ours[measure]["median"].value, theirs.is_lower)
 
 
-def best_sb3(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the setting of Stable-Baselines3 with the fewest minutes; None if none reached it."""
-    minutes = {
-        row["contestant"]: row["minutes"]["median"].value
-        for row in rows
-        if row["contestant"] in SB3 and not row["minutes"]["median"].is_lower
-    }
-    return min(minutes, key=minutes.__getitem__, default=None)
+# ---- the result ----
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train what is not trained yet, and return the JSON's content."""
+    """Train what is not trained yet; write and return the sets of tasks with their runs."""
     if options.cores is not None:
         os.sched_setaffinity(0, options.cores)  # the runs inherit it
     sets = []
     for tasks in options.tasks:
         folder = options.folder / "_".join(tasks)
         folder.mkdir(parents=True, exist_ok=True)
-        runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in options.contestants}
+        runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in options.variants}
         for seed in range(1, options.seeds + 1):
-            for name in options.contestants:
-                runs[name].append(_train_or_read(name, tasks, seed, options, folder))
-        rows = summarize(runs, options.threshold)
-        sets.append({"tasks": tasks, "rows": rows, "best_sb3": best_sb3(rows), "runs": runs})
+            for name in options.variants:
+                runs[name].append(train_or_read(name, tasks, seed, options, folder))
+        sets.append({"tasks": tasks, "rows": summarize(runs, options.threshold), "runs": runs})
     figure = plot(sets, options.threshold, options.folder / "time_to_success.png")
-    content = {**heading("time_to_success", options), "sets": sets, "figure": str(figure)}
-    with replacing(options.folder / "time_to_success.json") as unfinished:
-        unfinished.write_text(json.dumps(content, indent=1))
-    with replacing(options.folder / "time_to_success.md") as unfinished:
-        unfinished.write_text(f"{text_of(content)}\n")
-    return content
-
-
-def _train_or_read(
-    name: str, tasks: list[str], seed: int, options: argparse.Namespace, folder: Path
-) -> list[dict[str, Any]]:
-    """Return the evaluations of a run, from its file if it is finished.
-
-    Raises:
-        ConfigurationError: if the file is of a run with other options.
-    """
-    path = folder / f"{name}_{seed}.json"
-    job = job_of(name, tasks, seed, options)
-    settings = {key: getattr(options, key) for key in ("threshold", "minutes", "every")}
-    made_with = {"job": asdict(job), **settings}
-    if name in OURS:
-        made_with["config"] = yaml.safe_load(config_of(name, options).read_text())
-    elif name in SB3:
-        made_with["vector"] = options.sb3_vector
-    if path.exists():
-        written = json.loads(path.read_text())
-        if written["made_with"] != made_with:
-            raise ConfigurationError(
-                f"{path} is of a run with other options: give another --folder"
-            )
-        return written["evaluations"]
-    content = {"made_with": made_with, "machine": machine(), **train(name, job, options)}
-    with replacing(path) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=1))
-    return content["evaluations"]
+    return {"sets": sets, "figure": str(figure)}
 
 
 def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Path:
@@ -530,9 +422,9 @@ def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Pat
     for one, (by_steps, by_minutes) in zip(sets, all_axes, strict=True):
         for axes, measure in ((by_steps, "env_steps"), (by_minutes, "minutes")):
             for name, seeds in one["runs"].items():
-                x_N, band = _band(seeds, measure)
-                style = line_style(list(CONTESTANTS).index(name), len(x_N))
-                draw_band(axes, x_N, band, style, f"{CONTESTANTS[name]} ({len(seeds)} seeds)")
+                x_N, band = band_of(seeds, measure)
+                style = line_style(list(VARIANTS).index(name), len(x_N))
+                draw_band(axes, x_N, band, style, f"{VARIANTS[name]} ({len(seeds)} seeds)")
             axes.axhline(threshold, color="gray", linestyle=":", linewidth=1)
             axes.grid(alpha=0.3)
             axes.set_ylim(-0.03, 1.03)
@@ -547,7 +439,7 @@ def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Pat
     return path
 
 
-def _band(
+def band_of(
     seeds: Sequence[Sequence[Mapping[str, Any]]], measure: str
 ) -> tuple[npt.NDArray[np.float64], Band]:
     """Return all seeds' values of a measure, and there the mean and the range of success."""
@@ -569,15 +461,13 @@ def text_of(content: Mapping[str, Any]) -> str:
     ]
     for one in content["sets"]:
         lines = [["", "reached", *MEASURES.values(), "times our env steps", "times our minutes"]]
-        lines += [_cells(row, one["best_sb3"]) for row in one["rows"]]
+        lines += [_cells(row) for row in one["rows"]]
         parts += [", ".join(one["tasks"]), markdown(lines)]
     return "\n\n".join([*parts, content["figure"]])
 
 
-def _cells(row: Mapping[str, Any], best: str | None) -> list[str]:
-    name = row["contestant"]
-    label = CONTESTANTS[name] + (" (its best)" if name == best else "")
-    cells = [label, f"{row['reached']} of {row['seeds']}"]
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    cells = [VARIANTS[row["variant"]], f"{row['reached']} of {row['seeds']}"]
     for measure in MEASURES:
         decimals = 1 if measure == "minutes" else 0
         middle, low, high = (row[measure][key].text(decimals) for key in ("median", "min", "max"))
@@ -588,8 +478,7 @@ def _cells(row: Mapping[str, Any], best: str | None) -> list[str]:
     return cells
 
 
-main = program(parse, measure, text_of)
+main = program("time_to_success", options_of, measure, text_of)
 
 if __name__ == "__main__":
-    end_on_sigterm()
-    sys.exit(main(None))
+    sys.exit(main())

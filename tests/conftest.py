@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.corruption import copy_run
 from mtrl_lightning.api import train
 from mtrl_lightning.callbacks.curves import CurvesCallback
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports import render
+from tests.helpers.corruption import copy_run
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)

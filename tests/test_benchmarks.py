@@ -1,274 +1,731 @@
-"""A small version of the fault benchmark, and its judges, which must find what is wrong."""
+"""Small versions of the benchmarks, what they compute, and the plain loop's losses."""
 
+import io
 import json
-import random
+import mmap
+import os
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from benchmarks import faults
-from benchmarks.bench import Row, table
-from benchmarks.corruption import FILES, HARMS, REGIONS, harmed, judge, mutations
-from benchmarks.faulty import KINDS, FaultyMetaWorld, claim
-from benchmarks.judging import compare_rows, differences, examine, examine_toy
-from benchmarks.trial import TOY_HORIZON, TOY_TASKS
-from mtrl_lightning.envs import ToyReach
+from benchmarks import (
+    measuring,
+    rendering,
+    replay,
+    scaling,
+    stepping,
+    updates,
+    whole_runs,
+)
+from benchmarks.environments import metaworld_vector, names_of, one_hot_makers, suite_vector
+from benchmarks.measuring import Pacer, Variant, call_of, started
+from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
+from benchmarks.updates import (
+    ACTION,
+    OBSERVATION,
+    PIXEL_METHODS,
+    STRIDES,
+    Encoding,
+    Work,
+    direct_update,
+    make_batches,
+    make_sac,
+    pixel_sac,
+    with_one_hot,
+)
+from benchmarks.whole_runs import PaceCallback
+from mtrl_lightning.envs import DMControl, MetaWorld, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from tests.replay import columns_of
+from mtrl_lightning.precision import ProductTimes
+from tests.conftest import ROOT, resolve, skip_without_renderer
 
-HORIZON = 5
+WORK = Work(tasks=3, batch_size=12, width=16, depth=2)
 
 
-def test_the_small_version_survives_everything(tmp_path):
-    small = [
-        "--total_steps=600",
-        "--kills=2",
-        "--worker_kills=1",
-        "--nans=2",
-        "--mutations=30",
-        "--continued=0",
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(measuring, "START_TIME", float("inf"))  # no round is left out
+
+
+def measured(program, *args, capsys):
+    """Run a program and return its tables; check what all results have in common."""
+    assert program.main([*args, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    name = program.__name__.rpartition(".")[2]
+    assert content["command"].startswith(f"python -m benchmarks.{name} {args[0]}")
+    assert len(content["commit"].split()[0]) == 40
+    names = {"cpu", "cores", "gpu", "python", "threads", "lightning", "mujoco", "gymnasium"}
+    assert names <= {*content["machine"]}
+    assert content["machine"]["torch"] == torch.__version__
+    text = measuring.text_of_tables(content)
+    for table in content["tables"]:
+        assert table["title"] in text
+        check_ratios(table["rows"])
+    return content["tables"]
+
+
+def check_ratios(rows):
+    """Check the ratios of a table by its rounds."""
+    prefix = "times as fast as "
+    for row in rows:
+        for column in row:
+            if column.startswith(prefix):
+                name = column.removeprefix(prefix)
+                theirs = next(other["rounds"] for other in rows if other["variant"] == name)
+                each = np.array(theirs) / row["rounds"]
+                expected = {"median": np.median(each), "min": each.min(), "max": each.max()}
+                assert row[column] == pytest.approx(expected)
+
+
+# ---- every program, for real ----
+
+
+@pytest.mark.slow
+def test_stepping_runs_all_variants(capsys):
+    sizes = ["--workers", "1", "--env_steps=5", "--settle=1", "--rounds=2"]
+    (table,) = measured(stepping, "--tasks=1", *sizes, capsys=capsys)
+    variants = [row["variant"] for row in table["rows"]]
+    assert variants[:2] == ["ours, 1 workers", "original, 1 workers"]
+    assert variants[2:] == ["gymnasium sync", "gymnasium async"]
+    names = ["times as fast as gymnasium sync", "times as fast as gymnasium async"]
+    assert all(name in row for row in table["rows"] for name in names)
+    assert [("stepping" in row) for row in table["rows"]] == [True, False, False, False]
+    for row in table["rows"]:
+        rates = np.sort(1e3 / np.array(row["rounds"]))
+        found = row["env steps/s"]
+        assert [found["min"], found["max"]] == pytest.approx([rates[0], rates[1]])
+        assert row["s to build"] > 0 and row["ms per reset"] > 0
+        assert row["MiB"] > row["MiB per environment"] > 0
+
+
+@pytest.mark.slow
+def test_updates_run_all_programs(capsys):
+    sizes = ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=2", "--settle=1"]
+    short = ["--rounds=2", "--precisions=32-true"]
+    (table,) = measured(updates, *sizes, *short, capsys=capsys)
+    direct, trainer = table["rows"][:2]
+    names = ["direct 32-true", "trainer 32-true", "plain 32-true", "sb3 32-true"]
+    assert [row["variant"] for row in table["rows"]] == names
+    assert [f"times as fast as {name}" in direct for name in names] == [True, False, True, True]
+    assert (table["sizes"]["width"], table["sizes"]["batch_size"]) == (8, 8)
+    more = np.array(trainer["rounds"]) - direct["rounds"]
+    assert trainer["ms more than direct"]["median"] == pytest.approx(np.median(more))
+
+
+def test_gradient_methods_and_encoders_are_measured_in_this_process(capsys, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    parts = ["--parts", "gradients", "encoders", "pixel_methods", "--rounds=2"]
+    small = ["--tasks", "2", "3", "--rows=4", "--width=8", "--depth=1", "--updates=4"]
+    images = ["--encoders=pixels_small:24", "--pixel_rows=2", "--pixel_width=8"]
+    methods = ["--gradients", "pcgrad", "famo", "--precisions=32-true", "--threads=1"]
+    tables = measured(updates, *parts, *small, *images, *methods, capsys=capsys)
+    two, three, encoder, pixel_methods = tables
+    assert [(table["tasks"], table["batch_size"]) for table in (two, three)] == [(2, 8), (3, 12)]
+    for table, reference, column in (
+        (two, "mean", "times the mean"),
+        (three, "mean", "times the mean"),
+        (pixel_methods, "sac", "times sac"),
+    ):
+        first, second, *_ = table["rows"]
+        assert first["variant"] == reference
+        assert first[column] == {"median": 1.0, "min": 1.0, "max": 1.0}
+        times = np.array(second["rounds"]) / first["rounds"]
+        assert second[column]["median"] == pytest.approx(np.median(times))
+    assert [row["variant"] for row in two["rows"]] == ["mean", "pcgrad", "famo"]
+    assert [row["variant"] for row in encoder["rows"]] == ["32-true", "32-true, channels_last"]
+    assert [row["variant"] for row in pixel_methods["rows"]] == list(PIXEL_METHODS)
+
+
+@pytest.mark.slow
+def test_whole_runs_of_sac(capsys):
+    small = ["--tasks=reach", "--batch_size=8", "--width=8", "--depth=1", "--capacity=100"]
+    short = ["--warmup=10", "--settle=1", "--steps=2", "--rounds=2", "--precisions=32-true"]
+    variants = ["--workers=0", "--vectors=sync", "--also", "rollout.envs_per_task=3"]
+    (table,) = measured(whole_runs, *small, *short, *variants, capsys=capsys)
+    ours, three, sb3, plain = table["rows"]
+    assert three["variant"] == "ours 32-true, num_workers 0, envs_per_task 3"
+    names = ["times as fast as sb3 sync", "times as fast as plain sync"]
+    assert [name in ours for name in names] == [True, True]
+    for row, num_envs in ((ours, 1), (three, 3), (sb3, 1), (plain, 1)):
+        rates = np.sort(num_envs * 1e3 / np.array(row["rounds"]))
+        assert row["env steps/s"]["min"] == pytest.approx(rates[0])
+    for row in (ours, plain):
+        shares = row["shares of the time"]
+        assert 0 < shares["update"] < sum(shares.values()) <= 1
+
+
+@pytest.mark.slow
+def test_whole_runs_of_ppo(capsys):
+    sizes = {
+        "envs_per_task": 2,
+        "horizon": 10,
+        "num_steps": 20,
+        "num_epochs": 2,
+        "num_minibatches": 4,
+        "width": 8,
+        "depth": 2,
+    }
+    small = ["--tasks", "reach", "push", *(f"--{name}={value}" for name, value in sizes.items())]
+    short = ["--rounds=2", "--workers=0", "--learner_threads", "1", "--precisions=32-true"]
+    baseline = ["--vectors=sync", "--baseline_environments", "ours"]
+    (table,) = measured(whole_runs, "--algorithm=ppo", *small, *short, *baseline, capsys=capsys)
+    ours, sb3 = table["rows"]
+    assert ours["variant"] == "ours 32-true, learner_threads 1, num_workers 0"
+    assert sb3["variant"] == "sb3 sync, our environments"
+    assert "80 env steps and 8 updates" in table["title"]
+    for row in (ours, sb3):
+        rates = np.sort(80 / np.array(row["rounds"]))
+        assert row["env steps/s"]["max"] == pytest.approx(rates[1])
+        assert 0.5 < sum(row["shares of the time"].values()) <= 1
+    assert {*ours["shares of the time"]} == {"act", "step", "sample", "update"}
+    assert {*sb3["shares of the time"]} == {"collect", "update"}
+    assert "--model.init_args.max_kl=null" in ours["command"]
+
+
+def test_replays_are_measured(capsys):
+    small = ["--tasks=3", "--rows=4", "--capacity=60", "--calls=2", "--width=8"]
+    both = ["--precisions", "32-true", "bf16-mixed", "--rounds=2"]
+    added, sampled, update = measured(replay, *small, *both, capsys=capsys)
+    sizes = {row["variant"]: row["bytes per transition"] for row in added["rows"]}
+    # two observations, an action and a reward in float32, and whether it ended
+    assert sizes["ours"] == 4 * (39 + 39 + 4 + 1) + 1
+    assert sizes["sb3"] == 8 * (42 + 42) + 4 * (4 + 1 + 1 + 1)
+    for row in sampled["rows"]:
+        for precision, other in zip(("32-true", "bf16-mixed"), update["rows"], strict=True):
+            share = np.array(row["rounds"]) / 1e3 / other["rounds"]
+            found = row[f"share of an update {precision}"]
+            assert found["median"] == pytest.approx(np.median(share))
+
+
+def test_saving_is_measured_beside_torch(capsys, tmp_path):
+    small = ["--parts=saving", "--capacity=2000", "--rounds=2", f"--folder={tmp_path}"]
+    (table,) = measured(replay, *small, "--precisions=32-true", capsys=capsys)
+    rows = {row["variant"]: row for row in table["rows"]}
+    assert rows["the replay in memory"]["MiB"] == pytest.approx(2000 * 333 / 2**20)
+    for name in ("all at once", "torch.save", "load", "torch.load", "the tenth checkpoint"):
+        assert len(rows[name]["rounds"]) == 2 and rows[name]["s"]["min"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_are_measured_beside_stacks(capsys):
+    pytest.importorskip("dm_control")
+    skip_without_renderer()
+    small = ["--image_tasks=cartpole-swingup", "--size=8", "--image_rows=4", "--capacity=40"]
+    short = ["--parts=frames", "--calls=1", "--rounds=1", "--precisions=32-true"]
+    *tables, memory = measured(replay, *small, *short, capsys=capsys)
+    assert [table["title"].split(";")[0] for table in tables] == [
+        "us to add",
+        "us to sample",
+        "ms to write all",
+        "ms to read all",
     ]
-    rows = ["kill", "worker", "nan", "corruption"]
-    path = tmp_path / "faults.json"
-    code = faults.main(
-        [*small, "--rows", *rows, "--json", str(path), "--folder", str(tmp_path / "runs")]
-    )
-    found = json.loads(path.read_text())
-    assert [row["name"] for row in found["rows"]] == rows
-    assert [row["failures"] for row in found["rows"]] == [[], [], [], []]
-    assert code == 0 and found["ok"]
-    kill, worker, nan, corruption = found["rows"]
-    assert kill["exact"] is True and (kill["injected"], kill["lost"], kill["false"]) == (2, 0, 0)
-    assert (worker["injected"], worker["survived"], worker["lost"], worker["false"]) == (1, 1, 0, 0)
-    assert nan["injected"] >= 1 and (nan["lost"], nan["false"]) == (0, 0)
-    assert corruption["injected"] == corruption["survived"] == 30
-    assert found["machine"]["torch"] == torch.__version__ and found["machine"]["cores"] >= 1
-    assert not (tmp_path / "runs").exists()
+    stacks, frames = memory["rows"]
+    for measure in ("GiB of memory", "GiB of disk"):
+        assert frames[measure] < stacks[measure] / 4
 
 
-def test_a_run_of_several_processes_has_rows_of_its_own(capsys):
-    assert faults.parse([]).rows == list(faults.ROWS)
-    assert faults.parse(["--ranks=2"]).rows == list(faults.RANK_ROWS)
-    with pytest.raises(SystemExit):
-        faults.parse(["--ranks=2", "--rows", "kill", "rank_hang"])
-    assert "kill: with --ranks 2, give rank_kill" in capsys.readouterr().err
+@pytest.mark.slow
+def test_images_as_in_papers_are_those_of_dm_control(capsys):
+    pytest.importorskip("dm_control")
+    skip_without_renderer()
+    small = ["--variants", "dm_control", "papers", "--size=16", "--frames=2", "--settle=1"]
+    (table,) = measured(rendering, "--tasks=cartpole-swingup", *small, "--rounds=2", capsys=capsys)
+    assert [row["mean difference of 255"] for row in table["rows"]] == [0.0, 0.0]
 
 
-def whole_row(**changes):
-    return Row(
-        **{
-            "name": "kill",
-            "injected": 2,
-            "survived": 2,
-            "lost": 0,
-            "false": 0,
-            "exact": True,
-            **changes,
-        }
-    )
+@pytest.mark.slow
+def test_scaling_measures_ranks(capsys):
+    small = ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=3", "--rounds=2"]
+    parts = ["--ranks", "1", "2", "--parts", "updates", "methods"]
+    methods = ["--gradients", "mean", "pcgrad"]
+    tables = measured(scaling, *small, *parts, *methods, capsys=capsys)
+    one, strong, weak = tables[0]["rows"]
+    assert [row["batch"] for row in (one, strong, weak)] == [8, 8, 16]
+    for row, work in ((one, 1), (strong, 1), (weak, 2)):
+        times = work * np.array(one["rounds"]) / row["rounds"]
+        assert row["times the rows/s of 1 rank"]["median"] == pytest.approx(np.median(times))
+        total = np.array([row[f"ms {part}"]["min"] for part in scaling.SHARES])
+        assert (total >= 0).all() and 0 < total.sum() <= row["ms"]["max"] * 1.2
+    assert (one["bytes"], one["messages"], one["ms waiting"]["max"]) == (0, 0, 0)
+    mean, pcgrad = tables[1]["rows"]
+    # the critics have 2 x 2 networks of a layer and the actor one; each task has a last layer
+    num_inputs = OBSERVATION + 2
+    assert mean["bytes"] == weak["bytes"] > 4 * 8 * num_inputs
+    shared = 8 * (num_inputs + 1) + 2 * 8 * (num_inputs + ACTION + 1)
+    assert pcgrad["bytes"] - mean["bytes"] == pytest.approx(4 * shared, abs=100)
+    # losses with gradients for critics, actor and temperature; or losses, gradients and weights
+    assert (mean["messages"], pcgrad["messages"]) == (3, 2 * 3 + 1)
+
+
+@pytest.mark.slow
+def test_scaling_runs_ranks_through_the_command_line(capsys, monkeypatch):
+    monkeypatch.setattr(scaling, "RUNS", {"quickstart": (12, 1, 2)})
+    monkeypatch.setattr(scaling, "SETTLE", 1)
+    more = ["--also", "rollout.warmup_steps=60", "model.init_args.actor.init_args.width=8"]
+    small = ["--parts=runs", "--runs=quickstart", "--ranks", "1", "2", "--rounds=1"]
+    (table,) = measured(scaling, *small, *more, capsys=capsys)
+    one, two = table["rows"]
+    for row, num_envs in ((one, 3), (two, 6)):
+        assert row["env steps/s"]["median"] == pytest.approx(num_envs * 1e3 / row["rounds"][0])
+    times = 2 * one["rounds"][0] / two["rounds"][0]
+    assert two["times the steps/s of 1 rank"]["median"] == pytest.approx(times)
+
+
+# ---- statistics and options ----
+
+
+def test_spread_and_ratios_by_hand():
+    assert measuring.spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
+    # 4 s beside 2 s is 2; 2 beside 2 is 1; 2 beside 4 a half. Not the ratio of the medians, 1
+    found = measuring.ratios([3.0, 20.0, 100.0], [1.0, 10.0, 100.0])
+    assert found == {"median": 2.0, "min": 1.0, "max": 3.0}
+    a, b = measuring.rows_of({"a": [0.001, 0.003], "b": [0.002, 0.003]}, ["b", "c", None])
+    assert a == {
+        "variant": "a",
+        "ms": {"median": 2.0, "min": 1.0, "max": 3.0},
+        "times as fast as b": {"median": 1.5, "min": 1.0, "max": 2.0},
+        "rounds": [1.0, 3.0],
+    }
+    assert b["times as fast as b"] == {"median": 1.0, "min": 1.0, "max": 1.0}
+    assert measuring.quickest({"a": [1.0, 9.0, 9.0], "b": [8.0, 8.0, 8.0]}, ["a", "b", "c"]) == "b"
+    assert measuring.quickest({}, ["a"]) is None
+
+
+def test_cells_and_tables_by_hand():
+    values = [None, {"median": 1.234, "min": 0.5, "max": 20.0}, {"update": 0.6, "step": 0.3}]
+    values += [{"median": 0.0123, "min": 0.01, "max": 0.02}, 12_345, 0.5, "a"]
+    assert [measuring.cell(value) for value in values] == [
+        "-",
+        "1.23 [0.50, 20.00]",
+        "update 60%, step 30%",
+        "0.0123 [0.0100, 0.0200]",
+        "12,345",
+        "0.50",
+        "a",
+    ]
+    rows = [{"variant": "a", "MiB": 1, "rounds": [1.0]}, {"variant": "long", "more": "x"}]
+    assert measuring.table_text({"title": "t", "rows": rows}).splitlines() == [
+        "t",
+        "variant  MiB  more",
+        "a          1     -",
+        "long       -     x",
+    ]
+
+
+def test_variants_take_turns(monkeypatch):
+    order = []
+    variants = {name: lambda name=name: float(order.append(name) or len(order)) for name in "abc"}
+    assert measuring.alternate(variants, 2) == {"a": [1.0, 4.0], "b": [2.0, 5.0], "c": [3.0, 6.0]}
+    assert order == ["a", "b", "c"] * 2
+    monkeypatch.setattr(measuring, "START_TIME", 0.0)
+    over = measuring.alternate({"a": lambda: 1.0, "b": lambda: 2.0}, 5, minutes=-1.0)
+    assert over == {"a": [1.0], "b": [2.0]}  # the first round is always made
+
+
+@pytest.mark.parametrize("program", [updates, whole_runs, replay])
+def test_bf16_is_left_out_where_it_is_slower_and_it_is_noted(program, monkeypatch):
+    slow = ProductTimes(64, 400, float32=0.001, bfloat16=0.02)
+    monkeypatch.setattr("mtrl_lightning.precision.time_products", lambda: slow)
+    options = program.options_of(["--device=cpu"])
+    assert options.precisions == ["32-true"]
+    assert "takes" not in options.notes[0] and "take 20.0 times as long" in options.notes[0]
+    asked = program.options_of(["--device=cpu", "--precisions", "bf16-mixed"])
+    assert (asked.precisions, asked.notes) == (["bf16-mixed"], [])
+    assert program.options_of(["--device=cuda"]).precisions == ["32-true", "bf16-mixed"]
+    fast = slow._replace(bfloat16=0.0005)
+    monkeypatch.setattr("mtrl_lightning.precision.time_products", lambda: fast)
+    assert program.options_of(["--device=cpu"]).precisions == ["32-true", "bf16-mixed"]
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("program", "without"),
     [
-        {"injected": 0, "survived": 0},
-        {"survived": 1},
-        {"lost": 1},
-        {"false": 1},
-        {"exact": False},
-        {"failures": ["a process is left"]},
+        (updates, ["--variants=plain"]),
+        (whole_runs, ["--variants=ours"]),
+        (replay, ["--variants=ours"]),
     ],
 )
-def test_a_row_that_fails_makes_the_exit_code_1(changes, capsys):
-    assert faults.report([whole_row(), whole_row(exact=None, lost=None, false=None)], None) == 0
-    assert "all rows are ok" in capsys.readouterr().out
-    assert faults.report([whole_row(), whole_row(**changes)], "-") == 1
-    assert json.loads(capsys.readouterr().out)["ok"] is False
-    assert "FAILED" in table([whole_row(**changes)])
+def test_a_missing_baseline_is_an_error_with_a_hint(program, without, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with pytest.raises(SystemExit) as ended:
+        program.options_of(["--precisions=32-true"])
+    assert ended.value.code == 2
+    hint = 'stable_baselines3 is not installed: pip install "mtrl_lightning[bench]"'
+    assert hint in capsys.readouterr().err
+    program.options_of(["--precisions=32-true", *without])
 
 
-def test_no_row_at_all_is_a_failure():
-    assert faults.report([], "-") == 1
+@pytest.mark.parametrize(
+    ("program", "args", "message"),
+    [
+        (whole_runs, ["--configs", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (whole_runs, ["--tasks=reech"], "MetaWorld has no task reech-v3: did you mean reach-v3"),
+        (whole_runs, ["--also", "rollout.num_workers"], "takes OPTION=VALUE"),
+        (whole_runs, ["--num_steps=3"], "--num_steps is not an option of sac"),
+        (whole_runs, ["--algorithm=ppo", "--variants=plain"], "plain: give ours, sb3"),
+        (whole_runs, ["--algorithm=ppo", "--num_minibatches=3"], "among 3 minibatches"),
+        (scaling, ["--ranks", "2", "4"], "--ranks takes 1 first"),
+        (scaling, ["--rows=6"], "--rows 6 cannot be shared out among 4 ranks"),
+        (stepping, ["--tasks=51"], "numbers from 1 to 50"),
+        (stepping, ["--tasks=22", "--benchmark=dm_control"], "numbers from 1 to 21"),
+        (stepping, ["--tasks=4", "--benchmark=walker_foot"], "is 8 for a family"),
+        (updates, ["--encoders=pixels"], "takes NAME:SIZE, where NAME is pixels or pixels_small"),
+        (updates, ["--encoders=mlp:64"], "mlp:64: takes NAME:SIZE"),
+        (updates, ["--rounds=0"], "0: give 1 or more"),
+    ],
+)
+def test_wrong_options_are_errors_with_a_hint(program, args, message, capsys):
+    with pytest.raises(SystemExit):
+        program.options_of(args)
+    assert message in capsys.readouterr().err
 
 
-def test_an_error_in_a_row_is_its_failure(tmp_path, monkeypatch, capsys):
-    def broken(bench, row):
-        row.injected = 3
-        raise TimeoutError("nothing came")
-
-    monkeypatch.setitem(faults.ROWS, "hang", broken)
-    assert faults.main(["--rows", "hang", "--folder", str(tmp_path / "runs")]) == 1
-    assert "TimeoutError: nothing came" in capsys.readouterr().out
-
-
-def episodes(lengths, seed=0):
-    """Rows as MetaWorld's: frame, frame before, goal; an episode begins with equal frames."""
-    generator = np.random.default_rng(seed)
-    here, after = [], []
-    for length in lengths:
-        goal, frames = generator.random(3), generator.random((length + 1, 18))
-        shown = [np.concatenate([f, frames[max(i - 1, 0)], goal]) for i, f in enumerate(frames)]
-        here += shown[:-1]
-        after += shown[1:]
-    number = len(here)
-    tensors = [torch.from_numpy(np.array(field, np.float32)) for field in (here, after)]
-    return columns_of(
-        tensors[0],
-        torch.zeros(number, 4),
-        torch.arange(number) * 1.0,
-        tensors[1],
-        torch.zeros(number) > 0,
+def test_a_result_is_written_to_a_file_beside_the_tables(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    main = measuring.program(
+        "updates",
+        updates.options_of,
+        lambda options: {"tables": [{"title": "t", "rows": [{"variant": "a", "ms": 1.5}]}]},
     )
+    assert main(["--precisions=32-true", "--variants=plain", f"--json={path}"]) == 0
+    content = json.loads(path.read_text())
+    assert content["tables"][0]["rows"] == [{"variant": "a", "ms": 1.5}]
+    command = f"python -m benchmarks.updates --precisions=32-true --variants=plain --json={path}"
+    assert content["command"] == command
+    printed = capsys.readouterr().out
+    assert command in printed and content["commit"] in printed and "a        1.50" in printed
 
 
-def without(rows, k):
-    return {name: torch.cat([field[:k], field[k + 1 :]]) for name, field in rows.items()}
+# ---- processes that take turns ----
 
 
-def toy_episodes(task, lengths):
-    """Rows of an environment of ``ToyReach``."""
-    env = ToyReach(TOY_TASKS, TOY_HORIZON).make_env(task, "train", seed=task)
-    generator = np.random.default_rng(task)
-    steps = []
-    for length in lengths:
-        here, _ = env.reset()
-        for _ in range(length):
-            action = generator.uniform(-1.5, 1.5, 2).astype(np.float32)
-            after, reward, *_ = env.step(action)
-            steps.append((here, action, np.float32(reward), after))
-            here = after
-    here, action, reward, after = (
-        torch.from_numpy(np.array(column)) for column in zip(*steps, strict=True)
+def test_the_memory_of_a_process_is_found():
+    before = measuring.proportional_set_size()
+    # pages of its own: NumPy may be given memory that was kept
+    with mmap.mmap(-1, 50 << 20) as held:
+        for page in range(0, 50 << 20, mmap.PAGESIZE):
+            held[page] = 1
+        assert 45 < measuring.proportional_set_size() - before < 60
+
+
+def test_a_pacer_runs_a_window_for_each_line(monkeypatch):
+    read, written = os.pipe()
+    monkeypatch.setenv(measuring.PIPE, str(written))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
+    drained = []
+    pacer = Pacer(2, 3, lambda: drained.append(1) or {"update": 1e-9}, about={"built": 4.0})
+    assert sum(1 for _ in iter(pacer.tick, False)) == 3 + 2 + 2
+    lines = [json.loads(line) for line in os.read(read, 10_000).decode().splitlines()]
+    assert lines[0] == {"built": 4.0}
+    assert [set(line) for line in lines[1:]] == [{"seconds", "shares"}] * 2
+    assert lines[1]["shares"]["update"] == pytest.approx(1e-9 / lines[1]["seconds"])
+    assert len(drained) == 4  # at the beginning and at the end of both windows
+    os.close(read)
+
+
+def test_a_variant_that_fails_reports_its_output(tmp_path):
+    code = "print(1 + 1); 1 / 0"
+    broken = Variant("one that breaks", [sys.executable, "-c", code], tmp_path)
+    message = r"one that breaks gave no answer(.|\n)*ZeroDivisionError"
+    with pytest.raises(RuntimeError, match=message), started([broken]):
+        pass
+    once = f"import os, sys; os.write(int(os.environ['{measuring.PIPE}']), b'{{}}\\n');"
+    once += " sys.stdin.readline(); print('the end', flush=True)"
+    ends = Variant("ends", [sys.executable, "-c", once], tmp_path)
+    with started([ends]), pytest.raises(RuntimeError, match=r"ends gave no answer(.|\n)*the end"):
+        ends.window()
+
+
+def test_no_variant_is_left_and_none_comes_twice(tmp_path):
+    waits = f"import os, time; os.write(int(os.environ['{measuring.PIPE}']), b'{{}}\\n')"
+    command = [sys.executable, "-c", f"{waits}; time.sleep(600)"]
+    variant = Variant("waits", command, tmp_path)
+    with started([variant]):
+        assert variant._process.poll() is None and variant.memory() > 1
+    assert variant._process.poll() is not None
+    with pytest.raises(ConfigurationError, match="give each variant once"), started([variant] * 2):
+        pass
+
+
+def test_the_command_of_a_variant_calls_its_function():
+    command = call_of(stepping.step_in_windows, {"kind": "ours"})
+    assert "from benchmarks.stepping import step_in_windows; step_in_windows(**" in command[2]
+    assert json.loads(command[3]) == {"kind": "ours"}
+
+
+def test_the_other_ranks_do_not_wait_for_windows():
+    callback = PaceCallback(1, 1)  # rank 0 would open the pipe, which is not there
+    trainer = SimpleNamespace(is_global_zero=False)
+    callback.on_train_batch_start(trainer, make_sac(WORK), None, 0)
+
+
+# ---- the parts of the programs ----
+
+
+def test_variants_of_ours_are_combined():
+    threads = ["--learner_threads", "1", "2", "--workers", "0", "--precisions=32-true"]
+    options = whole_runs.options_of([*threads, "--also", "data.memory_map=true"])
+    variants = whole_runs.differences_of_ours(options)
+    first, second, *more = variants.values()
+    assert first == {
+        "trainer.precision": "32-true",
+        "rollout.learner_threads": 1,
+        "rollout.num_workers": 0,
+    }
+    assert second == {**first, "rollout.learner_threads": 2}
+    assert more == [{**one, "data.memory_map": "true"} for one in (first, second)]
+    assert list(variants)[2] == "ours 32-true, learner_threads 1, num_workers 0, memory_map true"
+
+
+def test_sizes_grow_one_at_a_time_and_windows_stay_short():
+    base = replace(WORK, tasks=10, batch_size=1280, width=400, depth=3, steps=20)
+    assert updates.grown(base, "tasks", 50) == replace(base, tasks=50, batch_size=6400, steps=4)
+    assert updates.grown(base, "width", 2048) == replace(base, width=2048, steps=2)
+    assert updates.grown(base, "batch", 325) == replace(base, batch_size=320)
+
+
+def test_updates_have_tables_of_other_sizes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(updates, "compare", lambda title, *table: asked.append((title, *table)))
+    parts = ["--parts", "update", "sizes", "growth", "--growth=width", "--tasks=2", "--rows=4"]
+    updates.measure(updates.options_of([*parts, "--width=8", "--precisions=32-true"]))
+    titles, works, kinds, *_ = zip(*asked, strict=True)
+    assert titles == (
+        "update",
+        "quickstart",
+        "minibatch",
+        *(f"width {n}" for n in (400, 1024, 2048)),
     )
-    return columns_of(here, action, reward, after, torch.zeros(len(reward)) > 0)
+    assert [work.width for work in works] == [8, 256, 256, 400, 1024, 2048]
+    assert [*kinds[1:3], kinds[3]] == [["direct"], ["ppo"], ("direct", "plain")]
 
 
-def test_rows_of_the_toy_benchmark_are_checked_by_its_equations():
-    rows = toy_episodes(1, [TOY_HORIZON, 7, TOY_HORIZON, 3])
-    assert examine_toy(rows, 1) == (0, 1, 0, 0)
-    assert examine_toy(toy_episodes(0, [3, TOY_HORIZON, 3]), 0, from_beginning=False).cut == 0
-    assert examine_toy(toy_episodes(0, [TOY_HORIZON + 2]), 0).overlong == 2
-    assert examine_toy(rows, 2).false == 50, "another task has another reward"
-    for field in ("observation", "action", "next_observation", "reward"):
-        wrong = {**rows, field: rows[field].clone()}
-        wrong[field][4] -= 0.01 * wrong[field][4].sign()
-        assert examine_toy(wrong, 1).false == 1, field
-    assert examine_toy(without(rows, 4), 1).cut == 3, "a row is missing"
+def test_a_minibatch_of_ppo_is_updated():
+    update = updates.PROGRAMS["ppo"](replace(WORK, layer_norm=True))
+    for _ in range(2):
+        update()
 
 
-def test_true_transitions_are_found_true():
-    assert examine(episodes([5, 5, 5, 3]), HORIZON) == (0, 0, 0, 0)
-    assert examine(episodes([5, 2, 5]), HORIZON) == (0, 1, 0, 0)
-    assert examine(without(episodes([5, 5]), 0), HORIZON, from_beginning=False) == (0, 0, 0, 0)
+def test_every_gradient_method_is_measured():
+    files = ROOT.glob("configs/gradient/*.yaml")
+    assert sorted(updates.GRADIENTS) == sorted(path.stem for path in files)
 
 
-@pytest.mark.parametrize("place", ["frame", "goal", "reset"])
-def test_a_false_transition_is_found(place):
-    rows = episodes([5, 5, 5])
-    if place == "frame":
-        rows["next_observation"][7, 20] += 1e-3
-    elif place == "goal":
-        rows["next_observation"][7, 37] += 1e-3
-    else:  # what a rebuilt environment shows first, stored as if the former one had come to it
-        rows["next_observation"][7] = episodes([1], seed=1)["observation"][0]
-    chain = examine(rows, HORIZON)
-    assert chain.false == 1
-    assert chain.torn == 1
+def test_the_gain_over_async_is_split_by_hand():
+    seconds = {
+        "ours, 2 workers": [1.0, 2.0, 1.0],
+        "original, 2 workers": [3.0, 4.0, 2.0],
+        "ours, 0 workers": [1.0, 1.0, 1.0],
+        "gymnasium async": [6.0, 4.0, 3.0],
+    }
+    assert stepping.split_gain("ours, 2 workers", seconds) == {
+        "stepping": {"median": 1.5, "min": 1.0, "max": 2.0},
+        "code": {"median": 2.0, "min": 2.0, "max": 3.0},
+    }
+    others = set(seconds) - {"ours, 2 workers"}
+    assert [stepping.split_gain(name, seconds) for name in others] == [{}] * 3
+    del seconds["gymnasium async"]
+    assert stepping.split_gain("ours, 2 workers", seconds) == {}
 
 
-def test_a_lost_transition_and_an_episode_without_its_end_are_found():
-    assert examine(without(episodes([5, 5, 5]), 7), HORIZON).torn == 1
-    assert examine(without(episodes([5, 5, 5]), 0), HORIZON).torn == 1
-    assert examine(episodes([5, 7, 5]), HORIZON).overlong == 2
+def test_a_window_of_ranks_is_split_by_hand():
+    # rank 1 enters the first exchange 2 s after rank 0, which leaves it 1 s later than rank 1 ...
+    first = [(1.0, 5.0), (6.0, 6.5)]
+    second = [(3.0, 4.0), (5.0, 6.5)]
+    parts = scaling.split_window([10.0, 10.0], [first, second], [0.5, 1.5])
+    # ... waiting: 2 and 1; exchanges: 2 + 0.5 and 1 + 0.5
+    assert parts == {"compute": 10 - 1.5 - 3.0, "reduction": (2.5 + 1.5) / 2 + 1.0, "waiting": 1.5}
+    alone = scaling.split_window([2.0], [[]], [0.0])
+    assert alone == {"compute": 2.0, "reduction": 0.0, "waiting": 0.0}
 
 
-def test_rows_are_compared_whatever_their_order():
-    rows = episodes([5, 5])
-    turned = {name: field.flip(0) for name, field in rows.items()}
-    assert compare_rows([rows], [turned]) == (0, 0)
-    assert compare_rows([rows], [without(rows, 3)]) == (1, 0)
-    turned["reward"][2] += 1
-    assert compare_rows([rows], [turned]) == (1, 1)
+def test_whole_runs_of_ranks_have_the_work_of_one_process_on_each(tmp_path):
+    more = ["--also", "trainer.precision=bf16-mixed"]
+    options = scaling.options_of(["--runs=quickstart", "--ranks", "1", "2", *more])
+    for size, variant in zip((1, 2), scaling.runs_of(options, tmp_path).values(), strict=True):
+        command = json.loads(variant.command[-1])
+        assert command["size"] == size
+        assert command["arguments"][:3] == ["fit", "-c", "quickstart"]
+        assert {
+            f"--data.batch_size={size * 192}",
+            f"--rollout.envs_per_task={size * 6}",
+            f"--trainer.devices={size}",
+            "--rollout.num_workers=0",
+            "--trainer.precision=bf16-mixed",
+        } <= {*command["arguments"]}
 
 
-def test_differences_sees_every_bit():
-    tensor = torch.tensor([1.0, float("nan"), 0.0])
-    value = {"a": [tensor, 1], "b": float("nan")}
-    assert differences(value, {"a": [tensor.clone(), 1], "b": float("nan")}) == []
-    assert differences(
-        value, {"a": [torch.tensor([1.0, float("nan"), -0.0]), 1], "b": float("nan")}
-    ) == [".a[0]"]
-    assert differences(value, {"a": [tensor.double(), 1], "b": float("nan")}) == [".a[0]"]
-    assert len(differences(value, {"a": [tensor, 1.0], "b": float("nan")})) == 1
-    assert len(differences(value, {"a": [tensor], "b": float("nan")})) == 1
-    assert len(differences(value, {"a": [tensor, 1]})) == 1
+# ---- the environments of the baselines ----
 
 
-def test_the_judge_finds_a_loader_that_ignores_a_flipped_byte(tmp_path):
-    path = tmp_path / "numbers.bin"
-    original = np.arange(64, dtype=np.uint8).tobytes()
-
-    def careless():
-        return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-
-    def careful():
-        if path.read_bytes() != original:
-            raise ConfigurationError(f"{path} is damaged")
-        return careless()
-
-    def nameless():
-        raise ConfigurationError("a file is damaged")
-
-    path.write_bytes(original)
-    wanted = careless()
-    assert judge(careless, wanted, path.name) == judge(careful, wanted, path.name) == "harmless"
-    path.write_bytes(original[:9] + b"\xff" + original[10:])
-    assert judge(careful, wanted, path.name) == "refused"
-    assert judge(careless, wanted, path.name).startswith("read as another")
-    assert judge(nameless, wanted, path.name).startswith("refused without")
-    assert judge(lambda: 1 / 0, wanted, path.name).startswith("ZeroDivisionError")
+def test_all_environments_of_the_baselines_are_the_same_task():
+    for environments, class_name in (
+        ("metaworld", "SawyerPushEnvV3"),
+        ("our goals", "SawyerPushEnvV3"),
+        ("ours", None),
+    ):
+        makers = one_hot_makers(["reach", "push"], environments, 2, horizon=3)
+        assert len(makers) == 4
+        env = makers[2]()
+        observation, _ = env.reset()
+        assert env.unwrapped.reward_function_version == "v2"
+        assert observation.shape == (39 + 2,) and observation[39:].tolist() == [0, 1]
+        ends = [env.step(env.action_space.sample())[2:4] for _ in range(3)]
+        assert ends == [(False, False), (False, False), (False, True)]
+        assert class_name in (type(env.unwrapped).__name__, None)
 
 
-def test_every_mutation_damages_its_region():
-    draws, content = random.Random(0), bytes(range(1, 201)) * 10
-    found = {(m.file, m.harm, m.region) for m in mutations(500, draws)}
-    assert {(f, h, i) for f in FILES for h in HARMS for i in range(REGIONS)} < found
-    assert len(mutations(30, draws)) == 30 and len(mutations(2000, draws)) == 2000
-    for mutation in mutations(500, draws):
-        if mutation.harm in HARMS:
-            changed = harmed(content, mutation, draws)
-            first = next(
-                i
-                for i, (a, b) in enumerate(zip(content, changed + b"\0" * 99, strict=False))
-                if a != b
-            )
-            part = {16: (0, 64), 17: (1936, 2000)}.get(
-                mutation.region, (mutation.region * 125, None)
-            )
-            assert part[0] <= first < (part[1] or part[0] + 125 + 64)
+def test_upstream_has_our_protocol():
+    assert names_of(["MT10"]) == MetaWorld("MT10").task_names
+    assert names_of(["reach", "push-v3"]) == ("reach-v3", "push-v3")
+    assert stepping.tasks_of(19, "dm_control") == ["DMC19"]
+    assert stepping.tasks_of(2, "dm_control") == ["acrobot-swingup", "ball_in_cup-catch"]
+    assert stepping.tasks_of(25) == ["MT25"] and stepping.tasks_of(1) == ["reach-v3"]
+    assert len(stepping.tasks_of(11)) == 11
+    envs = metaworld_vector(["reach", "push"], "sync")
+    spec = MetaWorld(["reach", "push"]).spec
+    assert envs.single_observation_space.shape == (39,)
+    assert envs.metadata["autoreset_mode"].value == "SameStep"
+    for one in envs.envs:
+        assert one.unwrapped.max_path_length == spec.horizon == 500
+        assert one.unwrapped.reward_function_version == spec.protocol["reward_version"] == "v2"
+    envs.close()
 
 
-def test_faults_of_environments_are_counted_and_end(tmp_path):
-    ledger = tmp_path / "ledger"
-    assert [claim(str(ledger), 4, "reach-v3") for _ in range(6)] == [*KINDS, "nan", None, None]
-    benchmark = FaultyMetaWorld(str(tmp_path / "other"), 3, 4, tasks=["reach"], horizon=50)
-    env = benchmark.make_env(0, "train", 0)
-    seen = set()
-    for seed in range(3):
-        env.reset(seed=seed)
-        for _ in range(4):
-            try:
-                observation, reward, *_ = env.step(np.zeros(4, np.float32))
-            except RuntimeError:
-                seen.add("raise")
-                break
-            seen |= (
-                {"nan"}
-                if np.isnan(observation).any()
-                else {"infinite"}
-                if np.isinf(reward)
-                else set()
-            )
-    assert seen == set(KINDS)
-    assert type(benchmark.make_env(0, "eval", 0)).__name__ == "_GoalSelection"
+def test_shimmys_environments_have_our_numbers_and_sizes():
+    pytest.importorskip("dm_control")
+    pytest.importorskip("shimmy")
+    names = ["cartpole-balance", "reacher-easy"]
+    theirs = suite_vector(stepping.make_suite("dm_control", names, is_fast=False), "sync")
+    ours = VectorEnv(DMControl(names, action_repeat=1), [0, 1], "eval", num_workers=0)
+    assert theirs.single_observation_space.shape == ours.single_observation_space.shape == (6,)
+    assert theirs.metadata["autoreset_mode"].value == "SameStep"
+    action_EA = np.full((2, 2), 0.5, np.float32)
+    for envs in (theirs, ours):
+        envs.reset(seed=[3, 4])
+    assert ours.step(action_EA)[1].tolist() == theirs.step(action_EA)[1].tolist()
+    for kind in ("ours", "original"):
+        envs, step = stepping.build(kind, "dm_control", names, 0)
+        envs.reset(seed=1)
+        assert step(action_EA).reward_E.shape == (2,)
+        envs.close()
+    ours.close()
+    theirs.close()
+
+
+# ---- the measured models ----
+
+
+def options_in(config):
+    """Return the model's options that a file below configs/ sets itself."""
+    return yaml.safe_load((ROOT / f"configs/{config}.yaml").read_text())["model"]["init_args"]
+
+
+def test_the_measured_encoders_and_methods_are_those_of_the_configs():
+    work = replace(WORK, tasks=4)
+    for name, strides in STRIDES.items():
+        expected = options_in(f"encoder/{name}")["encoder"]["init_args"]
+        sac = pixel_sac(work, Encoding(name, 24))
+        assert list(strides) == expected["strides"]
+        assert sac.encoder.latent_dim == expected["out_dim"]
+        assert sac.encoder.convolutions[0].out_channels == expected["channels"]
+    schedule = options_in("algorithm/sac_ae")
+    assert sac.actor_every == schedule["actor_every"]
+    assert sac.target_every == schedule["target_every"]
+    for method in PIXEL_METHODS:
+        expected = options_in(f"algorithm/{'mtsac' if method == 'sac' else method}")
+        sac = pixel_sac(work, Encoding("pixels_small", 24), method=method)
+        for kind in ("auxiliaries", "transforms"):
+            names = [part["class_path"].rpartition(".")[2] for part in expected.get(kind) or []]
+            found = [type(part).__name__ for part in getattr(sac, kind)]
+            assert [name for name in found if name != "RewardScale"] == names
+    context = options_in("encoder/pixels_context")["encoder"]["init_args"]["context"]
+    assert sac.encoder.context.out_dim == context["init_args"]["out_dim"]
+
+
+def test_the_measured_model_is_that_of_the_experiment():
+    expected = resolve("experiment/mtmhsac")["model"]["init_args"]
+    sac = make_sac(Work(tasks=10, batch_size=1280, width=400, depth=3))
+    for name, value in expected.items():
+        if not isinstance(value, dict):
+            assert sac.hparams[name] == value, name
+    for k, kind in enumerate(("critic", "actor", "temperature")):
+        optimizer = sac.configure_optimizers()[k]
+        options = expected[f"{kind}_optimizer"]["init_args"]
+        options["betas"] = tuple(options["betas"])
+        assert {name: optimizer.defaults[name] for name in options} == options
+        class_path = expected[f"{kind}_optimizer"]["class_path"]
+        assert type(optimizer).__name__ == class_path.rsplit(".", 1)[1]
+    assert sac.temperature.log_alpha.shape == (10,) and sac.temperature.log_alpha.abs().max() == 0
+    for network, kind in ((sac.actor, "actor"), (sac.critic.members[0], "critic")):
+        options = expected[kind]["init_args"]
+        assert type(network).__name__ == expected[kind]["class_path"].rsplit(".", 1)[1]
+        assert network.heads.in_features == options["width"] == 400 and options["depth"] == 3
+        assert network.heads.weight.abs().max() <= options["output_bound"]
+
+
+def pairs_of(plain, sac):
+    """Pair the plain loop's parameters with SAC's, whose critics take the action first."""
+    D = OBSERVATION
+    T = sac.spec.num_tasks
+    A = ACTION
+    columns = [*range(D), *range(D + A, D + A + T), *range(D, D + A)]
+    networks = [
+        (plain.actor, sac.actor),
+        *zip((plain.qf1, plain.qf2), sac.critic.members, strict=True),
+        *zip((plain.qf1_target, plain.qf2_target), sac.target_critic.members, strict=True),
+    ]
+    for mine, theirs in networks:
+        for k, (a, b) in enumerate(zip(mine.parameters(), theirs.parameters(), strict=True)):
+            yield a, b[:, columns] if k == 0 and mine is not plain.actor else b
+
+
+def test_the_plain_loop_learns_what_sac_does():
+    sac = make_sac(WORK)
+    sizes = Sizes(OBSERVATION, ACTION, WORK.tasks, WORK.batch_size, WORK.width, WORK.depth)
+    plain = PlainSAC(sizes)
+    with torch.no_grad():
+        for a, b in pairs_of(plain, sac):
+            a.copy_(b)
+    plain.generator.set_state(sac.generators.get("learn", sac.device).get_state())
+    update = direct_update(WORK, sac)
+    for batch in make_batches(WORK):
+        update(batch)
+        ours, theirs = sac.drain_metrics(), plain.update(with_one_hot(batch, WORK.tasks))
+        for name, value in theirs.items():
+            assert ours[f"train/{name}"] == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
+    torch.testing.assert_close(sac.temperature.log_alpha, plain.log_alpha_T, rtol=1e-5, atol=1e-7)
+    for a, b in pairs_of(plain, sac):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_plain_replay_gives_back_whole_rows():
+    ring = PlainReplay(2, 3, 1, capacity=8)
+    for step in range(6):  # four rows an environment: the first two are overwritten
+        value = np.array([[step], [step + 100]], np.float32)
+        row = (np.repeat(value, 3, 1), value, value[:, 0], np.repeat(value + 1, 3, 1))
+        ring.add(*row, value[:, 0] < 0)
+    batch = ring.sample(400)
+    assert batch.task_B.tolist() == [0] * 200 + [1] * 200
+    assert {*batch.reward_B[:200].tolist()} == {2, 3, 4, 5}
+    assert {*batch.reward_B[200:].tolist()} == {102, 103, 104, 105}
+    assert torch.equal(batch.observation_BD, batch.reward_B[:, None].expand(-1, 3))
+    assert torch.equal(batch.next_observation_BD, batch.observation_BD + 1)
+    assert torch.equal(batch.action_BA[:, 0], batch.reward_B) and not batch.terminated_B.any()
+
+
+def test_the_plain_replay_samples_from_all_environments_of_a_task():
+    ring = PlainReplay(4, 1, 1, capacity=8, copies=2)
+    number_E = np.arange(4, dtype=np.float32)
+    column_E1 = number_E[:, None]
+    ring.add(column_E1, column_E1, number_E, column_E1, number_E < 0)
+    batch = ring.sample(40)
+    assert batch.task_B.tolist() == [0] * 20 + [1] * 20
+    assert {*batch.reward_B[:20].tolist()} == {0, 1}
+    assert {*batch.reward_B[20:].tolist()} == {2, 3}

@@ -13,13 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.config_names import config_names
 from tests.conftest import ROOT, parser, resolve, short_train, skip_without_renderer
-from tests.test_benchmarks_learning import TINY
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,20 +75,6 @@ SHORT = {
     "sweep": [],
     "export": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
-}
-SMALL = {  # those with --help run in tests/test_benchmarks*.py, test_time_to_success.py
-    "snapshots": ["--rows=20000", "--every=1000", "--repeats=1"],
-    "faults": ["--help"],
-    "stepping": ["--help"],
-    "updating": ["--help"],
-    "gradients": ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=1", "--repeats=1"],
-    "replay": ["--tasks=3", "--rows=4", "--capacity=60", "--width=8", "--calls=2", "--repeats=1"],
-    "encoders": ["--help"],
-    "end_to_end": ["--help"],
-    "on_policy": ["--help"],
-    "scaling": ["--help"],
-    "time_to_success": ["--help"],
-    "gpu": ["--dry", "--parts=replay"],
 }
 EXPECTED = {
     "fit": "average",
@@ -229,24 +213,18 @@ def test_the_python_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", PROGRAMS)
-def test_every_program_runs(command, tmp_path, monkeypatch):
+def test_every_program_runs(command, monkeypatch):
     module, *given = command.split()[2:]
-    name = module.rsplit(".", 1)[1]
     program = importlib.import_module(module)
     assert '\nif __name__ == "__main__":\n' in Path(program.__file__).read_text()
     monkeypatch.chdir(ROOT)
-    if name == "learning":  # the same variants of a tiny run
-        config = tmp_path / "tiny.yaml"
-        config.write_text(yaml.safe_dump(TINY))
-        first = given.index("--variant")
-        given = [word.replace("configs/quickstart.yaml", str(config)) for word in given]
-        given[first:first] = ["--seeds=1", f"--folder={tmp_path / 'out'}"]
-    if name == "gpu":
-        given.append(f"--folder={tmp_path}")
-    monkeypatch.setattr(sys, "argv", [module, *given, *SMALL.get(name, [])])
+    if module.startswith("benchmarks."):  # they run with small sizes in tests/test_benchmarks*.py
+        assert program.options_of(given).command == command
+        return
+    monkeypatch.setattr(sys, "argv", [module, *given])
     try:
         code = program.main()
-    except SystemExit as ended:  # of --help
+    except SystemExit as ended:
         code = ended.code
     assert not code
 

@@ -1,4 +1,4 @@
-"""Time to success: the rule by hand, the order of runs, and each contestant with test episodes."""
+"""Time to success: the rule by hand, the order of runs, and each variant with test episodes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,47 @@ import io
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict
 
-import numpy as np
 import pytest
 import yaml
 
-from benchmarks import contestants, time_to_success
-from benchmarks.contestants import Job
-from benchmarks.entrants import paced_arguments
-from benchmarks.plain_sac import Hyperparameters, PlainReplay
+from benchmarks import baselines, measuring, time_to_success
+from benchmarks.baselines import SACJob
+from benchmarks.plain_sac import Hyperparameters
 from benchmarks.time_to_success import Bound
+from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.errors import ConfigurationError
 from tests.conftest import ROOT, resolve
-from tests.test_benchmarks_learning import TINY
 
 TASKS = ["reach", "push"]
 """The names are looked up; nothing is simulated where the runs are faked."""
+
+
+TINY = {
+    "trainer": {"accelerator": "cpu", "enable_model_summary": False},
+    "data": {
+        "benchmark": {
+            "class_path": "mtrl_lightning.envs.ToyReach",
+            "init_args": {"num_tasks": 2, "horizon": 5},
+        },
+        "batch_size": 4,
+        "capacity": 200,
+    },
+    "rollout": {"warmup_steps": 10, "num_workers": 0, "learner_threads": 1},
+    "evaluation": {"num_workers": 0},
+    "model": {
+        "class_path": "mtrl_lightning.algorithms.SAC",
+        "init_args": {
+            part: {
+                "class_path": "mtrl_lightning.networks.MLP",
+                "init_args": {"width": 8, "depth": 1},
+            }
+            for part in ("actor", "critic")
+        },
+    },
+}
 
 
 def evaluations(*successes, minutes=1.0):
@@ -68,15 +91,13 @@ def test_rows_by_hand():
     }
     assert sb3["times_ours"]["minutes"] == Bound(3.0, True)
     assert better["times_ours"]["env_steps"] == Bound(1.5, False)
-    assert time_to_success.best_sb3([ours, sb3, better]) == "sb3_quickstart"
-    assert time_to_success.best_sb3([ours, sb3]) is None
     three = [Bound(1, False), Bound(2, False), Bound(1, True)]
     assert time_to_success.median(three) == Bound(2, False)
     (alone,) = time_to_success.summarize({"sb3": [slow]}, 0.8)
     assert alone["times_ours"]["minutes"] is None
 
 
-class FakeEntrant:
+class FakeVariant:
     """Learns in an instant."""
 
     def __init__(self, name, *_):
@@ -99,16 +120,16 @@ class FakeEntrant:
 def test_runs_take_turns_are_written_and_are_not_made_again(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     calls = []
-    FakeEntrant.calls = calls
-    monkeypatch.setattr(time_to_success, "Entrant", FakeEntrant)
+    FakeVariant.calls = calls
+    monkeypatch.setattr(time_to_success, "Variant", FakeVariant)
     base = [
-        "--contestants",
+        "--variants",
         "ours",
         "sb3",
         "--tasks",
         *TASKS,
         f"--folder={tmp_path}",
-        "--peer_threads=1",
+        "--threads=1",
         "--json",
     ]
     time_to_success.main(base)
@@ -116,18 +137,19 @@ def test_runs_take_turns_are_written_and_are_not_made_again(tmp_path, capsys, mo
     turns = ["ours", "ours ended", "sb3", "sb3 ended"]
     assert calls == turns * 2
     (one,) = content["sets"]
-    assert one["tasks"] == TASKS and one["best_sb3"] == "sb3"
+    assert one["tasks"] == TASKS
     assert [len(run) for run in one["runs"]["ours"]] == [2, 2]
     assert one["runs"]["sb3"][1][0]["minutes"] == 1.5  # the start counts
     assert one["rows"][1]["times_ours"]["minutes"] == [1.0, False]
-    assert json.loads((tmp_path / "time_to_success.json").read_text()) == content
     assert (tmp_path / "time_to_success.png").read_bytes()[:4] == b"\x89PNG"
-    table = " ".join((tmp_path / "time_to_success.md").read_text().split())
-    assert "its defaults (its best) | 2 of 2 | 100 [100, 100] | 10 [10, 10] | 1.5" in table
+    assert len(content["commit"].split()[0]) == 40
+    assert content["command"].startswith("python -m benchmarks.time_to_success --variants ours")
 
     calls.clear()
     (tmp_path / "reach_push" / "sb3_2.json").unlink()
-    time_to_success.main(base)
+    time_to_success.main(base[:-1])
+    table = " ".join(capsys.readouterr().out.split())
+    assert "its defaults | 2 of 2 | 100 [100, 100] | 10 [10, 10] | 1.5" in table
     assert calls == ["sb3", "sb3 ended"]
     commented = tmp_path / "commented.yaml"
     commented.write_text(f"# the same\n{(ROOT / 'configs' / 'quickstart.yaml').read_text()}")
@@ -144,9 +166,9 @@ def test_runs_take_turns_are_written_and_are_not_made_again(tmp_path, capsys, mo
     assert [row["reached"] for row in found["rows"]] == [0, 0]
 
 
-def test_the_peers_get_the_quickstarts_hyperparameters(monkeypatch):
+def test_the_baselines_get_the_quickstarts_hyperparameters(monkeypatch):
     monkeypatch.chdir(ROOT)
-    options = time_to_success.parse(["--peer_threads=1"])
+    options = time_to_success.options_of(["--threads=1"])
     assert options.tasks == [list(tasks) for tasks in time_to_success.TASKS]
     quickstart = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     assert options.tasks[0] == quickstart["data"]["benchmark"]["init_args"]["tasks"]
@@ -158,7 +180,7 @@ def test_the_peers_get_the_quickstarts_hyperparameters(monkeypatch):
     for name in names[1:]:
         job = jobs[name]
         assert job.hyperparameters == wanted
-        assert (job.copies, job.batch_size, job.capacity, job.width, job.depth) == (
+        assert (job.envs_per_task, job.batch_size, job.capacity, job.width, job.depth) == (
             6,
             192,
             300_000,
@@ -168,41 +190,39 @@ def test_the_peers_get_the_quickstarts_hyperparameters(monkeypatch):
         assert (job.warmup * 12, job.steps * 12, job.seed) == (9_000, 9_000, 7)
     assert [job.updates for job in jobs.values()] == [1, 1, 12, 1]
     defaults = jobs["sb3"]
-    assert (defaults.copies, defaults.batch_size, defaults.warmup * 2) == (1, 256, 9_000)
+    assert (defaults.envs_per_task, defaults.batch_size, defaults.warmup * 2) == (1, 256, 9_000)
     assert defaults.hyperparameters == Hyperparameters(3e-4, 1e-8, 0.99, 0.005, 1.0)._asdict()
 
 
 def test_ppo_trains_its_own_configuration_in_windows_of_two_iterations(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    options = time_to_success.parse(["--peer_threads=1"])
+    options = time_to_success.options_of(["--threads=1"])
     job = time_to_success.job_of("ours_ppo", TASKS, 7, options)
-    given = []
-    monkeypatch.setattr(time_to_success, "of_command_line", lambda *args: given.append(args))
-    time_to_success.entrant_of("ours_ppo", job, options, tmp_path)
-    (configs, chosen, updates, _, num_episodes) = given[0]
-    assert configs == [time_to_success.PPO_CONFIG]
-    assert (chosen["seed_everything"], num_episodes) == (7, 10)
+    command = time_to_success.variant_of("ours_ppo", job, options, tmp_path).command
+    assert {"configs/quickstart_ppo.yaml", "--seed_everything=7"} <= {*command}
     model = resolve("quickstart_ppo")["model"]["init_args"]
-    assert updates == 2 * model["num_epochs"] * model["num_minibatches"]
+    updates = 2 * model["num_epochs"] * model["num_minibatches"]
+    pace = json.loads(command[-1].removeprefix("--trainer.callbacks+="))["init_args"]
+    assert pace == {"steps": updates, "settle": 0, "num_episodes": 10}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config=nowhere.yaml"], "nowhere.yaml is not there"),
+        (["--config=nowhere.yaml"], "nowhere.yaml does not exist"),
         (["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
-        (["--config=configs/base.yaml"], "does not set 'model', which the peers need"),
+        (["--config=configs/base.yaml"], "does not set 'model', which the baselines need"),
         (["--cores", "9999"], "--cores 9999"),
     ],
 )
 def test_mistakes_are_said(arguments, message, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit):
-        time_to_success.parse(arguments)
+        time_to_success.options_of(arguments)
     assert message in capsys.readouterr().err
 
 
-JOB = Job(
+JOB = SACJob(
     tasks=["reach"],
     width=8,
     depth=1,
@@ -215,31 +235,29 @@ JOB = Job(
     threads=None,
     updates=2,
     num_episodes=1,
-    copies=2,
+    envs_per_task=2,
     horizon=5,
-    fast=True,
+    environments="ours",
 )
 
 
 def examined(train, monkeypatch):
-    """Let a contestant train in this process for two windows; return its lines."""
+    """Let a variant train in this process for two windows; return its lines."""
     read, written = os.pipe()
+    monkeypatch.setenv(measuring.PIPE, str(written))
     monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
-    train(written)
+    train()
     lines = [json.loads(line) for line in os.read(read, 10_000).decode().splitlines()]
     os.close(read)
     return lines
 
 
-@pytest.mark.parametrize("kind", ["sb3", "plain"])
-def test_peers_run_test_episodes_between_windows(kind, monkeypatch):
-    train = {
-        "sb3": lambda job: contestants.train_sb3(job, "dummy"),
-        "plain": lambda job: contestants.train_plain(job, "sync", bf16=False),
-    }[kind]
-    first, *windows = examined(lambda d: train(replace(JOB, descriptor=d)), monkeypatch)
+@pytest.mark.parametrize("kind", ["sb3_sac", "plain"])
+def test_baselines_run_test_episodes_between_windows(kind, monkeypatch):
+    job = asdict(JOB)
+    first, *windows = examined(lambda: baselines.train(kind, job), monkeypatch)
     assert first == {}
-    extra = 2 * (kind == "sb3")  # it has made the step before the update
+    extra = 2 * (kind == "sb3_sac")  # it has made the step before the update
     assert [line["env_steps"] for line in windows] == [10 + extra, 14 + extra]
     assert [line["updates"] for line in windows] == [4, 8]
     assert all(set(line["success"]) == {"reach-v3"} for line in windows)
@@ -250,9 +268,8 @@ def test_ours_runs_test_episodes_between_windows(tmp_path, monkeypatch):
     config.write_text(yaml.safe_dump(TINY))
     monkeypatch.chdir(tmp_path)
 
-    def train(descriptor):
-        options = {"rollout.total_steps": 10**12, "evaluation.every": 10**12}
-        arguments = paced_arguments([config], options, 2, 0, descriptor, num_episodes=2)
+    def train():
+        arguments = paced_arguments([config], {"evaluation.every": 10**12}, 2, 0, num_episodes=2)
         monkeypatch.setattr(sys, "argv", ["mtrl-lightning", *arguments])
         with pytest.raises(SystemExit) as ended:
             command_line()
@@ -263,14 +280,3 @@ def test_ours_runs_test_episodes_between_windows(tmp_path, monkeypatch):
     assert [line["env_steps"] for line in windows] == [14, 18]
     assert [line["updates"] for line in windows] == [2, 4]
     assert all(len(line["success"]) == 2 and line["seconds"] > 0 for line in windows)
-
-
-def test_the_plain_replay_draws_from_all_copies_of_a_task():
-    ring = PlainReplay(4, 1, 1, capacity=8, copies=2)
-    number_E = np.arange(4, dtype=np.float32)
-    column_E1 = number_E[:, None]
-    ring.add(column_E1, column_E1, number_E, column_E1, number_E < 0)
-    batch = ring.sample(40)
-    assert batch.task_B.tolist() == [0] * 20 + [1] * 20
-    assert {*batch.reward_B[:20].tolist()} == {0, 1}
-    assert {*batch.reward_B[20:].tolist()} == {2, 3}

@@ -1,0 +1,386 @@
+"""How fast whole training runs are, beside Stable-Baselines3 and a plain PyTorch loop.
+
+Ours trains through the command line, as users do. Start-up, warm-up, evaluation, checkpoints and
+logging are not in the windows.
+
+  --algorithm sac   configs/experiment/mtmhsac.yaml beside Stable-Baselines3's SAC and a plain
+                    loop of our algorithm (CleanRL's way), with the same sizes; a window is some
+                    vector steps, each one step of every environment and one update
+  --algorithm ppo   multi-task PPO on MT10 beside Stable-Baselines3's PPO with the same numbers of
+                    environments, steps, epochs and rows of a minibatch; a window is one iteration:
+                    collection and all updates, none ended early by the KL divergence
+
+Each variant is a process. Ours is compared with the quickest variant of each baseline, whose
+environments are stepped in its process (sync) or in processes of their own (async).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from benchmarks import baselines
+from benchmarks.baselines import Examiner, Job, PPOJob, SACJob
+from benchmarks.environments import names_of, tasks_option
+from benchmarks.measuring import (
+    COMMAND,
+    NEVER,
+    Pacer,
+    Variant,
+    call_of,
+    check_files,
+    option_and_value,
+    parse,
+    parser_of,
+    positive,
+    program,
+    quickest,
+    require,
+    rows_of,
+    spread,
+    take_turns,
+)
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.envs.vector.vector import default_num_workers
+from mtrl_lightning.errors import ConfigurationError
+
+CONFIGS = {
+    "sac": ["configs/experiment/mtmhsac.yaml"],
+    "ppo": [
+        "configs/base.yaml",
+        "configs/env/metaworld_mt10.yaml",
+        "configs/algorithm/mtppo.yaml",
+        "configs/encoder/standardize.yaml",
+    ],
+}
+SIZES = {
+    "sac": {
+        "width": (400, "of the hidden layers"),
+        "depth": (3, "number of hidden layers"),
+        "batch_size": (1280, ""),
+        "capacity": (1_000_000, "of the replay"),
+        "warmup": (100, "vector steps with random actions"),
+        "settle": (10, "vector steps with updates before the windows"),
+        "steps": (40, "vector steps of a window"),
+    },
+    "ppo": {
+        "width": (256, "of the hidden layers"),
+        "depth": (3, "number of hidden layers"),
+        "envs_per_task": (10, ""),
+        "horizon": (200, "steps of an episode"),
+        "num_steps": (200, "steps of each environment in an iteration"),
+        "num_epochs": (8, "passes over an iteration's transitions"),
+        "num_minibatches": (16, "of a pass"),
+        "settle": (1, "iterations before the windows"),
+    },
+}
+"""Default and meaning of the sizes of each algorithm."""
+TRAINERS = {"sb3": {"sac": "sb3_sac", "ppo": "sb3_ppo"}, "plain": {"sac": "plain"}}
+"""Names in ``baselines.TRAINERS``, by variant and algorithm."""
+
+
+class PaceCallback(Callback):
+    """Let a training run make its updates in windows; one update is one step.
+
+    Of several processes the first alone waits and writes; the others wait for it to exchange.
+
+    Args:
+        steps: updates of a window.
+        settle: updates before the first window.
+        num_episodes: test episodes per task after each window; 0 for none.
+    """
+
+    def __init__(self, steps: int, settle: int, num_episodes: int = 0) -> None:
+        self._steps = steps
+        self._settle = settle
+        self._num_episodes = num_episodes
+        self._pacer: Pacer | None = None
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Wait where a window is over."""
+        assert isinstance(pl_module, Algorithm)
+        if not trainer.is_global_zero:
+            return
+        if self._pacer is None:
+            self._pacer = self._make_pacer(trainer, pl_module)
+        if not self._pacer.tick():
+            sys.exit(0)
+
+    def _make_pacer(self, trainer: Trainer, algorithm: Algorithm) -> Pacer:
+        counters = algorithm.counters
+        more: dict[str, Any] = {}
+        if self._num_episodes:
+            benchmark = trainer.datamodule.session.benchmark  # type: ignore[attr-defined]
+            examiner = Examiner(benchmark, self._num_episodes)
+            more["examine"] = lambda: examiner.examine(
+                algorithm, counters.env_steps, counters.updates
+            )
+        about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
+        return Pacer(self._steps, self._settle, algorithm.stopwatch.drain, about, **more)
+
+
+def paced_arguments(
+    configs: Sequence[str | Path],
+    options: Mapping[str, Any],
+    steps: int,
+    settle: int,
+    num_episodes: int = 0,
+) -> list[str]:
+    """Return the words of a user's command line whose updates are made in windows.
+
+    Args:
+        configs: YAML files.
+        options: of the command line, without the dashes; besides them there is no progress bar and
+            no end.
+        steps: updates of a window.
+        settle: updates before the first window.
+        num_episodes: test episodes per task after each window; 0 for none.
+    """
+    pace = {"steps": steps, "settle": settle, "num_episodes": num_episodes}
+    callback = {"class_path": "benchmarks.whole_runs.PaceCallback", "init_args": pace}
+    shared = {"trainer.enable_progress_bar": "false", "rollout.total_steps": NEVER}
+    arguments = ["fit"]
+    for config in configs:
+        arguments += ["-c", str(config)]
+    arguments += [f"--{name}={value}" for name, value in {**shared, **options}.items()]
+    return [*arguments, f"--trainer.callbacks+={json.dumps(callback)}"]
+
+
+def without_intervals() -> dict[str, Any]:
+    """Return options of a run that never evaluates, logs or saves."""
+    return {f"{section}.every": NEVER for section in ("evaluation", "metrics", "checkpoint")}
+
+
+# ---- options ----
+
+
+def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = parser_of(
+        "whole_runs", __doc__, minutes=20.0, device=True, precisions=True, threads=True
+    )
+    add = parser.add_argument
+    add("--algorithm", choices=list(SIZES), default="sac", help="(default %(default)s)")
+    add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="(default all)")
+    add("--configs", nargs="+", help="what ours trains (default as above)")
+    text = "MT10, MT25, MT50, or names (default %(default)s)"
+    add("--tasks", nargs="+", default=["MT10"], help=text)
+    text = "PyTorch's of ours, each a variant (default the program's); --threads is the baselines'"
+    add("--learner_threads", nargs="+", type=positive, help=text)
+    text = "worker processes of ours, each a variant (default the program's)"
+    add("--workers", nargs="+", type=int, help=text)
+    add(
+        "--also",
+        nargs="+",
+        action="append",
+        default=[],
+        type=option_and_value,
+        metavar="OPTION=VALUE",
+        help="options of the command line with which ours is measured once more; give several",
+    )
+    vectors = ["sync", "async"]
+    text = "of the baselines' environments, each a variant (default both)"
+    add("--vectors", nargs="+", choices=vectors, default=vectors, help=text)
+    text = "that the baselines step, MetaWorld's or our faster ones, each a variant"
+    choices = ["metaworld", "ours"]
+    add(
+        "--baseline_environments",
+        nargs="+",
+        choices=choices,
+        default=["metaworld"],
+        help=f"{text} (default %(default)s)",
+    )
+    for name in dict.fromkeys(name for sizes in SIZES.values() for name in sizes):
+        meanings = {kind: sizes[name] for kind, sizes in SIZES.items() if name in sizes}
+        meaning = next(iter(meanings.values()))[1]
+        defaults = ", ".join(f"{kind} {default}" for kind, (default, _) in meanings.items())
+        add(f"--{name}", type=positive, help=f"{meaning} (default {defaults})".strip())
+    return parse(parser, args, _check)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Set what depends on the algorithm, and check it."""
+    sizes = SIZES[options.algorithm]
+    names = {name for known in SIZES.values() for name in known}
+    for name in names - {*sizes}:
+        if getattr(options, name) is not None:
+            raise ConfigurationError(f"--{name} is not an option of {options.algorithm}")
+    for name, (default, _) in sizes.items():
+        setattr(
+            options, name, default if getattr(options, name) is None else getattr(options, name)
+        )
+    known = ["ours", *(name for name, kinds in TRAINERS.items() if options.algorithm in kinds)]
+    options.variants = options.variants or known
+    for name in options.variants:
+        if name not in known:
+            raise ConfigurationError(f"--variants {name}: give {', '.join(known)}")
+    options.configs = options.configs or CONFIGS[options.algorithm]
+    if "ours" in options.variants:
+        check_files(options.configs)
+    if "sb3" in options.variants:
+        require("stable_baselines3", "leave it out with --variants ours")
+    job = job_of(options)
+    if isinstance(job, PPOJob) and job.envs_per_task * job.num_steps % job.num_minibatches:
+        raise ConfigurationError(
+            f"an iteration's {job.envs_per_task} x {job.num_steps} env steps per task cannot be"
+            f" shared out equally among {job.num_minibatches} minibatches: give a divisor"
+        )
+    names_of(options.tasks)
+
+
+def job_of(options: argparse.Namespace) -> Job:
+    """Return the work that all variants do."""
+    job = SACJob if options.algorithm == "sac" else PPOJob
+    sizes = {name: getattr(options, name) for name in SIZES[options.algorithm]}
+    return job(tasks=options.tasks, device=options.device, threads=options.threads, **sizes)
+
+
+# ---- variants ----
+
+
+def differences_of_ours(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the command line's options in which the variants of ours differ, by their names."""
+    threads = options.learner_threads or [None]
+    workers = options.workers or [None]
+    names = ("trainer.precision", "rollout.learner_threads", "rollout.num_workers")
+    chosen = [
+        {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        for values in itertools.product(options.precisions, threads, workers)
+    ]
+    more = [dict(pair.split("=", 1) for pair in also) for also in options.also]
+    chosen += [one | extra for extra in more for one in chosen]
+    variants = {}
+    for one in chosen:
+        words = [f"{name.rsplit('.', 1)[-1]} {value}" for name, value in one.items()]
+        variants[f"ours {', '.join(words).removeprefix('precision ')}"] = one
+    return variants
+
+
+def command_of_ours(
+    job: Job, configs: Sequence[str], chosen: Mapping[str, Any], folder: Path
+) -> list[str]:
+    """Return a user's command line with the sizes of the work."""
+    options: dict[str, Any] = {
+        "root": folder,
+        "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
+        "data.benchmark.init_args.tasks": tasks_option(job.tasks),
+        **without_intervals(),
+    }
+    if isinstance(job, SACJob):
+        options |= _options_of_sac(job)
+        steps, settle = job.steps, job.settle
+    else:
+        assert isinstance(job, PPOJob)
+        options |= _options_of_ppo(job)
+        steps, settle = job.updates, job.settle * job.updates
+    arguments = paced_arguments(configs, options | dict(chosen), steps, settle)
+    return [sys.executable, *COMMAND, *arguments]
+
+
+def _options_of_sac(job: SACJob) -> dict[str, Any]:
+    networks = {
+        f"model.init_args.{network}.init_args.{name}": getattr(job, name)
+        for network in ("actor", "critic")
+        for name in ("width", "depth")
+    }
+    return networks | {
+        "data.batch_size": job.batch_size,
+        "data.capacity": job.capacity,
+        "rollout.warmup_steps": job.warmup * job.num_tasks,
+    }
+
+
+def _options_of_ppo(job: PPOJob) -> dict[str, Any]:
+    sizes = {"width": job.width, "depth": job.depth}
+    actor = {"class_path": "MLP", "init_args": {**sizes, "output_bound": 1e-3}}
+    critic = {"class_path": "MultiHead", "init_args": {**sizes, "layer_norm": True}}
+    options: dict[str, Any] = {
+        "data.benchmark.init_args.horizon": job.horizon,
+        "rollout.envs_per_task": job.envs_per_task,
+        "model.init_args.max_kl": "null",
+    }
+    for name, network in (("actor", actor), ("critic", critic)):
+        path = f"mtrl_lightning.networks.{network['class_path']}"
+        options[f"model.init_args.{name}"] = json.dumps({**network, "class_path": path})
+    for name in ("num_steps", "num_epochs", "num_minibatches"):
+        options[f"model.init_args.{name}"] = getattr(job, name)
+    return options
+
+
+def variants_of(options: argparse.Namespace, folder: Path) -> dict[str, list[Variant]]:
+    """Return the variants by their kind, not started yet."""
+    job = job_of(options)
+    variants: dict[str, list[Variant]] = {}
+    if "ours" in options.variants:
+        variants["ours"] = [
+            Variant(name, command_of_ours(job, options.configs, chosen, folder), folder)
+            for name, chosen in differences_of_ours(options).items()
+        ]
+    for kind in (name for name in TRAINERS if name in options.variants):
+        for environments in options.baseline_environments:
+            suffix = ", our environments" if environments == "ours" else ""
+            for vector in options.vectors:
+                given = asdict(job) | {"vector": vector, "environments": environments}
+                trainer = TRAINERS[kind][options.algorithm]
+                command = call_of(baselines.train, {"kind": trainer, "job": given})
+                one = Variant(f"{kind} {vector}{suffix}", command, folder)
+                variants.setdefault(f"{kind}{suffix}", []).append(one)
+    return variants
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Start all, let them take turns, and return the table."""
+    job = job_of(options)
+    with tempfile.TemporaryDirectory(prefix="whole_runs-") as folder:
+        kinds = variants_of(options, Path(folder))
+        variants = [one for group in kinds.values() for one in group]
+        windows = take_turns(variants, options.rounds, options.minutes)
+    unit, steps = ("ms", job.steps) if isinstance(job, SACJob) else ("s", 1)
+    seconds = {name: [value / steps for value in values] for name, values in windows.items()}
+    references = [
+        quickest(seconds, [one.name for one in group])
+        for kind, group in kinds.items()
+        if kind != "ours"
+    ]
+    rows = rows_of(seconds, references, unit)
+    for row, one in zip(rows, variants, strict=True):
+        # ours may step more environments, by --also
+        share = one.about.get("environments", job.num_envs) / job.num_envs
+        rates = [share * job.env_steps / value for value in seconds[one.name]]
+        row["env steps/s"] = spread(rates)
+        row["MiB"] = one.memory_mib
+        row["s until ready"] = one.ready_seconds
+        row["shares of the time"] = one.shares()
+        row["command"] = one.command
+    return {"tables": [{"title": title_of(job, options), "rows": rows}]}
+
+
+def title_of(job: Job, options: argparse.Namespace) -> str:
+    """Return the title of the table."""
+    if isinstance(job, SACJob):
+        windows = f"ms per vector step with one update, windows of {job.steps} vector steps"
+    else:
+        assert isinstance(job, PPOJob)
+        windows = f"s per iteration of {job.env_steps:,} env steps and {job.updates} updates"
+    workers = default_num_workers(job.num_envs, spare=int(isinstance(job, SACJob)))
+    return (
+        f"{options.algorithm}, {' '.join(options.tasks)}, {job.depth} x {job.width}, on"
+        f" {options.device}; {windows}; {workers} workers of ours unless the variant says otherwise"
+    )
+
+
+main = program("whole_runs", options_of, measure)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What several test modules use: fakes, small algorithms and networks, runs, comparisons."""
