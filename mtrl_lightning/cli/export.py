@@ -20,11 +20,11 @@ from mtrl_lightning.cli.play import (
     named_classes,
 )
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.errors import ConfigurationError, closest
-from mtrl_lightning.export.names import FORMATS, MINARI, POLICY_FILES
+from mtrl_lightning.errors import ConfigurationError, name_hint
+from mtrl_lightning.export.names import FORMATS, MINARI, ONNX, POLICY_FILES, REMOVED, TORCH_EXPORT
 from mtrl_lightning.runs import config_file_of, ensure_writable, run_folder_of
 
-HELP = "Write a run's policy as TorchScript, ONNX or torch.export, or its replay for Minari."
+HELP = "Write a run's policy as ONNX or torch.export, or its replay for Minari."
 DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
     " runs without this package; compare its actions with the policy's, time it, and write a model"
@@ -33,7 +33,7 @@ DESCRIPTION = (
     " of each task; that imports none of them."
 )
 USAGE = (
-    "mtrl-lightning export RUN --to {torchscript,onnx,torch.export} [--folder PATH]\n"
+    "mtrl-lightning export RUN --to {onnx,torch.export} [--folder PATH]\n"
     "       mtrl-lightning export --ckpt_path {best,last} --to FORMAT [--name NAME] [--root ROOT]\n"
     "       mtrl-lightning export --replay RUN --to minari [--folder PATH]"
 )
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=FORMATS,
         type=_format,
         metavar="FORMAT",
-        help="torchscript (policy.pt), onnx (policy.onnx; needs the extra [export]) or torch.export"
-        " (policy.pt2) for a policy; minari (needs the extra [minari]) for a replay",
+        help="onnx (policy.onnx; needs the extra [export]) or torch.export (policy.pt2) for a"
+        " policy; minari (needs the extra [minari]) for a replay",
     )
     parser.add_argument(
         "--replay",
@@ -73,10 +73,14 @@ def _format(text: str) -> str:
     """
     if text in FORMATS:
         return text
-    near = closest(text.lower(), FORMATS, num=2)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    if text.lower() == REMOVED:
+        raise argparse.ArgumentTypeError(
+            f"{text} is no longer written, as PyTorch has deprecated it: give {ONNX}, for programs"
+            f" in any language, or {TORCH_EXPORT}, for PyTorch"
+        )
     raise argparse.ArgumentTypeError(
-        f"unknown format {text!r}: {hint}There are {', '.join(FORMATS)}"
+        f"unknown format {text!r}: {name_hint(text.lower(), FORMATS)} Formats are"
+        f" {', '.join(FORMATS)}"
     )
 
 

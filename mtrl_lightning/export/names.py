@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-TORCHSCRIPT = "torchscript"
 ONNX = "onnx"
 TORCH_EXPORT = "torch.export"
 MINARI = "minari"
-POLICY_FILES = {
-    TORCHSCRIPT: "policy.pt",
-    ONNX: "policy.onnx",
-    TORCH_EXPORT: "policy.pt2",
-}
+POLICY_FILES = {ONNX: "policy.onnx", TORCH_EXPORT: "policy.pt2"}
 """The file of a policy in each format."""
 FORMATS = (*POLICY_FILES, MINARI)
+REMOVED = "torchscript"
+"""A format of earlier versions, which PyTorch has deprecated."""

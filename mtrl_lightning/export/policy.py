@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT, TORCHSCRIPT
+from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
@@ -124,7 +125,7 @@ def export_policy(
 
     Args:
         policy: what ``load_policy`` returns, on the CPU.
-        format: ``torchscript``, ``onnx`` or ``torch.export``.
+        format: ``onnx`` or ``torch.export``.
         folder: of the file; made if it does not exist.
         action_transforms: of the run, which change the actions that environments are sent.
         num_observations: observations on which the actions are compared, at least 1.
@@ -136,13 +137,14 @@ def export_policy(
         ConfigurationError: if the policy cannot be exported, a package is missing, or the actions
             differ; no file is written then.
     """
+    one_of(POLICY_FILES, format=format)
     check_packages(format)
     folder = Path(folder)
-    captured = capture(policy, action_transforms)
+    program = capture(policy, action_transforms)
     ensure_writable(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished_") as unfinished:
         file = Path(unfinished) / POLICY_FILES[format]
-        write(captured, format, file)
+        write(program, format, file)
         exported = load_exported(file, format)
         comparison = compare(policy, exported, action_transforms, num_observations)
         if not comparison.max_difference <= TOLERANCE:
@@ -166,16 +168,9 @@ def check_packages(format: str) -> None:
             import_optional(module, '"mtrl_lightning[export]"')
 
 
-class Captured(NamedTuple):
-    """A policy whose operations were recorded."""
-
-    module: DeterministicPolicy
-    example: tuple[Tensor, Tensor]
-    """Observations and tasks."""
-    program: ExportedProgram
-
-
-def capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform] = ()) -> Captured:
+def capture(
+    policy: LoadedPolicy, action_transforms: Sequence[ActionTransform] = ()
+) -> ExportedProgram:
     """Record the operations of a policy for any number of rows.
 
     Raises:
@@ -196,7 +191,7 @@ def capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform] =
     try:
         with torch.no_grad(), _quiet():
             module(*example)
-            program = torch.export.export(
+            return torch.export.export(
                 module, example, dynamic_shapes=({0: rows}, {0: rows}), strict=False
             )
     except ConfigurationError:
@@ -209,7 +204,6 @@ def capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform] =
             " not branch on the values of tensors, nor leave PyTorch; use torch.where, or train"
             " with another encoder or network"
         ) from error
-    return Captured(module, example, program)
 
 
 def _failing_module(traceback: TracebackType | None, algorithm: Algorithm) -> str | None:
@@ -229,23 +223,20 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:200] if lines else ""
 
 
-def write(captured: Captured, format: str, file: Path) -> None:
+def write(program: ExportedProgram, format: str, file: Path) -> None:
     """Write what was recorded.
 
     Args:
-        captured: what ``capture`` returns.
-        format: ``torchscript``, ``onnx`` or ``torch.export``.
+        program: what ``capture`` returns.
+        format: ``onnx`` or ``torch.export``.
         file: the path; an existing file is replaced.
     """
     with torch.no_grad(), _quiet():
-        if format == TORCHSCRIPT:
-            traced: Any = torch.jit.trace(captured.module, captured.example, check_trace=False)
-            torch.jit.freeze(traced).save(str(file))
-        elif format == TORCH_EXPORT:
-            torch.export.save(captured.program, file)
+        if format == TORCH_EXPORT:
+            torch.export.save(program, file)
         else:
             torch.onnx.export(
-                captured.program,
+                program,
                 (),
                 str(file),
                 input_names=["observation", "task"],
@@ -261,7 +252,7 @@ def load_exported(file: str | Path, format: str) -> Actions:
 
     Args:
         file: what ``export_policy`` wrote.
-        format: ``torchscript``, ``onnx`` or ``torch.export``.
+        format: ``onnx`` or ``torch.export``.
     """
     if format == ONNX:
         import onnxruntime
@@ -277,11 +268,7 @@ def load_exported(file: str | Path, format: str) -> Actions:
 
         return run_session
     with _quiet():
-        loaded: Any
-        if format == TORCHSCRIPT:
-            loaded = torch.jit.load(str(file))
-        else:
-            loaded = torch.export.load(Path(file)).module()
+        loaded: Any = torch.export.load(Path(file)).module()
 
     @torch.no_grad()
     def run_module(observation_ED: npt.NDArray, task_E: npt.NDArray) -> npt.NDArray:

@@ -25,6 +25,7 @@ from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.checkpoints.parts import RANKS
 from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
@@ -82,14 +83,12 @@ class ExportedReplay(NamedTuple):
 
     def table(self) -> str:
         """Return a text table of the tasks."""
-        width = max(len("data set"), *(len(one.dataset_id) for one in self.tasks))
-        lines = [f"{'data set':<{width}}  episodes    steps  cut episodes  steps left out"]
-        lines += [
-            f"{one.dataset_id:<{width}}  {one.num_episodes:8,}  {one.num_steps:7,}"
-            f"  {one.num_cut:12,}  {one.num_left_out:14,}"
-            for one in self.tasks
-        ]
-        return "\n".join(lines)
+        header = ["data set", "episodes", "steps", "cut episodes", "steps left out"]
+        lines = [header]
+        for one in self.tasks:
+            counts = (one.num_episodes, one.num_steps, one.num_cut, one.num_left_out)
+            lines.append([one.dataset_id, *map(whole, counts)])
+        return text_table(lines, num_texts=1)
 
 
 def export_to_minari(run: str | Path, folder: str | Path | None = None) -> ExportedReplay:

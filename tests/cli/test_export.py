@@ -30,7 +30,6 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     capsys.readouterr()
 
     main(["export", "--ckpt_path", "best", "--to", "torch.export", f"--root={tmp_path}"])
-    main(["export", str(run), "--to=torchscript"])
     printed = capsys.readouterr().out
     assert "best.ckpt, after 330 env steps, 3 tasks" in printed
     assert "Actions of 1,000 observations: largest difference" in printed
@@ -39,32 +38,34 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
         "README.md",
         "config.yaml",
         "policy.json",
-        "policy.pt",
         "policy.pt2",
     ]
+    card = (folder / "README.md").read_text()
     described = json.loads((folder / "policy.json").read_text())
-    assert set(described["formats"]) == {"torch.export", "torchscript"}
+    assert described["file"] == "policy.pt2"
+    assert described["comparison"]["num_observations"] == 1_000
+    digest = hashlib.sha256((run / "checkpoints" / "best.ckpt").read_bytes()).hexdigest()
+    assert described["checkpoint_sha256"] == digest and f"SHA-256 `{digest}`" in card
     assert described["tasks"] == ["goal-0", "goal-1", "goal-2"]
     steps, values = read_metrics(run)["eval/return/goal-1"]
     assert described["results"]["env_steps"] == steps[-1] == 330
     assert described["results"]["eval/return/goal-1"] == values[-1]
-    card = (folder / "README.md").read_text()
     metadata, body = card.removeprefix("---\n").split("---\n", 1)
     assert yaml.safe_load(metadata)["library_name"] == "mtrl_lightning"
-    assert "mtrl-lightning export run/version_0 --to=torchscript" in body
+    assert "mtrl-lightning export --ckpt_path best --to torch.export --root=." in body
     assert "checkpoint: `run/version_0/checkpoints/best.ckpt`" in body
     assert str(tmp_path) not in body + json.dumps(described), "no folder of this machine"
     assert described["trained_with"]["torch"] == torch.__version__
-    (made,) = [line for line in body.splitlines() if line.startswith("- trained with: ")]
+    (made,) = [line for line in body.splitlines() if line.startswith("- trained by ")]
     assert f"torch {torch.__version__}" in made and "mtrl_lightning " in made
     cells = [[cell.strip() for cell in line.split("|")[1:]] for line in body.splitlines()]
     assert ["1", "goal-1", "yes"] in [one[:3] for one in cells]
     assert ["benchmark", "toy", ""] in cells
     observation_1D = np.array([[0.3, -0.2]], np.float32)
     policy = load_policy(run / "checkpoints" / "best.ckpt")
-    for name, format in (("policy.pt", "torchscript"), ("policy.pt2", "torch.export")):
-        action_1A = load_exported(folder / name, format)(observation_1D, np.array([2]))
-        np.testing.assert_allclose(action_1A, 0.5 * policy.act(observation_1D, 2), atol=1e-5)
+    exported = load_exported(folder / "policy.pt2", "torch.export")
+    action_1A = exported(observation_1D, np.array([2]))
+    np.testing.assert_allclose(action_1A, 0.5 * policy.act(observation_1D, 2), atol=1e-5)
 
     pytest.importorskip("minari")
     pytest.importorskip("h5py")
@@ -76,14 +77,15 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     assert len(lines) == 5 and lines[4].endswith(f"MINARI_DATASETS_PATH={tmp_path / 'data'}")
     (run / "config.yaml").unlink()
     message = "was started from Python with the action transforms"
-    assert message in error_of(capsys, str(run), "--to=torchscript")
+    assert message in error_of(capsys, str(run), "--to=torch.export")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["run"], "the following arguments are required: --to"),
-        (["run", "--to=onx"], "unknown format 'onx': did you mean onnx? There are torchscript,"),
+        (["run", "--to=onx"], "unknown format 'onx': did you mean onnx? Formats are onnx,"),
+        (["run", "--to=torchscript"], "no longer written, as PyTorch has deprecated it: give onnx"),
         (["run", "--to=torch"], "did you mean torch"),
         (["run", "--to=minari"], "--to minari is for a replay: give --replay RUN"),
         (["--to=onnx"], "export needs one run: export runs/NAME/version_0"),
@@ -105,44 +107,9 @@ def test_the_help_names_every_format(capsys):
     assert "mtrl-lightning export --replay RUN --to minari" in printed
 
 
-OF_FORMAT = {
-    "num_observations": 1,
-    "max_difference": 0.0,
-    "policy_microseconds": 1.0,
-    "exported_microseconds": 1.0,
-}
-
-
-@pytest.mark.parametrize(
-    "formats",
-    [
-        "[",
-        "[" * 100_000,
-        [],
-        {"onnx": 3},
-        {"onnx": {}},
-        {"onnx": {**OF_FORMAT, "max_difference": "0"}},
-        {"../../a": OF_FORMAT},
-    ],
-)
-def test_a_description_that_no_export_has_written_is_replaced(command_line, capsys, formats):
-    command_line.finished()
-    folder = command_line.folder() / "export"
-    checkpoint = command_line.folder() / "checkpoints" / "best.ckpt"
-    digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
-    folder.mkdir()
-    (folder / "policy.onnx").touch()
-    if not isinstance(formats, str):
-        formats = json.dumps({"checkpoint_sha256": digest, "formats": formats})
-    (folder / "policy.json").write_text(formats)
-    main(["export", str(command_line.folder()), "--to=torchscript"])
-    described = json.loads((folder / "policy.json").read_text())
-    assert list(described["formats"]) == ["torchscript"]
-
-
 def test_an_export_names_damaged_metrics(command_line, capsys):
     command_line.finished()
     (command_line.folder() / "metrics.csv").write_text("env_steps,a\nx,1\n")
     assert "metrics.csv cannot be read" in error_of(
-        capsys, str(command_line.folder()), "--to=torchscript"
+        capsys, str(command_line.folder()), "--to=torch.export"
     )

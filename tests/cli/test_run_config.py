@@ -30,7 +30,7 @@ class Gentle(ScaleAction):
 """
 COMMANDS = {
     "play": ["--width=64", "--height=48", "--num_workers=0"],
-    "export": ["--to=torchscript"],
+    "export": ["--to=torch.export"],
     "validate": ["--evaluation.num_episodes=1"],
     "fit": ["--rollout.total_steps=990", "--trainer.enable_progress_bar=false"],
 }

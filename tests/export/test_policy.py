@@ -40,14 +40,17 @@ def agent(spec=SPEC, kind=SAC, **options):
 @pytest.mark.parametrize(
     ("format", "kind"),
     [
-        ("torchscript", SAC),
+        ("onnx", SAC),
         ("torch.export", SAC),
-        ("torchscript", Distral),
-        ("torchscript", TD3),
+        ("torch.export", Distral),
+        ("onnx", TD3),
         ("torch.export", TD3),
     ],
 )
 def test_all_that_acts_is_in_the_file(tmp_path, format, kind):
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
     model = agent(SIZED, kind, transforms=[NormalizeObservation])
     generator = np.random.default_rng(0)
     observation_ED = generator.normal(2.0, 3.0, (6, 4)) * SIZED.observation_mask_TD[[0, 1] * 3]
@@ -92,10 +95,10 @@ def test_ppo_and_observations_of_whole_numbers(tmp_path):
 
     spec = SPEC._replace(observation_space=Box(0, 255, (2, 3, 2), np.uint8))
     policy = LoadedPolicy(agent(spec, PPO, encoder=Pixels))
-    file, _ = export_policy(policy, "torchscript", tmp_path, num_observations=NUM)
+    file, _ = export_policy(policy, "torch.export", tmp_path, num_observations=NUM)
     observation_EHWC, task_E = exporting.observations_of(spec, NUM)
     assert observation_EHWC.dtype == np.uint8 and observation_EHWC.max() > 200
-    action_EA = load_exported(file, "torchscript")(observation_EHWC, task_E)
+    action_EA = load_exported(file, "torch.export")(observation_EHWC, task_E)
     assert action_EA.std(0).min() > 0.01
 
 
@@ -121,8 +124,8 @@ def test_another_action_is_found_and_leaves_no_file(tmp_path, monkeypatch):
     cut = compare(policy, lambda o, t: np.zeros((1, 1)), num_observations=9)
     assert cut.max_difference == np.inf
     monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
-    with pytest.raises(ConfigurationError, match="the torchscript file's actions differ by"):
-        export_policy(policy, "torchscript", tmp_path, num_observations=9)
+    with pytest.raises(ConfigurationError, match=r"the torch\.export file's actions differ by"):
+        export_policy(policy, "torch.export", tmp_path, num_observations=9)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,6 +163,11 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path, options, transform
     with pytest.raises(ConfigurationError, match=message):
         export_policy(policy, "torch.export", tmp_path / "new", transforms)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_format_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match="format is 'torchscript': give one of onnx, "):
+        export_policy(LoadedPolicy(agent()), "torchscript", tmp_path)
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
