@@ -52,25 +52,7 @@ from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.reports import defaults
 from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
 from mtrl_lightning.runs import new_run_folder
-
-SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width=16))
-HERE = {"num_workers": 0}
-"""Options that step environments in this process."""
-QUIET = {"accelerator": "cpu", "enable_progress_bar": False}
-
-
-def small(benchmark, root, **options):
-    """Train a small network for 900 env steps."""
-    evaluation = {"num_episodes": 2, **HERE, **options.pop("evaluation", {})}
-    return train(
-        benchmark,
-        options.pop("algorithm", SMALL_SAC),
-        root=str(root),
-        num_workers=0,
-        evaluation=evaluation,
-        trainer=QUIET | options.pop("trainer", {}),
-        **{"total_steps": 900, **options},
-    )
+from tests.helpers.runs import HERE, SMALL_SAC, small
 
 
 def rows_of(folder):

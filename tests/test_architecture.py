@@ -273,7 +273,7 @@ def test_no_two_rooms_import_each_other():
         ("algorithms/sac.py", "import mtrl_lightning.replay"),
         ("networks/mlp.py", "from mtrl_lightning import gradients"),
         ("cli/lightning_cli.py", "from benchmarks import faults"),
-        ("callbacks/common.py", "import tests.fakes"),
+        ("callbacks/common.py", "import tests.helpers.fakes"),
         ("schedules.py", "def f():\n    from mtrl_lightning.rollout import Collector"),
     ],
 )

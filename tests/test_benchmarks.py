@@ -42,7 +42,7 @@ from benchmarks.whole_runs import PaceCallback
 from mtrl_lightning.envs import DMControl, MetaWorld, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.precision import ProductTimes
-from tests.conftest import ROOT, resolve, skip_without_renderer
+from tests.helpers.command_line import ROOT, resolve, skip_without_renderer
 
 WORK = Work(tasks=3, batch_size=12, width=16, depth=2)
 

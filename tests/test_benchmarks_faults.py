@@ -20,7 +20,7 @@ from benchmarks.fault_runs import (
 )
 from benchmarks.faults import Fault, Row, all_ok, damaged, options_of, table
 from mtrl_lightning.envs import ToyReach
-from tests.replay import columns_of
+from tests.helpers.replay import columns_of
 
 HORIZON = 5
 check = partial(check_chain, horizon=HORIZON)

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.helpers.command_line import ROOT
 
 CLASS_PATH = re.compile(
     r"(?<![\w./-])(?:mtrl_lightning|torch|lightning|gymnasium)(?:\.[a-z_]\w*)*\.[A-Z]\w*"

@@ -20,7 +20,7 @@ from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.types import RolloutConfig
-from tests.conftest import CONFIGS, ROOT, resolve, skip_without_renderer
+from tests.helpers.command_line import CONFIGS, ROOT, resolve, skip_without_renderer
 
 FILES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()

@@ -16,11 +16,11 @@ from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.networks import MLP
 from tests import test_on_policy as on_policy
-from tests.algorithms import attach
-from tests.conftest import config_args
-from tests.matrix import CROSSED, GRADIENTS, batches, build, in_precision
-from tests.test_exact_continuation import assert_same_end
-from tests.test_pixels import Convolutions
+from tests.helpers.algorithms import attach
+from tests.helpers.command_line import config_args
+from tests.helpers.matrix import CROSSED, GRADIENTS, batches, build, in_precision
+from tests.helpers.networks import Convolutions
+from tests.helpers.runs import assert_same_end
 
 pytestmark = [
     pytest.mark.cuda,

@@ -12,7 +12,7 @@ import pytest
 
 import mtrl_lightning
 from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback
-from tests.conftest import ROOT
+from tests.helpers.command_line import ROOT
 
 pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install -e '.[docs]'")
 

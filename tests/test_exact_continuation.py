@@ -4,10 +4,9 @@ import os
 import signal
 
 import pytest
-import torch
 
 from mtrl_lightning.checkpoints import load_checkpoint
-from tests.test_interruption import wait_for
+from tests.helpers.runs import CONNECTORS, assert_same, assert_same_end, wait_for
 
 MT10 = ("base", "env/metaworld_mt10", "algorithm/mtsac", "network/multi_head", "gradient/mean")
 SHORT = [
@@ -23,55 +22,6 @@ SHORT = [
     "--checkpoint.every=400",
     "--checkpoint.keep_last=-1",
 ]
-
-CONNECTORS = [
-    "--data.wrappers+={class_path: gymnasium.wrappers.FrameStackObservation,"
-    " init_args: {stack_size: 3}}",
-    "--data.wrappers+=gymnasium.wrappers.FlattenObservation",
-    "--data.wrappers+={class_path: tests.fakes.Drift, init_args: {step: 0.001}}",
-    "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
-    "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
-    "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ActionNoise,"
-    " init_args: {std: 0.1}}",
-    "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ScaleAction,"
-    " init_args: {factor: 0.5}}",
-]
-"""Everything that changes observations, rewards and actions on their way."""
-
-
-def assert_same(one, other, path="checkpoint"):
-    assert type(one) is type(other), path
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one:
-            if path.endswith("metrics_csv") and key == "crc32":
-                continue  # the file has times in it
-            assert_same(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for i, (mine, theirs) in enumerate(zip(one, other, strict=True)):
-            assert_same(mine, theirs, f"{path}[{i}]")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), path
-    else:
-        assert repr(one) == repr(other), path
-
-
-def assert_same_end(command_line, name, other):
-    """Check that everything is equal.
-
-    Parameters, targets, optimizers, counters, schedules, windows, generators, environments and
-    the replay.
-    """
-    ends = [
-        load_checkpoint(command_line.folder(run) / "checkpoints" / "last.ckpt")
-        for run in (name, other)
-    ]
-    assert_same(*ends)
-    assert command_line.rows(name) == command_line.rows(other)
-    for chunk in ends[0]["MultiTaskData"]["replay"]["chunks"]:
-        files = [command_line.folder(run) / "replay" / chunk["file"] for run in (name, other)]
-        assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_mt10_continued_in_mid_episode_with_other_workers_is_the_same_run(command_line):

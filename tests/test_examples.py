@@ -14,8 +14,8 @@ from mtrl_lightning import PPO, SAC, ToyConflict, ToyReach, read_metrics, train
 from mtrl_lightning.gradients import FAMO, PCGrad, TaskParameters
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.types import TransitionBatch
-from tests.conftest import ROOT, resolve, short_train
-from tests.specs import spec_of
+from tests.helpers.command_line import ROOT, resolve, short_train
+from tests.helpers.specs import spec_of
 
 EXAMPLES = ROOT / "examples"
 SMALL = partial(MLP, width=8, depth=1)

@@ -7,7 +7,7 @@ pytest.importorskip("dm_control")
 
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.curves import plot_curves
-from tests.test_exact_continuation import assert_same_end
+from tests.helpers.runs import assert_same_end
 
 FAMILY = (
     "base",

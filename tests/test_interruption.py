@@ -6,20 +6,7 @@ import psutil
 import pytest
 
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
-
-ENDLESS = [
-    "--rollout.total_steps=100000000",
-    "--rollout.num_workers=2",
-    "--evaluation.every=100000000",
-    "--checkpoint.every=100000000",
-]
-
-
-def wait_for(condition, seconds=90.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.1)
+from tests.helpers.runs import ENDLESS, wait_for
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

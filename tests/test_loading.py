@@ -49,9 +49,10 @@ from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
-from tests.algorithms import changed, copy_of, make_sac, make_spec, train
-from tests.conftest import ROOT
-from tests.test_resume import checkpoint as checkpoint_of_run
+from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train
+from tests.helpers.checkpoints import save
+from tests.helpers.command_line import ROOT
+from tests.helpers.runs import checkpoint as checkpoint_of_run
 
 OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 TASK_E = np.array([0, 1, 2, 2, 1, 0])
@@ -87,16 +88,6 @@ class Subclass(SAC):
     def __init__(self, spec, *, scale=1.0, **options):
         super().__init__(spec, discount=0.5, **options)
         self.scale = scale
-
-
-def save(algorithm, tmp_path, name="file.ckpt", change=None):
-    """Write what a trainer would, as far as an algorithm reads it."""
-    checkpoint = {"state_dict": algorithm.state_dict(), "hyper_parameters": {}}
-    algorithm.on_save_checkpoint(checkpoint)
-    if change is not None:
-        change(checkpoint["mtrl_lightning"])
-    torch.save(checkpoint, tmp_path / name)
-    return tmp_path / name
 
 
 def assert_acts_alike(policy, algorithm, observation_ED=OBSERVATION_ED, task_E=TASK_E):

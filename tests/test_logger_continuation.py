@@ -17,7 +17,7 @@ from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_files import read_offline_runs, records
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.run.session import Session
-from tests.conftest import CONFIGS, ROOT
+from tests.helpers.command_line import CONFIGS, ROOT
 
 wandb = pytest.importorskip("wandb")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import ROOT
+from tests.helpers.command_line import ROOT
 
 MAX_BYTES = 200_000
 """Size of a notebook with its pictures."""

@@ -12,8 +12,8 @@ import torch
 
 from mtrl_lightning.callbacks import CheckpointCallback
 from mtrl_lightning.run.loop import TrainingLoop
-from tests.object_graph import graph_of
-from tests.test_exact_continuation import CONNECTORS
+from tests.helpers.object_graph import graph_of
+from tests.helpers.runs import CONNECTORS
 
 DEAD = {
     r"stopwatch\.|collector\.times\.": "times",
@@ -49,7 +49,7 @@ def living(graph):
 
 
 @pytest.mark.parametrize(
-    "benchmark", ["tests.altered_reach.Reporting", "mtrl_lightning.envs.MetaWorld"]
+    "benchmark", ["tests.helpers.altered_reach.Reporting", "mtrl_lightning.envs.MetaWorld"]
 )
 def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatch, benchmark):
     graphs = {}
@@ -85,7 +85,7 @@ def test_a_continued_run_lives_on_as_the_one_that_saved(command_line, monkeypatc
     else:
         options += [
             "--data.info_keys=[place,steps,score]",
-            "--rollout.listeners+=tests.diary.Diary",
+            "--rollout.listeners+=tests.helpers.diary.Diary",
             *CONNECTORS,
         ]
     command_line("fit", *options)

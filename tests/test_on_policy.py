@@ -19,7 +19,7 @@ from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metri
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.run.off_policy import refuse_off_policy_options
-from tests.test_exact_continuation import assert_same
+from tests.helpers.runs import assert_same
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
 METAWORLD = ("base", "env/metaworld_custom", *CONFIGS[2:])
@@ -282,7 +282,7 @@ def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, 
     with pytest.warns(UserWarning, match="rebuilt, restart 1 of at most 10"):
         fit(
             command_line,
-            "--data.benchmark=tests.altered_reach.FaultyReach",
+            "--data.benchmark=tests.helpers.altered_reach.FaultyReach",
             "--data.benchmark.init_args.fault=nan",
             "--model.init_args.return_scale=mtrl_lightning.algorithms.ReturnScale",
         )

@@ -11,7 +11,7 @@ import pytest
 
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
-from tests.conftest import ROOT, SMALL
+from tests.helpers.command_line import ROOT, SMALL
 
 COPIED = ("mtrl_lightning", "benchmarks", "tests", "configs")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info")

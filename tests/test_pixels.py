@@ -3,37 +3,19 @@
 from functools import partial
 
 import pytest
-import torch
-from torch import nn
 
 from mtrl_lightning import SAC, train
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import DMControl, Pixels, ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.replay import read_replay
-from mtrl_lightning.networks import MLP, Encoder
-from tests.conftest import skip_without_renderer
-from tests.test_exact_continuation import assert_same
+from mtrl_lightning.networks import MLP
+from tests.helpers.command_line import skip_without_renderer
+from tests.helpers.networks import Convolutions
+from tests.helpers.runs import assert_same
 
 HALF = 30
 """Env steps of one environment to the middle of its second episode."""
-
-
-class Convolutions(Encoder):
-    """The smallest encoder of stacked frames."""
-
-    def __init__(self, spec):
-        super().__init__(spec)
-        num_frames, num_colors, *_ = spec.observation_space.shape
-        self.layers = nn.Sequential(
-            nn.Conv2d(num_frames * num_colors, 4, 5, stride=4), nn.ReLU(), nn.Flatten()
-        )
-        frames = torch.zeros(1, *spec.observation_space.shape)
-        self.out_dim = self.layers(frames.flatten(1, 2)).shape[1]
-
-    def forward(self, observation_BD, task_B):
-        picture_BCHW = observation_BD.flatten(0, -5).flatten(1, 2)
-        return self.layers(picture_BCHW / 255).view(*task_B.shape, self.out_dim)
 
 
 def trained(benchmark, root, steps, data, **options):

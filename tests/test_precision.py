@@ -12,7 +12,7 @@ import torch
 
 from mtrl_lightning import precision
 from mtrl_lightning.precision import ProductTimes, check_precision
-from tests.conftest import ROOT, SMALL, config_args
+from tests.helpers.command_line import ROOT, SMALL, config_args
 
 CPU = torch.device("cpu")
 WITHOUT_BFLOAT16 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}

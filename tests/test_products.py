@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtrl_lightning import products
-from tests.networks import uniform
+from tests.helpers.networks import uniform
 
 X_BD = uniform(6, 5, seed=1)
 WEIGHT_HD = uniform(4, 5, seed=2)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mtrl_lightning.progress import polled_progress_bar, progress_bar
-from tests.conftest import ROOT
+from tests.helpers.command_line import ROOT
 
 
 def on_a_terminal(command, cwd):

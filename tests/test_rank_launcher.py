@@ -18,8 +18,8 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks import launcher as rank_launcher
 from mtrl_lightning.ranks.launcher import RankLauncher
 from mtrl_lightning.ranks.strategy import RanksStrategy, connecting, is_first_start, unused_part
-from tests.conftest import ROOT
-from tests.test_ranks import free_port
+from tests.helpers.command_line import ROOT
+from tests.helpers.ranks.launch import free_port
 
 LIMIT = 300
 """Seconds that processes may take to start on busy cores."""
@@ -278,7 +278,7 @@ def test_a_process_that_waits_for_the_first_one_ends_with_it():
 
 def test_the_others_end_when_the_first_process_is_killed_while_they_start(command_line, tmp_path):
     started = tmp_path / "started"
-    options = ["--data.benchmark=tests.ranks.slow.SlowToStart", "--trainer.devices=2"]
+    options = ["--data.benchmark=tests.helpers.ranks.slow.SlowToStart", "--trainer.devices=2"]
     options += [f"--data.benchmark.init_args.file={started}", "--rollout.envs_per_task=2"]
     process = command_line.process("fit", *options)
     give_up_at = time.monotonic() + LIMIT

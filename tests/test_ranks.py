@@ -6,7 +6,6 @@ import csv
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,12 +29,13 @@ from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import transition_fields
-from tests.conftest import ROOT
-from tests.fakes import Constant
-from tests.ranks import CASES, ITERATIONS, float64, moments_of_parts, result_of
-from tests.ranks.runs import BOTH, CONTINUED, RUNS, STILL
-from tests.test_exact_continuation import assert_same
-from tests.test_resharding import Parts
+from tests.helpers.command_line import ROOT
+from tests.helpers.fakes import Constant
+from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
+from tests.helpers.ranks.launch import free_port
+from tests.helpers.ranks.parts import Parts
+from tests.helpers.ranks.runs import BOTH, CONTINUED, RUNS, STILL
+from tests.helpers.runs import assert_same
 
 TOLERANCE = {"sac nash_mtl": 1e-8}
 """Largest relative deviation; Nash-MTL's solver stops where rounding decides."""
@@ -66,7 +66,7 @@ class Ranks:
         self._folder = folder
         # a port that the system gives, so that test processes do not meet
         port = str(free_port())
-        program = ["-m", "tests.ranks", str(folder), *names]
+        program = ["-m", "tests.helpers.ranks", str(folder), *names]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         commands = [program]
         if with_torchrun:
@@ -123,12 +123,6 @@ class Ranks:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
             process.communicate()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

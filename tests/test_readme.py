@@ -17,7 +17,7 @@ import pytest
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.config_names import config_names
-from tests.conftest import ROOT, parser, resolve, short_train, skip_without_renderer
+from tests.helpers.command_line import ROOT, parser, resolve, short_train, skip_without_renderer
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,7 +1,6 @@
 """Each part of a run says itself what of its state a process of another number of them has."""
 
 import copy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +18,8 @@ from mtrl_lightning.ranks.resharding import SavedEnv, Share, reshard
 from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector, EpisodeListener
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.run.session import Session
-from tests.fakes import Constant
+from tests.helpers.fakes import Constant
+from tests.helpers.ranks.parts import Parts
 
 OPTIONS = [
     "--rollout.envs_per_task=4",
@@ -34,12 +33,6 @@ OPTIONS = [
 ]
 NOISE = "mtrl_lightning.rollout.action_transforms.ActionNoise:0"
 CPU = torch.device("cpu")
-
-
-class Parts(SimpleNamespace):
-    """The parts of a run, without the run."""
-
-    reshard = Session.reshard
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,7 @@ from lightning.pytorch.trainer.connectors.checkpoint_connector import _Checkpoin
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
-
-
-def checkpoint(command_line, name="run", which="last"):
-    return load_checkpoint(command_line.folder(name) / "checkpoints" / f"{which}.ckpt")
+from tests.helpers.runs import checkpoint
 
 
 def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_line):
@@ -222,7 +219,7 @@ def test_a_finished_run_is_left_as_it_is(command_line):
 def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_line, capsys):
     command_line(
         "fit",
-        "--data.benchmark=tests.altered_reach.NoSuccess",
+        "--data.benchmark=tests.helpers.altered_reach.NoSuccess",
         "--trainer.enable_progress_bar=true",
     )
     printed = capsys.readouterr()

@@ -13,7 +13,7 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.folder import locate_run
 from mtrl_lightning.runs import LOCK, check_idle, is_in_training, run_lock
-from tests.test_interruption import ENDLESS, wait_for
+from tests.helpers.runs import ENDLESS, wait_for
 
 
 def test_a_folder_is_locked_once_and_free_afterwards(tmp_path):

@@ -11,7 +11,7 @@ from mtrl_lightning.callbacks.signals import requeue, requeue_signal, slurm_job
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import Interrupted
 from mtrl_lightning.run.session import Session
-from tests.test_interruption import wait_for
+from tests.helpers.runs import wait_for
 
 JOB = {
     "SLURM_JOB_ID": "4711",

@@ -14,9 +14,9 @@ from mtrl_lightning.callbacks import CheckpointCallback, EvaluationCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import ReplaySnapshots
-from tests.test_exact_continuation import assert_same
+from tests.helpers.runs import assert_same
 
-FAULTY = ["--data.benchmark=tests.altered_reach.FaultyReach"]
+FAULTY = ["--data.benchmark=tests.helpers.altered_reach.FaultyReach"]
 
 
 def checkpoint(command_line, name="run", which="last"):
@@ -312,7 +312,7 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
 
 
 def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episodes(command_line):
-    benchmark = "--data.benchmark=tests.altered_reach.Unsavable"
+    benchmark = "--data.benchmark=tests.helpers.altered_reach.Unsavable"
     command_line("fit", benchmark)
     command_line("fit", benchmark, "--rollout.total_steps=1200", "--ckpt_path=last")
     last = command_line.rows()[-1]
@@ -324,7 +324,7 @@ def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episode
 def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):
     command_line.finished()
     options = [
-        "--data.benchmark=tests.altered_reach.FaultyReach",
+        "--data.benchmark=tests.helpers.altered_reach.FaultyReach",
         "--data.benchmark.init_args.fault=raise",
     ]
     options += ["--evaluation.num_episodes=3", "--evaluation.max_restarts=2"]

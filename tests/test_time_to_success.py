@@ -18,7 +18,7 @@ from benchmarks.time_to_success import Bound
 from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import ROOT, resolve
+from tests.helpers.command_line import ROOT, resolve
 
 TASKS = ["reach", "push"]
 """The names are looked up; nothing is simulated where the runs are faked."""

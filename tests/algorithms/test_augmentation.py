@@ -12,7 +12,7 @@ from mtrl_lightning.algorithms import RandomShift
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.augmentation import cropped_together, padded, shifted
 from mtrl_lightning.networks import PixelEncoder
-from tests.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
+from tests.helpers.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
 
 SPEC = pixel_spec()
 

@@ -10,11 +10,11 @@ from torch import nn
 from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import Encoder
-from tests.algorithms import attach, changed, copy_of, make_sac, train
-from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
-from tests.algorithms.test_sac import FULL, still
-from tests.conftest import config_args
-from tests.test_exact_continuation import assert_same_end
+from tests.helpers.algorithms import attach, changed, copy_of, make_sac, train
+from tests.helpers.checkpoints import checkpoint_of, load, through_a_file
+from tests.helpers.command_line import config_args
+from tests.helpers.runs import assert_same_end
+from tests.helpers.sac import FULL, still
 
 
 class NextFeatures(Auxiliary):

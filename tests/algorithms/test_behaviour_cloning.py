@@ -8,12 +8,12 @@ import torch
 from mtrl_lightning.algorithms import ReturnRange
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import SquashedGaussian
-from tests.algorithms import changed, copy_of, make_batch, make_spec, small_mlp, train
-from tests.behaviour_cloning import BehaviourCloning, negative_log_likelihood
-from tests.test_exact_continuation import assert_same_end
+from tests.helpers.algorithms import changed, copy_of, make_batch, make_spec, small_mlp, train
+from tests.helpers.behaviour_cloning import BehaviourCloning, negative_log_likelihood
+from tests.helpers.runs import assert_same_end
 
 OPTIONS = [
-    "--model=tests.behaviour_cloning.BehaviourCloning",
+    "--model=tests.helpers.behaviour_cloning.BehaviourCloning",
     "--model.init_args.actor=mtrl_lightning.networks.MLP",
     "--model.init_args.actor.init_args.width=16",
     "--model.init_args.actor.init_args.output_bound=1.0",

@@ -14,7 +14,7 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
 from mtrl_lightning.saved import FORMAT
-from tests.algorithms import (
+from tests.helpers.algorithms import (
     attach,
     changed,
     copy_of,
@@ -24,7 +24,8 @@ from tests.algorithms import (
     small_mlp,
     train,
 )
-from tests.algorithms.test_sac import FULL, Reconstruction, act, fit
+from tests.helpers.checkpoints import checkpoint_of, load, through_a_file
+from tests.helpers.sac import FULL, Reconstruction, act, fit
 
 NO_FAULTS = {"worker_restarts": 0, "dropped_transitions": 0, "skipped_updates": 0}
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None), torch.Tensor)
@@ -36,27 +37,6 @@ def types_in(value):
     if isinstance(value, (list, tuple)):
         return {type(value)}.union(*(types_in(item) for item in value))
     return {type(value)}
-
-
-def checkpoint_of(sac, optimizers=()):
-    """What Lightning would write, as far as the algorithm has a hand in it."""
-    checkpoint = {
-        "state_dict": sac.state_dict(),
-        "optimizer_states": [optimizer.state_dict() for optimizer in optimizers],
-        "hyper_parameters": dict(sac.hparams),
-    }
-    sac.on_save_checkpoint(checkpoint)
-    return checkpoint
-
-
-def through_a_file(checkpoint, tmp_path):
-    torch.save(checkpoint, tmp_path / "file.ckpt")
-    return torch.load(tmp_path / "file.ckpt", weights_only=True)
-
-
-def load(sac, checkpoint):
-    sac.on_load_checkpoint(checkpoint)
-    sac.load_state_dict(checkpoint["state_dict"])
 
 
 def test_a_trainers_checkpoint_is_read_without_executing_anything(tmp_path):
@@ -89,9 +69,9 @@ def test_hyper_parameters_are_plain_values(tmp_path):
     )
     assert types_in(kept) <= set(PLAIN)
     assert "spec" not in kept
-    assert kept["encoder"] == {"class_path": "tests.algorithms.test_sac.linear_encoder"}
+    assert kept["encoder"] == {"class_path": "tests.helpers.sac.linear_encoder"}
     (auxiliary,) = kept["auxiliaries"]
-    assert auxiliary["class_path"] == "tests.algorithms.test_sac.Reconstruction"
+    assert auxiliary["class_path"] == "tests.helpers.sac.Reconstruction"
     assert auxiliary["init_args"]["learning_rate"] == 1e-3  # the default of an inherited option
 
 
@@ -117,7 +97,7 @@ def test_numpy_numbers_as_hyper_parameters_leave_the_file_loadable(tmp_path, val
 def test_hyper_parameters_stay_with_the_algorithm():
     sac = make_sac(discount=0.9)
     checkpoint_of(sac)
-    assert sac.hparams["actor"] == {"class_path": "tests.algorithms.small_mlp"}
+    assert sac.hparams["actor"] == {"class_path": "tests.helpers.algorithms.small_mlp"}
 
 
 @pytest.mark.parametrize(

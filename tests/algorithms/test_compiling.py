@@ -10,7 +10,7 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO, PCGrad
 from mtrl_lightning.learning import compiling
-from tests.algorithms import make_batch, make_distral, make_sac, make_spec, make_td3, train
+from tests.helpers.algorithms import make_batch, make_distral, make_sac, make_spec, make_td3, train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -39,7 +39,7 @@ from mtrl_lightning.networks import (
     Standardize,
 )
 from mtrl_lightning.types import TransitionBatch
-from tests.algorithms import (
+from tests.helpers.algorithms import (
     attach,
     changed,
     copy_of,
@@ -49,10 +49,10 @@ from tests.algorithms import (
     small_mlp,
     train,
 )
-from tests.algorithms.test_padding import NETWORKS
-from tests.algorithms.test_sac import BATCH, HandCritic, draw_action
-from tests.gradients.test_every_method import METHODS
-from tests.test_loading import save
+from tests.helpers.checkpoints import save
+from tests.helpers.gradients import METHODS
+from tests.helpers.padding import NETWORKS
+from tests.helpers.sac import BATCH, HandCritic, draw_action
 
 # ---- one update by hand ----
 

@@ -17,10 +17,10 @@ from mtrl_lightning.gradients import FAMO, GradNorm, NashMTL
 from mtrl_lightning.learning import update
 from mtrl_lightning.learning.guard import MAX_PENDING
 from mtrl_lightning.networks import PaCo
-from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, train
-from tests.algorithms.test_sac import act
-from tests.gradients.test_every_method import METHODS
-from tests.test_exact_continuation import assert_same
+from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac, train
+from tests.helpers.gradients import METHODS
+from tests.helpers.runs import assert_same
+from tests.helpers.sac import act
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

@@ -23,7 +23,7 @@ from mtrl_lightning.networks import (
     Separate,
 )
 from mtrl_lightning.spec import EnvSpec
-from tests.algorithms import make_sac, make_spec
+from tests.helpers.algorithms import make_sac, make_spec
 
 
 class FormerNetwork(MLP):

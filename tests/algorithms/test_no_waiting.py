@@ -20,7 +20,7 @@ from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import FAMO
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
-from tests.algorithms import attach, make_batch, make_sac, make_spec
+from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
 
 META = torch.device("meta")
 SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}

@@ -12,7 +12,7 @@ from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.types import Transitions
-from tests.algorithms import make_batch, make_ppo, make_sac, make_spec
+from tests.helpers.algorithms import make_batch, make_ppo, make_sac, make_spec
 
 NUM_STEPS = 60
 TASK_E = np.array([0, 0, 1, 2])

@@ -19,37 +19,29 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     CARE,
-    MLP,
-    MOORE,
     AppendTask,
     Attention,
     Average,
     Clusters,
     Embedding,
-    FiLM,
     Gate,
     Identity,
     Language,
     MixtureOfEncoders,
     MLPEncoder,
-    MultiHead,
     NoConditioning,
     OwnExpert,
-    PaCo,
-    Separate,
-    SoftModularization,
     Standardize,
     StateDependentStd,
     StateIndependentStd,
     TaskEncoder,
 )
-from tests.algorithms import attach, copy_of, make_batch, make_spec
-from tests.behaviour_cloning import BehaviourCloning
-from tests.test_loading import save
+from tests.helpers.algorithms import attach, copy_of, make_batch, make_spec
+from tests.helpers.behaviour_cloning import BehaviourCloning
+from tests.helpers.checkpoints import save
+from tests.helpers.padding import NAMES, NETWORKS
 
 T, D, A = 3, 7, 2
-NAMES = ("reach-v3", "push-v3", "door-open-v3")
-"""Some conditionings read descriptions of the tasks, which there are for these."""
 MORE_D, MORE_A = 3, 2
 """What the largest task has more."""
 LARGEST = 1
@@ -57,20 +49,6 @@ LARGEST = 1
 ROWS = 4
 """Transitions of each task."""
 
-NETWORKS = {
-    "mlp": partial(MLP, width=8, depth=2),
-    "mlp_residual": partial(MLP, width=8, depth=1, residual=True),
-    "multi_head": partial(MultiHead, width=8, depth=2),
-    "multi_head_mtrl": partial(MultiHead, width=8, depth=2, head_width=6),
-    "paco": partial(PaCo, width=8, depth=2, num_sets=2),
-    "moore": partial(MOORE, width=8, depth=2, num_experts=2),
-    "separate": partial(Separate, width=8, depth=2),
-    "film": partial(FiLM, width=8, depth=2),
-    "film_scalar": partial(FiLM, width=8, depth=2, scalar=True),
-    "soft_modularization": partial(
-        SoftModularization, width=8, depth=2, num_modules=2, embedding_dim=12
-    ),
-}
 SMALL = {"width": 6, "depth": 1, "out_dim": 5}
 ENCODERS = {
     "append_task": (partial(AppendTask, conditioning=partial(Embedding, dim=4)), NoConditioning),

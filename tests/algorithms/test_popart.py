@@ -14,8 +14,8 @@ from torch.optim import SGD
 from mtrl_lightning.algorithms import PopArt, ReturnScale
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MOORE, MultiHead, PaCo, Separate
-from tests.algorithms import changed, copy_of, make_ppo
-from tests.specs import spec_of
+from tests.helpers.algorithms import changed, copy_of, make_ppo
+from tests.helpers.specs import spec_of
 
 NUM_TASKS, OBS_DIM, ROWS = 3, 4, 6
 SIZES = {"width": 16, "depth": 2, "output_bound": 0.3}

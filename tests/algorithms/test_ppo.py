@@ -35,8 +35,8 @@ from mtrl_lightning.networks import (
     StateIndependentStd,
 )
 from mtrl_lightning.types import Rollout, TransitionBatch
-from tests.algorithms import attach, changed, copy_of, make_ppo, make_spec
-from tests.test_loading import save
+from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
+from tests.helpers.checkpoints import save
 
 NUM_TASKS, NUM_STEPS, ENVS_PER_TASK = 3, 8, 2
 GARBAGE = 1e4

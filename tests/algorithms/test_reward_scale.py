@@ -11,7 +11,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.reward_scale import discounted_returns
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.types import TransitionBatch, Transitions
-from tests.algorithms import attach, make_batch, make_sac, make_spec, train
+from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec, train
 
 TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
 REWARD_RN = torch.tensor([[1.0, -2.0], [3.0, 0.5], [4.0, -1.0]])

@@ -11,9 +11,9 @@ from torch import nn
 from mtrl_lightning.gradients import FAMO, Mean, PCGrad
 from mtrl_lightning.learning.per_task import per_task_forward
 from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
-from tests.algorithms import attach, make_batch, make_sac, make_spec
-from tests.networks import uniform
-from tests.specs import spec_of
+from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
+from tests.helpers.networks import uniform
+from tests.helpers.specs import spec_of
 
 T, ROWS = 3, 4
 

@@ -25,7 +25,15 @@ from mtrl_lightning.learning import losses
 from mtrl_lightning.networks import Encoder, MLPEncoder, Network
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
-from tests.algorithms import attach, changed, copy_of, make_batch, make_spec, make_td3, train
+from tests.helpers.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    make_batch,
+    make_spec,
+    make_td3,
+    train,
+)
 
 DISCOUNT, TAU, LEARNING_RATE = 0.9, 0.25, 0.1
 STD, CLIP = 0.2, 0.15

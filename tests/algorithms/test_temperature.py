@@ -11,8 +11,8 @@ import torch
 from mtrl_lightning.algorithms import ByTemperature, FixedTemperature, Temperature
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning import losses
-from tests.algorithms import make_sac, train
-from tests.specs import spec_of
+from tests.helpers.algorithms import make_sac, train
+from tests.helpers.specs import spec_of
 
 TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
 LOG_PROB_RN = torch.tensor([[1.0, 2.0], [-3.0, -1.0], [0.5, 2.5]])

@@ -8,8 +8,16 @@ import numpy as np
 import torch
 
 from mtrl_lightning.algorithms import MeanReward, Transform
-from tests.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec, train
-from tests.algorithms.test_sac import OBSERVATION_ED, TASK_E, act
+from tests.helpers.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    make_batch,
+    make_sac,
+    make_spec,
+    train,
+)
+from tests.helpers.sac import OBSERVATION_ED, TASK_E, act
 
 
 class Shift(Transform):

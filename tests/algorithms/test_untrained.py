@@ -10,7 +10,7 @@ from mtrl_lightning.algorithms.description import describe_spec
 from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Embedding, NoConditioning, Separate
-from tests.algorithms import make_ppo, make_sac, make_spec, make_td3
+from tests.helpers.algorithms import make_ppo, make_sac, make_spec, make_td3
 
 TRAINED = (0, 2)
 NETWORK = partial(MLP, width=8, depth=1, output_bound=0.3)

@@ -17,9 +17,9 @@ from mtrl_lightning.learning.guard import DivergenceGuard
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.ranks import distributed
-from tests.algorithms import changed, copy_of, make_sac, train
-from tests.gradients.test_every_method import METHODS
-from tests.specs import spec_of
+from tests.helpers.algorithms import changed, copy_of, make_sac, train
+from tests.helpers.gradients import METHODS
+from tests.helpers.specs import spec_of
 
 
 def make_update(modules, **options):

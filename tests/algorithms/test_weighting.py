@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from mtrl_lightning.algorithms import ByHand, ByTemperature, EqualWeights, Temperature
 from mtrl_lightning.errors import ConfigurationError
-from tests.algorithms import attach, make_batch, make_sac, make_spec
+from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
 
 
 def test_equal_weights_are_ones():

@@ -18,8 +18,8 @@ from mtrl_lightning.auxiliaries import (
 )
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import CARE, Embedding, Identity, MLPEncoder, OneHot
-from tests.algorithms import make_batch, make_spec
-from tests.auxiliaries import STATES, STATES_CONTEXT, inputs, make_encoder, reached
+from tests.helpers.algorithms import make_batch, make_spec
+from tests.helpers.auxiliaries import STATES, STATES_CONTEXT, inputs, make_encoder, reached
 
 SPEC = make_spec(4, train_tasks=[0, 2, 3])
 ROWS = 3

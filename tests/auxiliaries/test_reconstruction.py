@@ -12,8 +12,8 @@ from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.auxiliaries.reconstruction import preprocessed
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import CARE, AppendTask, Embedding, Identity, PixelEncoder
-from tests.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
-from tests.auxiliaries import PIXELS, STATES, STATES_CONTEXT, inputs, make_encoder, reached
+from tests.helpers.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
+from tests.helpers.auxiliaries import PIXELS, STATES, STATES_CONTEXT, inputs, make_encoder, reached
 
 SPEC = pixel_spec()
 BATCH = make_batch(SPEC, rows=3)

@@ -19,7 +19,7 @@ from mtrl_lightning.auxiliaries import (
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
-from tests.algorithms import (
+from tests.helpers.algorithms import (
     attach,
     changed,
     copy_of,
@@ -29,9 +29,9 @@ from tests.algorithms import (
     pixel_spec,
     train,
 )
-from tests.algorithms.test_checkpoint_checks import checkpoint_of, load, through_a_file
-from tests.auxiliaries import PIXELS, PIXELS_CONTEXT, STATES, STATES_CONTEXT
-from tests.gradients.test_every_method import METHODS
+from tests.helpers.auxiliaries import PIXELS, PIXELS_CONTEXT, STATES, STATES_CONTEXT
+from tests.helpers.checkpoints import checkpoint_of, load, through_a_file
+from tests.helpers.gradients import METHODS
 
 NETWORKS = {
     "mlp": partial(MLP, width=16, depth=1, output_bound=0.3),

@@ -15,7 +15,7 @@ from mtrl_lightning.callbacks.loggers.wandb_logger import EMPTY_NOTE
 from mtrl_lightning.callbacks.options import _flat
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import CONFIGS
+from tests.helpers.command_line import CONFIGS
 
 
 def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):

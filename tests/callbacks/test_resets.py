@@ -9,7 +9,7 @@ from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks import ResetCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
-from tests.test_exact_continuation import assert_same_end
+from tests.helpers.runs import assert_same_end
 
 RESETS = (
     "--resets.every=300",

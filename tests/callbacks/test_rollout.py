@@ -6,8 +6,8 @@ import torch
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.envs import VectorEnv
-from tests.altered_reach import SlowReach
-from tests.conftest import CONFIGS
+from tests.helpers.altered_reach import SlowReach
+from tests.helpers.command_line import CONFIGS
 
 SHORT = ("--rollout.total_steps=330", "--evaluation.envs_per_task=2")
 """Ten vector steps after the warm-up; ``events`` tells evaluations by their number of copies."""

@@ -22,13 +22,12 @@ from mtrl_lightning.callbacks.options import _is_same
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.networks import MLP
-from tests.altered_reach import Reporting
-from tests.diary import Diary
-from tests.test_api import small
-from tests.test_exact_continuation import assert_same_end
+from tests.helpers.altered_reach import Reporting
+from tests.helpers.diary import Diary
+from tests.helpers.runs import assert_same_end, small
 
 REPORTING = (
-    "--data.benchmark=tests.altered_reach.Reporting",
+    "--data.benchmark=tests.helpers.altered_reach.Reporting",
     "--data.benchmark.init_args.horizon=7",
     "--data.info_keys=[place,steps,odd]",
 )
@@ -76,7 +75,7 @@ def test_info_and_episodes_are_logged_and_everything_is_continued_exactly(comman
 
     def run(name, *options):
         (tmp_path / "listeners.yaml").write_text(
-            f"rollout: {{listeners: [{{class_path: tests.diary.Diary,"
+            f"rollout: {{listeners: [{{class_path: tests.helpers.diary.Diary,"
             f" init_args: {{path: {diaries[name]}}}}}]}}"
         )
         given = (*REPORTING, *START, f"-c={tmp_path / 'listeners.yaml'}", f"--name={name}")

@@ -16,7 +16,7 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
 from mtrl_lightning.networks import MLP
-from tests.conftest import short_train
+from tests.helpers.command_line import short_train
 
 narrow = partial(MLP, width=8)
 SMALL = {"width": 64, "height": 48, "num_workers": 0}

@@ -6,7 +6,7 @@ from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import config_file_of, find_checkpoint
-from tests.conftest import parser
+from tests.helpers.command_line import parser
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import clear
-from tests.conftest import CONFIGS, ROOT, CommandLine
+from tests.helpers.command_line import CONFIGS, ROOT, CommandLine
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import FORMER_NAMES, config_names, find_config
 from mtrl_lightning.errors import ConfigurationError, requirement
 from mtrl_lightning.launch.quiet import LOGGER, quiet
-from tests.conftest import CONFIGS, ROOT, SMALL, config_args
+from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args
 
 OWN_TASKS = """
 from mtrl_lightning.envs import ToyReach

@@ -3,8 +3,7 @@ import yaml
 
 from mtrl_lightning.cli.config_files import parts_of
 from mtrl_lightning.errors import ConfigurationError
-from tests.cli.test_lightning_cli import fails
-from tests.conftest import CONFIGS, SMALL, config_args, parser, resolve
+from tests.helpers.command_line import CONFIGS, SMALL, config_args, fails, parser, resolve
 
 
 def write(folder, name, text):

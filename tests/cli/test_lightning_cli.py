@@ -10,7 +10,7 @@ import yaml
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.rollout.episodes import SPREADS
-from tests.conftest import CONFIGS
+from tests.helpers.command_line import CONFIGS, fails
 
 
 class Harmful:
@@ -25,12 +25,6 @@ class Harmful:
 
 PER_TASK = ("return", "success", "success_last")
 TASKS = ("goal-0", "goal-1", "goal-2")
-
-
-def fails(command_line, capsys, *args, **kwargs):
-    with pytest.raises(SystemExit) as exit_info:
-        command_line(*args, **kwargs)
-    return exit_info.value.code, capsys.readouterr().err
 
 
 @pytest.mark.curves
@@ -483,7 +477,7 @@ def test_a_broken_environment_ends_the_run_naming_task_and_step(
     command_line, capsys, fault, message
 ):
     overrides = [
-        "--data.benchmark=tests.altered_reach.FaultyReach",
+        "--data.benchmark=tests.helpers.altered_reach.FaultyReach",
         f"--data.benchmark.init_args.fault={fault}",
     ]
     code, error = fails(command_line, capsys, "fit", *overrides, "--rollout.max_restarts=0")

@@ -9,7 +9,7 @@ from mtrl_lightning.cli import play
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.video.recording import RecordedEpisode, Recording
-from tests.video.test_recording import frames_of
+from tests.helpers.video import frames_of
 
 SMALL = ["--width=64", "--height=48", "--num_workers=0"]
 

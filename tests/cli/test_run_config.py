@@ -10,7 +10,7 @@ from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import play
 from mtrl_lightning.cli.run_config import foreign_names, read_run_config
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import ROOT
+from tests.helpers.command_line import ROOT
 
 OWN = """\
 import sys

@@ -4,7 +4,7 @@ import pytest
 from jsonargparse import ArgumentError
 
 from mtrl_lightning.cli.suggestions import FROM_MTRL, suggestions
-from tests.conftest import ROOT, config_args, parser
+from tests.helpers.command_line import ROOT, config_args, parser
 
 PIXELS_TIP = "an option of data.pixels needs the class that it belongs to: add -c pixels before it"
 QUICKSTART = ("fit", *config_args("quickstart"))

@@ -29,8 +29,8 @@ from mtrl_lightning.envs import (
 from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.state.state import EnvState
-from tests.conftest import skip_without_renderer
-from tests.fakes import point_in_space, point_on_a_line
+from tests.helpers.command_line import skip_without_renderer
+from tests.helpers.fakes import point_in_space, point_on_a_line
 
 WRAPPED = "is different from the unwrapped version"
 """The environment that is stepped is the one that ``make_env`` returns, wrappers included."""

@@ -27,7 +27,7 @@ from mtrl_lightning.envs.fast.dm_control_fast import (
 )
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import ROOT
+from tests.helpers.command_line import ROOT
 
 SIZES = {
     "acrobot-swingup": (6, 1),

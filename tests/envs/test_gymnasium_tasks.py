@@ -13,8 +13,8 @@ from mtrl_lightning import SAC, read_metrics
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
-from tests.conftest import short_train
-from tests.fakes import Line, arrays_of, limited
+from tests.helpers.command_line import short_train
+from tests.helpers.fakes import Line, arrays_of, limited
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
 

@@ -9,8 +9,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Collector, Evaluator
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.schema import STORED, Field, transition_fields
-from tests.altered_reach import Reporting
-from tests.fakes import Uniform
+from tests.helpers.altered_reach import Reporting
+from tests.helpers.fakes import Uniform
 
 KEYS = ("place", "steps", "score", "odd")
 

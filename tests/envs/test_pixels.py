@@ -10,8 +10,8 @@ from mtrl_lightning.envs.render import pixels
 from mtrl_lightning.envs.render.drawing import SimulationRenderer
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from tests.conftest import skip_without_renderer
-from tests.fakes import Drift
+from tests.helpers.command_line import skip_without_renderer
+from tests.helpers.fakes import Drift
 
 TASKS = ["cheetah-run", "cartpole-swingup"]
 

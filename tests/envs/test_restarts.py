@@ -23,8 +23,8 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
-from tests.altered_reach import Large, OnceFaulty, Unsavable
-from tests.fakes import Faulty, arrays_of
+from tests.helpers.altered_reach import Large, OnceFaulty, Unsavable
+from tests.helpers.fakes import Faulty, arrays_of
 
 ROOT = Path(__file__).parents[2]
 TASKS = [0, 1, 2, 0]
@@ -508,7 +508,7 @@ MAIN = """
 import sys, time
 import numpy as np
 from mtrl_lightning.envs import VectorEnv
-from tests.altered_reach import OnceFaulty
+from tests.helpers.altered_reach import OnceFaulty
 
 if __name__ == "__main__":
     envs = VectorEnv(OnceFaulty(sys.argv[1], step=2), [0, 1, 2], num_workers=3, max_restarts=5)

@@ -4,7 +4,6 @@ This holds through any wrappers.
 """
 
 import enum
-import io
 import math
 import random
 import threading
@@ -32,10 +31,8 @@ from mtrl_lightning.envs.benchmarks.metaworld import _goals
 from mtrl_lightning.envs.state.simulator import MujocoState
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
-from tests.fakes import Scripted
-
-HORIZON = 8
-
+from tests.helpers.environments import HORIZON, future, numbers, play, through_a_file
+from tests.helpers.fakes import Scripted
 
 ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 
@@ -48,42 +45,6 @@ def few_goals():
         patched.setattr(metaworld, "_N_GOALS", 6)
         yield
     _goals.cache_clear()
-
-
-def through_a_file(state):
-    """The state as a checkpoint gives it back."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def future(env, num_steps=2 * HORIZON, seed=0):
-    """All that can be seen of the next steps, over the ends of episodes."""
-    seen, generator = [], np.random.default_rng(seed)
-    size = env.action_space.shape
-    for _ in range(num_steps):
-        observation, reward, terminated, truncated, info = env.step(
-            generator.uniform(-1, 1, size).astype(np.float32)
-        )
-        numbers = {
-            name: float(v)
-            for name, v in info.items()
-            if isinstance(v, (bool, int, float, np.generic))
-        }
-        seen.append(
-            (
-                observation.tobytes(),
-                observation.dtype,
-                float(reward),
-                terminated,
-                truncated,
-                numbers,
-            )
-        )
-        if terminated or truncated:
-            seen.append(env.reset()[0].tobytes())
-    return seen
 
 
 def arrays_of(simulator):
@@ -104,12 +65,6 @@ def assert_same_arrays(found, wanted):
         if found[name].dtype.kind == "f":
             same |= np.isnan(found[name]) & np.isnan(wanted[name])
         assert same.all(), name
-
-
-def play(env, num_steps, seed):
-    generator = np.random.default_rng(seed)
-    for _ in range(num_steps):
-        env.step(generator.uniform(-1, 1, env.action_space.shape).astype(np.float32))
 
 
 def goal_of(env):
@@ -600,10 +555,6 @@ class Half(Slotted):
 
 
 Pair = namedtuple("Pair", "a b")
-
-
-def numbers():
-    yield from range(5)
 
 
 UNSAVABLE = {

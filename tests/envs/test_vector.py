@@ -21,7 +21,7 @@ from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisode
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
-from tests.fakes import (
+from tests.helpers.fakes import (
     Faulty,
     InOrder,
     Scripted,

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from mtrl_lightning.envs import DMControl, MetaWorld, Pixels, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from tests.fakes import Faulty, Scripted
+from tests.helpers.fakes import Faulty, Scripted
 
 TASKS = [0, 1, 2, 1]
 ZEROS = np.zeros((4, 2), np.float32)

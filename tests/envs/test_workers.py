@@ -12,7 +12,7 @@ import pytest
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from tests.fakes import arrays_of
+from tests.helpers.fakes import arrays_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,8 +23,8 @@ from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of, with_wrappers
 from mtrl_lightning.envs.names import values_text
 from mtrl_lightning.envs.state.state import EnvState, layers_of
 from mtrl_lightning.errors import ConfigurationError
-from tests.envs.test_state import future, play, through_a_file
-from tests.fakes import Drift, half, point_in_space, point_on_a_line
+from tests.helpers.environments import future, play, through_a_file
+from tests.helpers.fakes import Drift, half, point_in_space, point_on_a_line
 
 HORIZON = 7
 STACK = {"class_path": "gymnasium.wrappers.FrameStackObservation", "init_args": {"stack_size": 3}}
@@ -46,10 +46,10 @@ class Pieces(gym.ObservationWrapper):
         return {"place": observation, "other": self.observation_space["other"].sample()}
 
 
-OWN = {"class_path": "tests.fakes.Drift", "init_args": {"step": 0.25}}
+OWN = {"class_path": "tests.helpers.fakes.Drift", "init_args": {"step": 0.25}}
 HALF = {
     "class_path": "gymnasium.wrappers.TransformReward",
-    "init_args": {"func": "tests.fakes.half"},
+    "init_args": {"func": "tests.helpers.fakes.half"},
 }
 DOUBLED = {
     "class_path": "gymnasium.wrappers.RescaleAction",
@@ -91,7 +91,7 @@ def test_wrappers_apply_to_any_benchmark_also_in_workers():
     assert spec.observation_space == Box(-1.0, 1.0, (6,), np.float32)
     assert (spec.action_space, spec.horizon) == (toy.spec.action_space, HORIZON)
     assert spec.protocol == toy.spec.protocol | {
-        "wrappers": 'gymnasium.wrappers.TransformReward {"func": "tests.fakes.half"} >'
+        "wrappers": 'gymnasium.wrappers.TransformReward {"func": "tests.helpers.fakes.half"} >'
         ' gymnasium.wrappers.FrameStackObservation {"stack_size": 3} >'
         " gymnasium.wrappers.FlattenObservation"
     }
@@ -117,7 +117,7 @@ def test_objects_and_further_wrappers_are_built_from_their_class_paths():
     }
     double = {
         "class_path": "gymnasium.wrappers.TransformObservation",
-        "init_args": {"func": "tests.fakes.half", "observation_space": space},
+        "init_args": {"func": "tests.helpers.fakes.half", "observation_space": space},
     }
     assert WithWrappers(ToyReach(1), [double]).spec.observation_space.low.tolist() == [-4, -4]
 

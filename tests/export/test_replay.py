@@ -16,8 +16,8 @@ from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.saved import FORMAT
-from tests.altered_reach import OnceFaulty
-from tests.fakes import Scripted, Uniform
+from tests.helpers.altered_reach import OnceFaulty
+from tests.helpers.fakes import Scripted, Uniform
 
 
 class Seen(NamedTuple):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mtrl_lightning.gradients import AlignedMTL, CAGrad, FairGrad, NashMTL, PCGrad
-from tests.gradients.problem import assert_near, random_gradients, update
-from tests.specs import spec_of
+from tests.helpers.gradients import assert_near, random_gradients, update
+from tests.helpers.specs import spec_of
 
 jd = pytest.importorskip("torchjd.aggregation", reason="pip install torchjd[cagrad]")
 every_size = pytest.mark.parametrize("num_tasks", [2, 5, 10])

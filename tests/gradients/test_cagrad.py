@@ -7,8 +7,8 @@ from scipy.optimize import minimize
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.cagrad import CAGrad
-from tests.gradients.problem import Problem, assert_near, random_gradients, update
-from tests.specs import spec_of
+from tests.helpers.gradients import Problem, assert_near, random_gradients, update
+from tests.helpers.specs import spec_of
 
 
 def direct(gradients, c):

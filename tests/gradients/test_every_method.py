@@ -5,29 +5,16 @@ import io
 import pytest
 import torch
 
-from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
-from mtrl_lightning.gradients.cagrad import CAGrad
-from mtrl_lightning.gradients.fairgrad import FairGrad
-from mtrl_lightning.gradients.famo import FAMO
-from mtrl_lightning.gradients.gradnorm import GradNorm
-from mtrl_lightning.gradients.method import Mean
-from mtrl_lightning.gradients.nash_mtl import NashMTL
-from mtrl_lightning.gradients.pcgrad import PCGrad
-from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
-from tests.specs import spec_of
+from tests.helpers.gradients import (
+    METHODS,
+    Problem,
+    Quadratic,
+    assert_near,
+    random_gradients,
+    update,
+)
+from tests.helpers.specs import spec_of
 
-METHODS = {
-    "mean": Mean,
-    "pcgrad": PCGrad,
-    "gradnorm": GradNorm,
-    "cagrad": CAGrad,
-    "cagrad_fast": lambda spec: CAGrad(spec, num_sampled=2),
-    "famo": FAMO,
-    "nash_mtl": NashMTL,
-    "nash_mtl_kept": lambda spec: NashMTL(spec, max_norm=1.0, update_every=2),
-    "aligned_mtl": AlignedMTL,
-    "fairgrad": FairGrad,
-}
 WEIGHT_LOSSES = ("gradnorm", "famo")
 every_method = pytest.mark.parametrize("name", METHODS)
 

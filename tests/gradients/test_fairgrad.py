@@ -9,8 +9,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.fairgrad import RIDGE, FairGrad, solve
 from mtrl_lightning.gradients.method import Mean
 from mtrl_lightning.gradients.nash_mtl import NashMTL
-from tests.gradients.problem import Problem, assert_near, random_gradients, update
-from tests.specs import spec_of
+from tests.helpers.gradients import Problem, assert_near, random_gradients, update
+from tests.helpers.specs import spec_of
 
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
 

@@ -6,8 +6,8 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import TaskParameters
 from mtrl_lightning.gradients.famo import FAMO
-from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients
-from tests.specs import spec_of
+from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients
+from tests.helpers.specs import spec_of
 
 GENERATOR = torch.Generator()
 

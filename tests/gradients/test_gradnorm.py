@@ -8,8 +8,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.gradnorm import GradNorm
 from mtrl_lightning.gradients.method import TaskParameters
 from mtrl_lightning.gradients.positive import WeightOptimizer
-from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
-from tests.specs import spec_of
+from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients, update
+from tests.helpers.specs import spec_of
 
 GENERATOR = torch.Generator()
 

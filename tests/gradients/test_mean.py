@@ -6,7 +6,7 @@ import torch
 from torch.nn import Parameter
 
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 GENERATOR = torch.Generator()
 

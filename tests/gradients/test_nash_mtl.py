@@ -7,8 +7,8 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.nash_mtl import NashMTL, bargain, solve
-from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients, update
-from tests.specs import spec_of
+from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients, update
+from tests.helpers.specs import spec_of
 
 
 @pytest.mark.parametrize(("num_tasks", "size"), [(2, 3), (5, 8), (50, 80)])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mtrl_lightning.gradients.pcgrad import PCGrad, orders
-from tests.gradients.problem import assert_near, random_gradients, update
-from tests.specs import spec_of
+from tests.helpers.gradients import assert_near, random_gradients, update
+from tests.helpers.specs import spec_of
 
 
 def double_loop(gradients, order):

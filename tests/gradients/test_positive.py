@@ -3,7 +3,7 @@
 import torch
 
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
-from tests.gradients.problem import assert_near, random_gradients
+from tests.helpers.gradients import assert_near, random_gradients
 
 
 def test_losses_that_were_never_negative_are_left_alone():

@@ -11,7 +11,7 @@ from mtrl_lightning.gradients.task_gradients import (
     weighted_backward,
     weights_from,
 )
-from tests.gradients.problem import Problem, Quadratic, assert_near, random_gradients
+from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients
 
 ROWS = [[3.0, 0.0, 4.0], [0.0, 2.0, 0.0], [-1.0, 0.0, 0.0]]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from mtrl_lightning.callbacks import read_metrics
-from tests.conftest import CONFIGS
+from tests.helpers.command_line import CONFIGS
 
 
 @pytest.mark.parametrize("network", ["mlp", "multi_head"])

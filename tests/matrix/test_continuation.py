@@ -11,8 +11,8 @@ import pytest
 from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.loading import load_policy
-from tests.matrix import NETWORKS, STACKS
-from tests.test_exact_continuation import assert_same, assert_same_end
+from tests.helpers.matrix import NETWORKS, STACKS
+from tests.helpers.runs import assert_same, assert_same_end
 
 PAIRS = [
     ("brc", "famo"),
@@ -77,7 +77,7 @@ def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
         training_step(self, batch, batch_idx)
 
     monkeypatch.setattr(kind, "training_step", step)
-    tasks = "{line: tests.fakes.point_on_a_line, space: tests.fakes.point_in_space}"
+    tasks = "{line: tests.helpers.fakes.point_on_a_line, space: tests.helpers.fakes.point_in_space}"
     options = [
         "--data.benchmark=mtrl_lightning.envs.GymnasiumTasks",
         f"--data.benchmark.init_args.tasks={tasks}",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.conftest import ROOT
-from tests.matrix import PRECISIONS, build, in_precision, parameters_of, update
+from tests.helpers.command_line import ROOT
+from tests.helpers.matrix import PRECISIONS, build, in_precision, parameters_of, update
 
 
 def test_it_updates_in_both_precisions(command_line, monkeypatch):

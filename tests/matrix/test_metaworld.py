@@ -9,8 +9,8 @@ from itertools import cycle
 
 import pytest
 
-from tests.conftest import config_args
-from tests.matrix import CROSSED, GRADIENTS, NEEDS_SHARED, build, check_updates
+from tests.helpers.command_line import config_args
+from tests.helpers.matrix import CROSSED, GRADIENTS, NEEDS_SHARED, build, check_updates
 
 PAIRS = list(zip(CROSSED, cycle(GRADIENTS), strict=False))
 

@@ -13,7 +13,7 @@ from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.rollout import Collector
-from tests.matrix import (
+from tests.helpers.matrix import (
     BENCHMARKS,
     CROSSED,
     GRADIENTS,

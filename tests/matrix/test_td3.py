@@ -9,9 +9,18 @@ import pytest
 from torch import randn_like
 
 from mtrl_lightning.learning.update import without_gradients
-from tests.conftest import config_args
-from tests.matrix import CROSSED, GRADIENTS, NEEDS_SHARED, batches, build, check_updates
-from tests.matrix.test_who_learns_from_what import check_exports, trained, with_gradient
+from tests.helpers.command_line import config_args
+from tests.helpers.matrix import (
+    CROSSED,
+    GRADIENTS,
+    NEEDS_SHARED,
+    batches,
+    build,
+    check_exports,
+    check_updates,
+    parameters_with_gradient,
+    trained,
+)
 
 EQUAL = "--model.init_args.task_weighting=mtrl_lightning.algorithms.EqualWeights"
 NAMES = [name for name in CROSSED if name != "brc"]  # that experiment names SAC itself
@@ -35,14 +44,14 @@ def test_it_updates_in_both_precisions_and_is_exported(
     _, (batch, _), _ = batches("toy")
     target = model.critic_target(batch, randn_like(batch.action_RnA))
     model.critic_loss(batch, target)[0].sum().backward()
-    assert with_gradient(model) <= trained(model.critic, "critic.") | trained(
+    assert parameters_with_gradient(model) <= trained(model.critic, "critic.") | trained(
         model.encoder, "encoder."
     ), "the critic's loss trains critics and encoder alone"
     model.zero_grad()
     with without_gradients(model.actor_update._frozen):
         model.actor_loss(batch)[0].sum().backward()
-    assert with_gradient(model) <= trained(model.actor, "actor.")
-    assert with_gradient(model), "the actor's loss trains the actor alone"
+    assert parameters_with_gradient(model) <= trained(model.actor, "actor.")
+    assert parameters_with_gradient(model), "the actor's loss trains the actor alone"
     model.zero_grad()
     check_exports(model, tmp_path)
     built = build(command_line, monkeypatch, "toy", network, *more, algorithm="mttd3")

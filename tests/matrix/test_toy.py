@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mtrl_lightning.errors import ConfigurationError
-from tests.matrix import CROSSED, GRADIENTS, NEEDS_SHARED, build, check_updates, with_gradient
+from tests.helpers.matrix import (
+    CROSSED,
+    GRADIENTS,
+    NEEDS_SHARED,
+    build,
+    check_updates,
+    with_gradient,
+)
 
 
 @pytest.mark.parametrize("network", CROSSED)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning.export import policy as exporting
-from mtrl_lightning.export.names import ONNX, POLICY_FILES
 from mtrl_lightning.learning.update import without_gradients
-from mtrl_lightning.loading import LoadedPolicy
-from tests.conftest import ROOT
-from tests.matrix import CROSSED, LEFT_OUT, NETWORKS, STACKS, batches, build
+from tests.helpers.command_line import ROOT
+from tests.helpers.matrix import (
+    CROSSED,
+    LEFT_OUT,
+    NETWORKS,
+    STACKS,
+    batches,
+    build,
+    check_exports,
+    parameters_with_gradient,
+    trained,
+)
 
 WAITING = {
     # the two experts that the gate does not choose for any task, and those whose words no task has,
@@ -20,18 +27,6 @@ WAITING = {
     # auxiliaries alone train a context
     "mlp_context": ("encoder.context",),
 }
-
-
-def with_gradient(module, prefix=""):
-    return {
-        prefix + name
-        for name, p in module.named_parameters()
-        if p.grad is not None and p.grad.any()
-    }
-
-
-def trained(module, prefix=""):
-    return {prefix + name for name, p in module.named_parameters() if p.requires_grad}
 
 
 def test_every_file_is_in_the_matrix():
@@ -60,14 +55,14 @@ def test_each_loss_trains_its_own_networks(command_line, monkeypatch, network, e
     noise_RnA = torch.randn(batch.action_RnA.shape)
     model.critic_loss(batch, model.critic_target(batch, noise_RnA))[0].sum().backward()
     given = trained(model.critic, "critic.") | trained(model.encoder, "encoder.")
-    got = with_gradient(model, "")
+    got = parameters_with_gradient(model, "")
     assert got <= given, "the critic's loss trains critics and encoder alone"
     waiting = tuple(WAITING.get(network, ()))
     assert {name for name in given - got if not (waiting and name.startswith(waiting))} == set()
     model.zero_grad()
     with without_gradients(model.actor_update._frozen):
         model.actor_loss(batch, noise_RnA)[0].sum().backward()
-    assert with_gradient(model, "") == trained(model.actor, "actor."), (
+    assert parameters_with_gradient(model, "") == trained(model.actor, "actor."), (
         "the actor's loss trains the actor alone"
     )
 
@@ -95,23 +90,3 @@ def test_every_parameter_has_its_place_and_every_policy_is_exported(
         assert {id(p) for p in parameters.last_shared} <= shared
         assert len(parameters.shared) + len(parameters.own) == len(shared) + len(own), "none twice"
     check_exports(model, tmp_path)
-
-
-def check_exports(model, folder):
-    """Compare the actions of the exported policy, whose weights are large enough to matter."""
-    generator = torch.Generator().manual_seed(0)
-    for module in model.acting_modules().values():
-        for parameter in module.parameters():
-            torch.nn.init.normal_(parameter, std=0.4, generator=generator)
-    policy = LoadedPolicy(model)
-    observation_ED, task_E = exporting.observations_of(model.spec, 40)
-    assert policy.act(observation_ED, task_E).std(0).max() > 0.005
-    program = exporting.capture(policy)
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    # the file of torch.export holds the program itself, and is tested once
-    file = folder / POLICY_FILES[ONNX]
-    exporting.write(program, ONNX, file)
-    exported = exporting.load_exported(file, ONNX)
-    comparison = exporting.compare(policy, exported, num_observations=40)
-    assert comparison.max_difference <= exporting.TOLERANCE

@@ -15,18 +15,18 @@ from mtrl_lightning.networks.conditioning import Embedding, NoConditioning
 from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
 from mtrl_lightning.networks.mixture import CARE
 from mtrl_lightning.networks.mlp import MLP
-from tests.networks import uniform
-from tests.networks.test_conditioning import (
+from tests.helpers.networks import (
     DTYPES,
     GROUPED_TASKS,
     assert_gradients_of_many_losses_at_once,
     assert_groups_equal_rows,
     assert_same_output_and_gradients,
     layers,
+    one_expert,
     randomize,
+    uniform,
 )
-from tests.networks.test_mixture import one_expert
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 SPACE = Box(-np.inf, np.inf, (5,), np.float32)
 NAMES = ["reach-v3", "door-open-v3", "push-v3", "cheetah-run"]

@@ -15,16 +15,20 @@ from mtrl_lightning.networks.conditioning import (
     TaskEncoder,
 )
 from mtrl_lightning.networks.mlp import MLP
-from tests.networks import uniform
-from tests.specs import spec_of
+from tests.helpers.networks import (
+    DTYPES,
+    GROUPED_TASKS,
+    assert_gradients_of_many_losses_at_once,
+    assert_groups_equal_rows,
+    assert_same_output_and_gradients,
+    layers,
+    randomize,
+    trained,
+    uniform,
+)
+from tests.helpers.specs import spec_of
 
 TASK_B = torch.tensor([2, 0, 2, 1, 3, 3, 0])
-GROUPED_TASKS = [
-    [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]],
-    [[0], [1], [2], [3]],
-    [[1, 1], [3, 3]],
-]
-"""Tasks of learning batches ``[R, n]``: of all tasks, and of two of them."""
 KINDS = [
     pytest.param(OneHot, id="one_hot"),
     pytest.param(NoConditioning, id="nothing"),
@@ -33,96 +37,6 @@ KINDS = [
     pytest.param(lambda spec: TaskEncoder(spec, width=7, out_dim=5), id="task_encoder"),
     pytest.param(lambda spec: TaskEncoder(spec, embedding=OneHot, out_dim=3), id="of_one_hot"),
 ]
-DTYPES = [
-    pytest.param(torch.float32, 1e-5, id="float32"),
-    pytest.param(torch.float64, 1e-11, id="float64"),
-]
-
-
-def randomize(module, seed=0):
-    """Give every parameter numbers of its own, biases too."""
-    with torch.no_grad():
-        for i, parameter in enumerate(module.parameters()):
-            parameter.copy_(uniform(*parameter.shape, seed=seed + i))
-    return module
-
-
-def trained(module):
-    return {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
-
-
-def assert_same_output_and_gradients(module, out_BC, wanted_BC, tolerance):
-    """Compare outputs, and the gradients of all parameters for a gradient of the output."""
-    torch.testing.assert_close(out_BC, wanted_BC, rtol=tolerance, atol=tolerance)
-    given_BC, parameters = uniform(*out_BC.shape, seed=77).to(out_BC), trained(module)
-    own = torch.autograd.grad((out_BC * given_BC).sum(), list(parameters.values()))
-    wanted = torch.autograd.grad((wanted_BC * given_BC).sum(), list(parameters.values()))
-    for name, gradient, right in zip(parameters, own, wanted, strict=True):
-        torch.testing.assert_close(
-            gradient, right, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-        assert right.any(), f"{name} gets no gradient: nothing was compared"
-
-
-def assert_gradients_of_many_losses_at_once(module, out_BC):
-    """Compare gradients of each row's loss in one batched pass with one pass per row."""
-    loss_B, parameters = out_BC.square().sum(-1), list(trained(module).values())
-    each_BB = torch.eye(len(loss_B), dtype=loss_B.dtype)
-    settings = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    at_once = torch.autograd.grad(loss_B, parameters, each_BB, is_grads_batched=True, **settings)
-    for i in range(len(loss_B)):
-        for gradient, right in zip(
-            at_once, torch.autograd.grad(loss_B[i], parameters, **settings), strict=True
-        ):
-            torch.testing.assert_close(gradient[i], right, rtol=1e-5, atol=1e-6)
-
-
-def assert_groups_equal_rows(module, tasks, make_input=None):
-    """Compare groups of tasks ``[R, n]`` with the same rows in their order, and in others.
-
-    Args:
-        module: maps tasks, or an input and tasks, to a row for each.
-        tasks: ``[R, n]``.
-        make_input: takes ``R`` and ``n`` and returns the input ``[R, n, ...]``.
-    """
-    task_Rn = torch.tensor(tasks)
-    inputs = [] if make_input is None else [make_input(*task_Rn.shape)]
-    parameters = list(trained(module).values())
-    options = {"allow_unused": True, "materialize_grads": True}
-
-    def gradients(out_RnC):
-        if not parameters:
-            return []
-        weight_RnC = uniform(*out_RnC.shape, seed=77).to(out_RnC)
-        return torch.autograd.grad((out_RnC * weight_RnC).sum(), parameters, **options)
-
-    grouped_RnC = module(*inputs, task_Rn)
-    assert grouped_RnC.shape[:2] == task_Rn.shape
-    in_order_B = torch.arange(task_Rn.numel())
-    shuffled_B = torch.randperm(len(in_order_B), generator=torch.Generator().manual_seed(0))
-    wanted = gradients(grouped_RnC)
-    for order_B in (in_order_B, in_order_B.flip(0), shuffled_B):
-        rows = [x_Rn.flatten(0, 1)[order_B] for x_Rn in (*inputs, task_Rn)]
-        any_RnC = module(*rows)[order_B.argsort()].view_as(grouped_RnC)
-        tolerance = 1e-9 if grouped_RnC.dtype == torch.float64 else 1e-5
-        torch.testing.assert_close(grouped_RnC, any_RnC, rtol=tolerance, atol=tolerance)
-        found = gradients(any_RnC)
-        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
-
-
-def layers(x_D, linears):
-    """Linear maps with ReLU between them, by sums over single features."""
-    for i, linear in enumerate(linears):
-        x_D = torch.stack(
-            [
-                (row_D * x_D).sum() + bias
-                for row_D, bias in zip(linear.weight, linear.bias, strict=True)
-            ]
-        )
-        x_D = x_D if i + 1 == len(linears) else x_D.clamp(min=0)
-    return x_D
 
 
 def test_nothing_is_added_to_features_that_tell_the_task():

@@ -20,7 +20,7 @@ from mtrl_lightning.networks import (
     TaskEncoder,
 )
 from mtrl_lightning.networks.multi_head import LinearHeads
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 
 class Table(Network):

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import Identity, Standardize
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 DIM = 3
 SPACE = Box(-np.inf, np.inf, (DIM,), np.float32)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mtrl_lightning.networks import MLP, Ensemble
-from tests.networks import ARCHITECTURES, uniform
-from tests.specs import spec_of
+from tests.helpers.networks import ARCHITECTURES, uniform
+from tests.helpers.specs import spec_of
 
 TASK_B = torch.tensor([0, 0, 1, 1, 2, 2])
 

@@ -17,8 +17,8 @@ from mtrl_lightning.learning.guard import DivergenceGuard
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import PolicyStd, StateDependentStd, StateIndependentStd
-from tests.networks import uniform
-from tests.specs import spec_of
+from tests.helpers.networks import uniform
+from tests.helpers.specs import spec_of
 
 NUM_TASKS, ACTION_DIM = 3, 2
 TASK_B = torch.tensor([2, 0, 0, 1])

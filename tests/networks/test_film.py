@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mtrl_lightning.networks.film import FiLM
-from tests.networks import uniform
-from tests.networks.test_experts import (
+from tests.helpers.networks import (
     CONTRACT,
     IN_DIM,
     NUM_TASKS,
@@ -19,8 +18,9 @@ from tests.networks.test_experts import (
     assert_refused,
     num_parameters,
     randomized,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 
 def make(**options):

@@ -10,7 +10,7 @@ from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from mtrl_lightning.networks import ClippedGaussian, SquashedGaussian
-from tests.networks import uniform
+from tests.helpers.networks import uniform
 
 
 def test_actions_and_densities_equal_those_of_a_transformed_normal_distribution():

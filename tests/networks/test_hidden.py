@@ -9,7 +9,7 @@ from mtrl_lightning import products
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import hidden
 from mtrl_lightning.networks.hidden import HiddenLayers
-from tests.networks import ALWAYS_FUSED, uniform
+from tests.helpers.networks import ALWAYS_FUSED, uniform
 
 ROWS, WIDTH = 320, 24
 FUSED = "_FusedLayersBackward"

@@ -23,9 +23,8 @@ from mtrl_lightning.networks.language import (
     load_embeddings,
 )
 from mtrl_lightning.networks.mlp import MLP
-from tests.networks import uniform
-from tests.networks.test_conditioning import assert_same_output_and_gradients, layers, randomize
-from tests.specs import spec_of
+from tests.helpers.networks import assert_same_output_and_gradients, layers, randomize, uniform
+from tests.helpers.specs import spec_of
 
 SUITE = {
     "acrobot": "swingup swingup_sparse",

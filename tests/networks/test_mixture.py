@@ -25,17 +25,18 @@ from mtrl_lightning.networks.mixture import (
     MixtureOfEncoders,
     OwnExpert,
 )
-from tests.networks import uniform
-from tests.networks.test_conditioning import (
+from tests.helpers.networks import (
     DTYPES,
     GROUPED_TASKS,
     assert_gradients_of_many_losses_at_once,
     assert_groups_equal_rows,
     assert_same_output_and_gradients,
     layers,
+    one_expert,
     randomize,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 SPACE = Box(-np.inf, np.inf, (5,), np.float32)
 NAMES = ["reach-v3", "door-open-v3", "push-v3", "drawer-close-v3"]
@@ -73,15 +74,6 @@ def make(assignment, seed=0, **settings):
     settings = {"num_experts": K, "width": 6, "depth": 2, "out_dim": 3, **settings}
     mixture = MixtureOfEncoders(spec_of(NAMES, SPACE), assignment=assignment, **settings)
     return randomize(mixture, seed)
-
-
-def one_expert(experts, k, x_D):
-    """``z_k(x)``: linear maps with ReLU between them, by sums over single features."""
-    pairs = list(zip(experts.weights, experts.biases, strict=True))
-    for i, (weight_KDH, bias_K1H) in enumerate(pairs):
-        x_D = torch.stack([(column_D * x_D).sum() for column_D in weight_KDH[k].T]) + bias_K1H[k, 0]
-        x_D = x_D if i + 1 == len(pairs) else x_D.clamp(min=0)
-    return x_D
 
 
 def slow_weights(assignment, task):

@@ -11,16 +11,18 @@ import torch
 from torch import nn
 
 from mtrl_lightning.networks import MLP, MultiHead, Network, OneHot, hidden
-from tests.networks import ALWAYS_FUSED, ARCHITECTURES, uniform
-from tests.networks.test_experts import (
+from tests.helpers.networks import (
+    ALWAYS_FUSED,
+    ARCHITECTURES,
     CONTRACT,
     IN_DIM,
     NUM_TASKS,
     OUT_DIM,
     Dense,
     num_parameters,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 PLAIN = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
 

@@ -9,14 +9,15 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead, hidden
-from tests.networks import ALWAYS_FUSED, uniform
-from tests.networks.test_experts import (
+from tests.helpers.networks import (
+    ALWAYS_FUSED,
     CONTRACT,
     assert_equals_row_by_row,
     num_parameters,
     perceptron,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 NUM_TASKS, OUT_DIM = 3, 2
 

@@ -9,8 +9,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead, OneForAll, OnePerTask, PaCo, Separate
-from tests.networks import uniform
-from tests.networks.test_experts import (
+from tests.helpers.networks import (
     IN_DIM,
     NUM_TASKS,
     OUT_DIM,
@@ -20,8 +19,9 @@ from tests.networks.test_experts import (
     groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order,
     half_precision_is_close,
     many_gradients_at_once_equal_one_after_another,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 SMALL = {"width": 8, "depth": 2}
 

@@ -18,8 +18,7 @@ from mtrl_lightning.networks.conditioning import (
 from mtrl_lightning.networks.mlp import MLP
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.paco import PaCo
-from tests.networks import uniform
-from tests.networks.test_experts import (
+from tests.helpers.networks import (
     CONTRACT,
     IN_DIM,
     NUM_TASKS,
@@ -28,8 +27,9 @@ from tests.networks.test_experts import (
     assert_equals_row_by_row,
     assert_refused,
     num_parameters,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 INF, NAN = math.inf, math.nan
 

@@ -26,7 +26,7 @@ from mtrl_lightning.networks import (
     Standardize,
     TaskEncoder,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 VECTORS = Box(-np.inf, np.inf, (4,), np.float32)
 PIXELS = Box(0, 255, (2, 3, 17, 19), np.uint8)

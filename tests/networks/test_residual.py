@@ -10,8 +10,7 @@ from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import residual_layers
-from tests.networks import uniform
-from tests.networks.test_experts import gradients, num_parameters, randomized
+from tests.helpers.networks import gradients, num_parameters, randomized, uniform
 
 
 def layer_norm(h_H, gain_H, bias_H):

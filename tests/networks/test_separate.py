@@ -7,8 +7,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.separate import Separate
-from tests.networks import uniform
-from tests.networks.test_experts import (
+from tests.helpers.networks import (
     CONTRACT,
     IN_DIM,
     NUM_TASKS,
@@ -17,8 +16,9 @@ from tests.networks.test_experts import (
     assert_refused,
     num_parameters,
     perceptron,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 
 def make(**options):

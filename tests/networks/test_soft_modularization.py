@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mtrl_lightning.networks.soft_modularization import SoftModularization
-from tests.networks import uniform
-from tests.networks.test_experts import (
+from tests.helpers.networks import (
     CONTRACT,
     IN_DIM,
     NUM_TASKS,
@@ -20,8 +19,9 @@ from tests.networks.test_experts import (
     assert_refused,
     num_parameters,
     randomized,
+    uniform,
 )
-from tests.specs import spec_of
+from tests.helpers.specs import spec_of
 
 
 def make(**options):

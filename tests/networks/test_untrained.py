@@ -36,9 +36,8 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.multi_head import LinearHeads
-from tests.networks import uniform
-from tests.networks.test_conditioning import randomize
-from tests.specs import spec_of
+from tests.helpers.networks import randomize, uniform
+from tests.helpers.specs import spec_of
 
 TRAINED = (0, 2, 3)
 NUM_TASKS = 5

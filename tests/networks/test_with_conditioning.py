@@ -19,8 +19,8 @@ from mtrl_lightning.networks import (
     SoftModularization,
     with_conditioning,
 )
-from tests.conftest import resolve
-from tests.specs import spec_of
+from tests.helpers.command_line import resolve
+from tests.helpers.specs import spec_of
 
 SPEC = spec_of(3)
 

@@ -8,7 +8,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer
-from tests.replay import NaiveRings, columns_in, held, ids_of, make_spec, make_transitions
+from tests.helpers.replay import NaiveRings, columns_in, held, ids_of, make_spec, make_transitions
 
 
 def filled(sizes, capacity=None, seed=0, tasks=None, train_tasks=None):

@@ -5,10 +5,8 @@ The faults are a disk that fails and a manifest with false entries.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import errno
-import importlib
 import os
 import re
 import sys
@@ -22,11 +20,12 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.manifest import check_manifest
-from tests.replay import (
+from tests.helpers.replay import (
     NaiveRings,
     RandomAdditions,
     assert_same_batch,
     encode,
+    files_of_at_most,
     held,
     ids_of,
     make_rings,
@@ -659,18 +658,6 @@ def test_a_full_disk_leaves_the_former_manifest_whole_and_a_later_save_works(
     assert held(restored(tmp_path, first)) == content
     snapshots.prune([first, second])
     assert files(tmp_path) == names(first) | names(second)
-
-
-@contextlib.contextmanager
-def files_of_at_most(num_bytes):
-    """Let no file of this process grow beyond a size; Python ignores the signal."""
-    resource = importlib.import_module("resource")  # Windows has none
-    former = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, former[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, former)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no limit on a file's size")

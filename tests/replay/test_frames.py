@@ -18,7 +18,13 @@ from mtrl_lightning.replay.storage import RingStorage, bytes_needed
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.types import Transitions
-from tests.replay import assert_same_batch, assert_same_columns, make_snapshots, make_spec, newest
+from tests.helpers.replay import (
+    assert_same_batch,
+    assert_same_columns,
+    make_snapshots,
+    make_spec,
+    newest,
+)
 
 STACK, PIXELS = 3, (2, 2)
 TASKS = [0, 0, 1, 0]

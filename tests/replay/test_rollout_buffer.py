@@ -13,7 +13,7 @@ from mtrl_lightning.replay import rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.schema import Field
 from mtrl_lightning.types import RolloutConfig
-from tests.replay import assert_same_batch, ids_of, make_spec, make_transitions
+from tests.helpers.replay import assert_same_batch, ids_of, make_spec, make_transitions
 
 NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 6, 3, 4
 TASKS = [0, 0, 1, 1, 2, 2]

@@ -17,7 +17,7 @@ from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import STORED, Field, transition_fields
 from mtrl_lightning.types import StepResult, Transitions
-from tests.fakes import (
+from tests.helpers.fakes import (
     CONTACTS,
     COST,
     INFO_FIELDS,
@@ -29,7 +29,7 @@ from tests.fakes import (
     number_of,
     step_result,
 )
-from tests.replay import (
+from tests.helpers.replay import (
     ROW_BYTES,
     assert_same_batch,
     assert_same_columns,

@@ -15,7 +15,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.schema import STORED, Field
-from tests.replay import (
+from tests.helpers.replay import (
     NaiveRings,
     RandomAdditions,
     assert_same_columns,

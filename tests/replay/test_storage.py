@@ -15,7 +15,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import bytes_needed
-from tests.replay import (
+from tests.helpers.replay import (
     NaiveRings,
     RandomAdditions,
     assert_same_columns,

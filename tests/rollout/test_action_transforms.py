@@ -16,7 +16,7 @@ from mtrl_lightning.rollout import (
     TransformedPolicy,
 )
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
-from tests.fakes import Constant, Numbering, Scripted
+from tests.helpers.fakes import Constant, Numbering, Scripted
 
 ACTION = (0.75, -0.5)
 

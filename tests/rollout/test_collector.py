@@ -16,9 +16,9 @@ from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.collector import COMPONENTS
 from mtrl_lightning.rollout.sample import quotas
 from mtrl_lightning.types import Episode, Transitions
-from tests import diary as kept
-from tests.altered_reach import FaultyReach
-from tests.fakes import (
+from tests.helpers import diary as kept
+from tests.helpers.altered_reach import FaultyReach
+from tests.helpers.fakes import (
     Constant,
     Named,
     Numbering,

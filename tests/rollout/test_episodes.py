@@ -6,7 +6,7 @@ import pytest
 from mtrl_lightning.rollout import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.episodes import EpisodeTimes
 from mtrl_lightning.types import Episode
-from tests.fakes import step_result
+from tests.helpers.fakes import step_result
 
 
 def random_results(num_steps, num_envs, seed=0, broken=0.0):

@@ -9,7 +9,7 @@ from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import ScaleAction, with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
-from tests.fakes import (
+from tests.helpers.fakes import (
     ActOutput,
     Constant,
     Named,

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.rollout import Evaluator
-from tests.fakes import InOrder
+from tests.helpers.fakes import InOrder
 
 ALL_TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)
 GROUPS = [ALL_TASKS[:25], ALL_TASKS[25:]]  # 25 environments at once hold the memory down

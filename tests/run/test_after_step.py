@@ -18,7 +18,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.run import loop
 from mtrl_lightning.run.session import StepAction
-from tests.test_exact_continuation import assert_same_end
+from tests.helpers.runs import assert_same_end
 
 EVERYTHING = (
     "--rollout.total_steps=900",

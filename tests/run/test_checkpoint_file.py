@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mtrl_lightning.run.checkpoint_file import DurableIO
-from tests.replay.test_chunks import files_of_at_most
+from tests.helpers.replay import files_of_at_most
 
 MEBIBYTE = 1 << 20
 CHECKPOINT = {"weights": torch.arange(8 * MEBIBYTE // 4), "bias": torch.ones(3), "step": 7}

@@ -25,7 +25,7 @@ from mtrl_lightning.resources import CPU
 from mtrl_lightning.run.data import MultiTaskData, manifest_of
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
-from tests.replay import ids_of, make_fields, make_spec, make_transitions
+from tests.helpers.replay import ids_of, make_fields, make_spec, make_transitions
 
 
 class Numbers(Benchmark):

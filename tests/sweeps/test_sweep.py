@@ -449,7 +449,7 @@ def ended(*arguments):
 
 def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
     from mtrl_lightning.cli import lightning_cli
-    from tests.conftest import parser
+    from tests.helpers.command_line import parser
 
     # takes longer to build than a file to parse
     monkeypatch.setattr(lightning_cli, "build_parser", parser)

@@ -15,7 +15,7 @@ from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.errors import ConfigurationError, Interrupted
 from mtrl_lightning.launch.folder import find_restart_id, locate_run
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
-from tests.conftest import CONFIGS, ROOT, parser
+from tests.helpers.command_line import CONFIGS, ROOT, parser
 
 FILES = sorted(ROOT.glob("configs/sweep/*.yaml"))
 SWEEP = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1", "WANDB_MODE": "offline"}

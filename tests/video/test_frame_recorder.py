@@ -15,7 +15,7 @@ from mtrl_lightning.envs.render.frame_recorder import (
     decompressed,
 )
 from mtrl_lightning.errors import ConfigurationError
-from tests.conftest import skip_without_renderer
+from tests.helpers.command_line import skip_without_renderer
 
 SMALL = VideoFormat(64, 48)
 

@@ -17,17 +17,18 @@ from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
 from mtrl_lightning.video.recording import check_drawing
-from tests.fakes import ActOutput, Constant, Named, Recorder, Scripted, Seeker, scripted_length
+from tests.helpers.fakes import (
+    ActOutput,
+    Constant,
+    Named,
+    Recorder,
+    Scripted,
+    Seeker,
+    scripted_length,
+)
+from tests.helpers.video import frames_of
 
 SMALL = VideoFormat(96, 64)
-
-
-def frames_of(path):
-    """Return the frames of a video, ``[N, height, width, 3]``."""
-    frames = imageio_ffmpeg.read_frames(str(path))
-    meta = next(frames)
-    width, height = meta["size"]
-    return np.stack([np.frombuffer(f, np.uint8).reshape(height, width, 3) for f in frames]), meta
 
 
 class ScriptedWithImages(Scripted):

@@ -1,7 +1,7 @@
 """Updates of one run on several ranks, each with its share of the rows, for equality tests.
 
-Run as ``python -m tests.ranks FOLDER`` it makes the updates of every case as one of several ranks,
-and writes the weights.
+Run as ``python -m tests.helpers.ranks FOLDER`` it makes the updates of
+every case as one of several ranks, and writes the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Rollout, TransitionBatch, Transitions
-from tests.algorithms import (
+from tests.helpers.algorithms import (
     attach,
     make_batch,
     make_distral,
@@ -43,8 +43,8 @@ from tests.algorithms import (
     make_spec,
     make_td3,
 )
-from tests.algorithms.test_padding import NAMES as DESCRIBED
-from tests.gradients.test_every_method import METHODS
+from tests.helpers.gradients import METHODS
+from tests.helpers.padding import NAMES as DESCRIBED
 
 NUM_UPDATES = 20
 RESET_AT = 5

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from mtrl_lightning.cli.lightning_cli import main
-from tests.conftest import CONFIGS, SMALL, config_args
+from tests.helpers.command_line import CONFIGS, SMALL, config_args
 
 BOTH = ["--rollout.envs_per_task=2", "--trainer.devices=2"]
 CONTINUED = [
@@ -25,8 +25,8 @@ CONTINUED = [
 ]
 """The checkpoint of 132 steps is in the middle of episodes of 20 steps, the rings are full."""
 STILL = [
-    "--data.benchmark=tests.ranks.still.Still",
-    "--model=tests.ranks.still.Steady",
+    "--data.benchmark=tests.helpers.ranks.still.Still",
+    "--model=tests.helpers.ranks.still.Steady",
     *(
         f"--model.init_args.{part}={{class_path: mtrl_lightning.networks.MLP,"
         " init_args: {width: 16, depth: 2}}"

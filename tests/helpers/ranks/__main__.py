@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from tests.ranks import CASES, float64, lost, probes, result_of
-from tests.ranks.runs import RUNS, ended
+from tests.helpers.ranks.cases import CASES, float64, lost, probes, result_of
+from tests.helpers.ranks.runs import RUNS, ended
 
 broadcasts: list[int] = []
 """Of Lightning's SIGTERM flag, before a batch."""

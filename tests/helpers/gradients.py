@@ -3,7 +3,14 @@
 import torch
 from torch.nn import Parameter
 
-from mtrl_lightning.gradients.method import TaskParameters
+from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
+from mtrl_lightning.gradients.cagrad import CAGrad
+from mtrl_lightning.gradients.fairgrad import FairGrad
+from mtrl_lightning.gradients.famo import FAMO
+from mtrl_lightning.gradients.gradnorm import GradNorm
+from mtrl_lightning.gradients.method import Mean, TaskParameters
+from mtrl_lightning.gradients.nash_mtl import NashMTL
+from mtrl_lightning.gradients.pcgrad import PCGrad
 
 
 class Problem:
@@ -73,3 +80,17 @@ def random_gradients(num_tasks, size=6, seed=0):
 def assert_near(found, expected, atol=1e-6, rtol=1e-5):
     expected = torch.as_tensor(expected).to(found.dtype)
     torch.testing.assert_close(found, expected, atol=atol, rtol=rtol)
+
+
+METHODS = {
+    "mean": Mean,
+    "pcgrad": PCGrad,
+    "gradnorm": GradNorm,
+    "cagrad": CAGrad,
+    "cagrad_fast": lambda spec: CAGrad(spec, num_sampled=2),
+    "famo": FAMO,
+    "nash_mtl": NashMTL,
+    "nash_mtl_kept": lambda spec: NashMTL(spec, max_norm=1.0, update_every=2),
+    "aligned_mtl": AlignedMTL,
+    "fairgrad": FairGrad,
+}

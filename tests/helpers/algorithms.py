@@ -1,0 +1,105 @@
+"""Small tasks, batches and networks for the algorithms' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch.optim import Optimizer
+
+from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, Distral
+from mtrl_lightning.networks import MLP, Network
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
+from tests.helpers.specs import spec_of
+
+Trained = TypeVar("Trained", bound=Algorithm)
+
+
+def make_spec(
+    num_tasks: int = 3,
+    obs_dim: int = 4,
+    action_dim: int = 2,
+    train_tasks: Sequence[int] | None = None,
+) -> EnvSpec:
+    space = Box(-np.inf, np.inf, (obs_dim,), np.float32)
+    return spec_of(num_tasks, space, action_dim=action_dim, train_tasks=train_tasks)
+
+
+def pixel_spec(num_tasks: int = 3, side: int = 17, num_frames: int = 2) -> EnvSpec:
+    """Return tasks whose observations are stacked images."""
+    space = Box(0, 255, (num_frames, 3, side, side + 2), np.uint8)
+    return make_spec(num_tasks)._replace(observation_space=space)
+
+
+def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
+    """Random transitions, ``rows`` of each trained task."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(spec.train_tasks), rows)
+    A = spec.action_space.shape[0]
+    space = spec.observation_space
+
+    def observations() -> torch.Tensor:
+        size = (*shape, *space.shape)
+        if space.dtype == np.uint8:
+            return torch.randint(256, size, generator=generator, dtype=torch.uint8)
+        return torch.randn(size, generator=generator)
+
+    return TransitionBatch(
+        observation_RnD=observations(),
+        action_RnA=2 * torch.rand(*shape, A, generator=generator) - 1,
+        reward_Rn=torch.randn(shape, generator=generator),
+        next_observation_RnD=observations(),
+        terminated_Rn=torch.rand(shape, generator=generator) < 0.2,
+        task_Rn=torch.tensor(spec.train_tasks)[:, None].expand(shape),
+    )
+
+
+def small_mlp(in_dim: int, out_dim: int, spec: EnvSpec) -> Network:
+    return MLP(in_dim, out_dim, spec, width=16, depth=2, output_bound=0.3)
+
+
+def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:
+    return SAC(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def make_td3(spec: EnvSpec | None = None, **options: Any) -> TD3:
+    return TD3(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def make_distral(spec: EnvSpec | None = None, **options: Any) -> Distral:
+    return Distral(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def make_ppo(spec: EnvSpec | None = None, **options: Any) -> PPO:
+    return PPO(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def attach(algorithm: Algorithm) -> list[Optimizer]:
+    """Give an algorithm its optimizers without a trainer."""
+    optimizers = algorithm.configure_optimizers()
+    algorithm.optimizers = lambda use_pl_optimizer=True: optimizers
+    return optimizers
+
+
+def train(sac: Trained, num_updates: int, first: int = 0) -> Trained:
+    """Make updates on the batches ``first``, ``first + 1``, ..."""
+    if not callable(sac.__dict__.get("optimizers")):
+        attach(sac)
+    for i in range(first, first + num_updates):
+        sac.training_step(make_batch(sac.spec, seed=i), i)
+    return sac
+
+
+def copy_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def changed(module: torch.nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
+    """Names of the weights that are no longer what they were."""
+    return {
+        name for name, value in module.state_dict().items() if not torch.equal(value, before[name])
+    }

@@ -1,0 +1,168 @@
+"""Run the command line on the toy benchmark, and read configuration files as it does."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from mtrl_lightning.api import train
+from mtrl_lightning.callbacks.curves import CurvesCallback
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
+from mtrl_lightning.envs.render.opengl import find_renderer
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.reports import render
+from tests.helpers.corruption import copy_run
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "--data.batch_size=96",
+    "--data.capacity=30000",
+    "--rollout.warmup_steps=300",
+    "--rollout.total_steps=900",
+    "--rollout.num_workers=0",
+    "--evaluation.num_workers=0",
+    "--evaluation.every=300",
+    "--evaluation.num_episodes=2",
+    "--metrics.every=150",
+    "--checkpoint.every=300",
+    "--model.init_args.actor.init_args.width=16",
+    "--model.init_args.critic.init_args.width=16",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+]
+CONFIGS = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
+
+
+def config_args(*names):
+    return [arg for name in names for arg in ("-c", str(ROOT / "configs" / f"{name}.yaml"))]
+
+
+class _Parsed(Exception):  # noqa: N818
+    """Raised once the command line is parsed, before anything is built."""
+
+
+@cache
+def parser():
+    """Return the parser of the command line, which takes longer to build than a file to parse."""
+
+    class Parsing(MultiTaskCLI):
+        def before_instantiate_classes(self):
+            raise _Parsed(self.parser)
+
+    with pytest.raises(_Parsed) as caught:
+        Parsing(["fit", *config_args("quickstart")])
+    return caught.value.args[0]
+
+
+def resolve(*names, options=()):
+    """Return the complete configuration that files of ``configs/`` and options give together."""
+    return copy.deepcopy(_resolved(names, tuple(options)))
+
+
+@cache
+def _resolved(names, options):
+    config = parser().parse_args(["fit", *config_args(*names), *options])
+    dumped = parser().dump(config, format="json", skip_none=False, skip_validation=True)
+    resolved = json.loads(dumped)["fit"]
+    resolved.pop("config", None)
+    return resolved
+
+
+def short_train(benchmark, algorithm, *, total_steps, **options):
+    """Train an off-policy algorithm as ``train`` does, for a few steps whatever is asked for."""
+    short = {
+        "data": {"batch_size": 12},
+        "evaluation": {"num_episodes": 1, "num_workers": 0},
+        "trainer": {"enable_progress_bar": False},
+    }
+    options |= {section: options.get(section, {}) | given for section, given in short.items()}
+    return train(benchmark, algorithm, total_steps=min(total_steps, 120), **options)
+
+
+def leave_out_curves(monkeypatch):
+    monkeypatch.setattr(CurvesCallback, "_plot", lambda callback: None)
+    monkeypatch.setattr(render, "svg_of", lambda chart, prefix: "")
+
+
+def skip_without_renderer():
+    """Skip a test that draws a MuJoCo simulation where the machine cannot do that."""
+    try:
+        find_renderer()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+class CommandLine:
+    """Run the command line on the toy benchmark, in this process or as a process of its own."""
+
+    def __init__(self, root, monkeypatch, finished_runs=None):
+        self.root, self._monkeypatch = root, monkeypatch
+        self._finished_runs = finished_runs
+        self.processes = []
+
+    def arguments(self, subcommand, *extra, configs=CONFIGS, small=True):
+        return [
+            subcommand,
+            *config_args(*configs),
+            *(SMALL if small else []),
+            *([] if "--resume" in str(extra) else [f"--root={self.root}"]),
+            *extra,
+        ]
+
+    def __call__(self, subcommand, *extra, **kwargs):
+        self._monkeypatch.setattr(
+            sys, "argv", ["cli.py", *self.arguments(subcommand, *extra, **kwargs)]
+        )
+        main()
+
+    def finished(self, *options, name="run"):
+        """Copy a finished run to here, which is trained once for all tests, and print its output.
+
+        What it warned of and logged is not said again, and its ``config.yaml`` has another
+        ``root``. It comes before anything is patched.
+        """
+        folder, printed = self._finished_runs(name, *options)
+        copy_run(folder, self.folder(name))
+        print(printed, end="")
+
+    def process(self, subcommand, *extra, **kwargs):
+        command = [
+            sys.executable,
+            str(ROOT / "cli.py"),
+            *self.arguments(subcommand, *extra, **kwargs),
+        ]
+        options = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "start_new_session": True,
+        }
+        # another test in this process may have started W&B's helper, which would take the run for
+        # its own
+        environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        self.processes.append(subprocess.Popen(command, cwd=self.root, env=environment, **options))
+        return self.processes[-1]
+
+    def folder(self, name="run", version=0):
+        return Path(self.root) / name / f"version_{version}"
+
+    def rows(self, name="run", version=0):
+        with (self.folder(name, version) / "metrics.csv").open(newline="") as file:
+            return [
+                {k: v for k, v in row.items() if not k.startswith("time/")}
+                for row in csv.DictReader(file)
+            ]
+
+
+def fails(command_line, capsys, *args, **kwargs):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(*args, **kwargs)
+    return exit_info.value.code, capsys.readouterr().err

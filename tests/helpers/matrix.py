@@ -1,0 +1,304 @@
+"""Every network with every gradient method, on real steps.
+
+They are built by the command line from the YAML files.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from jsonargparse import dict_to_namespace
+
+from mtrl_lightning import gradients
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
+from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
+from mtrl_lightning.export import policy as exporting
+from mtrl_lightning.export.names import ONNX, POLICY_FILES
+from mtrl_lightning.loading import LoadedPolicy
+from mtrl_lightning.replay import ReplayBuffer
+from mtrl_lightning.rollout import Collector
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
+from tests.helpers.command_line import ROOT, config_args
+
+PRECISIONS = ("32-true", "bf16-mixed")
+ROWS = 4
+"""Transitions of a task in a batch."""
+
+
+def both(**options: Any) -> list[str]:
+    return [
+        f"--model.init_args.{w}.init_args.{k}={v}"
+        for k, v in options.items()
+        for w in ("actor", "critic")
+    ]
+
+
+def encoder(**options: Any) -> list[str]:
+    return [f"--model.init_args.encoder.init_args.{k}={v}" for k, v in options.items()]
+
+
+SMALL = both(width=8)
+MIXTURE = [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5)]
+STACKS: dict[str, tuple[str, ...]] = {
+    "brc": ("experiment/mt10_brc",),
+    "care": ("network/mlp", "encoder/care"),
+    "film": ("network/film",),
+    "film_scalar": ("network/film_scalar",),
+    "language": ("network/mlp", "encoder/language"),
+    "mixture_attention": ("network/mlp", "encoder/mixture"),
+    "mixture_clusters": ("network/mlp", "encoder/mixture"),
+    "mixture_average": ("network/mlp", "encoder/mixture"),
+    "mixture_gate": ("network/mlp", "encoder/mixture"),
+    "mixture_own_expert": ("network/mlp", "encoder/mixture"),
+    "mlp": ("network/mlp", "encoder/identity"),
+    "mlp_context": ("network/mlp", "encoder/mlp_context"),
+    "mlp_residual": ("network/mlp_residual",),
+    "moore": ("network/moore",),
+    "multi_head": ("network/multi_head",),
+    "multi_head_mtrl": ("network/multi_head_mtrl",),
+    "paco": ("network/paco",),
+    "separate": ("network/separate",),
+    "shared_task_embedding": ("network/mlp", "encoder/shared_task_embedding"),
+    "soft_modularization": ("network/soft_modularization",),
+    "standardize": ("network/mlp", "encoder/standardize"),
+    "task_embedding": ("network/mlp", "encoder/task_embedding"),
+    "task_encoder": ("network/mlp", "encoder/task_encoder"),
+}
+"""Every file of ``configs/network`` and ``configs/encoder``: which are given one after another."""
+NETWORKS: dict[str, list[str]] = {
+    **dict.fromkeys(STACKS, SMALL),
+    "mixture_attention": MIXTURE,
+    "mixture_average": [*MIXTURE, *encoder(assignment="Average")],
+    "mixture_clusters": [*MIXTURE, *encoder(assignment="Clusters")],
+    "mixture_gate": [*MIXTURE, *encoder(assignment="Gate")],
+    "care": [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5, context_dim=5)],
+    "mixture_own_expert": [*MIXTURE, *encoder(assignment="OwnExpert", num_experts=4)],
+    "mlp_context": [*SMALL, *encoder(width=6, out_dim=5)],
+    "multi_head_mtrl": both(width=8, head_width=6),
+    "soft_modularization": [
+        *both(width=8, embedding_dim=12),
+        "--model.init_args.task_weighting=mtrl_lightning.algorithms.ByTemperature",
+    ],
+}
+"""Options that make each of them small."""
+LEFT_OUT = {
+    "encoder/mlp": "encoder/mlp_context is this encoder with a context",
+    "encoder/pixels": "the tasks of the matrix have states: tests/auxiliaries/test_updates.py",
+    "encoder/pixels_context": "the same",
+    "encoder/pixels_small": "the same",
+    "network/soft_modularization_mt50": "the same network with other sizes",
+}
+"""Files that are in no stack, and why."""
+CROSSED = [name for name in NETWORKS if name != "mlp_context"]
+"""The stacks that every gradient method is tried with; the one left out is for auxiliaries, and
+crossed with them and the methods in ``tests/auxiliaries/test_updates.py``."""
+GRADIENTS = (
+    "aligned_mtl",
+    "cagrad",
+    "cagrad_fast",
+    "fairgrad",
+    "famo",
+    "gradnorm",
+    "mean",
+    "nash_mtl",
+    "pcgrad",
+)
+NEEDS_SHARED = (
+    "aligned_mtl",
+    "cagrad",
+    "cagrad_fast",
+    "fairgrad",
+    "gradnorm",
+    "nash_mtl",
+    "pcgrad",
+)
+BENCHMARKS: dict[str, Benchmark] = {
+    "toy": ToyConflict(num_tasks=4, horizon=5),
+    "metaworld": MetaWorld(
+        ["reach", "push", "drawer-close", "window-open"], horizon=5, num_goals=1
+    ),
+}
+"""Four tasks each, so that one expert a task fits both."""
+ENV_OPTIONS = {
+    "toy": [
+        *config_args("env/toy_conflict"),
+        "--data.benchmark.init_args.num_tasks=4",
+    ],
+    "metaworld": config_args("env/metaworld_custom"),
+}
+
+
+class Built(NamedTuple):
+    """What the command line built."""
+
+    cli: MultiTaskCLI
+    model: Any
+
+
+def build(
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    env: str,
+    network: str,
+    *extra: str,
+    algorithm: str = "mtsac",
+) -> Built:
+    """Let the command line build everything up to the point where it would train."""
+    built: list[Built] = []
+    monkeypatch.setattr(
+        MultiTaskCLI, "fit", lambda self, model, **kwargs: built.append(Built(self, model))
+    )
+    command_line(
+        "fit",
+        *config_args(*STACKS[network]),
+        *ENV_OPTIONS[env],
+        *NETWORKS[network],
+        *extra,
+        "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false",
+        "--data.benchmark.init_args.horizon=5",
+        configs=("base", f"algorithm/{algorithm}"),
+        small=False,
+    )
+    return built[0]
+
+
+def in_precision(built: Built, precision: str) -> Built:
+    """Let the command line build everything anew with another precision: parsing takes longest."""
+    cli = built.cli
+    cli.config[cli.subcommand].trainer.precision = precision
+    cli.instantiate_classes()
+    return Built(cli, cli.model)
+
+
+def with_gradient(built: Built, gradient: str) -> Built:
+    """Build everything again with another gradient method, as the command line does."""
+    config = built.cli.config[built.cli.subcommand].model.init_args
+    path = ROOT / "configs" / "gradient" / f"{gradient}.yaml"
+    given = yaml.safe_load(path.read_text())["model"]["init_args"]
+    for side, method in given.items():
+        config[side] = dict_to_namespace(method)
+    built = in_precision(built, PRECISIONS[0])
+    for side, method in given.items():
+        name = method["class_path"].rpartition(".")[2]
+        assert type(getattr(built.model, side)) is getattr(gradients, name)
+    return built
+
+
+@cache
+def batches(env: str) -> tuple[EnvSpec, list[TransitionBatch], dict[int, Any]]:
+    """Return two batches of real transitions, and the vector steps that they are from."""
+    benchmark = BENCHMARKS[env]
+    envs = VectorEnv(benchmark, list(range(4)), num_workers=0)
+    collector, buffer = Collector(envs, Uniform()), ReplayBuffer(benchmark.spec, 160)
+    steps = {}
+    for i in range(12):
+        transitions, _ = collector.step("random")
+        buffer.add(transitions)
+        steps[i] = transitions
+    envs.close()
+    return benchmark.spec, [buffer.sample(4 * ROWS) for _ in range(2)], steps
+
+
+class Uniform:
+    """A policy that draws its actions uniformly."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(0)
+
+    def act(self, observation_ED: np.ndarray, task_E: np.ndarray, mode: str) -> np.ndarray:
+        return self._generator.uniform(
+            -1, 1, (len(task_E), 2 if observation_ED.shape[1] == 2 else 4)
+        )
+
+
+def update(built: Built, env: str) -> dict[str, float]:
+    """Make two updates as the trainer would; return the metrics."""
+    spec, given, steps = batches(env)
+    model = built.model
+    assert model.spec.task_names == spec.task_names
+    for transitions in steps.values():
+        model.observe(transitions)
+    model.begin_learning(np.ones(4))
+    optimizers = model.configure_optimizers()
+    model.optimizers = lambda use_pl_optimizer=True: optimizers
+    for i, batch in enumerate(given):
+        with built.cli.trainer.precision_plugin.train_step_context():
+            model.training_step(batch, i)
+    return model.drain_metrics()
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def check_updates(built: Built, env: str, gradient: str) -> None:
+    """Update what was built for the first precision, then what is built for the second.
+
+    Every number stays finite, every network learns, and the precisions agree closely.
+    """
+    ends = []
+    for precision in PRECISIONS:
+        built = (
+            built if built.cli.trainer.precision == precision else in_precision(built, precision)
+        )
+        model = built.model
+        assert built.cli.trainer.precision == precision
+        before = parameters_of(model)
+        metrics = update(built, env)
+        after = parameters_of(model)
+        assert all(np.isfinite(value) for value in metrics.values()), metrics
+        assert all(torch.isfinite(value).all() for value in after.values())
+        for part in (
+            "actor.",
+            "critic.",
+            *(["temperature."] if hasattr(model, "temperature") else []),
+        ):
+            assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith(part))
+        assert (f"train/critic_{STATISTIC[gradient]}" in metrics) if gradient in STATISTIC else True
+        ends.append(
+            torch.cat([value.flatten() - before[name].flatten() for name, value in after.items()])
+        )
+    assert not torch.equal(*ends), "the precision reached the networks"
+    assert torch.nn.functional.cosine_similarity(*ends, dim=0) > 0.6
+
+
+STATISTIC = dict.fromkeys((*NEEDS_SHARED, "famo"), "weight_max")
+
+
+def parameters_with_gradient(module, prefix=""):
+    return {
+        prefix + name
+        for name, p in module.named_parameters()
+        if p.grad is not None and p.grad.any()
+    }
+
+
+def trained(module, prefix=""):
+    return {prefix + name for name, p in module.named_parameters() if p.requires_grad}
+
+
+def check_exports(model, folder):
+    """Compare the actions of the exported policy, whose weights are large enough to matter."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.acting_modules().values():
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.4, generator=generator)
+    policy = LoadedPolicy(model)
+    observation_ED, task_E = exporting.observations_of(model.spec, 40)
+    assert policy.act(observation_ED, task_E).std(0).max() > 0.005
+    program = exporting.capture(policy)
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    # the file of torch.export holds the program itself, and is tested once
+    file = folder / POLICY_FILES[ONNX]
+    exporting.write(program, ONNX, file)
+    exported = exporting.load_exported(file, ONNX)
+    comparison = exporting.compare(policy, exported, num_observations=40)
+    assert comparison.max_difference <= exporting.TOLERANCE

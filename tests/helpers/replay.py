@@ -1,0 +1,203 @@
+"""Transitions of which every field carries the same number, so that mixed-up rows are seen."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.storage import RingStorage, Storage
+from mtrl_lightning.resources import CPU
+from mtrl_lightning.schema import STORED, Field, transition_fields
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch, Transitions
+
+OBSERVATION_DIM, ACTION_DIM = 3, 2
+ROW_BYTES = 37
+"""Bytes of one transition of ``make_spec``."""
+
+
+def make_spec(
+    num_tasks: int,
+    train_tasks: Sequence[int] | None = None,
+    dtype: type[np.generic] = np.float32,
+    shape: tuple[int, ...] = (OBSERVATION_DIM,),
+    info_fields: tuple[Field, ...] = (),
+) -> EnvSpec:
+    low, high = (0, 255) if dtype is np.uint8 else (-np.inf, np.inf)
+    return EnvSpec(
+        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
+        observation_space=Box(low, high, shape, dtype),
+        action_space=Box(-1.0, 1.0, (ACTION_DIM,), np.float32),
+        horizon=10,
+        has_success=True,
+        train_tasks=tuple(range(num_tasks)) if train_tasks is None else tuple(train_tasks),
+        protocol={"benchmark": "numbers"},
+        info_fields=info_fields,
+    )
+
+
+def make_fields(**options: Any) -> tuple[Field, ...]:
+    return transition_fields(make_spec(1, **options))
+
+
+def make_rings(
+    num_envs: int,
+    capacity: int,
+    folder: Path | None = None,
+    device: torch.device = CPU,
+    **options: Any,
+) -> RingStorage:
+    return RingStorage(make_fields(**options), num_envs, capacity, folder, device)
+
+
+def make_snapshots(
+    folder: Path, chunk_rows: float | None = None, save_last: int | None = None
+) -> ReplaySnapshots:
+    """Snapshots whose chunks hold a number of rows; None for the usual size."""
+    if chunk_rows is None:
+        return ReplaySnapshots(folder, save_last=save_last)
+    return ReplaySnapshots(folder, chunk_rows * ROW_BYTES / 2**20, save_last)
+
+
+def encode(ids: Iterable[int]) -> dict[str, np.ndarray]:
+    """Columns of the rows with these numbers (below 2^20)."""
+    id_N = np.array(list(ids), np.int64)
+    observation_ND = id_N[:, None] + np.array([0.0, 0.25, 0.5])
+    return {
+        "observation": observation_ND,
+        "action": np.stack([id_N / 2**20, -id_N / 2**20], axis=1),
+        "reward": -2.0 * id_N,
+        # the successor of an episode's last row is not the observation of the next row
+        "next_observation": observation_ND + 0.125,
+        "terminated": id_N % 3 == 0,
+    }
+
+
+def columns_of(*values: Any) -> dict[str, Any]:
+    """Name columns that are given in the order of the stored fields."""
+    return dict(zip(STORED, values, strict=True))
+
+
+def encode_rows(ids: Iterable[int]) -> dict[str, Tensor]:
+    """What a storage gives for the rows with these numbers."""
+    columns = {name: torch.from_numpy(column) for name, column in encode(ids).items()}
+    return {
+        name: column if column.dtype == torch.bool else column.float()
+        for name, column in columns.items()
+    }
+
+
+def make_transitions(
+    ids: Sequence[int], tasks: Sequence[int], envs: Sequence[int] | None = None
+) -> Transitions:
+    """Make transitions of these tasks; without environments each task has the one of its number."""
+    columns = encode(ids)
+    return Transitions(
+        observation_ED=columns["observation"].astype(np.float32),
+        action_EA=columns["action"].astype(np.float32),
+        reward_E=columns["reward"].astype(np.float32),
+        next_observation_ED=columns["next_observation"].astype(np.float32),
+        terminated_E=columns["terminated"],
+        truncated_E=np.ones(len(ids), bool),
+        task_E=np.array(tasks, np.int64),
+        env_E=np.array(tasks if envs is None else envs, np.int64),
+    )
+
+
+def columns_in(batch: TransitionBatch) -> dict[str, Tensor]:
+    """Return a batch's columns ``[R, n, ...]`` by name, the further ones last."""
+    core = (
+        batch.observation_RnD,
+        batch.action_RnA,
+        batch.reward_Rn,
+        batch.next_observation_RnD,
+        batch.terminated_Rn,
+    )
+    return columns_of(*core) | dict(batch.extra)
+
+
+def ids_of(batch: TransitionBatch | dict[str, Tensor]) -> np.ndarray:
+    """Numbers of all rows, task after task; fails if a row's fields do not belong together."""
+    rows = batch
+    if isinstance(batch, TransitionBatch):
+        rows = {name: column.flatten(0, 1) for name, column in columns_in(batch).items()}
+    ids = rows["observation"][:, 0].numpy().astype(np.int64)
+    for name, wanted in encode_rows(ids).items():
+        assert torch.equal(rows[name], wanted), name
+    return ids
+
+
+def assert_same_columns(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert list(found) == list(wanted)
+    for name, column in found.items():
+        assert column.dtype == wanted[name].dtype, name
+        assert torch.equal(column, wanted[name]), name
+
+
+def assert_same_batch(found: TransitionBatch, wanted: TransitionBatch) -> None:
+    assert_same_columns(columns_in(found), columns_in(wanted))
+    assert torch.equal(found.task_Rn, wanted.task_Rn)
+
+
+class NaiveRings:
+    """What a ``RingStorage`` should hold, as lists of numbers."""
+
+    def __init__(self, num_rings: int, capacity: int) -> None:
+        self.rings: list[deque[int]] = [deque(maxlen=capacity) for _ in range(num_rings)]
+        self.added = [0] * num_rings
+
+    def add(self, rings: Iterable[int], ids: Iterable[int]) -> None:
+        for ring, number in zip(rings, ids, strict=True):
+            self.rings[ring].append(number)
+            self.added[ring] += 1
+
+
+class RandomAdditions:
+    """An endless source of additions of several rows, also of one ring, at most what it holds."""
+
+    def __init__(self, num_rings: int, capacity: int, seed: int) -> None:
+        self._num_rings = num_rings
+        self._capacity = capacity
+        self._generator = np.random.default_rng(seed)
+        self._next_id = 0
+
+    def draw(self, most: int = 10) -> tuple[np.ndarray, list[int]]:
+        rings = self._generator.integers(self._num_rings, size=self._generator.integers(most + 1))
+        kept = [i for i, ring in enumerate(rings) if (rings[:i] == ring).sum() < self._capacity]
+        rings = rings[kept].astype(np.int64)
+        ids = list(range(self._next_id, self._next_id + len(rings)))
+        self._next_id += len(rings)
+        return rings, ids
+
+
+def newest(storage: Storage, ring: int) -> dict[str, Tensor]:
+    """Everything that a ring can give, oldest first."""
+    end = int(storage.added_E[ring])
+    return storage.take(*storage.numbers(ring, end - int(storage.size_E[ring]), end))
+
+
+def held(storage: Storage) -> list[list[int]]:
+    """Numbers that each ring holds, oldest first."""
+    return [ids_of(newest(storage, ring)).tolist() for ring in range(storage.num_envs)]
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+    """Let no file of this process grow beyond a size; Python ignores the signal."""
+    resource = importlib.import_module("resource")  # Windows has none
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)

@@ -1,0 +1,103 @@
+"""Compare and wait for runs; options that several test modules train with."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+
+from mtrl_lightning import (
+    SAC,
+    train,
+)
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.networks import MLP
+
+ENDLESS = [
+    "--rollout.total_steps=100000000",
+    "--rollout.num_workers=2",
+    "--evaluation.every=100000000",
+    "--checkpoint.every=100000000",
+]
+
+
+def wait_for(condition, seconds=90.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.1)
+
+
+CONNECTORS = [
+    "--data.wrappers+={class_path: gymnasium.wrappers.FrameStackObservation,"
+    " init_args: {stack_size: 3}}",
+    "--data.wrappers+=gymnasium.wrappers.FlattenObservation",
+    "--data.wrappers+={class_path: tests.helpers.fakes.Drift, init_args: {step: 0.001}}",
+    "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
+    "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
+    "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ActionNoise,"
+    " init_args: {std: 0.1}}",
+    "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ScaleAction,"
+    " init_args: {factor: 0.5}}",
+]
+"""Everything that changes observations, rewards and actions on their way."""
+
+
+def assert_same(one, other, path="checkpoint"):
+    assert type(one) is type(other), path
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            if path.endswith("metrics_csv") and key == "crc32":
+                continue  # the file has times in it
+            assert_same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for i, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            assert_same(mine, theirs, f"{path}[{i}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    else:
+        assert repr(one) == repr(other), path
+
+
+def assert_same_end(command_line, name, other):
+    """Check that everything is equal.
+
+    Parameters, targets, optimizers, counters, schedules, windows, generators, environments and
+    the replay.
+    """
+    ends = [
+        load_checkpoint(command_line.folder(run) / "checkpoints" / "last.ckpt")
+        for run in (name, other)
+    ]
+    assert_same(*ends)
+    assert command_line.rows(name) == command_line.rows(other)
+    for chunk in ends[0]["MultiTaskData"]["replay"]["chunks"]:
+        files = [command_line.folder(run) / "replay" / chunk["file"] for run in (name, other)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def checkpoint(command_line, name="run", which="last"):
+    return load_checkpoint(command_line.folder(name) / "checkpoints" / f"{which}.ckpt")
+
+
+SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width=16))
+HERE = {"num_workers": 0}
+"""Options that step environments in this process."""
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False}
+
+
+def small(benchmark, root, **options):
+    """Train a small network for 900 env steps."""
+    evaluation = {"num_episodes": 2, **HERE, **options.pop("evaluation", {})}
+    return train(
+        benchmark,
+        options.pop("algorithm", SMALL_SAC),
+        root=str(root),
+        num_workers=0,
+        evaluation=evaluation,
+        trainer=QUIET | options.pop("trainer", {}),
+        **{"total_steps": 900, **options},
+    )
