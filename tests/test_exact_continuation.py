@@ -40,6 +40,7 @@ def test_mt10_continued_in_mid_episode_with_other_workers_is_the_same_run(comman
     assert_same_end(command_line, "whole", "parts")
 
 
+@pytest.mark.slow
 def test_a_continued_run_in_bf16_is_the_same_run(command_line):
     options = [
         "--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]",
@@ -68,6 +69,7 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
     assert_same_end(command_line, "whole", "parts")
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line):
     options = [
         "--rollout.total_steps=2400",
@@ -105,6 +107,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line):
         assert command_line.rows("whole") == command_line.rows(name)
 
 
+@pytest.mark.slow
 def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_line):
     options = ["--evaluation.every=400", "--metrics.every=400", "--checkpoint.every=400"]
     command_line("fit", *options, "--name=whole", "--rollout.total_steps=1500")
@@ -120,6 +123,7 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
     assert scheduled == command_line.rows("whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

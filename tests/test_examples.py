@@ -17,6 +17,8 @@ from mtrl_lightning.types import TransitionBatch
 from tests.helpers.command_line import ROOT, resolve, short_train
 from tests.helpers.specs import spec_of
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 SMALL = partial(MLP, width=8, depth=1)
 PRINTED = {

@@ -9,6 +9,8 @@ from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.curves import plot_curves
 from tests.helpers.runs import assert_same_end
 
+pytestmark = pytest.mark.slow
+
 FAMILY = (
     "base",
     "env/hipbmdp",

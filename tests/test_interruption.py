@@ -42,6 +42,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(
     assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_libraries_are_imported_ends_the_program_at_once(command_line):
     process = command_line.process("fit", *ENDLESS)
     files = psutil.Process(process.pid).memory_maps
@@ -55,6 +56,7 @@ def test_ctrl_c_while_libraries_are_imported_ends_the_program_at_once(command_li
     assert not command_line.folder().exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_run_at_once_and_unsaved(command_line):
     process = command_line.process("fit", *ENDLESS)
     metrics = command_line.folder() / "metrics.csv"
@@ -70,6 +72,7 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(command_line):
     wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_is_made_up_for(command_line):
     process = command_line.process(
         "fit",
@@ -101,6 +104,7 @@ def test_an_interrupted_evaluation_is_made_up_for(command_line):
     assert evaluated[0] == steps
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
     # a terminal signals the whole process group, here while the first evaluation's workers start
     process = command_line.process(
@@ -124,6 +128,7 @@ def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
     assert not metrics.exists() or metrics.read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_warm_up_goes_on(command_line):
     process = command_line.process(
         "fit", "--rollout.warmup_steps=30000000", "--rollout.total_steps=40000000"
@@ -144,6 +149,7 @@ def test_an_interrupted_warm_up_goes_on(command_line):
     assert (after["env_steps"], after["updates"]) == (steps + 60, 10)
 
 
+@pytest.mark.slow
 def test_an_interruption_during_a_burst_saves_the_updates(command_line):
     process = command_line.process(
         "fit", "--rollout.warmup_updates=10000000", "--rollout.warmup_steps=300"

@@ -19,6 +19,8 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.run.session import Session
 from tests.helpers.command_line import CONFIGS, ROOT
 
+pytestmark = pytest.mark.slow
+
 wandb = pytest.importorskip("wandb")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 KEEP = "--checkpoint.keep_last=-1"

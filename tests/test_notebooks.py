@@ -11,6 +11,8 @@ from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import ROOT
 
+pytestmark = pytest.mark.slow
+
 MAX_BYTES = 200_000
 """Size of a notebook with its pictures."""
 

@@ -15,6 +15,8 @@ from mtrl_lightning.run.loop import TrainingLoop
 from tests.helpers.object_graph import graph_of
 from tests.helpers.runs import CONNECTORS
 
+pytestmark = pytest.mark.slow
+
 DEAD = {
     r"stopwatch\.|collector\.times\.": "times",
     r"MetricsCallback\._measured": "times",

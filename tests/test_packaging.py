@@ -13,6 +13,8 @@ import mtrl_lightning
 from mtrl_lightning.__main__ import main
 from tests.helpers.command_line import ROOT, SMALL
 
+pytestmark = pytest.mark.slow
+
 COPIED = ("mtrl_lightning", "benchmarks", "tests", "configs")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 FILES = (

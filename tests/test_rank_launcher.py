@@ -21,6 +21,8 @@ from mtrl_lightning.ranks.strategy import RanksStrategy, connecting, is_first_st
 from tests.helpers.command_line import ROOT
 from tests.helpers.ranks.launch import free_port
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 300
 """Seconds that processes may take to start on busy cores."""
 SOON = 30

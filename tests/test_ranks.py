@@ -158,20 +158,24 @@ def assert_equal_to_one(results, name):
     assert moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_make_the_updates_of_one_process_with_the_joined_batch(pair, double, name):
     assert_equal_to_one(pair.results(name), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks_do_so_too(four, double, name):
     assert_equal_to_one(four.results(name), name)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(pair):
     assert [int(result["skipped"]) for result in pair.results("skipped step")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_the_cases_repair_and_stop_early(double, monkeypatch):
     """What they are there for happens in them: otherwise they would show nothing."""
     is_repaired = []
@@ -197,6 +201,7 @@ def test_the_cases_repair_and_stop_early(double, monkeypatch):
     assert ITERATIONS <= len(minibatches) < ITERATIONS * 2 * 3, "2 epochs of 3 minibatches"
 
 
+@pytest.mark.slow
 def test_an_exception_on_one_rank_is_raised_on_all(pair):
     assert pair.probes("fails on 0") == ["the disk is full"] * 2
     assert pair.probes("fails on 1") == ["rank 1: the disk is full", "the disk is full"]
@@ -205,6 +210,7 @@ def test_an_exception_on_one_rank_is_raised_on_all(pair):
     assert "rank 1 ends with TypeError: a bug" in first and second == "a bug"
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_or_ends_is_named_by_the_others(pair, four):
     (said, again), (other, _) = pair.probes("lost")
     assert "rank 1 has not answered rank 0 for 0.5 s (rollout.rank_timeout)" in said
@@ -214,6 +220,7 @@ def test_a_rank_that_hangs_or_ends_is_named_by_the_others(pair, four):
         assert said == "" if rank == 1 else "rank 1 has ended (ValueError: a mistake)." in said
 
 
+@pytest.mark.slow
 def test_what_happens_on_another_rank_is_said_with_its_number(pair):
     assert pair.probes("warned") == [
         "rank 0: environments are rebuilt",
@@ -221,24 +228,29 @@ def test_what_happens_on_another_rank_is_said_with_its_number(pair):
     ]
 
 
+@pytest.mark.slow
 def test_no_batch_waits_for_lightnings_exchange_of_signals(pair):
     assert pair.probes("broadcasts") == [0, 0]
 
 
+@pytest.mark.slow
 def test_ranks_that_drift_apart_are_found_by_name(pair):
     for said in pair.probes("drifted"):
         assert "encoder.mean_D of rank 1 is not that of rank 0 (1 such tensors)" in said
 
 
+@pytest.mark.slow
 def test_ranks_that_are_started_differently_are_refused(pair):
     for said in pair.probes("other options"):
         assert "b is 0 on rank 0 and 1 on rank 1. Give all of them the same" in said
 
 
+@pytest.mark.slow
 def test_a_gradient_that_one_rank_lacks_counts_as_zero(pair):
     assert pair.probes("missing gradients") == [[2.0, 2.0, None]] * 2
 
 
+@pytest.mark.slow
 def test_moments_of_unequal_parts_are_those_of_their_union(pair, double):
     joined = RunningMoments(2, (3,))
     parts = [moments_of_parts(rank) for rank in range(2)]
@@ -250,6 +262,7 @@ def test_moments_of_unequal_parts_are_those_of_their_union(pair, double):
             torch.testing.assert_close(found[name], value, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_small_exchanges(pair):
     assert pair.probes("largest") == [[1, 0]] * 2
     assert pair.probes("total") == [3, 3]
@@ -269,6 +282,7 @@ def run_rows(ranks, name):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("whole", "parts", "steps"), [("whole", "parts", 180), ("ppo_whole", "ppo_parts", 120)]
 )
@@ -301,6 +315,7 @@ def test_a_continued_run_of_two_ranks_is_the_uninterrupted_one(pair, whole, part
     assert scheduled[0] == scheduled[1]
 
 
+@pytest.mark.slow
 def test_what_a_run_of_two_ranks_prints_and_writes(pair):
     first, second = (ended["printed"] for ended in pair.runs("whole"))
     assert "Each of 2 processes: Stepping 3 environments of 3 tasks" in first
@@ -312,6 +327,7 @@ def test_what_a_run_of_two_ranks_prints_and_writes(pair):
     assert saved["ranks"][1]["collector"]["running"]["length"] == [180 // 6 % 20] * 3
 
 
+@pytest.mark.slow
 def test_two_ranks_continue_as_one(pair, command_line):
     root = pair.run_folder("parts").parent.parent
     options = ["--trainer.devices=1", "--rollout.total_steps=240", "--ckpt_path=last"]
@@ -325,6 +341,7 @@ def test_two_ranks_continue_as_one(pair, command_line):
     assert one["MultiTaskData"]["replay"]["added"] == [40] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -407,6 +424,7 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
     assert rings == set(range(12))
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(pair, command_line):
     command_line("fit", *STILL, "--name=of_1")
     one = load_checkpoint(command_line.folder("of_1") / "checkpoints" / "last.ckpt")
@@ -421,6 +439,7 @@ def test_two_ranks_learn_from_equal_transitions_what_one_process_learns(pair, co
         assert float(rows[1][metric] or 0) == pytest.approx(float(rows[0][metric] or 0), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two nodes", "slurm"])
 def test_two_nodes_make_one_run(pair, name):
     """``torchrun`` has started one process on each; SLURM would set other variables."""
@@ -509,6 +528,7 @@ def test_copies_that_cannot_be_shared_out_are_refused_before_processes_are_start
     assert not list(command_line.root.iterdir())
 
 
+@pytest.mark.slow
 def test_a_replay_file_of_a_rank_that_is_missing_is_named_with_what_remains(pair, tmp_path):
     folder = tmp_path / "version_0"
     shutil.copytree(pair.run_folder("whole"), folder)

@@ -13,6 +13,8 @@ from mtrl_lightning.errors import Interrupted
 from mtrl_lightning.run.session import Session
 from tests.helpers.runs import wait_for
 
+pytestmark = pytest.mark.slow
+
 JOB = {
     "SLURM_JOB_ID": "4711",
     "SLURM_JOB_NAME": "train",

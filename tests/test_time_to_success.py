@@ -20,6 +20,8 @@ from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import ROOT, resolve
 
+pytestmark = pytest.mark.slow
+
 TASKS = ["reach", "push"]
 """The names are looked up; nothing is simulated where the runs are faked."""
 

@@ -28,6 +28,7 @@ from mtrl_lightning.envs.fast.dm_control_fast import (
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import ROOT
+from tests.helpers.tiers import DM_CONTROL_TASKS, slow_unless
 
 SIZES = {
     "acrobot-swingup": (6, 1),
@@ -144,7 +145,7 @@ def test_dm_controls_own_episodes_have_1000_steps_and_rewards_up_to_one(name):
 # ---- Steps ----
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_unless(DM_CONTROL_TASKS, ALL))
 def test_every_task_gives_dm_controls_own_numbers(name):
     env = env_of(name, "eval", action_repeat=1)
     theirs = own(name)
@@ -257,7 +258,7 @@ def test_a_test_episode_is_dm_controls_with_this_number():
 # ---- State ----
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_unless(DM_CONTROL_TASKS, ALL))
 def test_a_state_in_the_middle_of_an_episode_continues_it_in_every_bit(name):
     benchmark = DMControl([name], horizon=30)
     env, other = (benchmark.make_env(0, "train", seed) for seed in (0, 1))

@@ -23,6 +23,7 @@ from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast import metaworld_numbers
 from mtrl_lightning.envs.fast.metaworld_fast import SPARE_MODELS, fast_class, unchecked_versions
 from mtrl_lightning.envs.state.state import EnvState
+from tests.helpers.tiers import METAWORLD_TASKS, slow_unless
 
 ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 HORIZON = {"v1": 250, "v2": 500}
@@ -92,7 +93,7 @@ def scripted(name, horizon, generator):
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
 def test_every_task_gives_metaworlds_own_numbers(name, version):
     horizon = HORIZON[version]
     ours, theirs = pair(name, version, horizon)
@@ -283,7 +284,7 @@ def test_workers_step_the_same():
 # ---- Goals and models ----
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
 def test_goals_of_every_task_are_metaworlds_own(name):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metaworld, "_N_GOALS", 8)

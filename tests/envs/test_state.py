@@ -33,6 +33,7 @@ from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.environments import HORIZON, future, numbers, play, through_a_file
 from tests.helpers.fakes import Scripted
+from tests.helpers.tiers import METAWORLD_TASKS, slow_unless
 
 ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 
@@ -76,7 +77,12 @@ def goal_of(env):
 
 @pytest.mark.usefixtures("few_goals")
 @pytest.mark.parametrize(
-    ("name", "version"), [(name, "v2") for name in ALL] + [(name, "v1") for name in ALL[::5]]
+    ("name", "version"),
+    [
+        pytest.param(name, version, marks=() if name in METAWORLD_TASKS else pytest.mark.slow)
+        for version, names in {"v2": ALL, "v1": ALL[::5]}.items()
+        for name in names
+    ],
 )
 def test_every_task_goes_on_bit_for_bit_from_the_middle_of_its_second_episode(name, version):
     benchmark = MetaWorld([name], reward_version=version, horizon=HORIZON, num_goals=6)
@@ -110,7 +116,7 @@ def test_every_task_goes_on_bit_for_bit_from_the_middle_of_its_second_episode(na
 
 
 @pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
 def test_a_test_episode_of_every_task_is_the_same_whatever_happened_before(name):
     env = MetaWorld([name], horizon=HORIZON, num_goals=6).make_env(0, "eval", 1)
 

@@ -10,6 +10,8 @@ pytest.importorskip("dm_control")
 
 from mtrl_lightning.envs import DMControl
 
+pytestmark = pytest.mark.slow
+
 TASKS = ["ball_in_cup-catch", "cartpole-swingup"]
 """Of 8 and 5 numbers of observation, 2 and 1 of action."""
 REPEAT = 8

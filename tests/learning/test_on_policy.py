@@ -2,6 +2,8 @@ import pytest
 
 from mtrl_lightning.callbacks import read_metrics
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = [
     "--evaluation.num_episodes=20",
     "--trainer.enable_progress_bar=false",

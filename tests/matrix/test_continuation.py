@@ -14,6 +14,8 @@ from mtrl_lightning.loading import load_policy
 from tests.helpers.matrix import NETWORKS, STACKS
 from tests.helpers.runs import assert_same, assert_same_end
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [
     ("brc", "famo"),
     ("care", "pcgrad"),

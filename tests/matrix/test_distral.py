@@ -7,10 +7,13 @@ encoders that depend on the task, which are refused.
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from tests.helpers.command_line import ROOT
 from tests.helpers.matrix import PRECISIONS, build, in_precision, parameters_of, update
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_updates_in_both_precisions(command_line, monkeypatch):

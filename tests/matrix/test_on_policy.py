@@ -24,6 +24,8 @@ from tests.helpers.matrix import (
     with_gradient,
 )
 
+pytestmark = pytest.mark.slow
+
 SIZES = ["num_steps=8", "num_epochs=1", "num_minibatches=2"]
 OF_SAC = ("brc",)
 """A stack that is an experiment with SAC."""

@@ -22,6 +22,8 @@ from tests.helpers.matrix import (
     trained,
 )
 
+pytestmark = pytest.mark.slow
+
 EQUAL = "--model.init_args.task_weighting=mtrl_lightning.algorithms.EqualWeights"
 NAMES = [name for name in CROSSED if name != "brc"]  # that experiment names SAC itself
 PAIRS = [

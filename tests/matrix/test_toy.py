@@ -14,6 +14,8 @@ from tests.helpers.matrix import (
     with_gradient,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("network", CROSSED)
 def test_it_updates_in_both_precisions(command_line, monkeypatch, network):

@@ -19,6 +19,8 @@ from tests.helpers.matrix import (
     trained,
 )
 
+pytestmark = pytest.mark.slow
+
 WAITING = {
     # the two experts that the gate does not choose for any task, and those whose words no task has,
     # learn nothing
