@@ -21,6 +21,7 @@ from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.types import RolloutConfig
 from tests.helpers.command_line import CONFIGS, ROOT, resolve, skip_without_renderer
+from tests.helpers.tiers import slow_unless
 
 FILES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()
@@ -30,6 +31,7 @@ SUITES = [name for name in FILES if name.startswith(("env/metaworld", "env/dmc")
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
 DESCRIBED = re.compile(r"# (Run here|Not run here): \S")
 """The first line of an experiment: whether docs/results.md has a run of it."""
+QUICK_EXPERIMENTS = [name for name in EXPERIMENTS if "cpu" in name or "mtmhsac" in name]
 LOGGERS = [name for name in FILES if name.startswith("logger/")]
 MODEL = ("base", "algorithm/mtsac", "network/mlp", "gradient/mean")
 COMPLETE = (*MODEL, "env/toy")
@@ -61,7 +63,7 @@ def test_every_name_in_a_comment_is_one_of_a_configuration():
         assert set(named) <= {*FILES, "FILE"}, name
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", slow_unless(("env/toy", "env/metaworld_mt10"), SUITES))
 def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatch, suite):
     if "dmc" in suite:
         pytest.importorskip("dm_control")
@@ -95,7 +97,9 @@ def check_composition(command_line, monkeypatch, *names):
 
 
 @pytest.mark.parametrize("algorithm", [name for name in FILES if name.startswith("algorithm/")])
-@pytest.mark.parametrize("env", [name for name in FILES if name.startswith("env/")])
+@pytest.mark.parametrize(
+    "env", slow_unless(("env/toy",), [name for name in FILES if name.startswith("env/")])
+)
 def test_every_algorithm_goes_with_every_environment_by_default(
     command_line, monkeypatch, env, algorithm
 ):
@@ -122,7 +126,7 @@ def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch
     check_composition(command_line, monkeypatch, quick, "algorithm/mtppo")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", slow_unless(QUICK_EXPERIMENTS, EXPERIMENTS))
 def test_every_experiment_is_complete(command_line, monkeypatch, name):
     num_tasks = {"dmc21": 21, "hipbmdp": 8, "pixels": 1}.get(Path(name).name.split("_")[0])
     if num_tasks is None:

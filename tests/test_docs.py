@@ -44,6 +44,7 @@ def from_code(monkeypatch):
     return importlib.import_module("from_code")
 
 
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(documented):
     homes = {
         f"mtrl_lightning.{mtrl_lightning._HOMES[name]}.{name}" for name in mtrl_lightning.__all__
@@ -57,6 +58,7 @@ def test_every_public_name_is_in_the_reference(documented):
     assert (homes | public) - documented == set()
 
 
+@pytest.mark.slow
 def test_no_page_shows_markup_or_needs_a_network(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 25
@@ -74,6 +76,7 @@ def test_no_page_shows_markup_or_needs_a_network(site):
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_the_hyper_parameters_show_the_defaults_of_the_code(site):
     html = (site / "hyperparameters.html").read_text()
     text = re.sub(r"<[^>]*>", "", html)
@@ -94,6 +97,7 @@ def test_the_way_of_a_transition_names_the_file_that_adds_it_to_the_replay():
     assert "transitions.add(" in (ROOT / "mtrl_lightning" / file).read_text()
 
 
+@pytest.mark.slow
 def test_every_page_is_reached_from_the_first(site):
     listed = set(
         re.findall(r"reference internal\" href=\"([\w/]+\.html)", (site / "index.html").read_text())

@@ -19,6 +19,7 @@ if not hasattr(__import__("os"), "fork"):
     pytest.skip("each file is continued in a process that is forked", allow_module_level=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_changed_files_do_no_harm(tmp_path, name):
     command = [sys.executable, "-m", "tests.fuzzing", "--runs", name, "--seed", "1"]

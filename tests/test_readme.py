@@ -18,6 +18,7 @@ import mtrl_lightning
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.config_names import config_names
 from tests.helpers.command_line import ROOT, parser, resolve, short_train, skip_without_renderer
+from tests.helpers.tiers import slow_unless
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -146,6 +147,7 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
         assert f"\n{extra} = [" in project
 
 
+@pytest.mark.slow
 def test_the_python_code_learns_as_a_script_without_a_main_guard(tmp_path):
     (code,) = blocks(README, "python")
     script = tmp_path / "script.py"
@@ -172,7 +174,7 @@ def newest_version(folder, name):
     return max(path.name for path in (folder / "runs" / name).iterdir())
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", slow_unless(commands(README), RUNS))
 def test_every_command_runs(quickstart_folder, command):
     subcommand = command.split("mtrl-lightning ")[1].split()[0]
     if subcommand == "play" or "-c pixels" in command:
@@ -196,6 +198,7 @@ def test_every_command_runs(quickstart_folder, command):
     assert EXPECTED[subcommand] in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
 def test_the_python_code_of_a_page_runs(page, tmp_path, monkeypatch):
     code = blocks(page, "python")

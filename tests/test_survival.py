@@ -47,6 +47,7 @@ def full_disk(monkeypatch):
     return switch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "workers"), [("nan", 0), ("inf", 2), ("raise", 2), ("nan", 1)])
 def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fault, workers):
     overrides = [
@@ -128,6 +129,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk,
     assert counters(command_line)["env_steps"] == 1200
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_if_yaml_says_so(command_line, full_disk, monkeypatch, capsys):
     write = CheckpointCallback._write
 
@@ -147,6 +149,7 @@ def test_a_full_disk_ends_the_run_if_yaml_says_so(command_line, full_disk, monke
     assert counters(command_line)["env_steps"] == 900
 
 
+@pytest.mark.slow
 def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys):
     full_disk["full"] = True
     code, error = fails(command_line, capsys, "fit")
@@ -154,6 +157,7 @@ def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys
     assert not list((command_line.folder() / "checkpoints").glob("*"))
 
 
+@pytest.mark.slow
 def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(command_line):
     options = ["--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
     command_line("fit", *options)
@@ -199,6 +203,7 @@ def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
     assert counters(command_line)["env_steps"] == 1500 + 300, "300 to fill the replay again"
 
 
+@pytest.mark.slow
 def test_without_a_saved_replay_the_loss_is_said_and_the_replay_refilled(command_line):
     command_line("fit", "--replay.save=false")
     assert not (command_line.folder() / "replay").exists()
@@ -214,6 +219,7 @@ def test_without_a_saved_replay_the_loss_is_said_and_the_replay_refilled(command
     assert after["updates"] - before["updates"] == 200
 
 
+@pytest.mark.slow
 def test_the_last_n_transitions_are_saved_and_come_back(command_line):
     command_line("fit", "--replay.save_last=450", "--replay.chunk_mebibytes=0.00166")
     manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
@@ -226,6 +232,7 @@ def test_the_last_n_transitions_are_saved_and_come_back(command_line):
     assert checkpoint(command_line)["MultiTaskData"]["replay"]["oldest"] == [250] * 3
 
 
+@pytest.mark.slow
 def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_line):
     command_line.finished()
     command_line("fit", "--name=mapped", "--data.memory_map=true")
@@ -236,6 +243,7 @@ def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_li
     assert names == {path.name for path in command_line.folder().iterdir()}
 
 
+@pytest.mark.slow
 def test_after_clearing_the_replay_the_weights_can_be_trained_on(command_line, capsys):
     command_line.finished()
     shutil.rmtree(command_line.folder() / "replay")
@@ -251,6 +259,7 @@ def test_after_clearing_the_replay_the_weights_can_be_trained_on(command_line, c
     assert counters(command_line)["env_steps"] == 1500 + 300, "300 to fill the replay again"
 
 
+@pytest.mark.slow
 def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command_line):
     options = [
         "--data.capacity=300",
@@ -270,6 +279,7 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
         assert_same(checkpoint(command_line)["state_dict"], last["state_dict"])
 
 
+@pytest.mark.slow
 @pytest.mark.curves
 def test_an_image_that_cannot_be_written_does_not_end_the_run(command_line, monkeypatch):
     def full(*args, **kwargs):
@@ -281,6 +291,7 @@ def test_an_image_that_cannot_be_written_does_not_end_the_run(command_line, monk
     assert counters(command_line)["env_steps"] == 900
 
 
+@pytest.mark.slow
 def test_last_is_found_though_its_name_is_gone(command_line):
     command_line.finished()
     (command_line.folder() / "checkpoints" / "last.ckpt").unlink()
@@ -289,6 +300,7 @@ def test_last_is_found_though_its_name_is_gone(command_line):
     assert counters(command_line)["env_steps"] == 1200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [RuntimeError, EnvironmentFaultError])
 def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
     command_line, capsys, monkeypatch, kind
@@ -311,6 +323,7 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
     assert "saved" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episodes(command_line):
     benchmark = "--data.benchmark=tests.helpers.altered_reach.Unsavable"
     command_line("fit", benchmark)
@@ -321,6 +334,7 @@ def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episode
     assert float(last["fault/worker_restarts"]) == 0
 
 
+@pytest.mark.slow
 def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):
     command_line.finished()
     options = [
@@ -336,6 +350,7 @@ def test_validate_names_the_fault_when_environments_break_too_often(command_line
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, monkeypatch):
     full_disk["full"] = True
     saves = []
@@ -351,6 +366,7 @@ def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, mo
     assert not list((command_line.folder() / "replay").glob("*"))
 
 
+@pytest.mark.slow
 def test_only_a_checkpoint_waits_for_the_disk(command_line, monkeypatch):
     fsync, waiting = os.fsync, []
 
@@ -366,6 +382,7 @@ def test_only_a_checkpoint_waits_for_the_disk(command_line, monkeypatch):
     assert 3 <= waiting.count(True) <= 6, "the checkpoints' own files"
 
 
+@pytest.mark.slow
 def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, monkeypatch):
     options = ["--checkpoint.every=100000", "--rollout.total_steps=1200"]
     command_line("fit", *options, "--name=whole")
@@ -387,6 +404,7 @@ def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, mo
     assert checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"] == best
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_its_first_checkpoints_two_names_goes_on(command_line):
     command_line(
         "fit", "--checkpoint.keep_last=1", "--checkpoint.keep_best=false", "--checkpoint.every=900"

@@ -225,6 +225,7 @@ def test_a_value_that_is_not_finite_leaves_a_gap_and_a_single_one_is_a_point():
     assert trend("-", [np.nan], np.nan, np.nan).lines == []
 
 
+@pytest.mark.slow
 def test_long_curves_and_many_tasks_have_pages_of_a_bounded_size(tmp_path):
     """Fifty tasks, 2,000 rows: as large as a photograph, and every task has its curve."""
     rng = np.random.default_rng(0)
@@ -396,6 +397,7 @@ def in_chromium(path, width=1200):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_page_is_readable_on_a_telephone_and_on_a_large_screen(width, run):
     """Nothing is wider than the window, no column one letter wide, no text below 10 pixels."""

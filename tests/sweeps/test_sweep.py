@@ -89,6 +89,7 @@ sweep.run_sweep(given, options, 100, fake, lambda text: print(text, flush=True))
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_twice_finishes_the_same_trials(tmp_path):
     given = sweep_file(tmp_path, "--seconds=0.15")
     for _ in range(2):
@@ -112,6 +113,7 @@ def test_a_sweep_that_is_killed_twice_finishes_the_same_trials(tmp_path):
     assert len(folders) == 5, "interrupted runs continue in their folder"
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_sweep_is_killed(tmp_path):
     start = f"import subprocess, sys, time\nsubprocess.Popen({FAKE} + ['fit', *sys.argv[1:]],"
     start += " stdin=subprocess.PIPE)\nprint('started', flush=True)\ntime.sleep(60)"
@@ -155,6 +157,7 @@ def test_every_configuration_of_a_grid_is_run_with_every_seed(tmp_path):
     assert "| 12.015 [12.010, 12.020] |" in page.read_text()
 
 
+@pytest.mark.slow
 def test_weak_trials_end_early_by_their_first_seed(tmp_path, monkeypatch):
     gains = [3.0, 2.0, 1.0, 4.0]
     given = sweep_file(
@@ -189,6 +192,7 @@ def test_weak_trials_end_early_by_their_first_seed(tmp_path, monkeypatch):
     assert curve == [(100 * n, pytest.approx(4 * n + 0.01)) for n in range(1, 7)], "to its end"
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_runs_save_and_end(tmp_path):
     given = sweep_file(tmp_path, "--seconds=0.1", **grid([1.0], steps={"value": 1000}))
 
@@ -266,6 +270,7 @@ DAMAGE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_damaged_database_is_refused(tmp_path):
     parameters = {**CONTENT["parameters"], "kind": {"values": ["one", True]}}
     hyperband = {"type": "hyperband", "min_iter": 1, "eta": 2}
@@ -287,6 +292,7 @@ def test_a_damaged_database_is_refused(tmp_path):
     assert len(found(run(given, tmp_path, trials=1))) == 1, "undamaged"
 
 
+@pytest.mark.slow
 def test_a_search_by_earlier_results_does_not_depend_on_kills(tmp_path):
     given = sweep_file(tmp_path, method="bayes")
     before = found(run(given, tmp_path, trials=2))

@@ -51,6 +51,7 @@ def values_of(path, number):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("number", [0, 1])
 def test_every_sweep_file_makes_runs_that_the_program_accepts(path, number):
@@ -123,6 +124,7 @@ def records_of(folder):
     return found
 
 
+@pytest.mark.slow
 def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypatch, request):
     wandb = pytest.importorskip("wandb")
     for name, value in {**SWEEP, "WANDB_SILENT": "true"}.items():
